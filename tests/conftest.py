@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when PyTorch is loaded, here and in processes that tests start
@@ -67,14 +66,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """No test sees what another one has drawn from the global generators, nor which products it has chosen."""
+    """No test sees what another one has drawn from the global generators."""
     random.seed(0)
     np.random.seed(0)
     torch.default_generator.manual_seed(0)  # torch.manual_seed formats the stack for each absent accelerator
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
-    if products := sys.modules.get("piebald.engines.matrix_products"):
-        products.set_onednn(False)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -102,7 +102,7 @@ def ours(folder: Path, rows: Held, rounds: int) -> list[float]:
         models.pretrained(folder, outputs=2, adapter="lora", rank=RANK),
         rounds=rounds,
         evaluate_every=0,
-        runtime=Simulator(engine="sequential", workers=0, onednn=True),
+        runtime=Simulator(engine="sequential", workers=0),
         callbacks=[clock],
     )
     return [after - before for before, after in itertools.pairwise(clock.times)]

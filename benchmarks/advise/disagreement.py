@@ -36,7 +36,7 @@ def main() -> None:
                 run = piebald.run(
                     recipes.make(method, lr=0.1, **TRAINING, **settings), clients, federation.model(0), rounds=16,
                     evaluate_every=16, measure="none", out=Path(folder) / "run",
-                    runtime=Simulator(engine="batched", stack=len(clients), workers=0, onednn=False),
+                    runtime=Simulator(engine="batched", stack=len(clients), workers=0),
                 )  # fmt: skip
                 right[method] = [
                     _right(run.model(client), clients.rows(client, "test")) for client in range(len(clients))

@@ -88,7 +88,7 @@ def run_one(federation: Federation, clients: Any, entry: Entry, seed: int) -> di
     run = piebald.run(
         entry.make(), clients, federation.model(seed), seed=seed, evaluate_every=every, keep="best", measure="none",
         loss=federation.loss,
-        runtime=Simulator(engine="batched", stack=len(clients), workers=0, onednn=False, fleet=fleet), **length,
+        runtime=Simulator(engine="batched", stack=len(clients), workers=0, fleet=fleet), **length,
     )  # fmt: skip
     line = {"entry": entry.label, "recipe": entry.recipe, "settings": dict(entry.settings), "seed": seed}
     line |= _scores(run, len(clients), federation.metric, timed=fleet is not None and without_rounds)

@@ -132,7 +132,7 @@ def speed(name: str, options: Any, rows: Rows) -> None:
             return None
         try:
             with switch():
-                row = measures.seconds_a_round(work, device, clients, onednn=False, **how)
+                row = measures.seconds_a_round(work, device, clients, **how)
         except Exception as error:
             rows.add(name, label, failed=f"{type(error).__name__}: {error}"[:300])
             measures.stop_if_lost(error, device)

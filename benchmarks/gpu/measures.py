@@ -49,7 +49,7 @@ def equal_to_the_cpu(recipe: str, engine: str, device: str, rounds: int, compile
         made = recipes.make(recipe, **{"cohort": 4, "lr": 0.05, "batch": 20} | RECIPES[recipe])
         name = "mlp" if recipe == "dp_sgd" else "cnn_bn"
         model = build_model(name, (1, 8, 8), 10, 0, **({} if name == "mlp" else {"channels": (8, 8)}))
-        how = runtime(where, engine=by, stack=stack, onednn=False, compiled=compiled)
+        how = runtime(where, engine=by, stack=stack, compiled=compiled)
         run = piebald.run(made, clients, model, rounds=rounds, seed=0, runtime=how, measure="none")
         return run.work.layout.flatten(run.model()), run.rounds[-1]["loss"]  # None where single rows are hidden
 
@@ -135,7 +135,7 @@ def registered(count: int, work: Workload, device: str) -> Row:
     lists = {"train": Lists(rows, np.arange(count + 1) * 40)}
     clients = PooledClients(x, y, lists, classes=[str(n) for n in range(10)])  # type: ignore[arg-type]
     asked = replace(work, cohort=min(100, count), shape=(64,), make=lambda: build_model("mlp", (64,), 10, 0))
-    return seconds_a_round(asked, device, clients, engine="batched", stack=50, onednn=False)
+    return seconds_a_round(asked, device, clients, engine="batched", stack=50)
 
 
 def largest_costs(work: Workload, device: str, **how: Any) -> Row:
@@ -161,7 +161,7 @@ def compiled(work: Workload, device: str, plain: Row) -> Row:
     """Seconds a round with compiled passes, on an NVIDIA GPU as CUDA graphs, beside the row without."""
     chosen = plain.get("engine")
     how = {"engine": chosen, "stack": plain["stack"]} if chosen in ("sequential", "vmapped") else {"engine": "vmapped"}
-    row = seconds_a_round(work, device, compiled=True, onednn=False, **how)
+    row = seconds_a_round(work, device, compiled=True, **how)
     if "seconds a round" not in plain:
         return row
     faster = row["seconds a round"] < plain["seconds a round"]

@@ -84,7 +84,7 @@ def stacks(work: Workload, engine: str, device: str, sizes: Sequence[int], ledge
 
     def one(size: int) -> measures.Row:
         asked = replace(work, clients=max(size, work.clients), cohort=size, rounds=1)
-        how = {"engine": engine, "stack": size, "onednn": False}
+        how = {"engine": engine, "stack": size}
         return beyond(size) or measures.seconds_a_round(asked, device, **how)
 
     def largest() -> measures.Row:
@@ -113,7 +113,7 @@ def profile(work: Workload, device: str, ledger: Ledger) -> measures.Row:
     """Where the time goes with the engine that was chosen for a workload."""
     row = ledger.get(SPEED, work.name)
     how = {name: row[name] for name in ("engine", "stack") if name in row}
-    return measures.largest_costs(work, device, onednn=False, **how)
+    return measures.largest_costs(work, device, **how)
 
 
 def plans(device: str, scale: str, ledger: Ledger) -> Iterator[tuple[str, Plan]]:

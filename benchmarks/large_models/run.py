@@ -128,7 +128,7 @@ def piebalds(
         model,
         rounds=rounds,
         evaluate_every=0,
-        runtime=piebald.Simulator(engine="sequential", workers=0, onednn=False, map_above=map_above),
+        runtime=piebald.Simulator(engine="sequential", workers=0, map_above=map_above),
         callbacks=[Clock()],
     )
     return [(b - a) / CLIENTS for a, b in zip([began, *marks], marks, strict=False)]

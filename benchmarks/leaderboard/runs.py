@@ -62,7 +62,7 @@ def with_neighbours(federation: Federation, clients: Any, entry: Entry, seed: in
     run = piebald.run(
         recipes.make(TOGETHER, **TRAINING, **dict(entry.settings)), clients, federation.model(seed), seed=seed,
         rounds=ROUNDS, evaluate_every=ROUNDS, measure="none", keep=KNN_PER, loss=federation.loss,
-        runtime=Simulator(engine="batched", stack=len(clients), workers=0, onednn=False),
+        runtime=Simulator(engine="batched", stack=len(clients), workers=0),
     )  # fmt: skip
     for choice in run.choices:
         if "judged" in choice:
@@ -85,7 +85,7 @@ def centralised(federation: Federation, clients: Any, entry: Entry, seed: int) -
     rows = torch.cat([one.x for one in pooled]), _joined([one.y for one in pooled])
     alone = partition.clients_from({"all": rows}, classes=clients.classes, test=0.0)
     recipe = recipes.make(TOGETHER, **TRAINING, **dict(entry.settings))
-    here = Simulator(engine="batched", stack=1, workers=0, onednn=False)
+    here = Simulator(engine="batched", stack=1, workers=0)
     scores: dict[str, list[list[float]]] = {"validation": [], "test": []}
     for rounds in RUNGS:  # a longer run begins with the steps of a shorter one
         run = piebald.run(

@@ -39,7 +39,7 @@ def runtime(kind: str, workers: int) -> Any:
     """The same engine on either runtime."""
     import piebald
 
-    same = {"engine": "sequential", "workers": workers, "onednn": False}
+    same = {"engine": "sequential", "workers": workers}
     return piebald.Ray(store=STORE, **same) if kind == "ray" else piebald.Simulator(**same)
 
 
@@ -84,7 +84,7 @@ def feed(name: str, method: str, engine: str, actors: int) -> dict[str, float]:
         work.network(),
         rounds=FEED_ROUNDS,
         evaluate_every=0,
-        runtime=piebald.Ray(store=STORE, engine=engine, workers=actors, onednn=False),
+        runtime=piebald.Ray(store=STORE, engine=engine, workers=actors),
         callbacks=[Clock()],
     )
     first = len(marks) // 6

@@ -31,7 +31,7 @@ def measure(job: Job, scale: str, device: str) -> dict[str, Any]:
     began = time.perf_counter()
     run = piebald.run(
         recipe, chosen.clients, chosen.networks[job.network], rounds=rounds, seed=job.seed, evaluate_every=rounds,
-        measure="none", runtime=piebald.Simulator(workers=0, onednn=False, device=device), **chosen.options,
+        measure="none", runtime=piebald.Simulator(workers=0, device=device), **chosen.options,
     )  # fmt: skip
     names, last = chosen.clients.names, max(row["version"] for row in run.scores)
     scored = [row for row in run.scores if row["version"] == last and row["metric"] == chosen.metric]

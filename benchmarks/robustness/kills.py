@@ -27,7 +27,7 @@ measure = "none"
 partition = {{ kind = "iid", clients = 4, limit = 200 }}
 model = {{ name = "mlp", hidden = [8] }}
 recipe = {{ name = "scaffold", lr = 0.05, cohort = 2 }}
-runtime = {{ engine = "sequential", stack = 1, onednn = false, workers = {workers} }}
+runtime = {{ engine = "sequential", stack = 1, workers = {workers} }}
 evaluate = {{ every = 5 }}
 """
 

@@ -55,7 +55,7 @@ def counted(what: str, name: str, stack: int, rounds: int = 6, first: int = 3) -
 
     ServerLoop._step = watched  # type: ignore[method-assign]
     devices = piebald.Simulator(
-        fleet={"kind": "homogeneous", "seconds_per_step": 1.0}, engine="batched", stack=stack, workers=0, onednn=False
+        fleet={"kind": "homogeneous", "seconds_per_step": 1.0}, engine="batched", stack=stack, workers=0
     )
     with mode:
         piebald.run(

@@ -61,7 +61,6 @@ def main() -> None:
 
     work = WORKLOADS[options.workload]
     clients, model = work.data(), work.network()
-    simulator.onednn_is_faster = told("products", simulator.onednn_is_faster)
     simulator.fastest = told("measuring", simulator.fastest)
     simulator.make_engine = told("probing", simulator.make_engine)
     run_module.describe = told("describing", run_module.describe)

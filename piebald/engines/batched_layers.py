@@ -20,7 +20,6 @@ from torch.nn import functional
 from piebald.core.parameters import Layout, Slot, copied
 from piebald.engines.device_layers import rows_first
 from piebald.engines.factored.factors import Factor, Weights
-from piebald.engines.matrix_products import inner_products
 
 
 @dataclass(slots=True, eq=False)
@@ -147,7 +146,11 @@ class FactoredDense(Layer):
 
     def look_ahead(self, x: Tensor) -> None:
         """Compute products of the rows x [c, r, in] of all steps at once, where they are known to be the inputs."""
-        gram = inner_products(x, x) if any(rows is x for start in self.starts for rows, _ in start.products) else None
+        gram = (
+            torch.bmm(x, x.transpose(1, 2))
+            if any(rows is x for start in self.starts for rows, _ in start.products)
+            else None
+        )
         self.ahead = Ahead(x, [start.times(x, lambda rows: gram if rows is x else None) for start in self.starts], gram)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -179,7 +182,7 @@ class FactoredDense(Layer):
             out, *shifted = [outputs[:count, rows] for outputs in ahead.made]
             out = out * shares[0]
             if ahead.gram is None:
-                inner = inner_products(self.x[-1], ahead.x[:count, : rows.stop])
+                inner = torch.bmm(self.x[-1], ahead.x[:count, : rows.stop].transpose(1, 2))
             else:
                 inner = ahead.gram[:count, rows]
             grams = [inner[:, :, span] for span in self._spans()]

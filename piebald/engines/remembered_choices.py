@@ -42,13 +42,11 @@ class EngineChoice:
         engine: name of the engine.
         stack: clients that it trains at once.
         seconds_per_step: of one client.
-        onednn: whether it multiplies large matrices with oneDNN.
     """
 
     engine: str
     stack: int
     seconds_per_step: float
-    onednn: bool
 
 
 def is_on() -> bool:
@@ -118,12 +116,11 @@ def recall(key: str, engines: Collection[str], stacks: Collection[int]) -> Engin
             choice = EngineChoice(**json.loads(file.read(_LONGEST)))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    engine, stack, seconds, onednn = choice.engine, choice.stack, choice.seconds_per_step, choice.onednn
+    engine, stack, seconds = choice.engine, choice.stack, choice.seconds_per_step
     usable = (
         isinstance(engine, str) and engine in engines
         and type(stack) is int and stack in stacks
         and type(seconds) is float and 0 < seconds < math.inf
-        and type(onednn) is bool
     )  # fmt: skip
     return choice if usable else None
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from piebald.core.model_settings import checked_network, shape, size, whole, widths
+from piebald.models.dense import FeatureClassifier
 
 
 @checked_network
-class Cnn1dBn(nn.Module):
+class Cnn1dBn(FeatureClassifier):
     """Two convolutions along time, each with batch norm and halved by pooling, and one linear layer.
 
     The network for human activity recognition in DistFL (2021).
@@ -42,14 +43,9 @@ class Cnn1dBn(nn.Module):
         )
         self.classifier = nn.Linear(second * (length // 4), whole("outputs", outputs))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Signals [batch, channels, length] to logits [batch, outputs]."""
-        logits: Tensor = self.classifier(self.features(x))
-        return logits
-
 
 @checked_network
-class MlpBn(nn.Module):
+class MlpBn(FeatureClassifier):
     """Linear layers with batch norm between them: for features of a frozen extractor, such as Office-Caltech10's.
 
     Args:
@@ -66,8 +62,3 @@ class MlpBn(nn.Module):
             before = width
         self.features = nn.Sequential(nn.Flatten(), *layers)
         self.classifier = nn.Linear(before, whole("outputs", outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Inputs [batch, ...] to logits [batch, outputs]."""
-        logits: Tensor = self.classifier(self.features(x))
-        return logits

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from piebald.core.model_settings import checked_network, shape, whole, widths
+from piebald.models.dense import FeatureClassifier
 
 
 def _two_convolutions(depth: int, first: int, second: int) -> list[nn.Module]:
@@ -23,7 +24,7 @@ def _two_convolutions(depth: int, first: int, second: int) -> list[nn.Module]:
 
 
 @checked_network
-class LeafCnn(nn.Module):
+class LeafCnn(FeatureClassifier):
     """LEAF's network for FEMNIST (Caldas et al. 2018): two 5x5 convolutions with pooling, two linear layers.
 
     6,603,710 parameters with inputs [1, 28, 28] and 62 outputs.
@@ -48,11 +49,6 @@ class LeafCnn(nn.Module):
         )
         self.classifier = nn.Linear(hidden, whole("outputs", outputs))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Images [batch, channels, height, width] to logits [batch, outputs]."""
-        logits: Tensor = self.classifier(self.features(x))
-        return logits
-
 
 @checked_network
 class SmallCnn(LeafCnn):
@@ -74,7 +70,7 @@ class SmallCnn(LeafCnn):
 
 
 @checked_network
-class MetisCnn(nn.Module):
+class MetisCnn(FeatureClassifier):
     """Two 5x5 convolutions with pooling and three linear layers, for CIFAR-10 and for digits (Metis, section VI).
 
     Metis (Stripelis, Ambite 2020) says "2-CNN" without sizes; these are the sizes of TensorFlow's CIFAR-10 tutorial,
@@ -108,14 +104,9 @@ class MetisCnn(nn.Module):
         )
         self.classifier = nn.Linear(narrow, whole("outputs", outputs))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Images [batch, channels, height, width] to logits [batch, outputs]."""
-        logits: Tensor = self.classifier(self.features(x))
-        return logits
-
 
 @checked_network
-class CnnBn(nn.Module):
+class CnnBn(FeatureClassifier):
     """3x3 convolutions with batch norm, each followed by pooling, and one linear layer.
 
     For methods that treat batch norm separately (FedBN), and for domains that differ in contrast.
@@ -143,14 +134,9 @@ class CnnBn(nn.Module):
         )
         self.classifier = nn.Linear(second * (height // 4) * (width // 4), whole("outputs", outputs))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Images [batch, channels, height, width] to logits [batch, outputs]."""
-        logits: Tensor = self.classifier(self.features(x))
-        return logits
-
 
 @checked_network
-class Cnn1d(nn.Module):
+class Cnn1d(FeatureClassifier):
     """Two convolutions along time, each followed by pooling, and two linear layers: packet sizes, sensor signals.
 
     Args:
@@ -185,8 +171,3 @@ class Cnn1d(nn.Module):
             nn.ReLU(),
         )
         self.classifier = nn.Linear(hidden, whole("outputs", outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Signals [batch, channels, length] to logits [batch, outputs]."""
-        logits: Tensor = self.classifier(self.features(x))
-        return logits

@@ -10,6 +10,18 @@ from torch import Tensor, nn
 from piebald.core.model_settings import checked_network, shape, size, whole, widths
 
 
+class FeatureClassifier(nn.Module):
+    """Base class of networks whose last layer, `classifier`, stands on `features` of the inputs."""
+
+    features: nn.Module
+    classifier: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs [batch, ...] to logits [batch, outputs]."""
+        logits: Tensor = self.classifier(self.features(x))
+        return logits
+
+
 @checked_network
 class Logistic(nn.Module):
     """Logistic regression: one linear layer.
@@ -30,7 +42,7 @@ class Logistic(nn.Module):
 
 
 @checked_network
-class Mlp(nn.Module):
+class Mlp(FeatureClassifier):
     """Linear layers with ReLU between them (McMahan et al. 2017 use two hidden layers of 200).
 
     Args:
@@ -45,8 +57,3 @@ class Mlp(nn.Module):
         layers = [nn.Sequential(nn.Linear(n_in, n_out), nn.ReLU()) for n_in, n_out in pairwise(sizes)]
         self.features = nn.Sequential(nn.Flatten(), *layers)
         self.classifier = nn.Linear(sizes[-1], whole("outputs", outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Inputs [batch, ...] to logits [batch, outputs]."""
-        logits: Tensor = self.classifier(self.features(x))
-        return logits

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from piebald.core.errors import SettingError
 from piebald.core.model_settings import checked_network, shape, size, whole, widths
+from piebald.models.dense import FeatureClassifier
 
 
 class Offsets(nn.Module):
@@ -187,7 +188,7 @@ class GatedConvolution(_Gated):
 
 
 @checked_network
-class GatedClassifier(nn.Module):
+class GatedClassifier(FeatureClassifier):
     """Gated units with dropout and a linear layer, over embeddings or other flat inputs (Rieger et al. 2020).
 
     The paper has two layers of 64 units for audio and of 128 for images.
@@ -223,14 +224,9 @@ class GatedClassifier(nn.Module):
         self.features = nn.Sequential(nn.Flatten(), *layers)
         self.classifier = nn.Linear(sizes[-1], whole("outputs", outputs))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Inputs [batch, ...] to logits [batch, outputs]."""
-        logits: Tensor = self.classifier(self.features(x))
-        return logits
-
 
 @checked_network
-class PlainClassifier(nn.Module):
+class PlainClassifier(FeatureClassifier):
     """The counterpart of `GatedClassifier` with ReLU instead of gated units, and without conditioning.
 
     Args:
@@ -262,14 +258,9 @@ class PlainClassifier(nn.Module):
         self.features = nn.Sequential(nn.Flatten(), *layers)
         self.classifier = nn.Linear(sizes[-1], outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Inputs [batch, ...] to logits [batch, outputs]."""
-        logits: Tensor = self.classifier(self.features(x))
-        return logits
-
 
 @checked_network
-class GatedCnn(nn.Module):
+class GatedCnn(FeatureClassifier):
     """Two gated convolutions, each followed by pooling, and a linear layer, for signals and images without extractor.
 
     Args:
@@ -310,11 +301,6 @@ class GatedCnn(nn.Module):
             nn.Dropout(_share(dropout)),
         )
         self.classifier = nn.Linear(second * size([side // 4 for side in sides]), whole("outputs", outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Inputs [batch, channels, ...] to logits [batch, outputs]."""
-        logits: Tensor = self.classifier(self.features(x))
-        return logits
 
 
 def _share(dropout: float) -> float:

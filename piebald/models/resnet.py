@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from piebald.core.model_settings import checked_network, shape, whole
+from piebald.models.dense import FeatureClassifier
 
 
 def _convolution(depth: int, channels: int, kernel: int, stride: int = 1) -> list[nn.Module]:
@@ -40,7 +41,7 @@ class _Block(nn.Module):
 
 
 @checked_network
-class Resnet18(nn.Module):
+class Resnet18(FeatureClassifier):
     """ResNet-18 in the form for CIFAR: a 3x3 stem and no pooling before the stages (He et al. 2016).
 
     11,173,962 parameters with inputs [3, 32, 32] and 10 outputs.
@@ -66,11 +67,6 @@ class Resnet18(nn.Module):
                 depth = block.channels
         self.features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.classifier = nn.Linear(depth, whole("outputs", outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Images [batch, channels, height, width] to logits [batch, outputs]."""
-        logits: Tensor = self.classifier(self.features(x))
-        return logits
 
 
 class Resnet50(Resnet18):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from piebald.core.model_settings import checked_network, shape, whole
+from piebald.models.dense import FeatureClassifier
 
 _STAGES = ((1,), (2,), (4, 4), (8, 8), (8, 8))  # convolutions of each stage, in multiples of the width
 
 
 @checked_network
-class Vgg11(nn.Module):
+class Vgg11(FeatureClassifier):
     """Eight 3x3 convolutions with batch norm in five stages with pooling after each, then averaged over the image.
 
     Configuration A of Simonyan and Zisserman 2015, with global average pooling instead of the hidden linear layers
@@ -44,8 +45,3 @@ class Vgg11(nn.Module):
                 side //= 2
         self.features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.classifier = nn.Linear(depth, whole("outputs", outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Images [batch, channels, height, width] to logits [batch, outputs]."""
-        logits: Tensor = self.classifier(self.features(x))
-        return logits

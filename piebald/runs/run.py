@@ -329,7 +329,7 @@ def _read_here(runtime: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the runtime of a run that is only read: a simulation in this process, since Ray or a GPU may be missing."""
     if "engine" not in runtime:
         return runtime
-    kept_settings = {name: runtime[name] for name in ("onednn", "map_above") if name in runtime}
+    kept_settings = {name: runtime[name] for name in ("map_above",) if name in runtime}
     return {"kind": "simulator", "engine": "sequential", "stack": 1, "workers": 0, **kept_settings}
 
 

@@ -31,12 +31,12 @@ from piebald.testing.outcome import assert_same
 
 Network = Callable[[int], nn.Module]
 # Whatever could be measured, and so differ from run to run, is named.
-REFERENCE: dict[str, Any] = {"engine": "reference", "workers": 0, "onednn": False}
+REFERENCE: dict[str, Any] = {"engine": "reference", "workers": 0}
 ENGINES: dict[str, dict[str, Any]] = {
-    "the sequential engine": {"engine": "sequential", "workers": 0, "onednn": False},
-    "the batched engine": {"engine": "batched", "stack": 3, "workers": 0, "onednn": False},
-    "the vmapped engine": {"engine": "vmapped", "stack": 3, "workers": 0, "onednn": False},
-    "two worker processes": {"engine": "sequential", "workers": 2, "onednn": False},
+    "the sequential engine": {"engine": "sequential", "workers": 0},
+    "the batched engine": {"engine": "batched", "stack": 3, "workers": 0},
+    "the vmapped engine": {"engine": "vmapped", "stack": 3, "workers": 0},
+    "two worker processes": {"engine": "sequential", "workers": 2},
 }
 
 

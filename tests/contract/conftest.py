@@ -24,8 +24,8 @@ from piebald.testing.outcome import assert_same as assert_same
 
 STORE = 80 << 20  # bytes of each Ray node's object store
 # Whatever could be measured and so differ from run to run is named.
-HERE: dict[str, Any] = {"engine": "sequential", "workers": 0, "onednn": False}
-TWO: dict[str, Any] = {"engine": "sequential", "workers": 2, "onednn": False}
+HERE: dict[str, Any] = {"engine": "sequential", "workers": 0}
+TWO: dict[str, Any] = {"engine": "sequential", "workers": 2}
 
 # One row for each recipe: its name, and settings with which it does something.
 TABLE: dict[str, dict[str, Any]] = {

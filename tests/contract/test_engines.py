@@ -147,7 +147,7 @@ def test_a_model_that_draws_its_own_noise_runs_one_by_one_and_repeats() -> None:
 
 
 def test_auto_chooses_an_engine_that_a_resumed_run_will_use() -> None:
-    run = carry_out(method("fedavg"), simulator={"engine": "auto", "workers": None, "onednn": None})
+    run = carry_out(method("fedavg"), simulator={"engine": "auto", "workers": None})
     assert run.meta["runtime"]["engine"] in ("sequential", "vmapped", "batched")
     assert run.meta["runtime"]["workers"] is not None
     assert_same(reference(method("fedavg")), run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from piebald import recipes
 from piebald.core.parameters import Slot
 from piebald.data.partition import PooledClients
 from piebald.engines import batched as batched_engine
-from piebald.engines import matrix_products as products
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.factored import client_state
 from piebald.engines.factored.client_state import StatePacker
@@ -34,14 +33,6 @@ from .test_batched import MODELS, federation
 
 SLOT = Slot("w", (4, 5), 3, False)
 SPANS = [(slice(0, 3), slice(0, 3)), (slice(23, 26), slice(3, 6))]
-
-
-@pytest.fixture(params=[False, True], autouse=True)
-def library(request: pytest.FixtureRequest) -> Iterator[None]:
-    """By both of torch's libraries."""
-    products.set_onednn(request.param)
-    yield
-    products.set_onednn(False)
 
 
 def close(one: Tensor, two: Tensor) -> None:
@@ -318,7 +309,7 @@ def test_packed_variates_are_on_the_disk_and_come_back(
     packing: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients, model = federation((6,), False), MODELS["dense"][0]
-    recipe, where = recipes.scaffold(lr=0.1, batch=8, cohort=3), {"engine": "batched", "stack": 2, "onednn": False}
+    recipe, where = recipes.scaffold(lr=0.1, batch=8, cohort=3), {"engine": "batched", "stack": 2}
     whole = carry_out(recipe, clients, model(), rounds=6, simulator=where, out=tmp_path / "whole")
     commit = RunStore.commit
 

@@ -104,7 +104,7 @@ def test_rows_that_are_loaded_on_the_node(cluster: Any) -> None:
 
 
 def test_what_is_left_open_is_measured_on_a_node(cluster: Any) -> None:
-    run = on_ray(method("fedavg"), ray={"engine": "auto", "workers": None, "onednn": None})
+    run = on_ray(method("fedavg"), ray={"engine": "auto", "workers": None})
     assert run.meta["runtime"]["workers"] == 2
     assert run.meta["runtime"]["engine"] != "auto"
     assert_same(carry_out(method("fedavg")), run)
@@ -187,7 +187,7 @@ def commit(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
 
 RunStore.commit = commit
-where = piebald.Ray(address=sys.argv[1], engine="sequential", workers=2, onednn=False)
+where = piebald.Ray(address=sys.argv[1], engine="sequential", workers=2)
 piebald.run(method("hdafl"), federation(), network, runtime=where, rounds=3, seed=1, out=sys.argv[2])
 """
 
@@ -231,7 +231,7 @@ measure = "none"
 partition = {{ kind = "iid", clients = 4, limit = 200 }}
 model = {{ name = "mlp", hidden = [8] }}
 recipe = {{ name = "scaffold", lr = 0.05, cohort = 2 }}
-runtime = {{ engine = "sequential", onednn = false{more} }}
+runtime = {{ engine = "sequential"{more} }}
 evaluate = {{ every = 2 }}
 """
 

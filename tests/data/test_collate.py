@@ -80,7 +80,7 @@ def test_padding_changes_no_loss_and_no_model(loss: str) -> None:
         sequential = loss == "language_modelling"
         given = {name: (texts, texts) if sequential else labelled(texts) for name, texts in TEXTS.items()}
         made = clients_from(given, test=0.4, collate="pad", length=length)
-        runtime = {"kind": "simulator", "engine": "sequential", "onednn": False, "workers": 0}
+        runtime = {"kind": "simulator", "engine": "sequential", "workers": 0}
         runs.append(piebald.run("fedavg", made, Masked(sequential), rounds=2, loss=loss, runtime=runtime))
     torch.testing.assert_close(*(run.work.layout.flatten(run.model()) for run in runs))
     for one, two in zip(runs[0].scores, runs[1].scores, strict=True):
@@ -182,7 +182,7 @@ def test_items_of_torch_data_sets_are_read_only_when_they_are_needed() -> None:
     clients = TorchClients(datasets, classes=["even", "odd"], test=0.25, validation=0.25)
     assert [clients.size(0, split) for split in ("train", "validation", "test")] == [10, 5, 5]
     assert not any(one.read for one in datasets.values())
-    runtime = {"kind": "simulator", "engine": "sequential", "onednn": False, "workers": 0}
+    runtime = {"kind": "simulator", "engine": "sequential", "workers": 0}
     run = piebald.run(
         piebald.methods.recipes.fedavg(cohort=1), clients, nn.Linear(3, 2), rounds=1, evaluate_every=0, runtime=runtime
     )

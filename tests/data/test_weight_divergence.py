@@ -118,7 +118,7 @@ def test_nothing_is_loaded_to_measure_a_million_clients() -> None:
     for how in ("none", "data"):
         asked.clear()
         lazy = LazyClients(1_000_000, load, classes=["a", "b"])
-        named = Simulator(engine="sequential", onednn=False)  # else clients' rows are loaded where engines are measured
+        named = Simulator(engine="sequential")  # else clients' rows are loaded where engines are measured
         run = piebald.run(recipe, lazy, nn.Linear(3, 2), rounds=1, evaluate_every=0, measure=how, runtime=named)
         seen.append(set(asked))
     assert seen[0] == seen[1]

@@ -180,7 +180,7 @@ def test_a_model_that_draws_its_own_numbers_repeats_there() -> None:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             model = Noisy()
-        where = piebald.Simulator(engine="sequential", workers=0, onednn=False).model_copy(update={"device": device})
+        where = piebald.Simulator(engine="sequential", workers=0).model_copy(update={"device": device})
         return piebald.run(method("fedavg"), federation(), model, rounds=1, seed=1, runtime=where).rounds[-1]["loss"]
 
     with there() as device:

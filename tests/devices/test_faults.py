@@ -200,7 +200,7 @@ def test_a_lost_device_ends_the_run_with_one_sentence_and_its_checkpoint(
     """No other client is asked afterwards; the steps before are there."""
     monkeypatch.setattr(Unlucky, "soon", False)
     monkeypatch.setattr(Unlucky, "passes_since", 0)
-    where = piebald.Simulator(engine=engine, stack=2, workers=0, onednn=False)  # type: ignore[arg-type]
+    where = piebald.Simulator(engine=engine, stack=2, workers=0)  # type: ignore[arg-type]
     with pretended(), pytest.raises(DeviceLost, match=r"device 'meta' has failed .*illegal memory.*piebald resume"):
         piebald.run(
             method("fedavg", cohort=1.0), equal_clients(4), Unlucky, rounds=4, seed=1, measure="none",

@@ -57,7 +57,7 @@ def ran(
     model: type[nn.Module], clients: Any, recipe: str = "fedavg", engine: str = "sequential", **options: Any
 ) -> Run:
     torch.manual_seed(0)
-    runtime = {"kind": "simulator", "engine": engine, "onednn": False, "workers": 0, **options.pop("runtime", {})}
+    runtime = {"kind": "simulator", "engine": engine, "workers": 0, **options.pop("runtime", {})}
     made = piebald.clients_from(clients, test=0.3, validation=0.2)
     return piebald.run(recipe, made, model(), rounds=2, runtime=runtime, **options)
 

@@ -20,7 +20,7 @@ from piebald.engines.sequential import SequentialEngine
 from piebald.engines.sgd_step import SgdRun
 from piebald.report.callbacks import Callback
 
-HERE = piebald.Simulator(engine="sequential", workers=0, onednn=False)
+HERE = piebald.Simulator(engine="sequential", workers=0)
 MAPPED = HERE.model_copy(update={"map_above": 0})
 MAPS = Path("/proc/self/maps")
 

@@ -56,7 +56,6 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return MEASURED
 
     monkeypatch.setattr(simulator, "fastest", fastest)
-    monkeypatch.setattr(simulator, "onednn_is_faster", lambda: False)
     return asked
 
 
@@ -64,7 +63,7 @@ def chosen(model: nn.Module | None = None, **simulator: Any) -> dict[str, Any]:
     trained = seeded(Wrapped) if model is None else model
     options = RunOptions(runtime=piebald.Simulator(workers=0, **simulator))
     table: dict[str, Any] = prepare(RECIPE, classified(*range(6, 20)), trained, options).meta["runtime"]
-    return {name: table[name] for name in ("engine", "stack", "onednn")}
+    return {name: table[name] for name in ("engine", "stack")}
 
 
 def test_large_stacks_are_measured_only_of_tiny_models_and_where_each_core_gets_several(
@@ -90,7 +89,6 @@ def test_the_second_run_measures_nothing(folder: Path, measured: list[Any], monk
     def not_again(*_: Any) -> Any:
         raise AssertionError("a time was measured")
 
-    monkeypatch.setattr(simulator, "onednn_is_faster", not_again)
     monkeypatch.setattr(engine_choice, "clock", not_again)
     assert chosen() == first
     assert len(measured) == 1
@@ -116,7 +114,7 @@ def test_another_model_machine_or_torch_is_measured(
     [
         b"", b"\xff\x00", b"[" * 5000, b"[]", b"{}", b"null",
         {"engine": "reference"}, {"engine": ["batched"]}, {"engine": "piebald:run"}, {"stack": 7}, {"stack": True},
-        {"stack": 10**6}, {"seconds_per_step": float("nan")}, {"seconds_per_step": "1"}, {"onednn": 1}, {"more": 1},
+        {"stack": 10**6}, {"seconds_per_step": float("nan")}, {"seconds_per_step": "1"}, {"more": 1},
         "folder", "old",
     ],
     ids=str,
@@ -189,7 +187,7 @@ def test_choices_by_counting_read_no_file(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(simulator, "recall", read)
     monkeypatch.setattr(simulator, "remember", read)
     assert chosen(deterministic=True)["engine"] == "batched"
-    assert chosen(engine="vmapped", onednn=False)["engine"] == "vmapped"
+    assert chosen(engine="vmapped")["engine"] == "vmapped"
     with pytest.raises(SettingError, match="a file was read"):  # so the test would notice
         chosen()
 

@@ -43,7 +43,7 @@ class Watched:
 
 def trained(load: Callable[[int], Any], workers: int = 0) -> torch.Tensor:
     clients = piebald.LazyClients(7, load, classes=["a", "b", "c"], cache=1)
-    where = piebald.Simulator(engine="sequential", stack=2, workers=workers, onednn=False)
+    where = piebald.Simulator(engine="sequential", stack=2, workers=workers)
     recipe = recipes.fedavg(epochs=1, batch=4)
     model = build_model("mlp", (5,), 3, seed=0, hidden=(4,))
     run = piebald.run(recipe, clients, model, rounds=2, evaluate_every=0, runtime=where)

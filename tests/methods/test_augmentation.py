@@ -52,7 +52,7 @@ class Seeing(nn.Module):
 
 def ran(recipe: Recipe, engine: str = "sequential", model: nn.Module | None = None, **options: Any) -> Run:
     torch.manual_seed(0)
-    runtime = {"kind": "simulator", "engine": engine, "onednn": False, "workers": options.pop("workers", 0)}
+    runtime = {"kind": "simulator", "engine": engine, "workers": options.pop("workers", 0)}
     made = piebald.clients_from(CLIENTS, test=0.3, validation=0.2)
     plain = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
     return piebald.run(recipe, made, model or plain, rounds=3, runtime=runtime, **options)
@@ -102,7 +102,7 @@ def test_runs_repeat_bit_for_bit_with_workers_and_after_a_resume(tmp_path: Path)
     assert torch.equal(vector(whole), vector(ran(recipe, workers=2)))
     folder = tmp_path / "run"
     made = piebald.clients_from(CLIENTS, test=0.3, validation=0.2)
-    runtime = {"kind": "simulator", "engine": "sequential", "onednn": False, "workers": 0}
+    runtime = {"kind": "simulator", "engine": "sequential", "workers": 0}
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
     first = piebald.run(recipe, made, model, rounds=1, runtime=runtime, out=folder)

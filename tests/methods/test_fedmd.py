@@ -33,7 +33,7 @@ def public_rows() -> tuple[Tensor, Tensor]:
 def run(recipe: Recipe, model: Any = UNLIKE, engine: str = "sequential", **options: Any) -> piebald.Run:
     clients = clients_from(sites(), test=0.0, classes=list("abcd"), public_rows=options.pop("public", public_rows()))
     where = options.pop("where", {})
-    there = piebald.Simulator(**{"engine": engine, "workers": 0, "stack": 3, "onednn": False} | where)
+    there = piebald.Simulator(**{"engine": engine, "workers": 0, "stack": 3} | where)
     return piebald.run(
         recipe, clients, model, **{"rounds": ROUNDS, "evaluate_every": 0, "seed": 0, "runtime": there} | options
     )

@@ -55,7 +55,7 @@ UNLIKE: Mapping[str, Callable[[int], nn.Module]] = {"south *": deep, "*": wide}
 
 def run(recipe: Recipe, model: Any = UNLIKE, engine: str = "sequential", **options: Any) -> piebald.Run:
     clients = clients_from(sites(), test=0.0, classes=list("abcd"))
-    where = piebald.Simulator(engine=engine, workers=0, stack=3, onednn=False)  # type: ignore[arg-type]
+    where = piebald.Simulator(engine=engine, workers=0, stack=3)  # type: ignore[arg-type]
     return piebald.run(
         recipe, clients, model, **{"rounds": ROUNDS, "evaluate_every": 0, "seed": 0, "runtime": where} | options
     )

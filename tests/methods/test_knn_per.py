@@ -41,7 +41,7 @@ def network(seed: int = 0) -> nn.Sequential:
 
 def run(name: str = "fedavg", keep: Any = None, engine: str = "sequential", **options: Any) -> piebald.Run:
     recipe = recipes.make(name, lr=0.2, **options.pop("settings", {}))
-    where = piebald.Simulator(engine=engine, workers=options.pop("workers", 0), onednn=False)  # type: ignore[arg-type]
+    where = piebald.Simulator(engine=engine, workers=options.pop("workers", 0))  # type: ignore[arg-type]
     keep = {"kind": "knn_per", **GRID} if keep is None else keep
     return piebald.run(recipe, clients(), network, keep=keep, **{"rounds": 1, "runtime": where} | options)
 

@@ -71,7 +71,7 @@ def network() -> nn.Module:
 
 
 def trained(trainer: Sgd, engine: str) -> Tensor:
-    simulator = piebald.Simulator(engine=engine, stack=2, workers=0, onednn=False)
+    simulator = piebald.Simulator(engine=engine, stack=2, workers=0)
     recipe = recipes.fedavg().with_(training=trainer)
     clients = classified(13, 9, 7)
     return piebald.run(recipe, clients, seeded(network), rounds=2, runtime=simulator, evaluate_every=0).start()

@@ -43,7 +43,7 @@ def some_clients(count: int = 3) -> Clients:
 
 
 def trained(model: nn.Module, recipe: Any = "fedavg", engine: str = "sequential", **options: Any) -> piebald.Run:
-    runtime = Simulator(engine=engine, workers=options.pop("workers", 0), onednn=False)
+    runtime = Simulator(engine=engine, workers=options.pop("workers", 0))
     return piebald.run(recipe, some_clients(), model, rounds=2, runtime=runtime, **{"evaluate_every": 0, **options})
 
 

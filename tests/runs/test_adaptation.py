@@ -249,8 +249,8 @@ def test_a_run_folder_gives_the_same_as_the_run(finished, clients) -> None:
 @pytest.mark.parametrize(
     "runtime",
     [
-        {"kind": "ray", "engine": "batched", "workers": 2, "address": "nowhere:1", "onednn": False},
-        {"kind": "simulator", "engine": "vmapped", "stack": 8, "workers": 2, "device": "cuda", "onednn": False},
+        {"kind": "ray", "engine": "batched", "workers": 2, "address": "nowhere:1"},
+        {"kind": "simulator", "engine": "vmapped", "stack": 8, "workers": 2, "device": "cuda"},
     ],
     ids=["ray", "gpu"],
 )

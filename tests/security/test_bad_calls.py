@@ -110,7 +110,7 @@ def test_a_new_component_and_a_new_function_are_strict_without_doing_anything() 
 
 def test_no_more_workers_are_started_than_there_are_clients(parts: Any) -> None:
     """Before, `workers = 60` started 60 processes for three clients."""
-    runtime = {"kind": "simulator", "engine": "sequential", "workers": 60, "onednn": False}
+    runtime = {"kind": "simulator", "engine": "sequential", "workers": 60}
     run = piebald.run("fedavg", *parts, rounds=1, runtime=runtime)
     assert run.meta["runtime"]["workers"] == 3
 

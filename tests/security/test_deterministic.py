@@ -32,7 +32,7 @@ run = piebald.run(
     recipes.hdafl(lr=0.2, momentum=0.9, batch=5, private=("2*",)), classified(*range(6, 40)), model, rounds=8,
     evaluate_every=4, measure="none", runtime=piebald.Simulator(deterministic=True),
 )
-print({key: run.meta["runtime"][key] for key in ("engine", "stack", "workers", "onednn")})
+print({key: run.meta["runtime"][key] for key in ("engine", "stack", "workers")})
 print(hashlib.sha256(run.start().numpy().tobytes()).hexdigest())
 """
 BUSY = "while True: pass"
@@ -55,7 +55,6 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("PIEBALD_ENGINE_CACHE", "off")  # else an earlier test's choice may be remembered
     monkeypatch.setattr(simulator, "fastest", measured)
-    monkeypatch.setattr(simulator, "onednn_is_faster", measured)
     monkeypatch.setattr(engine_choice, "clock", measured)
 
 
@@ -77,7 +76,7 @@ def test_two_processes_on_a_busy_machine_end_with_equal_bits() -> None:
                 process.wait()
         ends.append(done.stdout)
     assert ends[0] == ends[1]
-    assert "'workers': 0, 'onednn': False" in ends[0]
+    assert "'workers': 0" in ends[0]
 
 
 def test_nothing_is_measured_where_choices_are_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +88,7 @@ def test_nothing_is_measured_where_choices_are_deterministic(monkeypatch: pytest
     made = recipes.fedavg(lr=0.2, batch=5)
     plan = prepare(made, clients, trained, RunOptions(runtime=piebald.Simulator(deterministic=True)))
     chosen = plan.meta["runtime"]
-    assert (chosen["engine"], chosen["stack"], chosen["workers"], chosen["onednn"]) == ("batched", 25, 0, False)
+    assert (chosen["engine"], chosen["stack"], chosen["workers"]) == ("batched", 25, 0)
     with pytest.raises(SettingError, match="a time was measured"):  # so the test would notice
         prepare(made, clients, trained, RunOptions(runtime=piebald.Simulator()))
 
@@ -130,7 +129,7 @@ def test_the_choice_is_recorded_and_can_be_repeated() -> None:
     first = simulated(piebald.Simulator())
     recorded = first.meta["runtime"]
     assert recorded["engine"] != "auto"
-    assert {"stack", "workers", "onednn"} <= recorded.keys()
+    assert {"stack", "workers"} <= recorded.keys()
     again = simulated(recorded)
     assert again.meta["runtime"] == recorded
     assert again.start().equal(first.start())
@@ -169,4 +168,4 @@ def test_the_command_line_and_the_file_have_it_too(flags: list[str], tmp_path: P
     assert main(["run", "--quiet", "--out", str(out), *small, *flags]) == 0
     with RunStore.open_read_only(out) as store:
         chosen = store.meta["runtime"]
-    assert (chosen["deterministic"], chosen["workers"], chosen["onednn"]) == (True, 0, False)
+    assert (chosen["deterministic"], chosen["workers"]) == (True, 0)

@@ -32,7 +32,7 @@ from piebald.storage.store import RunStore
 from tests import processes
 from tests.security.fuzzers import fuzzer
 
-HERE = {"kind": "simulator", "workers": 0, "engine": "sequential", "stack": 1, "onednn": False}
+HERE = {"kind": "simulator", "workers": 0, "engine": "sequential", "stack": 1}
 
 
 def federation() -> Any:

@@ -57,7 +57,7 @@ def ends(name: str, rounds: int, **more: Any) -> list[Tensor]:
     for recipe, workers in ((made, 0), (made, 3), (made.with_(aggregation=alone), 0)):
         run = piebald.run(
             recipe, clients, model, rounds=rounds, evaluate_every=0,
-            runtime=piebald.Simulator(engine="sequential", workers=workers, onednn=False),
+            runtime=piebald.Simulator(engine="sequential", workers=workers),
         )  # fmt: skip
         found.append(run.start())
     return found

@@ -19,7 +19,7 @@ from piebald.privacy.several_runs import NOT_COVERED, together, told_together
 from piebald.report.page.report_page import render
 
 dp_accounting = pytest.importorskip("dp_accounting", reason="needs the extra: pip install '.[privacy]'")
-HERE = {"kind": "simulator", "workers": 0, "engine": "sequential", "stack": 1, "onednn": False}
+HERE = {"kind": "simulator", "workers": 0, "engine": "sequential", "stack": 1}
 
 
 def meta(*epsilons: float | None, unit: str = "row", **more: Any) -> dict[str, Any]:

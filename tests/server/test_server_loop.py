@@ -548,7 +548,7 @@ class Slow(Sgd):
 def test_the_real_time_of_the_last_round_is_counted_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("piebald.server.loop.time.perf_counter", lambda: Slow.clock[0])
     slow = recipes.fedavg(cohort=2).with_(training=Slow(lr=0.1, batch=10))
-    where = piebald.Simulator(engine="vmapped", stack=2, workers=0, onednn=False)
+    where = piebald.Simulator(engine="vmapped", stack=2, workers=0)
     run = piebald.run(slow, uneven_clients(), plain_network, rounds=3, seed=1, runtime=where)
     walls = [row["wall"] for row in run.rounds]
     assert [after - before for before, after in pairwise(walls)] == [100.0, 100.0]

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from piebald.core.parameters import Slot
-from piebald.engines.matrix_products import each_product, product
 
 KnownFor = Callable[[Tensor], Tensor | None]  # what has been computed already for some rows
 _LARGE = 1 << 16  # weights of a layer, from where on a product for each client is worth a call
@@ -108,16 +107,16 @@ class Factor:
             write(made, torch.bmm(d.transpose(1, 2), x).flatten(1))
             return
         for client, gradients, rows in zip(order, d, x, strict=True):
-            write(made[client].view(self.slot.shape), product(gradients.t(), rows.t()))
+            write(made[client].view(self.slot.shape), gradients.t() @ rows)
 
     def summed(self, scale: Tensor) -> Tensor:
         """The sum over clients of what `into` writes, [out, in], without forming that; for separate steps."""
         d, x = ([part.flatten(0, 1) for part in vectors] for vectors in (self.scaled(scale), self.x))
         if sum(part.numel() for part in (*d, *x)) < len(d) * math.prod(self.slot.shape):
             d, x = [torch.cat(d)], [torch.cat(x)]  # copying the rows is cheaper than adding up weights
-        total = product(d[0].t(), x[0].t())
+        total = d[0].t() @ x[0]
         for gradients, rows in zip(d[1:], x[1:], strict=True):
-            total += product(gradients.t(), rows.t())
+            total += gradients.t() @ rows
         return total
 
 
@@ -158,7 +157,7 @@ class Weights:
         """Outputs [c', b, out] for rows x [c', b, in]; `gram` may know inner products of x with other rows."""
         outputs = None
         for matrix, share in self.matrices:
-            outputs = _added(outputs, each_product(x, matrix[: len(x)] if matrix.dim() > 2 else matrix), share, len(x))
+            outputs = _added(outputs, x @ (matrix[: len(x)] if matrix.dim() > 2 else matrix).mT, share, len(x))
         for rows, d in self.products:
             inner = gram(rows)
             inner = torch.bmm(x, rows[: len(x)].transpose(1, 2)) if inner is None else inner
@@ -171,8 +170,7 @@ class Weights:
         """The gradient [c', b, in] at the inputs, from the gradient at the outputs [c', b, out]."""
         gradient = None
         for matrix, share in self.matrices:
-            transposed = matrix.t() if matrix.dim() == 2 else matrix[: len(d)].transpose(1, 2)
-            gradient = _added(gradient, each_product(d, transposed), share, len(d))
+            gradient = _added(gradient, d @ (matrix[: len(d)] if matrix.dim() > 2 else matrix), share, len(d))
         for x, d_of_product in self.products:
             part = torch.bmm(torch.bmm(d, d_of_product[: len(d)].transpose(1, 2)), x[: len(d)])
             gradient = part if gradient is None else gradient.add_(part)

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from piebald.engines.matrix_products import product
-
 Coefficient = float | Tensor  # a number, or one for each client [c, 1]
 KnownProducts = list[tuple[Tensor, Tensor, Tensor]]  # rows, their gradients, and the sums of their products
 _ROUNDING = 1e-6  # what rounding leaves of two coefficients that cancel, relative to them
@@ -69,6 +67,6 @@ def once(x: Tensor, d: Tensor, known: KnownProducts) -> Tensor:
             remainder, most = (vector.abs().amax() for vector in (flat.addcmul(before, -share), flat))
             if bool(remainder <= _ROUNDING * most):
                 return total * share
-    total = product(d.flatten(0, 1).t(), x.flatten(0, 1).t())
+    total = d.flatten(0, 1).t() @ x.flatten(0, 1)
     known.append((x, d, total))
     return total

@@ -24,7 +24,6 @@ from piebald.contracts import Clients, SumRequest
 from piebald.core.errors import RuntimeFault
 from piebald.core.machine import set_up_gpu
 from piebald.engines.engine_choice import make_engine
-from piebald.engines.matrix_products import set_onednn
 from piebald.engines.sequential import SequentialEngine
 from piebald.engines.stack import ClientStack, RunningSum, StackResult
 from piebald.methods.client_work import ClientWork
@@ -70,7 +69,6 @@ class RayWorker:
     def load(self, work: ClientWork, clients: Clients, settings: Simulated) -> None:
         """Build the engine of a run."""
         torch.set_num_threads(1)
-        set_onednn(bool(settings.onednn))
         if settings.device == "cuda":
             set_up_gpu(settings.tf32, settings.deterministic)
         options = (settings.bfloat16, settings.compiled, bool(settings.recorded))

@@ -60,7 +60,7 @@ class Ray(Simulated):
         here = self.address is None and self.device == "cpu" and not connected()
         workers = self.workers or min(expected, count_cores() if here else self._connection().offers()) or 1
         settings = self.model_copy(update={"workers": workers})
-        if here or (self.engine != "auto" and self.onednn is not None):
+        if here or self.engine != "auto":
             return settings.measured(work, clients, expected)
         resolved = measured(settings, self._connection(), work, clients, expected)
         assert isinstance(resolved, type(self))

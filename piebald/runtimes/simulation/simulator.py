@@ -27,7 +27,6 @@ from piebald.engines.engine_choice import (
     stack_sizes,
     trial,
 )
-from piebald.engines.matrix_products import onednn_is_faster, set_onednn
 from piebald.engines.remembered_choices import EngineChoice, key_of, recall, remember
 from piebald.methods.client_work import ClientWork
 from piebald.methods.training.sgd import Sgd
@@ -67,11 +66,9 @@ class Simulated(RuntimeSettings):
         workers: processes or actors that train, at most one for each client; None decides by the number of cores and
             the work there is.
         device: where engines compute, as torch calls it.
-        onednn: whether the batched engine multiplies large matrices with oneDNN instead of torch's default; None
-            measures which is faster here.
         deterministic: make the choices that are left open by counting alone, never by measuring times, so that a run
             repeats bit for bit in another process, whatever else the machine does: `engine` and `stack` by the rule of
-            `engines.choose.counted`, `workers` 0 (for Ray: set it), `onednn` false.
+            `engines.choose.counted`, `workers` 0 (for Ray: set it).
         bfloat16: forward and backward passes under autocast.
         tf32: let an NVIDIA GPU round the inputs of matrix products and convolutions to 10 bits, which is faster and
             differs from the CPU in the third digit; off by default.
@@ -90,7 +87,6 @@ class Simulated(RuntimeSettings):
     stack: int | None = Field(default=None, ge=1)
     workers: int | None = Field(default=None, ge=0)
     device: str = "cpu"
-    onednn: bool | None = None
     deterministic: bool = False
     bfloat16: bool = False
     tf32: bool = False
@@ -113,7 +109,7 @@ class Simulated(RuntimeSettings):
 
     def open(self, work: ClientWork, clients: Clients) -> Simulation:
         """Start simulating."""
-        complete = self.engine != "auto" and self.workers is not None and self.onednn is not None
+        complete = self.engine != "auto" and self.workers is not None
         settings = self if complete else self.resolved(work, clients, len(clients))
         return Simulation(settings, work, clients)
 
@@ -143,11 +139,8 @@ class Simulated(RuntimeSettings):
                 count = min(len(clients), max(stacks))
                 sample = generator("measure", work.seed).choice(len(clients), count, replace=False).tolist()
                 chosen = self._fastest_or_plain(work, clients, device, sample, stacks)
-                engine, seconds_per_step, onednn = chosen.engine, chosen.seconds_per_step, chosen.onednn  # type: ignore[assignment]
+                engine, seconds_per_step = chosen.engine, chosen.seconds_per_step  # type: ignore[assignment]
                 stack = stack or chosen.stack
-            else:
-                onednn = self._faster_product(device)
-        set_onednn(onednn)
         if stack is None:
             stack = self._default_stack(engine)
         if workers is None:
@@ -163,7 +156,7 @@ class Simulated(RuntimeSettings):
             workers = min(cores, expected) if forks and cores > 1 and expected > 1 and not small else 0
         workers = min(workers, len(clients))  # others would have nothing to do
         stack = min(stack, stack_limit(work, device, self.share_of_gpu()), -(-expected // max(workers, 1)))
-        return self.model_copy(update={"engine": engine, "stack": stack, "workers": workers, "onednn": onednn})
+        return self.model_copy(update={"engine": engine, "stack": stack, "workers": workers})
 
     def _default_stack(self, engine: str) -> int:
         """Return the clients that train at once where an engine is named and nothing else."""
@@ -181,7 +174,7 @@ class Simulated(RuntimeSettings):
         except Exception as error:  # whatever the user's own code may raise
             raise_if_lost(error, device)
             _log.warning("engines cannot be measured, so the sequential one is taken: %s", failure_reason(error))
-            return EngineChoice("sequential", 1, 0.0, False)
+            return EngineChoice("sequential", 1, 0.0)
 
     def _fastest(
         self, work: ClientWork, clients: Clients, device: torch.device, sample: Sequence[int], stacks: Sequence[int]
@@ -194,25 +187,16 @@ class Simulated(RuntimeSettings):
         most = min(len(holding), stack_limit(work, device, self.share_of_gpu()))
         measured = {*stacks, *(LANES if device.type == "cuda" else ())}
         remembered = recall(key, ("sequential", "vmapped", "batched"), [size for size in measured if size <= most])
-        if remembered is not None and self.onednn in (None, remembered.onednn):
-            set_onednn(remembered.onednn)
-            if agrees(remembered.engine, work, clients, device, self.bfloat16, holding):
-                return remembered
-        onednn = self._faster_product(device)
-        set_onednn(onednn)
+        if remembered is not None and agrees(remembered.engine, work, clients, device, self.bfloat16, holding):
+            return remembered
         share, recorded = self.share_of_gpu(), bool(self.recorded)
-        measurement = fastest(work, clients, device, self.bfloat16, holding, stacks, share, recorded)
-        choice = EngineChoice(*measurement, onednn)
+        choice = EngineChoice(*fastest(work, clients, device, self.bfloat16, holding, stacks, share, recorded))
         remember(key, choice)
         return choice
 
-    def _faster_product(self, device: torch.device) -> bool:
-        return self.onednn if self.onednn is not None else device.type == "cpu" and onednn_is_faster()
-
     def _counted(self, work: ClientWork, clients: Clients, expected: int) -> Self:
         """Choose what was left open by counting alone."""
-        device, workers, onednn = torch.device(self.device), self.workers or 0, bool(self.onednn)
-        set_onednn(onednn)
+        device, workers = torch.device(self.device), self.workers or 0
         engine, stack = self.engine, self.stack
         if engine == "auto":
             with one_thread(device.type == "cpu" and can_fork()):
@@ -224,7 +208,7 @@ class Simulated(RuntimeSettings):
         if stack is None:
             stack = self._default_stack(engine)
         stack = min(stack, stack_limit(work), expected)
-        return self.model_copy(update={"engine": engine, "stack": stack, "workers": workers, "onednn": onednn})
+        return self.model_copy(update={"engine": engine, "stack": stack, "workers": workers})
 
 
 class Simulator(Simulated):
@@ -274,7 +258,6 @@ class Simulator(Simulated):
 
     def worker_pool(self, work: ClientWork, clients: Clients, room: tuple[int, int]) -> WorkerPool:
         """This process, or forked workers."""
-        set_onednn(bool(self.onednn))
         if self.device.startswith("cuda"):
             set_up_gpu(self.tf32, self.deterministic)
         device = torch.device(self.device)
@@ -291,4 +274,4 @@ class Simulator(Simulated):
 
 
 def _choices(settings: Simulated) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in ("engine", "stack", "workers", "onednn")}
+    return {name: getattr(settings, name) for name in ("engine", "stack", "workers")}
