@@ -88,7 +88,7 @@ def _notes(comparison: Comparison, rows: list[dict[str, Any]]) -> list[str]:
         many = f" and {len(untrained) - 4} more" if len(untrained) > 4 else ""
         notes.append(f"Clients that never trained are left out; with them: {each}{many}.")
     if unscored := comparison.unscored:
-        notes.append(f"In no mean, for want of rows to be judged by: {names(unscored)}.")
+        notes.append(f"In no mean, since they have no score: {names(unscored)}.")
     losers = _losers(comparison, base)
     return [*notes, losers] if losers else notes
 

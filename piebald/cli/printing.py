@@ -96,6 +96,8 @@ def _fitting(heading: Sequence[str], cells: list[list[str]], width: int) -> tupl
 
 def facts(history: History) -> dict[str, Any]:
     """Return the figures of a run; the metric has its own name, e.g. "accuracy"."""
+    from piebald.report.page.wording import rounds
+
     final = history.final
     facts = {name: final[name] for name in ("recipe", "label", "rounds", "seed", "status")}
     facts[history.metric] = final["mean"]
@@ -112,7 +114,7 @@ def facts(history: History) -> dict[str, Any]:
     failed = {row["name"]: row for row in history.failures if row["kind"] == "train"}
     failed = {name: row for name, row in failed.items() if name not in facts.get("why_untrained", {})}
     if failed:
-        facts["failed"] = {name: f"{row['reason']} ({_rounds(row['rounds'])})" for name, row in failed.items()}
+        facts["failed"] = {name: f"{row['reason']} ({rounds(row['rounds'])})" for name, row in failed.items()}
     if budgets := history.meta.get("privacy"):
         facts["epsilon"] = {budget["unit"]: budget["epsilon_pld"] for budget in budgets}
     if lineage := history.meta.get("lineage"):
@@ -137,12 +139,6 @@ def print_run(history: History, options: SharedOptions) -> None:
                 reasons = {client: reason for client, reason in cells[name].items() if reason}
                 cells[name] = _listed(reasons) if reasons else None
         print_table(("", ""), list(cells.items()))
-
-
-def _rounds(rounds: Sequence[int]) -> str:
-    """Return numbers of rounds in words."""
-    shown = ", ".join(map(str, rounds[:3]))
-    return f"round{'' if len(rounds) == 1 else 's'} {shown}{f' and {len(rounds) - 3} more' if len(rounds) > 3 else ''}"
 
 
 def _listed(reasons: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +24,8 @@ from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
+from piebald.report.comparison import Comparison
+from piebald.report.page.report_page import render
 from piebald.runtimes.base import RuntimeSettings
 from tests.fakes import seeded
 from tests.federation.in_process import InProcessSites
@@ -212,3 +215,19 @@ def test_many_that_fail_alike_end_the_run_with_the_reason(runtime: Any) -> None:
         match=r"training failed on 9 of 15 clients in round 1, the first one is client 'clinic 1': ValueError at",
     ):
         piebald.run(RECIPE, held, seeded(Fussy), runtime=runtime, rounds=2, evaluate_every=0)
+
+
+def test_the_page_lists_who_could_not_do_what_in_which_rounds_and_why() -> None:
+    page = render(Comparison([carried_out(RUNTIMES["stacked"])]))
+    body = page[page.index('<section id="failures"') :]
+    rows = re.findall(r"<tr><th scope=\"row\">(.*?)</th>(.*?)</tr>", body[: body.index("</section>")])
+    cells = {(name, re.sub("<[^>]*>", "|", rest).replace("||", "|").split("|")[1]): rest for name, rest in rows}
+    assert set(cells) == {
+        ("one row", "train"), ("stumbles in training", "train"), ("overflows", "train"), ("one class", "evaluate"),
+        ("stumbles in tests", "evaluate"), ("no test rows", "evaluate"),
+    }  # fmt: skip
+    assert "rounds 1, 2, 3<" in cells["overflows", "train"]
+    assert "not finite" in cells["overflows", "train"]
+    assert "ValueError at the client: that is too much" in cells["stumbles in tests", "evaluate"]
+    assert "rounds 0, 1, 2 and 1 more" in cells["stumbles in tests", "evaluate"]
+    assert "no test rows" in cells["no test rows", "evaluate"]

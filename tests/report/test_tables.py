@@ -376,7 +376,7 @@ def test_clients_without_a_score_are_named():
     full = tiny("local", 0, [[0.9, 0.8, 0.7]])
     assert Comparison([one, full]).unscored == []  # one of two methods has a score for it
     page = render(Comparison([one]))
-    assert "In no mean, for want of rows to be judged by: Lund." in page
+    assert "In no mean, since they have no score: Lund." in page
 
 
 def test_an_interval_of_accuracies_does_not_leave_0_to_100_percent():

@@ -14,6 +14,7 @@ from piebald.report.page import (
     class_section,
     client_section,
     cluster_section,
+    failures_section,
     markup,
     participation_section,
     preparation_section,
@@ -38,6 +39,7 @@ def render(comparison: Comparison, target: float | None = None) -> str:
         ("choices", "Choices", choices_section.section(comparison)),
         ("gains", "Gains", _gains(comparison, drawn)),
         ("participation", "Participation", participation_section.section(comparison, drawn)),
+        ("failures", "Failures", failures_section.section(comparison)),
         ("cost", "Cost", _cost(comparison, target)),
         ("partition", "Partition", _partition(comparison, drawn)),
         ("preparation", "Preparation", preparation_section.section(comparison)),
@@ -75,7 +77,7 @@ def _top(comparison: Comparison) -> str:
     if ranked:
         sentences.append(_left_out(comparison))
     if ranked and comparison.unscored:
-        sentences.append(f"In no mean, for want of rows to be judged by: {wording.names(comparison.unscored)}.")
+        sentences.append(f"In no mean, since they have no score: {wording.names(comparison.unscored)}.")
     notice = "".join(markup.notice(sentence) for sentence in sentences if sentence)
     return (
         f"<h1>{markup.text(comparison.headline())}</h1>"

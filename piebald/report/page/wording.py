@@ -112,6 +112,17 @@ def plural(number: float, thing: str) -> str:
     return f"{shown} {thing}{'' if shown == '1' else 's'}"
 
 
+def rounds(versions: Sequence[int]) -> str:
+    """Return numbers of rounds in words.
+
+    Examples:
+        >>> rounds([2]), rounds([1, 2, 3, 4, 7])
+        ('round 2', 'rounds 1, 2, 3 and 2 more')
+    """
+    shown, more = ", ".join(map(str, versions[:3])), len(versions) - 3
+    return f"round{'' if len(versions) == 1 else 's'} {shown}{f' and {more} more' if more > 0 else ''}"
+
+
 def names(labels: Sequence[str], most: int = 4) -> str:
     """Return labels in running text; a label with a comma of its own is quoted.
 
