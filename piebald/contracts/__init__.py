@@ -48,6 +48,7 @@ from piebald.contracts.runtime import Checkpoint as Checkpoint
 from piebald.contracts.runtime import ChecksSignatures as ChecksSignatures
 from piebald.contracts.runtime import DismissesSites as DismissesSites
 from piebald.contracts.runtime import Runtime as Runtime
+from piebald.contracts.runtime import StatesRows as StatesRows
 from piebald.contracts.runtime import TakesClientState as TakesClientState
 from piebald.contracts.secrets import SHOWN_BYTES as SHOWN_BYTES
 from piebald.contracts.secrets import SIGNATURE as SIGNATURE

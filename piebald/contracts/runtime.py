@@ -68,6 +68,14 @@ class TakesClientState(Protocol):
 
 
 @runtime_checkable
+class StatesRows(Protocol):
+    """A runtime whose clients say how many rows they have when they join."""
+
+    def stated_rows(self) -> Sequence[int]:
+        """Return the number of training rows that each client has said it has, 0 for those that have said nothing."""
+
+
+@runtime_checkable
 class ChecksSignatures(Protocol):
     """A runtime that can check what its clients have signed (`contracts.Signer`)."""
 

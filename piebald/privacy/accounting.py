@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
-from piebald.contracts import Clients
 from piebald.core.arguments import Count, Fraction, NotNegative, Whole, checked
 from piebald.core.errors import SettingError, install
 from piebald.methods.recipe import Recipe
@@ -226,11 +225,15 @@ def mechanism_of_rows(recipe: Recipe, sizes: Sequence[int], rounds: int, like: P
 
 
 @checked
-def of_run(recipe: Recipe, clients: Clients, rounds: Count | None, simulated: bool = True) -> list[PrivacyBudget]:
-    """All budgets of a run; none where the number of rounds is open.  `simulated` is as in `of_recipe`."""
-    budgets = of_recipe(recipe, len(clients), rounds, simulated=simulated)
+def of_run(recipe: Recipe, sizes: Sequence[Whole], rounds: Count | None, simulated: bool = True) -> list[PrivacyBudget]:
+    """All budgets of a run; none where the number of rounds is open.
+
+    Args:
+        recipe, rounds, simulated: as in `of_recipe`.
+        sizes: training rows of each client, 0 where that is not known.
+    """
+    budgets = of_recipe(recipe, len(sizes), rounds, simulated=simulated)
     if recipe.training.row_privacy() is not None and rounds is not None:
-        sizes = [clients.size(client, "train") or 0 for client in range(len(clients))]
         if recipe.scheduling.asks_once():
             budgets.append(of_rows(recipe, sizes, rounds))
         else:

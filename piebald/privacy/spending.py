@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from piebald.contracts import Clients
 from piebald.core.errors import SettingError, install
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
@@ -30,20 +29,28 @@ class Spending:
     """The budgets of a run as functions of its rounds.
 
     Args:
-        recipe, clients, simulates: as in `accounting.of_run`.
+        recipe, sizes, simulates: as in `accounting.of_run`.
         before: the plain budgets of the runs that this one goes on from.
     """
 
     def __init__(
-        self, recipe: Recipe, clients: Clients, simulates: bool, before: Sequence[Sequence[Mapping[str, Any]]] = ()
+        self, recipe: Recipe, sizes: Sequence[int], simulates: bool, before: Sequence[Sequence[Mapping[str, Any]]] = ()
     ) -> None:
-        self._recipe, self._clients, self._simulates, self._before = recipe, clients, simulates, before
+        self._recipe, self._sizes, self._simulates, self._before = recipe, sizes, simulates, before
         self._composed: dict[tuple[float, float], tuple[int, Any]] = {}
+        self._spent: dict[int, list[dict[str, Any]]] = {}
         self._rounds: int | None = None
 
     def after_runs(self, lineage: Mapping[str, Any]) -> Spending:
         """The same where a run goes on from others."""
-        return Spending(self._recipe, self._clients, self._simulates, lineage_budgets(lineage))
+        return Spending(self._recipe, self._sizes, self._simulates, lineage_budgets(lineage))
+
+    def learn(self, sizes: Sequence[int]) -> None:
+        """Take note of how many training rows each client has, which sites say when they join, 0 where one has not."""
+        if sizes != self._sizes:
+            self._sizes = sizes
+            self._spent.clear()
+            self.__dict__.pop("_once", None)
 
     @cached_property
     def _once(self) -> list[PrivacyBudget]:
@@ -53,10 +60,6 @@ class Spending:
         rounds = self._rounds or 1  # what was computed before is kept
         return [replace(budget, releases=budget.releases // rounds) for budget in self.budgets(rounds)]
 
-    @cached_property
-    def _sizes(self) -> list[int]:
-        return [self._clients.size(client, "train") or 0 for client in range(len(self._clients))]
-
     @property
     def hides(self) -> bool:
         """True if there is a budget to speak of."""
@@ -65,10 +68,15 @@ class Spending:
     def budgets(self, rounds: int | None) -> list[PrivacyBudget]:
         """The budgets after so many rounds, by all accountants; none where their number is open."""
         self._rounds = rounds or self._rounds
-        return accounting.of_run(self._recipe, self._clients, rounds, self._simulates)
+        return accounting.of_run(self._recipe, self._sizes, rounds, self._simulates)
 
     def after(self, rounds: int) -> list[dict[str, Any]]:
         """Unit, epsilon (None where none is known) and delta after so many rounds, of all runs up to this one."""
+        if rounds not in self._spent:
+            self._spent[rounds] = self._after(rounds)
+        return self._spent[rounds]
+
+    def _after(self, rounds: int) -> list[dict[str, Any]]:
         told = []
         for budget in self._once:
             epsilon, delta = self._epsilon(budget, rounds), budget.delta
@@ -84,11 +92,33 @@ class Spending:
         """Return whether what was spent is recorded after so many rounds."""
         return self.hides and rounds % (1 + (rounds - 1) // _EACH) == 0
 
-    def most_rounds(self, epsilon: float) -> int:
+    def most_rounds(self, epsilon: float) -> int | None:
         """The number of rounds that end before one that would spend more than epsilon.
+
+        None where sites have yet to say how many rows they have: then each round is to be looked at before it begins.
 
         Raises:
             SettingError: nothing is known of what is spent, or a single round would spend more.
+        """
+        hides_rows = self._recipe.training.row_privacy() is not None
+        if hides_rows and not self._simulates and not any(self._sizes) and accounting.installed():
+            return None
+        self.check_first(epsilon)
+        low, high = 1, 2
+        while not self.exceeds(high, epsilon):
+            low, high = high, 2 * high
+            if high > _MOST:
+                return _MOST
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.exceeds(middle, epsilon) else (middle, high)
+        return low
+
+    def check_first(self, epsilon: float) -> None:
+        """Refuse an epsilon of which nothing is known, or which a single round would exceed.
+
+        Raises:
+            SettingError: it is so.
         """
         if not accounting.installed():
             raise SettingError(f"the privacy accountants are missing: {install('privacy')}")
@@ -100,24 +130,16 @@ class Spending:
         for budget, told in zip(self._once, self.after(1), strict=True):
             if told["epsilon"] is None:
                 raise SettingError(f"epsilon of stop needs a budget that is known.  {budget.meaning}")
-        if self._exceeds(1, epsilon):
+        if self.exceeds(1, epsilon):
             most = max(told["epsilon"] for told in self.after(1))
             raise SettingError(
                 f"one round would spend an epsilon of {most:.4g}, more than epsilon = {epsilon:g} of stop: add more "
                 "noise, or allow more"
             )
-        low, high = 1, 2
-        while not self._exceeds(high, epsilon):
-            low, high = high, 2 * high
-            if high > _MOST:
-                return _MOST
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._exceeds(middle, epsilon) else (middle, high)
-        return low
 
-    def _exceeds(self, rounds: int, epsilon: float) -> bool:
-        return any(told["epsilon"] > epsilon for told in self.after(rounds))
+    def exceeds(self, rounds: int, epsilon: float) -> bool:
+        """Return whether so many rounds would spend more than epsilon, or nobody knows what they would spend."""
+        return any(told["epsilon"] is None or told["epsilon"] > epsilon for told in self.after(rounds))
 
     def _epsilon(self, first: PrivacyBudget, rounds: int) -> float:
         """Epsilon after so many rounds, given the budget of one."""

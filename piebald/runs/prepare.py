@@ -85,7 +85,7 @@ class PreparedRun:
         if self.stop is None or self.stop.epsilon is None:
             return self.rounds
         allowed = self.spending.most_rounds(self.stop.epsilon)
-        return allowed if self.rounds is None else min(self.rounds, allowed)
+        return min((count for count in (self.rounds, allowed) if count is not None), default=None)
 
     def spent(self, rounds: int | None) -> list[dict[str, Any]] | None:
         """The budgets that so many rounds spend, as plain values; none where that is open, None without accountants."""
@@ -152,7 +152,8 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     meta["division"] = "" if division is None else division.title
     plan = PreparedRun(
         adapted, federation, work, runtime, measuring, rounds, stop, check, options.checkpoint_every, meta,
-        Spending(recipe, training, runtime.simulates), unseen, untrained, trackers,
+        Spending(recipe, [training.size(client, "train") or 0 for client in range(len(training))], runtime.simulates),
+        unseen, untrained, trackers,
     )  # fmt: skip
     meta["privacy"] = plan.spent(plan.most_rounds)
     return plan

@@ -21,6 +21,7 @@ from piebald.contracts import (
     Result,
     RunRecorder,
     Runtime,
+    StatesRows,
     SumRequest,
     Task,
     Update,
@@ -135,6 +136,9 @@ class ServerLoop:
 
     def _run(self) -> None:
         self._began, self._before = time.perf_counter(), self.totals.wall
+        spending, epsilon = self._learn_sizes(), None if self.stop is None else self.stop.epsilon
+        if spending is not None and epsilon is not None and not self.version:
+            spending.check_first(epsilon)
         self._evaluate_if_due()
         scheduler, view = self.recipe.scheduling, self._view()
         while not self._over():
@@ -165,8 +169,22 @@ class ServerLoop:
         if self.rounds is not None and self.version >= self.rounds:
             return True
         return self.stop is not None and (
-            self.totals.reached or self.stop.used_up(self.totals, self._stepped if self.version else 0.0)
+            self.totals.reached
+            or self.stop.used_up(self.totals, self._stepped if self.version else 0.0)
+            or self._budget_is_spent(self.stop.epsilon)
         )
+
+    def _learn_sizes(self) -> Spending | None:
+        """Return what is spent of budgets, where sites say of how many rows; None where it is known before."""
+        if self._spending is None or not isinstance(self.runtime, StatesRows):
+            return None
+        self._spending.learn(self.runtime.stated_rows())
+        return self._spending
+
+    def _budget_is_spent(self, epsilon: float | None) -> bool:
+        """Return whether the next round would spend more than epsilon of a budget that sites' rows decide."""
+        spending = None if epsilon is None else self._learn_sizes()
+        return spending is not None and epsilon is not None and spending.exceeds(self.version + 1, epsilon)
 
     def _view(self) -> ServerView:
         available, idle = self.client_pool.count(self.runtime.clients())
@@ -288,6 +306,7 @@ class ServerLoop:
         over = self._over()
         step["wall"] = self.totals.wall
         if self._spending is not None and (over or self._spending.is_told(self.version)):
+            self._learn_sizes()
             spent = self._spending.after(self.version)
             notes.append({"axis": "privacy", "cluster": 0, "name": "spent", "value": spent})
         due = over or self._writer.due(self.version, time.perf_counter() - self._began)

@@ -81,6 +81,9 @@ class InProcessSites:
     def clients(self) -> Sequence[int]:
         return range(len(self.runners))
 
+    def stated_rows(self) -> Sequence[int]:
+        return [runner.rows["train"] for runner in self.runners]
+
     def now(self) -> float:
         return 0.0
 

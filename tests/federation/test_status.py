@@ -6,7 +6,9 @@ import base64
 import http.client
 import json
 import logging
+import math
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -40,6 +42,12 @@ SITE = {
 }  # fmt: skip
 
 
+BUDGETS = [
+    {"unit": unit, "epsilon_pld": 3.75, "delta": 1e-5, "meaning": f"Of a {unit}.", "steps": 30}
+    for unit in ("row", "client")
+]
+
+
 @pytest.fixture
 def places(tmp_path: Path) -> tuple[Path, Path]:
     """The credentials of a server and the run folder of its federation, whose clusters are two, one name hostile."""
@@ -47,7 +55,7 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
     run = tmp_path / "run"
     meta = {
         "recipe": {"name": "fedavg", "table": {}}, "label": "fedavg", "seed": 0, "rounds": 30, "metric": "accuracy",
-        "higher_is_better": True, "model": "Mlp", "parameters": 4226, "clients": 3, "privacy": None,
+        "higher_is_better": True, "model": "Mlp", "parameters": 4226, "clients": 3, "privacy": BUDGETS,
         "runtime": {"kind": "federation", "credentials": str(credentials)},
     }  # fmt: skip
     with RunStore.create(run, meta) as store:
@@ -57,7 +65,12 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
                  "loss": 1 / version + client}
                 for client in range(3)
             ]  # fmt: skip
-            store.commit({"version": version, "loss": 1 / version, "arrived": 3, "failed": 0}, results)
+            spent = [
+                {"unit": "row", "epsilon": version / 8, "delta": 1e-5},
+                {"unit": "client", "epsilon": None, "delta": 1e-6},
+            ]
+            note = {"axis": "privacy", "cluster": 0, "name": "spent", "value": spent}
+            store.commit({"version": version, "loss": 1 / version, "arrived": 3, "failed": 0}, results, notes=[note])
             rows = [{"version": version, "model": "global", "split": "test", "metric": "accuracy"}]
             store.scores([rows[0] | {"client": client, "value": 0.5 + version / 30} for client in range(3)])
     names = ("north", "south", HOSTILE)
@@ -237,6 +250,14 @@ def test_the_page_shows_the_federation_and_escapes_what_others_wrote(served: Pag
     assert headers["x-content-type-options"] == "nosniff"
 
 
+def test_budgets_of_rows_and_of_clients_are_shown_as_far_as_they_are_spent(places: tuple[Path, Path]) -> None:
+    page = status_page.page(Viewer(*places).view())
+    cells = re.sub("<[^>]*>", "|", page[page.index('<section id="privacy"') :])
+    assert re.search(r"\|row\|+1\.5\|+3\.75\|+1e-05\|", cells)
+    assert re.search(r"\|client\|+infinite\|+3\.75\|", cells)
+    assert "of a row, delta 1e-05, 12 steps" in page
+
+
 def test_the_page_can_only_be_read_and_only_under_this_machines_name(served: Page) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
         assert served.get(method=method)[0] == 405
@@ -275,6 +296,7 @@ def test_metrics_are_prometheus_own_form(places: tuple[Path, Path]) -> None:
     assert found["piebald_state", "killed"] == 1
     assert found["piebald_site_received_bytes_total", "north"] == 3_000_000
     assert found["piebald_score", "accuracy", "global"] == pytest.approx(0.9)
+    assert (found["piebald_epsilon", "row"], found["piebald_epsilon", "client"]) == (1.5, math.inf)
     assert found["piebald_site_loss", "south"] == pytest.approx(1 / 12 + 1)
     assert exposition(RunView())  # before anything has run
 

@@ -119,7 +119,7 @@ def test_a_run_that_hides_rows_records_the_largest_budget_of_a_client() -> None:
     assert of_rows(recipe, [5], 1).epsilon_pld == pytest.approx(rows(2.0, 1.0, 2, 1e-5).epsilon_pld)  # all in all
     assert "no client's number of rows" in of_rows(recipe, [0, 0], 2).meaning
     both = recipe.with_(transforms=[{"kind": "gaussian", "clip": 1.0, "noise": 2.0}], aggregation="equal_weighted")
-    units = [one.unit for one in of_run(both, classified(25, 80), 2)]
+    units = [one.unit for one in of_run(both, [25, 80], 2)]
     assert units == ["client", "row"]
 
 

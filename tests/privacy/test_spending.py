@@ -52,7 +52,7 @@ def model() -> nn.Module:
 
 
 def spends(recipe: Recipe) -> Spending:
-    return Spending(recipe, CLIENTS, True)
+    return Spending(recipe, SIZES, True)
 
 
 # (recipe, noise, share, releases in a round) that its paper and the classes' docstrings say

@@ -161,6 +161,12 @@ class FederationServer:
             self._seen = self.shared.ready_clients()
             return list(self._seen)
 
+    def stated_rows(self) -> Sequence[int]:
+        """See `contracts.StatesRows`."""
+        self._wait_for_sites()
+        with self._lock:
+            return [0 if member.rows is None else member.rows["train"] for member in self.shared.members]
+
     def now(self) -> float:
         return self.shared.now
 

@@ -66,7 +66,9 @@ class _Collector:
         yield score
         spent = GaugeMetricFamily("piebald_epsilon", "Epsilon spent so far.", labels=["unit"])
         for budget in self._view.privacy:
-            spent.add_metric([printable(budget.get("unit", ""))], budget["epsilon_pld"] or float("inf"))
+            spent.add_metric(
+                [printable(budget.get("unit", ""))], float("inf") if budget["epsilon"] is None else budget["epsilon"]
+            )
         yield spent
         yield from self._of_sites(status.get("sites", ()))
 

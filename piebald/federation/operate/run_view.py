@@ -5,6 +5,7 @@ Nothing here talks to the server's threads: the page can be slow, wrong or attac
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Mapping
@@ -19,7 +20,6 @@ from piebald.storage.store import RunStore
 POINTS = 200  # points of a curve, at most
 _STEPS = 60  # server steps over which a site's loss is followed
 _FRESH = 2.0  # seconds for which a view is shown again
-_PRIVACY = 60.0  # seconds between two sums of the privacy budget
 
 Curve = list[tuple[int, float]]  # server step, value
 
@@ -61,8 +61,6 @@ class Viewer:
         self._credentials, self._given = credentials, run
         self._lock = threading.Lock()
         self._read, self._view = float("-inf"), RunView()
-        self._run: Path | None = None
-        self._spent: tuple[float, int, tuple[Mapping[str, Any], ...]] = (float("-inf"), -1, ())
 
     def view(self) -> RunView:
         """Return the federation now."""
@@ -81,8 +79,6 @@ class Viewer:
         run = self._given or (None if named is None else Path(named))
         if run is None or not (run / "run.db").exists():
             return RunView(status)
-        if run != self._run:  # a server takes one experiment after another
-            self._run, self._spent = run, (float("-inf"), -1, ())
         with RunStore.open_read_only(run) as store:
             return self._of(status, store)
 
@@ -120,21 +116,12 @@ class Viewer:
                 of[row["status"]] = of.get(row["status"], 0) + 1
         loss = [(row["version"], row["loss"]) for row in steps]
         thinned = {name: curve[:: max(1, len(curve) // POINTS)] for name, curve in scores.items()}
-        return RunView(status, meta, loss, thinned, losses, clusters, failures, self._privacy(meta, version))
+        return RunView(status, meta, loss, thinned, losses, clusters, failures, _spent(store))
 
-    def _privacy(self, meta: Mapping[str, Any], version: int) -> tuple[Mapping[str, Any], ...]:
-        """Return the budgets spent after these server steps; they are summed once a minute at most."""
-        if not meta.get("privacy") or not version:
-            return ()
-        time_of_sum, steps, spent = self._spent
-        if steps == version or time.monotonic() - time_of_sum < _PRIVACY:
-            return spent
-        from piebald.methods.recipe import Recipe
-        from piebald.privacy.accounting import of_recipe
 
-        table = (meta.get("recipe") or {}).get("table") or {}
-        recipe = Recipe(**{axis: table[axis] for axis in Recipe.axes if axis in table})
-        budgets = of_recipe(recipe, int(meta.get("clients") or 1), version, simulated=False)
-        spent = tuple({"steps": version, **budget.plain()} for budget in budgets)
-        self._spent = (time.monotonic(), version, spent)
-        return spent
+def _spent(store: RunStore) -> tuple[Mapping[str, Any], ...]:
+    """Return the budgets that were spent when the server last said so, with the server steps until then."""
+    last = store.query(
+        "SELECT version, value FROM note WHERE axis = 'privacy' AND name = 'spent' ORDER BY version DESC LIMIT 1"
+    )
+    return tuple({"steps": row["version"], **budget} for row in last for budget in json.loads(row["value"]))

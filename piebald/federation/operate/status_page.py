@@ -75,9 +75,8 @@ def _top(view: RunView) -> str:
             (f"Mean {shown.name}", markup.small(shown.value(curve[-1][1]), f"{model} model, step {curve[-1][0]:,}"))
         )
     for budget in view.privacy:
-        epsilon = budget["epsilon_pld"]
-        spent = "infinite" if epsilon is None else f"{epsilon:.3g}"
-        tiles.append(("Epsilon spent", markup.small(spent, f"delta {budget['delta']:.0e}, {budget['steps']:,} steps")))
+        about = f"of a {printable(budget['unit'])}, delta {budget['delta']:.0e}, {budget['steps']:,} steps"
+        tiles.append(("Epsilon spent", markup.small(_epsilon(budget["epsilon"]), about)))
     model = f"{view.meta.get('model', '')}, {view.meta['parameters']:,} parameters" if "parameters" in view.meta else ""
     lead = f'<p class="lead">{markup.text(printable(model))}</p>' if model else ""
     return f"<h1>{markup.text(_name(view))}</h1>{lead}{markup.facts('tiles', tiles)}"
@@ -182,20 +181,20 @@ def _clusters(view: RunView) -> str:
     )
 
 
+def _epsilon(value: float | None) -> str:
+    return "infinite" if value is None else f"{value:.3g}"
+
+
 def _privacy(view: RunView) -> str:
     budgets = view.meta.get("privacy") or ()
     if not budgets:
         return ""
-
-    def epsilon(budget: Mapping[str, Any]) -> str:
-        return "infinite" if budget["epsilon_pld"] is None else f"{budget['epsilon_pld']:.3g}"
-
     spent = {budget.get("unit"): budget for budget in view.privacy}
     rows: list[list[Cell]] = [
         [
             printable(budget.get("unit", "client")),
-            epsilon(spent[budget.get("unit")]) if budget.get("unit") in spent else NONE,
-            epsilon(budget),
+            _epsilon(spent[budget.get("unit")]["epsilon"]) if budget.get("unit") in spent else NONE,
+            _epsilon(budget["epsilon_pld"]),
             f"{budget['delta']:.1g}",
             printable(budget["meaning"]),
         ]

@@ -23,7 +23,7 @@ def section(comparison: Comparison) -> str:
         for run, name, kind, rounds, reason in rows[:SHOWN]
     ]
     first = f", the first {SHOWN} of {len(rows):,}" if len(rows) > SHOWN else ""
-    caption = f"What clients could not do{first}. It left them out of these rounds, or without a score, and the others went on."
+    caption = f"What clients could not do{first}. It left them out of these rounds, or without a score there."
     head = ["Client", "Work", "Rounds", "Reason", "Label", "Seed"]
     heading = f"{wording.names(names)} could not do all that was asked"
     return markup.section("failures", heading, "", markup.table(caption, head, shown, kind="text"))
