@@ -1,4 +1,4 @@
-"""Run the notebooks in examples/ and write them, with what they print and draw, as pages of the documentation.
+"""Run the notebooks of `piebald new` and write them, with what they print, as pages of the documentation.
 
 python docs/make_examples.py [NAME ...]     write docs/examples/NAME.md, of all notebooks without a name
 """
@@ -8,36 +8,43 @@ from __future__ import annotations
 import argparse
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jupytext
+import nbformat
 from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
+from piebald.cli.new import notebook, template
+
 ROOT = Path(__file__).parents[1]
-NAMES = ("own_data", "cifar10", "federation")
-NOTICE = "<!-- Made by docs/make_examples.py from examples/{name}.py: change that, not this page. -->"
+NAMES = ("table", "images", "text", "sites", "method")
+NOTICE = "<!-- Made by docs/make_examples.py from piebald/cli/templates/{name}.md: change that, not this page. -->"
 
 
-def executed(name: str) -> Any:
-    """The notebook `examples/NAME.py` with its outputs; it runs in an empty folder."""
-    notebook = jupytext.read(ROOT / "examples" / f"{name}.py", fmt="py:percent")
+def outputs(name: str) -> Iterator[str]:
+    """What each cell of a template's notebook prints; it runs in a folder that has the template's files alone."""
+    files, cells = template(name)
+    made = nbformat.from_dict(notebook(cells))
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as sockets:
+        for file, text in files.items():
+            Path(folder, file).write_text(text, "utf-8")
         kernel = KernelManager(transport="ipc", ip=f"{sockets}/kernel")  # nobody else on this machine can listen
-        NotebookClient(notebook, km=kernel, timeout=600, resources={"metadata": {"path": folder}}).execute()
-    return notebook
+        NotebookClient(made, km=kernel, timeout=600, resources={"metadata": {"path": folder}}).execute()
+    return ("\n\n".join(filter(None, map(shown, cell.outputs))) for cell in made.cells if cell.cell_type == "code")
 
 
 def page(name: str) -> str:
-    """The executed notebook as Markdown."""
-    text = [NOTICE.format(name=name)]
-    for cell in executed(name).cells:
-        if cell.cell_type == "markdown":
-            text += [cell.source]
-        else:
-            text += [f"```python\n{cell.source.strip()}\n```", *map(shown, cell.outputs)]
-    return "\n\n".join(one for one in text if one) + "\n"
+    """The template with what each of its cells prints below it."""
+    files, cells = template(name)
+    text = files["README.md"]
+    for (_, source), printed in zip([cell for cell in cells if cell[0] == "code"], outputs(name), strict=True):
+        block = f"```python\n{source}\n```\n"
+        text = text.replace(block, f"{block}\n{printed}\n" if printed else block)
+    start = f"`piebald new DIR --template {name}` makes a folder with these files and this notebook."
+    title, _, rest = text.partition("\n\n")
+    return f"{NOTICE.format(name=name)}\n\n{title}\n\n{start}\n\n{rest}"
 
 
 def shown(output: Any) -> str:
@@ -53,7 +60,7 @@ def shown(output: Any) -> str:
 
 def main() -> None:
     """Write the pages."""
-    parser = argparse.ArgumentParser(description="Run the notebooks in examples/ and write their pages.")
+    parser = argparse.ArgumentParser(description="Run the templates' notebooks and write their pages.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="a notebook; all without one")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "examples", help="the folder of the pages")
     chosen = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Write the pages of docs/reference and the tables of README.md that are made from the code.
+"""Write the pages of docs/reference that are made from the code.
 
 python docs/make_reference.py          write them
 python docs/make_reference.py --check  fail if one is out of date
@@ -406,54 +406,21 @@ def section_rows(section: Any) -> str:
     return rows(lines)
 
 
-def recipe_table() -> str:
-    """The recipes, for README.md."""
-    text = ["| recipe | what it does | paper |", "|---|---|---|"]
-    for entry in piebald.methods.recipes.listing():
-        authors, _, _ = re.sub(r"(\d{4}), .*?(?=;|$)", r"\1", entry["paper"]).partition("\n")
-        text += [f"| `{entry['name']}` | {cell(entry['summary'])} | {cell(authors)} |"]
-    return "\n".join(text)
-
-
-def component_table() -> str:
-    """The components, for README.md."""
-    text = ["| component | the question | choices |", "|---|---|---|"]
-    for axis, question in AXES.items():
-        choices = ", ".join(f"`{name}`" for name, _ in kinds(axis))
-        text += [f"| `{axis}` | {question} | {choices} |"]
-    return "\n".join(text)
-
-
 PAGES = {
     "recipes.md": recipe_page,
     "components.md": components_page,
     "partitions.md": partition_page,
     "transfer.md": transfer_page,
 }
-TABLES = {"recipes": recipe_table, "components": component_table}
-
-
-def readme(text: str) -> str:
-    """README.md with what stands between its markers made anew."""
-    for name, make in TABLES.items():
-        begin, end = f"<!-- {name}: made by docs/make_reference.py -->", f"<!-- end of {name} -->"
-        before, found, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not found or not closed:
-            raise SystemExit(f"README.md must have the lines {begin} and {end}")
-        text = f"{before}{begin}\n\n{make()}\n\n{end}{after}"
-    return text
 
 
 def generated() -> dict[Path, str]:
-    """All files with generated text, and what they should contain."""
-    pages = {FOLDER / name: make() for name, make in PAGES.items()}
-    page = ROOT / "README.md"
-    return pages | {page: readme(page.read_text("utf-8"))}
+    """All generated pages, and what they should contain."""
+    return {FOLDER / name: make() for name, make in PAGES.items()}
 
 
 def stale() -> list[str]:
-    """Files whose generated text is not what the code makes of it."""
+    """Pages that are not what the code makes of them."""
     made = generated().items()
     found = [path for path, text in made if not path.exists() or path.read_text("utf-8") != text]
     return [str(path.relative_to(ROOT)) for path in found]
@@ -461,7 +428,7 @@ def stale() -> list[str]:
 
 def main() -> int:
     """Write the pages, or check them."""
-    parser = argparse.ArgumentParser(description="Write the reference pages and tables that are made from the code.")
+    parser = argparse.ArgumentParser(description="Write the reference pages that are made from the code.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
     if parser.parse_args().check:
         for name in (old := stale()):

@@ -23,7 +23,6 @@ from piebald.advice.race import Race, Runner, lag_behind
 from piebald.advice.reasons import reasons
 from piebald.advice.tuning.budget import Budget, Cost, rungs_of
 from piebald.advice.tuning.search import ROUNDS, claim, spent_together
-from piebald.advice.tuning.study import imported
 from piebald.advice.tuning.trial import words
 from piebald.advice.tuning.trial_runs import TrialRuns, recipes_by_label
 from piebald.contracts import Clients
@@ -96,12 +95,11 @@ def advise(
         options: other options of `run`.
 
     Raises:
-        SettingError: Optuna is missing, a setting is wrong, there is one client, or no method can be trained by these
+        SettingError: a setting is wrong, there is one client, or no method can be trained by these
             clients.
         RunFolderError: `out` holds something else.
         RuntimeFault: Local, FedAvg and all others failed.
     """
-    imported()
     federation = clients_of(clients(seeds[0]) if callable(clients) else clients)
     if len(federation) < 2:
         raise SettingError("there is one client, which has nobody to train with: give at least two, or use run")

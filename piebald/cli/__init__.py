@@ -24,6 +24,7 @@ from piebald.core.progress import line_clock
 from piebald.core.reading.files import UnfitFile
 
 # importing a module registers its commands, in the order of `piebald --help`
+from piebald.cli import new  # noqa: F401  # isort: skip
 from piebald.cli import train  # noqa: F401  # isort: skip
 from piebald.cli import predicting  # noqa: F401  # isort: skip
 from piebald.cli import choose  # noqa: F401  # isort: skip

@@ -168,11 +168,13 @@ def _advise(settings: ExperimentSettings, folder: Path, options: SharedOptions) 
         )
     if options.as_json:
         print_json({**chosen.plain(), "out": str(folder)})
-    elif not options.quiet:
+        return
+    if not options.quiet:
         columns = ("method", "score", "behind", "error", "lr", "megabytes", "steps", "rounds", "seeds")
         print_table(columns, [[row.get(name) for name in columns] for row in chosen.table], options.wide)
         print()
-        print(chosen.text())
+    print(chosen.text())
+    if not options.quiet:
         print(f"train it with: piebald run {folder / 'recommended.toml'}")
 
 

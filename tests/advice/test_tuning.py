@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -232,12 +231,6 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     tune("fedavg", federation(), network, rounds=1, budget=1, out=tmp_path / "one")
     with pytest.raises(RunFolderError, match="holds a search with another budget"):
         tune("fedavg", federation(), network, rounds=1, budget=2, out=tmp_path / "one")
-
-
-def test_without_optuna_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(SettingError, match=r"optuna is missing: pip install '\.\[tune\]'"):
-        tune("fedavg", federation(), network)
 
 
 def test_budget_in_words() -> None:

@@ -810,7 +810,6 @@ def test_text_tables_are_measured_by_any_separator(tmp_path: Path, little_memory
 
 @pytest.mark.parametrize("kind", ["view", "trigger", "pipe"])
 def test_a_study_of_a_stranger_computes_nothing(kind: str, tmp_path: Path) -> None:
-    pytest.importorskip("optuna", reason="needs the extra: pip install '.[tune]'")
     from piebald.advice.tuning.study import storage_in
 
     file = tmp_path / "study.db"

@@ -392,7 +392,6 @@ def test_an_unknown_command_file_is_refused_with_code_2(tmp_path: Path, capsys: 
 )
 def test_a_search_does_not_use_a_strange_storage(what: str, says: str, tmp_path: Path) -> None:
     """Before, it ended in an error of the database, wrote through a link, and two searches shared one folder."""
-    pytest.importorskip("optuna", reason="needs the extra: pip install '.[tune]'")
     from piebald.advice.tuning.study import storage_in
 
     (precious := tmp_path / "precious").write_bytes(b"mine")

@@ -122,7 +122,6 @@ def test_a_comparison_says_what_all_seeds_and_methods_spent(tmp_path: Path, caps
 @pytest.mark.full
 def test_a_search_says_what_all_trials_spent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Before, `tune` stated none for six."""
-    pytest.importorskip("optuna", reason="needs the extra: pip install '.[tune]'")
     once = one_run(tmp_path / "one")["epsilon_pld"]
     space = {"lr": [0.01, 0.05, 0.1]}
     found = piebald.tune(
@@ -137,7 +136,6 @@ def test_a_search_says_what_all_trials_spent(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.full
 def test_the_command_prints_what_a_search_spent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("optuna", reason="needs the extra: pip install '.[tune]'")
     (tmp_path / "e.toml").write_text(
         'rounds = 1\n[data]\nname = "digits"\n[partition]\nkind = "iid"\nclients = 3\nlimit = 90\nvalidation = 0.2\n'
         '[model]\nname = "logistic"\n[recipe]\nname = "dp_sgd"\nnoise = 4.0\nclip = 1.0\nbatch = 8\n'
@@ -152,7 +150,6 @@ def test_the_command_prints_what_a_search_spent(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.full
 def test_advice_says_that_baselines_without_noise_hide_nothing(tmp_path: Path) -> None:
-    pytest.importorskip("optuna", reason="needs the extra: pip install '.[tune]'")
     found = piebald.advise(
         federation(), model(), methods={"noisy": noisy()}, families=[], rounds=1, seeds=(0,), budget=10,
         more_data=False, runtime=HERE,

@@ -13,7 +13,7 @@ from typing import Any
 
 from piebald.advice.tuning.budget import Budget, Cost, rungs_of
 from piebald.advice.tuning.space import Point, SearchSpace, has_setting, with_settings
-from piebald.advice.tuning.study import Sampler, Study, first_points, folder_name, grid, imported, storage_in
+from piebald.advice.tuning.study import Sampler, Study, first_points, folder_name, grid, storage_in
 from piebald.advice.tuning.trial import Trial, best_of, words
 from piebald.advice.tuning.trial_runs import TrialRuns, recipes_by_label
 from piebald.contracts import Clients
@@ -141,7 +141,7 @@ def tune(
         settings: plain values kept with the search, from which the command line rebuilds it to go on.
 
     Raises:
-        SettingError: Optuna is missing, a setting is wrong, or a recipe cannot be trained.
+        SettingError: a setting is wrong, or a recipe cannot be trained.
         RunFolderError: `out` holds something else.
 
     Examples:
@@ -152,7 +152,6 @@ def tune(
         >>> [trial.settings["lr"] for trial in tuning.trials][-2:]
         [0.0001, 1.0]
     """
-    imported()
     if factor < 2:
         raise SettingError(f"factor must be at least 2, got {factor}")
     recipes = recipes_by_label(methods)

@@ -25,7 +25,7 @@ from piebald.advice.tuning.budget import Budget, Cost
 from piebald.advice.tuning.space import Choices, Point, Range, SearchSpace, Values
 from piebald.advice.tuning.trial import State, Trial, lag_beyond_noise, outside_one_standard_error, words
 from piebald.advice.tuning.trial_runs import TrialRuns, cost_of
-from piebald.core.errors import DeviceLost, PiebaldError, RunFolderError, SettingError, install
+from piebald.core.errors import DeviceLost, PiebaldError, RunFolderError, SettingError
 from piebald.core.plain_text import printable
 from piebald.core.randomness import generator
 from piebald.core.reading.files import UnfitFile, regular
@@ -306,7 +306,7 @@ def storage_in(folder: Path) -> Iterator[optuna.storages.BaseStorage]:
     Raises:
         RunFolderError: another process uses it, the file is a link, or it is no storage of Optuna.
     """
-    optuna = imported()
+    import optuna
     from sqlalchemy.exc import SQLAlchemyError
 
     lock, file = RunLock(folder), (folder / "study.db").resolve()
@@ -340,15 +340,6 @@ def storage_in(folder: Path) -> Iterator[optuna.storages.BaseStorage]:
     finally:
         optuna.logging.set_verbosity(before)
         lock.release()
-
-
-def imported() -> Any:
-    """Optuna, which is an extra."""
-    try:
-        import optuna
-    except ImportError:
-        raise SettingError(f"optuna is missing: {install('tune')}") from None
-    return optuna
 
 
 def scores_to_json(scores: Scores) -> list[list[float | None]]:
