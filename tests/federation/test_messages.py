@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import struct
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from piebald.contracts import Task, Update
 from piebald.core.errors import SettingError
 from piebald.core.stored_vectors import LARGE, NamelessFile, StoredVectors
 from piebald.federation.hub.run_terms import RunTerms
-from piebald.federation.link.pieces import Assembly, Packer, piece_at
+from piebald.federation.link.pieces import Assembly, piece_at
 from piebald.federation.link.transfer import SMALL, send_body
 from piebald.federation.link.wire_format import (
     StoredBody,
@@ -265,18 +264,12 @@ def test_pieces_ahead_take_no_more_room_than_a_window() -> None:
     assert len(assembly) > WINDOW  # what was kept is used
 
 
-def test_a_piece_that_shrinks_is_sent_packed_and_a_bomb_is_refused() -> None:
-    body = bytes(PIECE)
-    data, packed = Packer().pack(memoryview(body), 0.0)
-    assert packed
-    assert len(data) < PIECE / 50
-    assert Assembly().take(piece(body, packed=True), memoryview(data), PIECE)[1] == body
-    random = memoryview(np.random.default_rng(0).bytes(PIECE))
-    assert Packer().pack(random, 0.0) == (random, False)
-    assert Packer().pack(memoryview(body), 1e9)[1] is False  # a link that is faster than packing
-    for bad in (zlib.compress(bytes(100 * PIECE)), data[:-5], bytes(data) + b"x", b"no such thing"):
-        with pytest.raises(Refused, match="a piece"):
-            Assembly().take(piece(body, packed=True, size=200 * PIECE), memoryview(bad), 200 * PIECE)
+def test_a_piece_that_is_too_long_is_refused() -> None:
+    body, assembly = bytes(2 * PIECE), Assembly()
+    with pytest.raises(Refused, match=f"a piece of more than {PIECE:,} bytes"):
+        assembly.take(piece(body), memoryview(body)[: PIECE + 1], len(body))
+    assert not len(assembly)
+    assert assembly.take(piece(body), memoryview(body)[:PIECE], len(body))[0].received == PIECE
 
 
 class Receiver:

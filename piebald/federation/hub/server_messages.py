@@ -19,7 +19,7 @@ from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.hub.member_list import Member, OpenTask, stated_rows
 from piebald.federation.hub.server_state import FederationState
 from piebald.federation.link.messaging import SERVER, Link
-from piebald.federation.link.pieces import Packer, piece_at
+from piebald.federation.link.pieces import piece_at
 from piebald.federation.link.transfer import WAIT, send_body
 from piebald.federation.link.wire_format import StoredBody, contents, task_body, unpack_update
 from piebald.federation.link.wire_messages import (
@@ -145,12 +145,11 @@ class ServerMessages:
         return encode(CheckReply(version=__version__, time=time.time(), terms=self._state.terms))
 
     def _on_terms_request(self, origin: str, request: TermsRequest, body: memoryview) -> bytes:
-        data, packed = Packer().pack(piece_at(self._terms, request.start, _TERMS_PIECE), 0.0)
         piece = Piece(
             run=self._state.run, epoch=self._state.epoch, id=0, trains=False, start=request.start,
-            size=len(self._terms), digest=self._state.terms, packed=packed,
+            size=len(self._terms), digest=self._state.terms,
         )  # fmt: skip
-        return encode(piece, data)
+        return encode(piece, piece_at(self._terms, request.start, _TERMS_PIECE))
 
     def _on_result_piece(self, origin: str, piece: Piece, data: memoryview) -> bytes:
         member, state = self._member(origin), self._state

@@ -1,68 +1,13 @@
-"""Pieces of long bodies: packed where that makes them smaller, and put together by their receiver."""
+"""Pieces of long bodies, put together by their receiver."""
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 from typing import Any
 
 from piebald.core.stored_vectors import LARGE, NamelessFile
 from piebald.federation.link.wire_format import Body, StoredBody, new_digest
 from piebald.federation.link.wire_messages import PIECE, WINDOW, Piece, Refused, Reply
-
-_WORTH = 0.9  # a piece is sent packed where that leaves at most this share of it
-_AGAIN = 16  # after a piece that did not shrink, so many are sent as they are
-_SAMPLE = 1 << 14  # bytes of a piece that are tried first
-_FAST = 20e6  # bytes a second of a link on which packing would take longer than it saves
-
-
-class Packer:
-    """Packs the pieces of one body, and stops to try while they do not shrink: trained weights hardly do."""
-
-    def __init__(self) -> None:
-        self._skip = 0
-
-    def pack(self, data: memoryview, rate: float) -> tuple[bytes | memoryview, bool]:
-        """Return the bytes to send for a piece, and whether they are packed.
-
-        Args:
-            data: the piece.
-            rate: bytes a second that arrive at the other end, 0 where that is not known yet.
-        """
-        self._skip -= 1
-        if self._skip >= 0 or rate > _FAST or len(data) < 1024:
-            return data, False
-        if _shrinks(data[:_SAMPLE]) and len(packed := zlib.compress(data, 1)) <= _WORTH * len(data):
-            self._skip = 0
-            return packed, True
-        self._skip = _AGAIN
-        return data, False
-
-
-def _shrinks(data: memoryview) -> bool:
-    """Return whether bytes shrink; it is tried on few, as packing a piece in vain takes as long as sending it."""
-    return len(zlib.compress(data, 1)) <= _WORTH * len(data)
-
-
-def unpacked(piece: Piece, data: memoryview) -> bytes | memoryview:
-    """Return the bytes of a piece.
-
-    Raises:
-        Refused: they cannot be unpacked, or are more than a piece has.  No more room than that is made for them.
-    """
-    if not piece.packed:
-        content: bytes | memoryview = data
-    else:
-        decompressor = zlib.decompressobj()
-        try:
-            content = decompressor.decompress(data, PIECE + 1)
-        except zlib.error:
-            raise Refused("a piece that cannot be unpacked") from None
-        if len(content) <= PIECE and (not decompressor.eof or decompressor.unused_data):
-            raise Refused("a piece that cannot be unpacked")
-    if len(content) > PIECE:
-        raise Refused(f"a piece of more than {PIECE:,} bytes")
-    return content
 
 
 class Assembly:
@@ -116,12 +61,14 @@ class Assembly:
             self._begin(piece)
         if not len(data):
             return self._reply("again"), None
-        content = unpacked(piece, data)
-        if piece.start + len(content) > piece.size:
+        if len(data) > PIECE:
+            self.drop()
+            raise Refused(f"a piece of more than {PIECE:,} bytes")
+        if piece.start + len(data) > piece.size:
             self.drop()
             raise Refused("more bytes than declared")
         try:
-            self._add(piece.start, content)
+            self._add(piece.start, data)
         except OSError:
             self.drop()
             raise

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from piebald.federation.link.messaging import Link
-from piebald.federation.link.pieces import Assembly, Packer, piece_at
+from piebald.federation.link.pieces import Assembly, piece_at
 from piebald.federation.link.wire_format import Body, digest
 from piebald.federation.link.wire_messages import PIECE, WINDOW, Piece, Refused, Reply, TermsRequest, decode
 
@@ -76,7 +76,7 @@ class _Sending:
         self, link: Link, target: str, topic: str, head: Piece, body: bytes | Body, confirmed: Callable[[int], None]
     ) -> None:
         self._link, self._target, self._topic, self._head, self._body = link, target, topic, head, body
-        self._confirmed, self._packer = confirmed, Packer()
+        self._confirmed = confirmed
         self._changed = threading.Condition()  # guards what follows
         self._window = WINDOW  # bytes that may be under way
         self._there = self._sent = 0  # bytes that are confirmed, and that were sent
@@ -106,7 +106,7 @@ class _Sending:
         with self._changed:
             self._asking = wait
             self._questions += 1
-        if not self._tell(0, memoryview(b""), False):
+        if not self._tell(0, memoryview(b"")):
             return False
         if not wait:
             return True
@@ -122,15 +122,15 @@ class _Sending:
                 return True
             length = SMALL if not self._rate else min(max(int(self._rate * _PIECE_TIME), _LEAST), PIECE)
         data = piece_at(self._body, start, length)
-        if not self._tell(start, *self._packer.pack(data, self._rate)):
+        if not self._tell(start, data):
             return False
         with self._changed:
             self._moved = time.monotonic()
             self._sent = max(self._sent, start + len(data))
         return True
 
-    def _tell(self, start: int, data: bytes | memoryview, packed: bool) -> bool:
-        head = self._head.model_copy(update={"start": start, "packed": packed})
+    def _tell(self, start: int, data: memoryview) -> bool:
+        head = self._head.model_copy(update={"start": start})
         if self._link.tell(self._target, self._topic, head, data):
             return True
         time.sleep(_TICK)  # nobody is there

@@ -105,7 +105,6 @@ class Piece(Message):
         start: offset of its first byte.
         size: bytes of the whole body.
         digest: BLAKE2b digest of the whole body, 32 bytes in hexadecimal.
-        packed: whether its bytes are compressed (zlib).
     """
 
     run: Hex
@@ -115,7 +114,6 @@ class Piece(Message):
     start: Id
     size: Id
     digest: Hex
-    packed: bool = False
 
 
 class CheckRequest(Message):
