@@ -17,10 +17,10 @@ from piebald.core.errors import RuntimeFault, SettingError
 from piebald.core.machine import moved
 from piebald.core.parameters import matching
 from piebald.core.randomness import long_key
-from piebald.engines.engine import Engine
 from piebald.engines.factored.vectors import to_dense
 from piebald.engines.local_steps import run_steps
 from piebald.engines.row_statistics import batch_statistics, class_features, input_moments, measure, row_outputs
+from piebald.engines.sequential import SequentialEngine as Engine
 from piebald.engines.sgd_step import SgdRun
 from piebald.engines.stack import ClientStack
 

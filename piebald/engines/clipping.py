@@ -38,7 +38,7 @@ class ClippingEngine(ScoringEngine):
         tensors = self.work.layout.views(self.vector.detach())
         with self.precision(passes, vectorized=True):
             mask = torch.ones(len(rows), device=self.device)
-            sums, loss = self.row_gradients.one(tensors, rows, mask, keys, clip, dropout)
+            sums, loss = self.row_gradients.clipped_sum(tensors, rows, mask, keys, clip, dropout)
         return [sums[name] for name in self._names], loss
 
     def _clipped_one_by_one(

@@ -10,9 +10,9 @@ from torch import Tensor
 from piebald.contracts import TrainInput
 from piebald.core.machine import float64_device, moved
 from piebald.core.parameters import pad
-from piebald.engines.engine import Engine
 from piebald.engines.factored.sum_terms import MatrixTerm
 from piebald.engines.factored.vectors import FactoredVectors, to_dense
+from piebald.engines.sequential import SequentialEngine as Engine
 from piebald.engines.stack import PRIVATE, ClientStack
 from piebald.methods.transforms.compression import COMPRESSION
 

@@ -14,15 +14,20 @@ from torch import Tensor
 
 from piebald.contracts import SgdConfig, Slope, StepsOutcome, VectorStep
 from piebald.core.machine import moved
-from piebald.engines.engine import Engine
 from piebald.engines.factored.vectors import to_dense
 from piebald.engines.row_loader import planned_steps
+from piebald.engines.sequential import SequentialEngine as Engine
 from piebald.engines.sgd_step import SgdRun
 from piebald.engines.stack import ClientStack
 
 
 def run_steps(
-    engine: Engine, stack: ClientStack, phase: int, start: Mapping[str, Tensor], config: SgdConfig, step: VectorStep
+    engine: Engine,
+    stack: ClientStack,
+    phase: int,
+    start: Mapping[str, Tensor],
+    config: SgdConfig,
+    step: VectorStep,
 ) -> StepsOutcome:
     """See `contracts.ClientContext.run_steps`; `phase` is how many runs there were before in the same task.
 
@@ -58,7 +63,13 @@ class _StepSlopes:
     """
 
     def __init__(
-        self, engine: Engine, stack: ClientStack, rows: Sequence[int], phase: int, config: SgdConfig, step: int
+        self,
+        engine: Engine,
+        stack: ClientStack,
+        rows: Sequence[int],
+        phase: int,
+        config: SgdConfig,
+        step: int,
     ) -> None:
         self._engine, self._phase, self._config, self._secret = engine, phase, config, stack.secret
         self._step = step

@@ -16,9 +16,9 @@ from piebald.core.machine import float64_device, moved
 from piebald.core.parameters import nbytes
 from piebald.core.randomness import key, long_key
 from piebald.engines.deferred_reads import LaterNumbers
-from piebald.engines.engine import Engine
 from piebald.engines.factored.sum_terms import KnownProducts
 from piebald.engines.factored.vectors import FactoredVectors, to_dense
+from piebald.engines.sequential import SequentialEngine as Engine
 from piebald.engines.stack import PRIVATE, ClientStack, RunningSum, StackResult
 from piebald.methods.aggregation.linear import weighs_by_examples
 from piebald.methods.client_work import ClientWork
@@ -26,7 +26,12 @@ from piebald.methods.transforms.compression import Compressed, Compressor
 
 
 def updates(
-    engine: Engine, stack: ClientStack, inputs: TrainInput, output: TrainOutput, summed: bool, numbers: LaterNumbers
+    engine: Engine,
+    stack: ClientStack,
+    inputs: TrainInput,
+    output: TrainOutput,
+    summed: bool,
+    numbers: LaterNumbers,
 ) -> tuple[StackResult, Tensor]:
     """Split trained models at the end of the shared slice: what is before it is sent, the rest stays at the client.
 

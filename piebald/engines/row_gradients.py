@@ -37,7 +37,7 @@ class RowGradients:
     layout: Layout
     loss: Loss
 
-    def one(
+    def clipped_sum(
         self,
         tensors: Mapping[str, Tensor],
         rows: Rows,
@@ -70,25 +70,6 @@ class RowGradients:
         square = torch.stack([part.reshape(len(rows), -1).square().sum(1) for part in gradients.values()]).sum(0)
         share = shrink(square.sqrt(), clip) * mask
         return {name: torch.tensordot(share, part, 1) for name, part in gradients.items()}, (losses * mask).sum()
-
-    def many(
-        self,
-        tensors: Mapping[str, Tensor],
-        rows: Rows,
-        mask: Tensor,
-        keys: Tensor,
-        clip: float,
-        dropout: KeyedDropout | None,
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """The same for a stack of clients: all arguments have a leading axis [c]."""
-
-        def one(
-            tensors: dict[str, Tensor], x: Any, y: Any, mask: Tensor, keys: Tensor
-        ) -> tuple[dict[str, Tensor], Tensor]:
-            return self.one(tensors, Rows(x, y), mask, keys, clip, dropout)
-
-        result: tuple[dict[str, Tensor], Tensor] = vmap(one)(dict(tensors), rows.x, rows.y, mask, keys)
-        return result
 
 
 def shrink(norms: Tensor, clip: float) -> Tensor:

@@ -14,10 +14,10 @@ from piebald.core.errors import RuntimeFault
 from piebald.core.input_statistics import InputHooks, sums
 from piebald.core.machine import float64_device, moved
 from piebald.core.parameters import copied, head
-from piebald.engines.engine import Engine
 from piebald.engines.factored.vectors import to_dense
 from piebald.engines.row_loader import Gathered, Places, batches
 from piebald.engines.scoring import value_of
+from piebald.engines.sequential import SequentialEngine as Engine
 
 _ROWS = 256  # rows in one forward pass
 

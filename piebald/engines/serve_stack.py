@@ -16,9 +16,9 @@ from piebald.contracts import Personalizes, SumRequest
 from piebald.engines import outgoing
 from piebald.engines.client_context import EngineContext
 from piebald.engines.deferred_reads import LaterNumbers
-from piebald.engines.engine import Engine
 from piebald.engines.factored.vectors import to_dense
 from piebald.engines.incoming import train_input
+from piebald.engines.sequential import SequentialEngine as Engine
 from piebald.engines.stack import PRIVATE, ClientStack, RunningSum, StackResult
 
 
@@ -46,7 +46,11 @@ def serve(
 
 
 def _served(
-    engine: Engine, stack: ClientStack, sum_request: SumRequest | None, total: RunningSum | None, numbers: LaterNumbers
+    engine: Engine,
+    stack: ClientStack,
+    sum_request: SumRequest | None,
+    total: RunningSum | None,
+    numbers: LaterNumbers,
 ) -> StackResult:
     number = engine.work.number_of(stack.clients[0], stack.versions[0], stack.query)
     if stack.query is not None and any(engine.work.number(client) != number for client in stack.clients):

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from piebald.engines.device_copies import BLOCK, Array, moved_together
 from piebald.engines.row_loader import Places, RngKey
@@ -24,7 +23,8 @@ class PassRows(NamedTuple):
 
     Attributes:
         lo, hi: these clients.
-        places: positions [c, b] of their rows; short batches are filled up with their first row.
+        places: positions [c, b] of their rows, arrays or tensors on the device; short batches are filled up with their
+            first row.
         mask: [c, b], 1 for real rows and 0 for those that fill up; None where all are real.
         keys: their dropout keys [c], or None where the model has no dropout.
         batch, rng_keys: the positions and the rng key of each client, on the host.
@@ -32,21 +32,9 @@ class PassRows(NamedTuple):
 
     lo: int
     hi: int
-    places: Tensor
-    mask: Tensor | None
-    keys: Tensor | None
-    batch: Sequence[Places]
-    rng_keys: Sequence[RngKey]
-
-
-class _HostRows(NamedTuple):
-    """The same on the host."""
-
-    lo: int
-    hi: int
-    places: Array
-    mask: Array | None
-    keys: Array | None
+    places: Any
+    mask: Any
+    keys: Any
     batch: Sequence[Places]
     rng_keys: Sequence[RngKey]
 
@@ -67,15 +55,15 @@ def passes(
         keys: the dropout keys of clients lo to hi in a step, from (lo, hi, step).
         device: where the rows are.
     """
-    steps, waiting = list[list[_HostRows]](), 0
+    steps, waiting = list[list[PassRows]](), 0
     for step in range(len(plans[0]) if plans else 0):
         active = sum(len(plan) > step for plan in plans)
-        host_rows = list[_HostRows]()
+        host_rows = list[PassRows]()
         for lo, hi in ranges([len(plan[step]) for plan in plans[:active]]):
             drawn_keys = keys(lo, hi, step)
             batch = [plan[step] for plan in plans[lo:hi]]
             drawn = None if drawn_keys is None else np.array(drawn_keys, dtype=np.int64)
-            host_rows.append(_HostRows(lo, hi, *pad_rows(batch), drawn, batch, rng_keys[lo:hi]))
+            host_rows.append(PassRows(lo, hi, *pad_rows(batch), drawn, batch, rng_keys[lo:hi]))
             waiting += host_rows[-1].places.size
         steps.append(host_rows)
         if waiting >= BLOCK:
@@ -84,7 +72,7 @@ def passes(
     yield from _moved(steps, device)
 
 
-def _moved(steps: list[list[_HostRows]], device: torch.device) -> Iterator[list[PassRows]]:
+def _moved(steps: list[list[PassRows]], device: torch.device) -> Iterator[list[PassRows]]:
     """Some steps' passes on the device, by a copy each of positions, masks and keys."""
     rows = [row for step in steps for row in step]
     places = iter(moved_together([row.places for row in rows], device))
@@ -92,14 +80,10 @@ def _moved(steps: list[list[_HostRows]], device: torch.device) -> Iterator[list[
     keys = iter(moved_together([row.keys for row in rows if row.keys is not None], device))
     for step in steps:
         yield [
-            PassRows(
-                row.lo,
-                row.hi,
-                next(places),
-                None if row.mask is None else next(mask),
-                None if row.keys is None else next(keys),
-                row.batch,
-                row.rng_keys,
+            row._replace(
+                places=next(places),
+                mask=None if row.mask is None else next(mask),
+                keys=None if row.keys is None else next(keys),
             )
             for row in step
         ]

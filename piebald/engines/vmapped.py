@@ -450,7 +450,11 @@ class VmappedEngine(SequentialEngine):
         counts = torch.ones(shape, device=self.device) if mask is None else mask
         steps = torch.zeros(len(rows), dtype=torch.int64, device=self.device) if keys is None else keys
         with KeyedDropout() if keys is not None else contextlib.nullcontext() as dropout, self.precision(passes, True):
-            summed, losses = self.row_gradients.many(tensors, rows, counts, row_keys(steps, shape[1]), clip, dropout)
+
+            def of_client(tensors: Any, x: Any, y: Any, mask: Tensor, keys: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+                return self.row_gradients.clipped_sum(tensors, Rows(x, y), mask, keys, clip, dropout)
+
+            summed, losses = vmap(of_client)(dict(tensors), rows.x, rows.y, counts, row_keys(steps, shape[1]))
         counted = self.row_loader.counted(rows.y, counts, axes=2)
         return losses / (counts if counted is None else counted).sum(1).clamp(min=1), summed
 

@@ -31,8 +31,8 @@ from piebald.contracts import (
 from piebald.core import pytree
 from piebald.core.errors import SettingError, failure_reason
 from piebald.data.partition.split_settings import division_of
-from piebald.engines.engine import Engine
 from piebald.engines.engine_choice import make_engine
+from piebald.engines.sequential import SequentialEngine as Engine
 from piebald.engines.serve_stack import personal_model, serve
 from piebald.engines.stack import PRIVATE, ClientStack
 from piebald.federation.hub.run_terms import private_digest

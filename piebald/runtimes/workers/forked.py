@@ -24,7 +24,7 @@ import torch
 from piebald.contracts import SumRequest
 from piebald.core.errors import PiebaldError, RuntimeFault
 from piebald.core.machine import one_thread
-from piebald.engines.engine import Engine
+from piebald.engines.sequential import SequentialEngine as Engine
 from piebald.engines.stack import ClientStack, RunningSum, StackResult
 from piebald.runtimes.workers.pool import kept_pages, serve_all, share_out
 from piebald.runtimes.workers.serialization import PARTS, Arena, pack_result, pack_stack, unpack_result, unpack_stack

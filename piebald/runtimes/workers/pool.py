@@ -16,8 +16,8 @@ from piebald.contracts import SERVER_ID, SumRequest
 from piebald.core.errors import CannotTrain, PiebaldError, RuntimeFault, diverged, failure_kind, failure_reason
 from piebald.core.machine import naming_lost, one_thread, raise_if_lost
 from piebald.engines.deferred_reads import LaterNumbers
-from piebald.engines.engine import Engine
 from piebald.engines.row_loader import RowLoader
+from piebald.engines.sequential import SequentialEngine as Engine
 from piebald.engines.serve_stack import serve
 from piebald.engines.stack import ClientStack, RunningSum, StackResult
 
@@ -188,7 +188,11 @@ def serve_all(
 
 
 def _serve_each(
-    engine: Engine, stack: ClientStack, sum_request: SumRequest | None, total: RunningSum, numbers: LaterNumbers | None
+    engine: Engine,
+    stack: ClientStack,
+    sum_request: SumRequest | None,
+    total: RunningSum,
+    numbers: LaterNumbers | None,
 ) -> StackResult:
     """Serve a stack, and where that fails its clients one by one."""
     try:
