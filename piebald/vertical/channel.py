@@ -5,7 +5,6 @@ A channel sends whole frames and never waits for the other side to read them, so
 
 from __future__ import annotations
 
-import ipaddress
 import queue
 import socket
 import threading
@@ -192,14 +191,6 @@ def parse(address: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise SettingError(f"address must be host:port, like 127.0.0.1:7400, got {address!r}")
     return host, int(port)
-
-
-def is_this_machine(host: str) -> bool:
-    """Return whether a host is a loopback address, so that nobody outside this machine can listen."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _quick(connection: socket.socket) -> socket.socket:

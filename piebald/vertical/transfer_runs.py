@@ -23,8 +23,9 @@ from piebald.federation.credentials.provisioning import Description, provision
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.federation.hub.local_federation import free_port
 from piebald.federation.link.messaging import SERVER
+from piebald.federation.link.proxy import is_loopback
 from piebald.vertical import party_data, table_files
-from piebald.vertical.channel import Channel, InMemoryChannel, connect, is_this_machine, listen, parse
+from piebald.vertical.channel import Channel, InMemoryChannel, connect, listen, parse
 from piebald.vertical.chunks import exposures, warning
 from piebald.vertical.disclosure_ledger import DisclosureLedger
 from piebald.vertical.party import Party
@@ -167,7 +168,7 @@ def _channel_opener(role: Role, runtime: TransferRuntime, folder: Path) -> Calla
         )
     address = runtime.address
     host, _ = parse(address)
-    if not (runtime.allow_unencrypted or is_this_machine(host)):
+    if not (runtime.allow_unencrypted or is_loopback(host)):
         raise SettingError(
             f"address {address!r} is not on this machine, and sockets are not encrypted, so others can read the losses "
             "and the translator: use credentials (--set runtime.kind=federation --set runtime.credentials=FOLDER), or "

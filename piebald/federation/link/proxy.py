@@ -44,7 +44,7 @@ def proxy_for(host: str, port: int) -> Proxy | None:
         SettingError: `HTTPS_PROXY` is not the address of an HTTP proxy.
     """
     setting = getproxies().get("https")
-    if not setting or _this_machine(host) or proxy_bypass(f"{host}:{port}"):
+    if not setting or is_loopback(host) or proxy_bypass(f"{host}:{port}"):
         return None
     parts = urlsplit(setting if "://" in setting else f"http://{setting}")
     try:
@@ -109,10 +109,9 @@ def _login(parts: SplitResult) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-def _this_machine(host: str) -> bool:
-    if host == "localhost":
-        return True
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a host, given as a name or an address."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
-        return False
+        return host == "localhost"

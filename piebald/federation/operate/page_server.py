@@ -26,6 +26,7 @@ from typing import Any
 from piebald.core.errors import SettingError, install
 from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_text
+from piebald.federation.link.proxy import is_loopback
 from piebald.federation.operate.run_view import RunView, Viewer
 from piebald.federation.operate.status import STALLED, read_status, signs_of_life
 
@@ -54,12 +55,7 @@ class PageAddress:
     @property
     def loopback(self) -> bool:
         """True if only this machine can reach it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
 
 def check_installed() -> None:
