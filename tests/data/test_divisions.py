@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.model_selection import GroupKFold
+from sklearn.model_selection import GroupKFold, TimeSeriesSplit
 
 import piebald
 from piebald import data
@@ -141,6 +141,28 @@ def test_columns_that_divide_rows_are_no_features_unless_they_are_named() -> Non
     assert piebald.clients_from(table.drop(columns="part"), **common).rows(0, "train").x.shape[1] == 1
     named = piebald.clients_from(table, **common, features=["dose", "date"])
     assert named.rows(0, "train").x.shape[1] == 2
+
+
+def test_folds_in_order_are_the_time_series_splits_of_scikit_learn() -> None:
+    """At each hospital by itself, whatever the order of the rows in the table."""
+    table = visits(20, day=np.random.default_rng(3).permutation(80)).assign(row=np.arange(80))
+    for fold in range(3):
+        parts = divided(table, {"folds": 3, "fold": fold, "order": "day"})
+        for name in ("north", "south"):
+            days = table[table.hospital == name].sort_values("day").day.to_numpy()
+            train, test = list(TimeSeriesSplit(3).split(days))[fold]
+            for part, places in (("train", train), ("test", test)):
+                rows = parts[part]
+                assert sorted(rows[rows.hospital == name].day) == days[places].tolist()
+        assert not len(parts["validation"])
+    last = divided(table, {"folds": 3, "fold": 2, "order": "day", "validation": 0.1})
+    assert len(last["validation"]) == 8  # a tenth of all rows, the last ones before those for testing
+    assert last["train"].groupby("hospital").day.max().lt(last["validation"].groupby("hospital").day.min()).all()
+    grouped = [divided(table, {"folds": 3, "fold": fold, "order": "day", "group": "patient"}) for fold in range(3)]
+    assert [part["test"].patient.nunique() for part in grouped] == [4, 4, 4]  # of 13 and 7 patients: 3 + 1 each
+    assert not {*grouped[0]["test"].patient} & {*grouped[0]["train"].patient}
+    few = divided(table.iloc[[0, 1, 20]], {"folds": 3, "fold": 0, "order": "day"})
+    assert [len(few[name]) for name in SPLITS] == [3, 0, 0]
 
 
 def test_a_data_set_is_divided_by_its_owners_and_by_folds() -> None:

@@ -59,7 +59,7 @@ def train_validation_test_split(
 def parts_of(
     frame: Any, split: SplitSettings, client: str | None, target: str | None, regression: bool = False
 ) -> Ints:
-    """Return the place of each row's part [n] in `SPLITS`; see `train_validation_test_split`."""
+    """Return the place of each row's part [n] in `SPLITS`, -1 for none; see `train_validation_test_split`."""
     names = [str(name) for name in frame.columns]
     for column in (client, target):
         if column is not None and column not in names:
@@ -71,7 +71,7 @@ def parts_of(
     keys = with_suspects(keys, frame, target, (client, *split.columns))
     label = None if target is None or regression else _classes(frame[target])
     lists = Lists.of(clients[0], len(clients[1]))
-    parts = np.empty(len(frame), dtype=np.int64)
+    parts = np.full(len(frame), -1, dtype=np.int64)
     for place, rows in enumerate(three_ways(lists, label, split, keys, names=clients[1]).values()):
         parts[rows.values] = place
     return parts

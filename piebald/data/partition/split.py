@@ -144,6 +144,31 @@ def folds_of(client: Ints, folds: int, key: int, label: Ints | None = None, grou
     return by_unit[inverse]
 
 
+def forward_chain(client: Ints, folds: int, fold: int, order: Ints, group: Ints | None = None) -> Ints:
+    """Return for each row [n] whether it comes before the rows that a fold tests on (-1), is one (0), or after (1).
+
+    Each client's rows are those of scikit-learn's `TimeSeriesSplit`: the last parts of one size, one for each fold.
+
+    Args:
+        client, order, group: see `hold_out`; groups count in place of rows.
+        folds: how many there are.
+        fold: the number of one of them.
+    """
+    if not len(client):
+        return np.zeros(0, dtype=np.int64)
+    if group is not None:
+        first, inverse = units(client, group)
+        last = np.full(len(first), order.min())
+        np.maximum.at(last, inverse, order)
+        return forward_chain(client[first], folds, fold, last)[inverse]
+    place = np.empty(len(client), dtype=np.int64)
+    place[np.lexsort((order, client))] = places(client)
+    rows = np.bincount(client - client[0])[client - client[0]]
+    size = rows // (folds + 1)
+    start = rows - (folds - fold) * size
+    return np.where(place < start, -1, np.where(place < start + size, 0, 1))
+
+
 def thin(stratum: Ints, keep: int, key: int) -> Bools:
     """Choose exactly `keep` of n rows, in proportion from all strata (within one row).
 

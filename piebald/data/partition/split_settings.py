@@ -28,7 +28,9 @@ class SplitSettings(Settings):
         stratify: true takes the same share of each class, as by default where targets are classes; false takes any
             rows; a column takes the same share of each of its values.
         column: the column that says of each row "train", "validation" or "test".
-        folds: the number of divisions, 2 to 1000, in each of which another part of the rows is for testing.
+        folds: the number of divisions, 2 to 1000, in each of which another part of the rows is for testing.  With order
+            they are forward chains: a fold trains on the rows before its part and leaves out those after it, and a
+            client of as many rows as folds, or fewer, has none for testing.
         fold: the number of one of them, from 0, as one run has it.
         hold_out: names of clients that do not train, and on all of whose rows the models are scored; "each" holds one
             client after the other out.
@@ -82,8 +84,8 @@ class SplitSettings(Settings):
         if self.fold is not None and (self.folds is None or self.fold >= self.folds):
             raise ValueError(f"fold must be below folds, got {self.fold} of {self.folds}: they are numbered from 0")
         for first, second in (
-            ("folds", "test"), ("folds", "order"), ("folds", "hold_out"), ("order", "stratify"), ("column", "test"),
-            ("column", "folds"), ("column", "order"),
+            ("folds", "test"), ("folds", "hold_out"), ("order", "stratify"), ("column", "test"), ("column", "folds"),
+            ("column", "order"),
         ):  # fmt: skip
             if getattr(self, first) is not None and getattr(self, second) not in (None, False):
                 raise ValueError(f"{first} and {second} both say which rows are for testing: leave one of them out")

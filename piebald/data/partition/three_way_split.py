@@ -13,7 +13,7 @@ from piebald.core.randomness import key
 from piebald.data.clients.lists import Lists
 from piebald.data.partition.leakage import warn_of_leaks
 from piebald.data.partition.row_keys import RowKeys
-from piebald.data.partition.split import Bools, Floats, Ints, folds_of, hold_out, units
+from piebald.data.partition.split import Bools, Floats, Ints, folds_of, forward_chain, hold_out, units
 from piebald.data.partition.split_settings import Amount, SplitSettings
 
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -81,7 +81,10 @@ def three_ways(
         )
         part[np.flatnonzero(open_rows)[chosen]] = place(name)
 
-    if split.fold is not None and split.folds is not None:
+    if split.fold is not None and split.folds is not None and order is not None:
+        side = forward_chain(client, split.folds, split.fold, order, group)
+        part[side == 0], part[side > 0] = place("test"), -1  # later rows are in no part
+    elif split.fold is not None and split.folds is not None:
         folds = folds_of(client + first, split.folds, key(split.seed, "folds"), stratum, group)
         part[folds == split.fold] = place("test")
     elif fixed is None:
