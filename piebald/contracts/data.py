@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+import torch
 
 from piebald.core import pytree
 from piebald.core.errors import SettingError
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "validation", "test"]
 
+
+_ROW_TYPES = ("float32", "float64", "int64", "uint8", "bool")
+_LARGEST_ROW = 1 << 28  # numbers of a row that is made up from a description
 
 SERVER_ID = -1  # the client number of the server itself, which may hold a common test set
 
@@ -234,3 +240,40 @@ def rows_digest(rows: Rows | None) -> str:
             digest.update(f"{part} {name} {leaf.dtype} {list(leaf.shape)}\n".encode())
             digest.update(raw(leaf))
     return digest.hexdigest()
+
+
+def row_form(rows: Rows) -> dict[str, Any]:
+    """Return the shape and type of the inputs and targets of one row, as JSON values that `blank_row` reads."""
+    return {"x": _tree_form(rows.x), "y": _tree_form(rows.y)}
+
+
+def blank_row(form: Mapping[str, Any]) -> Rows:
+    """Return one row of zeros of a form that `row_form` has written.
+
+    Raises:
+        SettingError: it is none, or larger than any row.
+    """
+    try:
+        return Rows(_blank_tree(form["x"]), _blank_tree(form["y"]))
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        raise SettingError("the form of rows is none that a run writes") from None
+
+
+def _tree_form(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {"named": {str(name): _tree_form(part) for name, part in tree.items()}}
+    if isinstance(tree, tuple):
+        return {"several": [_tree_form(part) for part in tree]}
+    return [str(tree.dtype).removeprefix("torch."), *tree.shape[1:]]
+
+
+def _blank_tree(form: Any) -> Any:
+    if isinstance(form, Mapping) and "named" in form:
+        return {str(name): _blank_tree(part) for name, part in form["named"].items()}
+    if isinstance(form, Mapping):
+        return tuple(_blank_tree(part) for part in form["several"])
+    kind, *shape = form
+    sizes = [int(size) for size in shape]
+    if kind not in _ROW_TYPES or min(sizes, default=0) < 0 or math.prod(sizes) > _LARGEST_ROW:
+        raise ValueError(form)
+    return torch.zeros(1, *sizes, dtype=getattr(torch, kind))

@@ -13,7 +13,8 @@ from piebald.contracts import Clients
 from piebald.contracts.component import Component
 from piebald.core import pytree
 from piebald.core.errors import SettingError
-from piebald.core.references import NOBODY, USERS, Resolver, search
+from piebald.core.references import NOBODY, USERS, Reference, Resolver, search
+from piebald.data.clients.client_tables import files_of
 from piebald.data.clients.prepared import preparation_of
 from piebald.data.clients.standardise import Standardisation, constants_of
 from piebald.data.preparation.preparation import Preparation
@@ -109,17 +110,21 @@ class ExperimentSettings(ExperimentFields):
         """Return the settings as TOML."""
         return dumps(self.table())
 
-    def plan(self) -> Plan:
-        """Build recipes, clients, model and runtime; cheap checks come first, before data is read."""
+    def plan(self, clients: Clients | None = None) -> Plan:
+        """Build recipes, clients, model and runtime; cheap checks come first, before data is read.
+
+        Args:
+            clients: clients in place of those of the file, whose rows are not read then.
+        """
         recipes = self.built_recipes()
         if self.prepare is None and (noise := next(filter(None, map(noise_of, recipes.values())), None)) is not None:
             # what is agreed on from the rows would tell of each what the noise hides
             log.info("columns of numbers are taken as they are (prepare = 'none') beside the noise of %s", noise)
-            return self.model_copy(update={"prepare": "none"}).plan()
+            return self.model_copy(update={"prepare": "none"}).plan(clients)
         check_trackers(self)
         partition = partition_of(self)
         runtime = runtime_of(self, self.table())
-        clients = self._read_by_model(clients_of(self, partition))
+        clients = self._read_by_model(clients_of(self, partition)) if clients is None else clients
         if self._constants is not None or self._agreed is not None:  # sites need them
             runtime = runtime_of(self, self.table())
         models: dict[str, Model] = {}
@@ -133,6 +138,14 @@ class ExperimentSettings(ExperimentFields):
         """Build the recipes alone, by their labels; no data is read."""
         self.use_plugins()
         return recipes_of(self)
+
+    @property
+    def missing_source(self) -> str | None:
+        """The path of the source, if nothing is there any more."""
+        source = self.data.source
+        if source is None or isinstance(source, Reference):
+            return None
+        return None if any(path.exists() for path in files_of(Path(source))) else str(source)
 
     def source_clients(self) -> Clients:
         """Return the clients with their rows as the source has them."""

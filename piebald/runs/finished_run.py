@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -17,17 +18,19 @@ from piebald.methods.choice.candidates import SHARED
 from piebald.methods.choice.knn_per import NEIGHBOURS
 from piebald.methods.client_work import ClientWork
 from piebald.contracts import Clients, OwnChoice, Personalizes, RowsAtSites, Split
+from piebald.contracts.data import blank_row
 from piebald.core.errors import SettingError, unknown
 from piebald.report.export import Exported, ExportFormat, export_model, model_card
 from piebald.models import NearestNeighbours, StandardisedInputs
+from piebald.data.clients.sites import RecordedClients
 from piebald.data.clients.standardise import Standardisation, constants_of_run
 from piebald.data.preparation import Preparation
 from piebald.core.pytree import Tree
-from piebald.storage.run_folder import read_chosen_model
+from piebald.storage.run_folder import read_chosen_model, read_temperature, write_temperature
 from piebald.storage.store import RunStore
 from piebald.report.page.wording import names
 from piebald.report.tables import History
-from piebald.models.prediction import OutputMeaning, Predictor, RawInputs
+from piebald.models.prediction import HOTTEST, OutputMeaning, Predictor, RawInputs
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.serve_stack import personal_model
 from piebald.engines.stack import PRIVATE
@@ -143,7 +146,7 @@ class Run(History):
             client: whose model, see `model`; None takes the global model (of the main cluster where there are several).
             cluster: the number of the cluster whose model it is, instead of a client's.
             calibrate: divide scores by the temperature of the lowest loss on the validation rows of the client, or of
-                all clients.
+                all clients; it is kept in the run folder, so that the rows are needed once.
 
         Raises:
             SettingError: the run has no such model, every client has private layers and none is named, or there are no
@@ -168,10 +171,17 @@ class Run(History):
         predictor = Predictor(module, inputs, meaning)
         if not calibrate:
             return predictor
+        model = f"client {number}" if number is not None else "global" if cluster is None else f"cluster {cluster}"
+        kept = None if self.path is None else read_temperature(self.path, self._version, model)
+        if kept is not None and 1 / HOTTEST <= kept <= HOTTEST:
+            return replace(predictor, meaning=replace(predictor.meaning, temperature=kept))
         if isinstance(self._clients, RowsAtSites) and self._clients.elsewhere:
             raise SettingError("calibrate needs validation rows, which are at the sites: leave it out")
         calibrating = range(len(self._clients)) if number is None else [number]
-        return predictor.calibrated(self._clients.rows(place, "validation") for place in calibrating)
+        calibrated = predictor.calibrated(self._clients.rows(place, "validation") for place in calibrating)
+        if self.path is not None:
+            write_temperature(self.path, self._version, model, calibrated.meaning.temperature)
+        return calibrated
 
     @checked
     def predict(
@@ -207,8 +217,12 @@ class Run(History):
 
     def _raw_inputs(self) -> RawInputs:
         """Return the way from rows as the source has them to the models' inputs."""
-        first = next((place for place in range(len(self._clients)) if self._clients.size(place, "train") != 0), 0)
-        like = pytree.take(self._clients.rows(first, "train").x, slice(0, 0))
+        if (form := self.meta.get("rows")) is not None:
+            blank = blank_row(form)
+        else:  # a folder of an earlier version
+            first = next((place for place in range(len(self._clients)) if self._clients.size(place, "train") != 0), 0)
+            blank = self._clients.rows(first, "train")
+        like = pytree.take(blank.x, slice(0, 0))
         features, extractor = self.meta.get("features"), (self.meta.get("settings") or {}).get("extractor")
         columns = None if features is None else tuple(features)
         return RawInputs(like, columns, self.preparation, self.standardisation, extractor)
@@ -337,7 +351,9 @@ class Run(History):
                 raise SettingError("the state of clients is only kept in a run folder: run with out='some/folder'")
             # a client that never took part keeps the initial state
             state |= self._store.client_state(client, self._version)
-        engine = make_engine("sequential", self.work, self._clients, torch.device("cpu"), bfloat16=False)
+        clients = getattr(self._clients, "unchanged", self._clients)
+        with clients.forms() if isinstance(clients, RecordedClients) else nullcontext():
+            engine = make_engine("sequential", self.work, self._clients, torch.device("cpu"), bfloat16=False)
         return personal_model(engine, client, self._version, self._shared_with(client), state)
 
     def _shared_with(self, client: int, cluster: int | None = None) -> Tensor:

@@ -27,7 +27,9 @@ from piebald.experiments.run_models import Model as Model
 from piebald.core.machine import existing_objects_frozen, machine
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.parameters import Layout, frozen_digest
-from piebald.data.clients.prepared import in_own_unit, preparation_of
+from piebald.data.clients.prepared import SitesPrepared, in_own_unit, preparation_of
+from piebald.data.clients.sites import RecordedClients
+from piebald.data.preparation import Preparation
 from piebald.data.clients.sources import clients_of
 from piebald.data.clients.standardise import constants_of, unhidden_reason
 from piebald.data.clients.target_check import check_targets, tell_of_lacking_rows
@@ -35,7 +37,7 @@ from piebald.data.partition.split_settings import division_of
 from piebald.settings.plugins import needed_by, objective_named
 from piebald.privacy.accounting import installed
 from piebald.privacy.several_runs import told_together
-from piebald.contracts.data import column_names, public_rows_of, rows_digest, with_all_inputs
+from piebald.contracts.data import blank_row, column_names, public_rows_of, row_form, rows_digest, with_all_inputs
 from piebald.runs.missing_inputs import models_without_inputs
 from piebald.privacy.spending import Spending
 from piebald.methods.queries.evaluate import Evaluate
@@ -148,6 +150,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     features, target = column_names(all_clients)
     meta["features"] = None if features is None else list(features)
     meta["target"] = target or ((options.settings or {}).get("data") or {}).get("target")
+    meta["rows"] = row_form(federation.rows(_first_with_rows(federation), "train"))
     meta["split"] = None if division is None else division.model_dump(exclude_defaults=True)
     meta["division"] = "" if division is None else division.title
     plan = PreparedRun(
@@ -267,13 +270,44 @@ def _validate(keep: str | Mapping[str, Any], interval: int, clients: Clients) ->
     return Evaluate(split="validation") if keep == "best" else None
 
 
+def _first_with_rows(clients: Clients) -> int:
+    """Return the first client with training rows that lacks no input."""
+    return with_all_inputs(clients, (client for client in range(len(clients)) if clients.size(client, "train") != 0))
+
+
+def work_without_rows(
+    meta: Mapping[str, Any], table: Sequence[Mapping[str, Any]], model: Model, recipe: Recipe, options: RunOptions, reason: str
+) -> tuple[ClientWork, Clients, Recipe]:
+    """Return the work of a finished run, and its clients without rows, from what its folder keeps.
+
+    Args:
+        meta: the description of the run.
+        table: of its clients, see `RecordedClients`.
+        model, recipe, options: those of the run.
+        reason: why the rows cannot be read.
+
+    Raises:
+        SettingError: the models are not those of the run.
+    """
+    recorded = RecordedClients(table, blank_row(meta["rows"]), meta["classes"], reason)
+    agreed = meta.get("preparation")
+    clients: Clients = recorded if agreed is None else SitesPrepared(recorded, Preparation(**agreed))
+    with recorded.forms():
+        work, adapted = _work(recipe, clients, model, replace(options, keep="last"))
+    for name, value in (("layout", [[slot.name, list(slot.shape)] for slot in work.layout.slots]),
+                        ("own_models", None if work.own_models is None else work.own_models.plain()),
+                        ("frozen", frozen_digest(work.model))):  # fmt: skip
+        if meta.get(name) != value:
+            raise SettingError(f"the models of this run need its rows: {reason}")
+    choice = own_choice(options.keep, options.evaluate_split if options.evaluate_every else None)
+    return replace(work, choice=choice), clients, adapted
+
+
 def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -> tuple[ClientWork, Recipe]:
     models = GivenModels.of(model, clients.names, options.seed)
     module = models.modules[0]
     layout = Layout.of(module, recipe.sharing.private(module))
-    holding = (client for client in range(len(clients)) if clients.size(client, "train") != 0)
-    first = with_all_inputs(clients, holding)
-    rows = clients.rows(first, "train")
+    rows = clients.rows(_first_with_rows(clients), "train")
     if len(rows) == 0:
         raise SettingError("no client has a training row")
     objective = in_own_unit(objective_named(rows.y, options.loss, options.metrics), preparation_of(clients))

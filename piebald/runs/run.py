@@ -23,12 +23,15 @@ from piebald.runs.execution import describe, execute, with_mapped_start
 from piebald.runs.finished_run import Run
 from piebald.runs.lineage import FinishedRun, Inheritance, inherit
 from piebald.core.machine import differences
+from piebald.contracts.data import blank_row
 from piebald.data.clients.client_tables import is_frame
+from piebald.data.clients.sites import RecordedClients
+from piebald.methods.client_work import ClientWork
 from piebald.data.partition import clients_from
 from piebald.data.clients.standardise import as_in_run
 from piebald.settings.plugins import read, use_recorded
 from piebald.runs.options import Metrics, RunOptions
-from piebald.runs.prepare import Model, PreparedRun, is_recorded, prepare
+from piebald.runs.prepare import Model, PreparedRun, is_recorded, prepare, work_without_rows
 from piebald.methods.recipe import Recipe
 from piebald.core.references import USERS, Outside, of_folder
 from piebald.storage.store import RunStore
@@ -293,6 +296,7 @@ def opened(
     Args:
         path: the run folder.
         clients, model: as given to `run`; None rebuilds them from the experiment file that the run was started with.
+            Where its source is gone, the models are there, and what needs rows says so.
         recipe, plugins: see `resume`.
         objective: `loss` and `metrics`, as given to `run`.
     """
@@ -301,9 +305,13 @@ def opened(
         if meta.get("status") != "finished":
             raise RunFolderError(f"the run in {path} is not finished: finish it with piebald resume {path}")
         again = {**meta, "runtime": _read_here(meta["runtime"])}
-        plan = _prepared_again(again, path, clients, model, recipe, objective, plugins)
         version = meta.get("best") or store.version
         models = ModelSnapshot.of(store.server_checkpoint(version))
+        if clients is None and (reason := _missing_source(again, path, plugins)) is not None:
+            table = store.rows("client") or [{"name": str(number)} for number in range(meta["clients"])]
+            work, kept, used = _without_source(again, path, table, model, recipe, objective, plugins, reason)
+            return Run(Path(path), work, kept, version, models, used.sharing)
+        plan = _prepared_again(again, path, clients, model, recipe, objective, plugins)
     return Run(Path(path), plan.work, plan.clients, version, models, plan.recipe.sharing)
 
 
@@ -376,6 +384,37 @@ def _prepared_again(
     plan = prepare(recipe, clients, model, RunOptions.of_folder(meta, objective))
     _check_same(plan.meta, meta, path)
     return plan.going_on_from(meta["lineage"]) if meta.get("lineage") else plan
+
+
+def _missing_source(meta: Mapping[str, Any], path: Path | str, plugins: Sequence[str]) -> str | None:
+    """Return a sentence about the source of a run's rows if it is gone and the folder says what is needed."""
+    if meta.get("settings") is None or meta.get("rows") is None:
+        return None
+    from piebald.experiments.file import ExperimentSettings
+
+    author = of_folder(path, plugins)
+    gone = ExperimentSettings.of_table(meta["settings"], f"the settings in {path}", author).missing_source
+    return None if gone is None else f"there is no file or folder {gone} any more: put it back"
+
+
+def _without_source(
+    meta: Mapping[str, Any], path: Path | str, table: Sequence[Mapping[str, Any]], model: Model | None, recipe: Recipe | None,
+    objective: Mapping[str, Any], plugins: Sequence[str], reason: str,
+) -> tuple[ClientWork, Clients, Recipe]:  # fmt: skip
+    """Return the work of a run, its clients without rows, and its recipe."""
+    author = of_folder(path, plugins)
+    meta, objective = author.mark(meta), USERS.mark(objective)
+    for note in use_recorded(meta.get("plugins") or (), f"the run in {path}", author):
+        _log.warning(note)
+    if model is None:
+        from piebald.experiments.file import ExperimentSettings
+
+        settings = ExperimentSettings.of_table(meta["settings"], f"the settings in {path}", author)
+        blank = RecordedClients(table, blank_row(meta["rows"]), meta["classes"], reason)
+        with blank.forms():
+            model = settings.plan(blank).model_of(meta["label"])
+    recipe = recipe or recipes.rebuild(meta["recipe"]["table"])
+    return work_without_rows(meta, table, model, recipe, RunOptions.of_folder(meta, objective), reason)
 
 
 def _check_same(now: Mapping[str, Any], recorded: Mapping[str, Any], path: Path | str) -> None:

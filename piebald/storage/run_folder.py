@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,11 +13,13 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from piebald.core.errors import RunFolderError, shown
+from piebald.core.reading.files import read_json
 from piebald.storage import tensor_files
 from piebald.storage.lock import refuse_links
 from piebald.storage.schema import DATABASE
 
 START = "start.safetensors"  # what a run took over, see `lineage`
+TEMPERATURES = "temperatures.json"  # by which scores of models are divided, where that was asked for
 UNFINISHED = DATABASE + ".part"
 _LEFTOVERS = {"run.lock", START, START + ".part", UNFINISHED, UNFINISHED + "-wal", UNFINISHED + "-shm"}
 
@@ -80,6 +83,32 @@ def read_chosen_model(folder: Path, client: int) -> Tensor:
         RunFolderError: the file is missing or damaged.
     """
     return tensor_files.pick(folder, _name(client))["model"]
+
+
+def read_temperature(folder: Path, version: int, model: str) -> float | None:
+    """Return the temperature that was fitted to a model of a run, None where there is none.
+
+    Args:
+        folder: the run folder.
+        version: the server step of the models.
+        model: the name of the model.
+    """
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        stored = read_json(folder / TEMPERATURES)
+        if stored["version"] == version:
+            return float(stored["models"][model])
+    return None
+
+
+def write_temperature(folder: Path, version: int, model: str, temperature: float) -> None:
+    """Keep the temperature of a model, if the folder can be written; those of other versions are dropped."""
+    stored: Any = {}
+    with suppress(OSError, ValueError):
+        stored = read_json(folder / TEMPERATURES)
+    models = stored["models"] if isinstance(stored, dict) and stored.get("version") == version else {}
+    content = {"version": version, "models": {**models, model: temperature}}
+    with suppress(OSError):
+        tensor_files.write_bytes(folder, TEMPERATURES, json.dumps(content, indent=1).encode())
 
 
 def _name(client: int) -> str:

@@ -96,6 +96,38 @@ def test_what_does_not_fit_is_one_sentence(command, finished, tmp_path: Path, wo
     assert len(told.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("recipe", ["fedavg", "ditto"])
+def test_a_run_predicts_where_its_source_is_gone(command, tmp_path: Path, recipe: str) -> None:
+    """What needs rows says so, and a temperature that was fitted before is kept."""
+    frame = table().assign(target=lambda rows: rows.age * 3 + 10)
+    frame.loc[::9, "ward"] = None
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    file = FILE.format(recipe=recipe).replace('features = ["age", "dose"]\n', 'features = ["age", "dose", "ward"]\n')
+    (tmp_path / "file.toml").write_text(file)
+    assert command("run", "file.toml", "--out", "run", "-q").code == 0
+    frame[["dose", "ward", "age"]].to_csv(tmp_path / "new.csv", index=False)
+    asked = [("--client", "b"), (), ("--client", "b", "--calibrate")]
+    before = [command("predict", "run", "new.csv", *words).out for words in asked]
+    assert before[0] != before[2]
+    (tmp_path / "rows.csv").unlink()
+    assert [command("predict", "run", "new.csv", *words).out for words in asked] == before
+    told = command("predict", "run", "new.csv", "--client", "a", "--calibrate")
+    assert (told.code, told.out) == (2, "")
+    assert "this needs the validation rows of client 'a', which the run does not keep: there is no file" in told.err
+    assert len(told.err.splitlines()) == 1
+
+
+def test_numbers_are_predicted_in_their_unit_where_the_source_is_gone(command, tmp_path: Path) -> None:
+    frame = table().assign(cost=lambda rows: rows.age * 3 + 1000).drop(columns="ill")
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    (tmp_path / "file.toml").write_text(FILE.format(recipe="fedavg").replace('"ill"', '"cost"'))
+    assert command("run", "file.toml", "--out", "run", "-q", "--set", "rounds=20").code == 0
+    before = command("predict", "run", "rows.csv").out
+    (tmp_path / "rows.csv").rename(tmp_path / "moved.csv")
+    assert command("predict", "run", "moved.csv").out == before
+    assert pd.read_csv(io.StringIO(before)).cost.mean() == pytest.approx(frame.cost.mean(), abs=1)
+
+
 def test_trees_predict_too(command, tmp_path: Path) -> None:
     pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
     frame = table()

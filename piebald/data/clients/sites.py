@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -14,6 +15,7 @@ from piebald.contracts import Rows, Split
 from piebald.contracts.component import Component
 from piebald.contracts.data import without_inputs
 from piebald.core.client_models import fitting_patterns, idle_pattern_reason
+from piebald.core.errors import SettingError
 from piebald.core.pytree import Tree
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.preparation.preparation import Preparation
@@ -66,13 +68,58 @@ class SiteClients:
         fitting = fitting_patterns(self._lacks, self.names[client])
         return frozenset(self._lacks[fitting[0]] if fitting else ())
 
-    def size(self, client: int, split: Split) -> None:
+    def size(self, client: int, split: Split) -> int | None:
         """None: not known here."""
         return None
 
     def counts(self, client: int, split: Split) -> None:
         """None: not known here."""
         return None
+
+
+class RecordedClients(SiteClients):
+    """Clients of a finished run whose rows cannot be read any more, as its folder describes them.
+
+    Args:
+        table: a description of each client: its name, and how many rows of each split it has, None if not known.
+        blank, classes: see `SiteClients`.
+        reason: why the rows cannot be read, for messages.
+    """
+
+    elsewhere = False
+
+    def __init__(
+        self, table: Sequence[Mapping[str, Any]], blank: Rows, classes: Sequence[str] | None, reason: str
+    ) -> None:
+        super().__init__([str(row["name"]) for row in table], blank, classes)
+        self._table, self._reason, self._shows_form = table, reason, False
+
+    def size(self, client: int, split: Split) -> int | None:
+        """Return the number of rows, None where it is not known."""
+        size = self._table[client].get(split)
+        return None if size is None else int(size)
+
+    def rows(self, client: int, split: Split) -> Rows:
+        """One blank row within `forms`.
+
+        Raises:
+            SettingError: the rows themselves are wanted.
+        """
+        if not self._shows_form:
+            raise SettingError(
+                f"this needs the {split} rows of client {self.names[client]!r}, which the run does not keep: "
+                f"{self._reason}"
+            )
+        return self._blank
+
+    @contextmanager
+    def forms(self) -> Iterator[None]:
+        """Give blank rows to those who want no more than their form."""
+        self._shows_form = True
+        try:
+            yield
+        finally:
+            self._shows_form = False
 
 
 class RemotePartition(Component):
