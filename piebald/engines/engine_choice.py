@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -47,6 +49,23 @@ _LOOKED_AT = 1000  # clients among which two with rows are looked for
 _CANNOT_RUN = (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, UserWarning)
 _CLOSE = 1e-3  # allowed relative difference of another engine's first losses from the sequential one's
 _log = logging.getLogger(__name__)
+
+
+class EngineChoice(NamedTuple):
+    """What was measured to be the fastest.
+
+    Attributes:
+        engine: the name of the engine.
+        stack: clients in a stack.
+        seconds_per_step: of one client.
+    """
+
+    engine: str
+    stack: int
+    seconds_per_step: float
+
+
+MEASURED: dict[Hashable, EngineChoice] = {}  # in this process: the runs of a comparison measure once
 
 
 def make_engine(
@@ -115,7 +134,7 @@ def fastest(
     stacks: Sequence[int],
     share: float = 1.0,
     recorded: bool = True,
-) -> tuple[str, int, float]:
+) -> EngineChoice:
     """Try the engines on some clients' own rows.
 
     An engine whose losses differ from those of the sequential one is left out, so that a model that it does not run
@@ -129,7 +148,7 @@ def fastest(
     sample = [client for client in sample if clients.size(client, "train") != 0] or list(sample)
     sequential = make_engine("sequential", work, clients, device, bfloat16, recorded=recorded)
     expected, seconds = _measure(sequential, sample[:2], 1)
-    best = ("sequential", 1, seconds)
+    best = EngineChoice("sequential", 1, seconds)
     if sequential.traits.random:
         return best
     kinds: list[type[SequentialEngine]] = [] if passes_of(work).alone else [BatchedEngine, VmappedEngine]
@@ -158,12 +177,31 @@ def fastest(
             if not torch.allclose(losses[:2], expected, rtol=_close(work, bfloat16), equal_nan=True):
                 break
             if seconds < (_MARGIN * best[2] if best[0] == "sequential" else best[2]):
-                best = (kind.name, stack, seconds)
+                best = EngineChoice(kind.name, stack, seconds)
         if best[0] == BatchedEngine.name and device.type == "cpu":
             break  # many clients through vmap would not be faster
         del engine
     free_cached(device)  # a stack that was tried may have taken ten times as much as what is chosen
     return best
+
+
+def key_of(
+    work: ClientWork, rows: Sequence[int | None], device: torch.device, bfloat16: bool, recorded: bool
+) -> Hashable:
+    """What decides which engine is fast here: the model, the form and number of rows, the kind of training.
+
+    Args:
+        work: what clients do.
+        rows: training rows of each client that would be measured; None where that is not known.
+        device: that computes.
+        bfloat16: whether passes are under autocast.
+        recorded: whether steps are recorded, where the device can.
+    """
+    counts, config = [count for count in rows if count is not None], trial(work)
+    mean = round(math.log2(1 + sum(counts) / len(counts))) if counts else None
+    model = tuple(map(type, work.model.modules())), repr(work.model), repr(work.shape), tuple(work.outputs)
+    training = config.batch, config.momentum > 0, type(config.rule), len(config.groups), type(config.step)
+    return str(device), bfloat16, recorded, model, work.layout, work.objective.name, len(rows), mean, training
 
 
 def agrees(

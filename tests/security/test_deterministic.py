@@ -53,7 +53,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(*_: Any) -> Any:
         raise SettingError("a time was measured")  # other errors are the user's, and leave the sequential engine
 
-    monkeypatch.setenv("PIEBALD_ENGINE_CACHE", "off")  # else an earlier test's choice may be remembered
+    monkeypatch.setattr(engine_choice, "MEASURED", {})  # else an earlier test's choice may be remembered
     monkeypatch.setattr(simulator, "fastest", measured)
     monkeypatch.setattr(engine_choice, "clock", measured)
 

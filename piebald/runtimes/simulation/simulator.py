@@ -19,15 +19,16 @@ from piebald.engines.compilation import ENGINES as COMPILED
 from piebald.engines.engine_choice import (
     DEFAULT_LANES,
     LANES,
+    MEASURED,
+    EngineChoice,
     agrees,
     counted,
     fastest,
+    key_of,
     make_engine,
     stack_limit,
     stack_sizes,
-    trial,
 )
-from piebald.engines.remembered_choices import EngineChoice, key_of, recall, remember
 from piebald.methods.client_work import ClientWork
 from piebald.methods.training.sgd import Sgd
 from piebald.runtimes.base import RuntimeSettings
@@ -179,20 +180,17 @@ class Simulated(RuntimeSettings):
     def _fastest(
         self, work: ClientWork, clients: Clients, device: torch.device, sample: Sequence[int], stacks: Sequence[int]
     ) -> EngineChoice:
-        """Return the fastest choice of an earlier run like this one, if its losses are right, or else measure now."""
+        """Return the choice of an earlier run like this one, if its losses are right, or else measure now."""
         sample = [client for client in sample if not lacked_inputs(clients, client)] or sample
         holding = [client for client in sample if clients.size(client, "train") not in (0, 1)] or sample
         sizes = [clients.size(client, "train") for client in holding]
-        key = key_of(work, trial(work), sizes, device, self.bfloat16, bool(self.recorded))
-        most = min(len(holding), stack_limit(work, device, self.share_of_gpu()))
-        measured = {*stacks, *(LANES if device.type == "cuda" else ())}
-        remembered = recall(key, ("sequential", "vmapped", "batched"), [size for size in measured if size <= most])
-        if remembered is not None and agrees(remembered.engine, work, clients, device, self.bfloat16, holding):
-            return remembered
         share, recorded = self.share_of_gpu(), bool(self.recorded)
-        choice = EngineChoice(*fastest(work, clients, device, self.bfloat16, holding, stacks, share, recorded))
-        remember(key, choice)
-        return choice
+        key = key_of(work, sizes, device, self.bfloat16, recorded)
+        before, most = MEASURED.get(key), min(len(holding), stack_limit(work, device, share))
+        usable = before is not None and before.stack <= most and before.stack in (*stacks, *LANES)
+        if before is None or not usable or not agrees(before.engine, work, clients, device, self.bfloat16, holding):
+            MEASURED[key] = fastest(work, clients, device, self.bfloat16, holding, stacks, share, recorded)
+        return MEASURED[key]
 
     def _counted(self, work: ClientWork, clients: Clients, expected: int) -> Self:
         """Choose what was left open by counting alone."""

@@ -1,30 +1,24 @@
-"""Engine choices that are remembered between runs: taken where they fit, never trusted, and switched off by a word."""
+"""Choices among engines: which stacks are measured, and what is not measured twice in a process."""
 
 from __future__ import annotations
 
-import json
-import os
-import stat
-from pathlib import Path
 from typing import Any
 
-import pooch
 import pytest
 import torch
 from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.core import machine
-from piebald.core.errors import SettingError
-from piebald.engines import engine_choice, remembered_choices
+from piebald.engines import engine_choice
+from piebald.engines.engine_choice import EngineChoice
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.runtimes.simulation import simulator
 from tests.fakes import classified, seeded
 
 RECIPE = recipes.fedavg(lr=0.2, batch=5)
-MEASURED = ("batched", 5, 1e-4)
+MEASURED = EngineChoice("batched", 5, 1e-4)
 
 
 class Wrapped(nn.Module):
@@ -40,22 +34,16 @@ class Wrapped(nn.Module):
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PIEBALD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("PIEBALD_ENGINE_CACHE", "on")
-    return tmp_path / "cache" / "engines"
-
-
-@pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """How often engines were measured; what is found is made up."""
+    """How often engines were measured, in a process that has measured none before; the result is made up."""
     asked: list[Any] = []
 
-    def fastest(*args: Any) -> tuple[str, int, float]:
+    def fastest(*args: Any) -> EngineChoice:
         asked.append(args)
         return MEASURED
 
     monkeypatch.setattr(simulator, "fastest", fastest)
+    engine_choice.MEASURED.clear()
     return asked
 
 
@@ -82,7 +70,7 @@ def test_large_stacks_are_measured_only_of_tiny_models_and_where_each_core_gets_
     assert engine_choice.stack_sizes(tiny, gpu, 10) == engine_choice.stack_sizes(tiny, gpu, many)
 
 
-def test_the_second_run_measures_nothing(folder: Path, measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_run_measures_nothing(measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     first = chosen()
     assert (first["engine"], first["stack"], len(measured)) == ("batched", 5, 1)
 
@@ -92,52 +80,26 @@ def test_the_second_run_measures_nothing(folder: Path, measured: list[Any], monk
     monkeypatch.setattr(engine_choice, "clock", not_again)
     assert chosen() == first
     assert len(measured) == 1
-    [file] = folder.iterdir()
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_another_model_machine_or_torch_is_measured(
-    folder: Path, measured: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_model_or_training_is_measured(measured: list[Any]) -> None:
     chosen()
     chosen(seeded(lambda: nn.Linear(4, 2)))
-    monkeypatch.setattr(remembered_choices, "count_cores", lambda: 1000)
+    chosen(bfloat16=True)
     chosen()
-    monkeypatch.setattr(torch, "__version__", "99")
-    chosen()
-    assert len(measured) == 4
+    assert len(measured) == 3
 
 
-@pytest.mark.parametrize(
-    "left",
-    [
-        b"", b"\xff\x00", b"[" * 5000, b"[]", b"{}", b"null",
-        {"engine": "reference"}, {"engine": ["batched"]}, {"engine": "piebald:run"}, {"stack": 7}, {"stack": True},
-        {"stack": 10**6}, {"seconds_per_step": float("nan")}, {"seconds_per_step": "1"}, {"more": 1},
-        "folder", "old",
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_file_that_is_not_as_it_was_written_is_not_there(left: Any, folder: Path, measured: list[Any]) -> None:
-    first = chosen()
-    [file] = folder.iterdir()
-    if left == "folder":
-        file.unlink()
-        file.mkdir()
-    elif left == "old":
-        os.utime(file, (0, 0))
-    else:
-        file.write_bytes(left if isinstance(left, bytes) else json.dumps(json.loads(file.read_text()) | left).encode())
-    assert chosen() == first
+def test_a_stack_of_more_clients_than_there_are_is_measured_again(measured: list[Any]) -> None:
+    chosen()
+    for key in engine_choice.MEASURED:
+        engine_choice.MEASURED[key] = MEASURED._replace(stack=25)
+    assert chosen()["stack"] == MEASURED.stack
     assert len(measured) == 2
-    if left != "folder":  # what is there now is good again
-        chosen()
-        assert len(measured) == 2
 
 
 def test_an_engine_that_computes_something_else_is_not_taken(
-    folder: Path, measured: list[Any], monkeypatch: pytest.MonkeyPatch
+    measured: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model's code has changed: it mixes the rows that it is given, which engines that join clients misread."""
     chosen()
@@ -147,7 +109,7 @@ def test_an_engine_that_computes_something_else_is_not_taken(
 
 
 def test_a_model_that_takes_only_whole_batches_is_measured(
-    folder: Path, measured: list[Any], monkeypatch: pytest.MonkeyPatch
+    measured: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A remembered engine is compared on fewer rows than a batch has, which is no reason to refuse the model."""
     chosen()
@@ -163,37 +125,8 @@ def test_a_model_that_takes_only_whole_batches_is_measured(
     assert len(measured) == 2
 
 
-@pytest.mark.parametrize("variable", ["PIEBALD_CACHE", "PIEBALD_ENGINE_CACHE"])
-def test_nothing_is_kept_where_that_is_not_possible_or_wanted(
-    variable: str, folder: Path, measured: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(variable, {"PIEBALD_CACHE": "/dev/null/none", "PIEBALD_ENGINE_CACHE": "off"}[variable])
-    chosen()
-    chosen()
-    assert len(measured) == 2
-    assert not folder.exists()
-
-
-def test_the_switch_has_two_positions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIEBALD_ENGINE_CACHE", "perhaps")
-    with pytest.raises(SettingError, match="PIEBALD_ENGINE_CACHE must be 'on' or 'off', got 'perhaps'"):
-        chosen()
-
-
-def test_choices_by_counting_read_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(*_: Any) -> Any:
-        raise SettingError("a file was read")
-
-    monkeypatch.setattr(simulator, "recall", read)
-    monkeypatch.setattr(simulator, "remember", read)
+def test_choices_by_counting_measure_nothing(measured: list[Any]) -> None:
     assert chosen(deterministic=True)["engine"] == "batched"
     assert chosen(engine="vmapped")["engine"] == "vmapped"
-    with pytest.raises(SettingError, match="a file was read"):  # so the test would notice
-        chosen()
-
-
-def test_the_folder_is_the_system_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PIEBALD_CACHE", raising=False)
-    assert machine.cache_folder() == pooch.os_cache("piebald")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert machine.cache_folder() == pooch.os_cache("piebald")
+    assert not measured
+    assert not engine_choice.MEASURED
