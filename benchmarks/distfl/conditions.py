@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import federations as fed
-from settings import CLIP, EPSILONS, LOCAL, PAPER, PAPER_PROBES, PAPER_ROUNDS, TUNED, Training, noise_of
+from settings import CLIP, EPSILONS, LG_NET, LOCAL, PAPER, PAPER_PROBES, PAPER_ROUNDS, TUNED, Training, noise_of
 
 from piebald import recipes
 from piebald.methods.recipe import Recipe
@@ -58,7 +58,7 @@ def full_jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable
             "DistFL": recipes.distfl(probes=PAPER_PROBES, **here),
             "FedAvg": recipes.fedavg(**here),
             **beside(here),
-            "Fine-tuning": recipes.fine_tuned(tune_epochs=5, **here),
+            LG_NET: recipes.fine_tuned(tune_epochs=5, **here),
             "LG-FedAvg": recipes.lg_fedavg(**here),
         }
         made = methods["DistFL"]

@@ -21,6 +21,7 @@ from settings import (
     DEEP,
     DEFENCES,
     EPSILONS,
+    LG_NET,
     LOCAL,
     NOISES,
     NOISY,
@@ -65,7 +66,7 @@ def baselines(training: Training) -> dict[str, Recipe]:
     return {
         "FedAvg": recipes.fedavg(**training),
         **beside(training),
-        "Fine-tuning": recipes.fine_tuned(tune_epochs=int(training["epochs"]), **training),
+        LG_NET: recipes.fine_tuned(tune_epochs=int(training["epochs"]), **training),
         "LG-FedAvg": recipes.lg_fedavg(**training),
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-METHODS = ("FedAvg", "Local", "LG-FedAvg", "K-Cluster (K = 5)", "DistFL")
+METHODS = ("FedAvg", "Local", "LG-Net (fine-tuning)", "K-Cluster (K = 5)", "DistFL")
 TABLE_2 = {  # DistFL, table 2: the mean accuracy over the five types, per cent, in the order of METHODS
     "vgg": (33.97, 79.36, 83.32, 88.63, 91.08),
     "resnet": (30.29, 71.60, 78.00, 72.39, 85.41),

@@ -13,6 +13,8 @@ import numpy as np
 import tables as shown
 import torch
 
+from shared.intervals import interval
+
 from piebald.vertical import baselines, party_data
 from piebald.vertical.party_data import PartyHolding
 from piebald.vertical.protocol import Role
@@ -33,8 +35,9 @@ PAPER: dict[str, tuple[float, ...]] = {
     "source only": (0.665, 0.701, 0.662, 0.754, 0.817, 0.763),
 }
 ROWS = {"credit": 10000, "census": 15000}  # co-occurring rows where there are many
+BASE = "features as in reality, 5 and 8 in common"
 CHANGES: dict[str, dict[str, Any]] = {
-    "ours": {},
+    BASE: {},
     "features divided by turns, none in common": {"divided": "by turns"},
     "source's and target's features exchanged": {"divided": "exchanged"},
     "2,000 co-occurring rows": {"overlap": 2000, "overlap_batch": 250},
@@ -55,7 +58,7 @@ def settings(name: str, seed: int, change: dict[str, Any]) -> TransferSettings:
     overlap = given.pop("overlap", 300)
     data: dict[str, Any] = {"name": name, "overlap": ROWS[name] if overlap is None else overlap}
     if divided := given.pop("divided", None):
-        data |= _features(name, divided)
+        data = _features(name, divided) | data
     return shown.settings(name, seed, data=data, method=shown.smmd(shown.KERNELS["Gaussian, sigma 1"]), **given)
 
 
@@ -63,7 +66,7 @@ def _features(name: str, divided: str) -> dict[str, Any]:
     table = shown.data.load(name)
     names = party_data.feature_names(table)
     if divided == "by turns":
-        return {"source": tuple(names[::2]), "common": ()}
+        return shown.disjoint(name)
     own, both = party_data.division(table)
     return {"source": tuple(one for one in names if one not in own or one in both), "common": both}
 
@@ -134,12 +137,12 @@ def tables(raw: Path) -> dict[str, str]:
     text = ["| set | one change | AUC | difference to ours | F, positives | F, macro | F, weighted | seeds |"]
     text += ["| --- " * 8 + "|"]
     for name in shown.SETS:
-        base = {row["seed"]: row["auc"] for row in rows if (row["set"], row["change"]) == (name, "ours")}
+        base = {row["seed"]: row["auc"] for row in rows if (row["set"], row["change"]) == (name, BASE)}
         for label in dict.fromkeys(row["change"] for row in rows):
             mine = [row for row in rows if (row["set"], row["change"]) == (name, label) and row["seed"] in base]
             if not mine:
                 continue
-            apart = baselines.interval([row["auc"] - base[row["seed"]] for row in mine])
+            apart = interval([row["auc"] - base[row["seed"]] for row in mine])
             difference = f"{apart[0]:+.3f}" + (f" ± {apart[1]:.3f}" if len(mine) > 1 else "")
             means = [np.mean([row[what] for row in mine]) for what in ("auc", "f1", "f1 macro", "f1 weighted")]
             text.append(

@@ -69,7 +69,7 @@ def main() -> None:
         parts.run(RAW / "parts.jsonl", 1 if given.what is None else 5)
     raw = RAW / ("tables_full.jsonl" if full else "tables.jsonl")
     if given.what in (None, "tables"):
-        tables.run(seeds, raw, conditions.BACKENDS[given.scale])
+        tables.run(range(seeds), raw, conditions.BACKENDS[given.scale])
     if given.what in (None, "gap"):
         gap.run(seeds, RAW / "gap.jsonl")
     if given.what in (None, "write"):

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -162,11 +161,3 @@ def supervised(x: Tensor, y: Tensor, settings: TransferSettings, name: str) -> C
     return predict
 
 
-def interval(values: list[float]) -> tuple[float, float]:
-    """Return the mean over seeds and half the width of its 95% confidence interval (Student's t), nan for one value."""
-    from scipy.stats import t
-
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return mean, math.nan
-    return mean, float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))

@@ -29,7 +29,7 @@ class PartyView:
     """One party's data of a step; tensors are differentiable with respect to its weights.
 
     Attributes:
-        layers: outputs of the aligned layers for its own batch, [n, d] each.
+        layers: outputs of the aligned layers for the rows that are aligned, [n, d] each.
         common: outputs of the last layer for the co-occurring batch [m, d].
         labels: labels of the co-occurring batch, -1 or 1 [m]; only the source has them.
         phi: the translator [d]; only the source has it.
@@ -162,19 +162,20 @@ class DiscrepancyTerm(LossTerm):
         role: role of this party.
         kernel: a kernel with a moment form.
         alpha: weight in the loss.
-        rows: rows in a batch, at both parties.
+        rows: rows in a batch of own rows, at both parties.
         widths: units of the aligned layers.
         unit: whether rows of the aligned layers have length 1.
         hidden: whether its statistics carry noise, and gradients are computed from them for each row alone.
+        common: rows in a co-occurring batch if those are aligned, else None.
     """
 
     name = "mmd2"
 
     def __init__(
         self, role: Role, kernel: Kernel, alpha: float, rows: int, widths: Sequence[int], unit: bool = True,
-        hidden: bool = False,
+        hidden: bool = False, common: int | None = None,
     ) -> None:  # fmt: skip
-        self.role, self.kernel, self.alpha = role, kernel, alpha
+        self.role, self.kernel, self.alpha, rows = role, kernel, alpha, rows if common is None else common
         room = 2.0 if hidden else 1.0  # statistics with noise are no moments of rows, but no longer than those
         longest = [1.0 if unit else width**0.5 for width in widths]  # units lie in (0, 1)
         self._sizes = [kernel.sizes(rows, width, most) for width, most in zip(widths, longest, strict=True)]
@@ -182,7 +183,8 @@ class DiscrepancyTerm(LossTerm):
         self.owned = self.requested = [size for sizes in self._sizes for size in sizes]
         self.probes = list(range(len(self.requested))) * len(nodes(kernel)[0])
         numbers = sum(min(kernel.moments(width, unit), rows * width) for width in widths)
-        self.disclosed_own = numbers + 1  # and the party's own part of the losses
+        numbers += 1  # the party's own part of the losses
+        self.disclosed_own, self.disclosed_common = (numbers, 0) if common is None else (0, numbers)
         self._warned = False
 
     def statistics(self, view: PartyView) -> list[ProductStatistics]:

@@ -134,8 +134,9 @@ class Party:
         batch, common = self.own[self.done % len(self.own)], self.common[self.done % len(self.common)]
         traces: tuple[Trace, Trace] = ([], [])
         rows = self.network(data.x[batch], traces[0])
-        u = self.network(data.x[common], traces[1])[-1]
-        layers = [unit_rows(layer) for layer in rows] if settings.method.unit else rows
+        both = self.network(data.x[common], traces[1])
+        layers, u = both if settings.method.aligns_common else rows, both[-1]
+        layers = [unit_rows(layer) for layer in layers] if settings.method.unit else layers
         if data.y is None:
             return PartyView(layers, u, traces=traces)
         phi = translator(rows[-1], data.y[batch], settings.balanced)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_serializer, field_validator
 
@@ -34,6 +34,11 @@ class Method(Component):
         return False
 
     @property
+    def aligns_common(self) -> bool:
+        """True if hidden rows of the co-occurring batches are aligned, in place of those of each party's own."""
+        return False
+
+    @property
     def hides_rows(self) -> bool:
         """True if noise hides single rows of a party's own."""
         return False
@@ -53,9 +58,11 @@ class Method(Component):
 
 
 class Smmd(Method):
-    """Secure maximum mean discrepancy (Zhang, Chen, Wang): alpha * MMD^2 between batches of both parties' own rows.
+    """Secure maximum mean discrepancy (Zhang, Chen, Wang): alpha * MMD^2 between both parties' hidden rows.
 
     Attributes:
+        rows: the rows that are compared: "own", a batch of each party's own (eq. 1), or "common", the co-occurring ones
+            (eq. 5 to 7).
         kernel: linear, polynomial or gaussian.
         alpha: weight in the loss, at least 0.
         normalize: scale hidden rows to length 1 before they are compared.  The Gaussian's expansion needs it, and it
@@ -67,6 +74,7 @@ class Smmd(Method):
         delta: delta of the statement about differential privacy.
     """
 
+    rows: Literal["own", "common"] = "own"
     kernel: Kernel = GaussianKernel()
     alpha: float = Field(default=1.0, ge=0)
     normalize: bool = True
@@ -98,7 +106,12 @@ class Smmd(Method):
         return "each party learns moments of the other's batches; the target learns the labels of co-occurring rows"
 
     def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> LossTerm:
-        return DiscrepancyTerm(role, self.kernel, self.alpha, batch, widths, self.unit, self.hides_rows)
+        common = overlap_batch if self.aligns_common else None
+        return DiscrepancyTerm(role, self.kernel, self.alpha, batch, widths, self.unit, self.hides_rows, common)
+
+    @property
+    def aligns_common(self) -> bool:
+        return self.rows == "common"
 
     @property
     def hides_rows(self) -> bool:
@@ -110,6 +123,8 @@ class Smmd(Method):
     def model_post_init(self, _: object) -> None:
         if self.noise and not self.normalize:
             raise SettingError("noise needs normalize = true: without it, a row can change the moments without bound")
+        if self.noise and self.aligns_common:
+            raise SettingError('noise hides a party\'s own rows: it needs rows = "own", got "common"')
 
     def statement(self, role: Role, releases: int) -> str:
         if not self.hides_rows:

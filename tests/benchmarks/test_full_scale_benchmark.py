@@ -28,7 +28,7 @@ def carry_out(out: Path, *options: str, **environment: str) -> dict[str, dict[st
 def test_one_seed_of_everything_comes_before_a_second_of_anything() -> None:
     rows = list(loaded(FOLDER / "rows.py").rows())
     assert [row.about for row in rows[:5]] == [
-        ("vgg", method) for method in ("FedAvg", "Local", "LG-FedAvg", "K-Cluster (K = 5)", "DistFL")
+        ("vgg", method) for method in ("FedAvg", "Local", "LG-Net (fine-tuning)", "K-Cluster (K = 5)", "DistFL")
     ]
     seeds = [row.seed for row in rows if row.study != "metis"]
     assert seeds == sorted(seeds)

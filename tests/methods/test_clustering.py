@@ -90,6 +90,21 @@ def test_a_cluster_model_is_the_mean_of_its_members_models() -> None:
     assert clusters_at(two, 2) != [0] * 12
 
 
+def test_members_of_a_cluster_count_the_same_whatever_their_rows() -> None:
+    """Eq. 7 divides by the number of models; McMahan's weights by rows are a setting."""
+    clients = uneven_clients()
+    last: dict[str, Tensor] = {}
+    for label, recipe in (
+        ("one cluster", recipes.distfl(**TRAINING).with_(clustering=Distfl(clusters=1, probes=4, steps=1))),
+        ("equal", recipes.fedavg(**TRAINING).with_(aggregation="equal_weighted")),
+        ("by rows", recipes.fedavg(**TRAINING)),
+    ):
+        run = trained(recipe, clients, lambda seed: build_model("mlp_bn", (6,), 4, seed=seed), rounds=1)
+        last[label] = run.work.layout.flatten(run.model(0))
+    torch.testing.assert_close(last["one cluster"], last["equal"], rtol=0, atol=1e-6)
+    assert (last["one cluster"] - last["by rows"]).abs().max() > 1e-3
+
+
 @pytest.mark.full
 def test_iid_clients_stay_together() -> None:
     run = trained(recipes.distfl(probes=60, **TRAINING), Iid(clients=12).split(data.digits()))

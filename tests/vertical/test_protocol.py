@@ -21,6 +21,7 @@ SMMD = [
     {"kind": "smmd", "kernel": {"kind": "polynomial", "c": 0.5}},
     {"kind": "smmd", "kernel": {"kind": "polynomial", "degree": 3}, "normalize": False},
     {"kind": "smmd", "kernel": {"kind": "gaussian", "sigma": 2}, "alpha": 3},
+    {"kind": "smmd", "kernel": {"kind": "gaussian", "sigma": 2}, "alpha": 3, "rows": "common"},
 ]
 
 
@@ -80,6 +81,27 @@ def test_watched_losses_are_those_of_the_batches():
             assert found["loss"] == pytest.approx(loss.item(), abs=1e-12)
             assert found["mmd2"] == pytest.approx(moment.item(), abs=1e-12)
     assert steps["source"][1].losses is None
+
+
+def test_the_discrepancy_of_eq_5_is_that_of_the_co_occurring_rows():
+    """Its sums written out over the N_st co-occurring rows, and not over those of each party's own."""
+    method = {"kind": "smmd", "kernel": "linear", "rows": "common", "normalize": False}
+    settings = small(backend="plain", lr=1e-300, steps=1, method=method)
+    parties, steps = train_both(settings)
+    hidden = [party.network(party.data.x[party.common[0]])[-1].detach().numpy() for party in parties.values()]
+    count = len(hidden[0])
+    assert count == settings.overlap_batch != settings.batch
+    total = sum(
+        x[0] @ y[0] + x[1] @ y[1] - 2 * x[0] @ y[1]
+        for x in zip(*hidden, strict=True)
+        for y in zip(*hidden, strict=True)
+    )
+    assert steps["source"][0].losses["mmd2"] == pytest.approx(total / count**2, abs=1e-12)
+    own, common = (
+        (term.disclosed_own, term.disclosed_common)
+        for term in (small(method={"kind": "smmd"}).terms("source")[1], settings.terms("source")[1])
+    )
+    assert own[0] > own[1] == 0 == common[0] < common[1]
 
 
 def test_both_parties_count_the_same_bytes():
@@ -189,6 +211,7 @@ def _plain():
         ({"batch": 15}, "batch must be at least 16, twice the units of the widest aligned layer, got 15"),
         ({"overlap_batch": 15}, "overlap_batch must be at least 16"),
         ({"overlap_batch": 101}, r"overlap_batch must be at most data.overlap = 100"),
+        ({"method": {"kind": "smmd", "noise": 1.0, "rows": "common"}}, 'it needs rows = "own", got "common"'),
         ({"method": {"kind": "smmd", "kernel": "multi_gaussian"}}, "no moment form that could be encrypted"),
         ({"method": {"kind": "smmd", "kernel": {"kind": "gausian"}}}, "did you mean 'gaussian'"),
         ({"method": {"kind": "smmd", "kernel": {"kind": "polynomial", "degree": 4}}}, "2 or 3"),

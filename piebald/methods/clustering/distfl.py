@@ -52,7 +52,7 @@ class Distfl(Clustering):
 
     At a step the uploads' mean (eq. 3) is made; `probes` inputs are synthesised from its batch-norm statistics (eq. 2
     and 4); every upload answers them (eq. 5); the answers' KL divergences (eq. 6) say who belongs together; and each
-    cluster's models are averaged (eq. 7, with `example_weighted`).
+    cluster's models are averaged (eq. 7: the plain mean, which is the aggregation `equal_weighted`).
 
     The threshold between near and far is found, not given.  `find = "silhouette"`: divergences are made correlations
     (`divergence.unlikeness`), the mean over all rounds so far is taken, and average linkage is cut where the silhouette

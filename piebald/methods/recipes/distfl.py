@@ -24,7 +24,9 @@ def distfl(
 ) -> Recipe:
     """Cluster clients by what their models reveal about their data, and train one model for each cluster.
 
-    The model needs shared batch norm.  Further settings are those of the clustering `distfl`.
+    The model needs shared batch norm.  Clients of a cluster count the same, whatever their rows (eq. 7); with
+    `aggregation="example_weighted"` they count by rows, as in FedAvg.  Further settings are those of the clustering
+    `distfl`.
     """
     group = Distfl(probes=probes, channels=channels, find=find, normal=normal, every=every)
-    return fedavg(cohort, **training).with_(clustering=group)
+    return fedavg(cohort, **training).with_(clustering=group, aggregation="equal_weighted")
