@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import federations as fed
-from settings import CLIP, EPSILONS, LG_NET, LOCAL, PAPER, PAPER_PROBES, PAPER_ROUNDS, TUNED, Training, noise_of
+from settings import CLIP, EPSILONS, LG_NET, LOCAL, PAPER, PAPER_PROBES, PAPER_ROUNDS, RULES, TUNED, Training, noise_of
 
 from piebald import recipes
 from piebald.methods.recipe import Recipe
@@ -51,7 +51,6 @@ def conditions(scale: str) -> str:
 
 def full_jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], Any], int]]:
     """Yield the jobs of one part in the paper's own setting; parts whose data are not public have none here."""
-    authors = {"find": "linked", "first": 5, "every": 0, "statistics": "running", "loss": "published"}
     if part in ("vgg", "resnet", "people"):
         here = PAPER[part]
         methods: dict[str, Recipe] = {
@@ -61,8 +60,8 @@ def full_jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable
             LG_NET: recipes.fine_tuned(tune_epochs=5, **here),
             "LG-FedAvg": recipes.lg_fedavg(**here),
         }
-        made = methods["DistFL"]
-        methods["DistFL, the authors' rule"] = made.with_(clustering={"kind": "distfl", **authors})
+        for name, rule in RULES.items():
+            methods[f"DistFL, {name}"] = methods["DistFL"].with_(clustering={"kind": "distfl", **rule})
         for k in (5,) if part != "people" else (2, 3, 4):
             methods[f"K-Cluster (K = {k})"] = recipes.ifca(k=k, **here)
         for method, recipe in methods.items():

@@ -17,6 +17,7 @@ import numpy as np
 from conditions import beside, conditions, full_jobs
 from settings import (
     ATTACKED,
+    BY_ROWS,
     CLIP,
     DEEP,
     DEFENCES,
@@ -27,6 +28,7 @@ from settings import (
     NOISY,
     NOISY_STEP,
     PARTS,
+    RULES,
     SCALES,
     TRAINING,
     TUNED,
@@ -105,12 +107,9 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
         methods = {
             "DistFL": distfl(),
             "DistFL, every third round": distfl(every=3),
-            "DistFL, single-round gap": distfl(find="gap"),
             "K-Cluster (K = 5)": kcluster(5),
             "K-Cluster (K = 5), cold start": kcluster(5, warm=0),
-            "DistFL, the authors' rule": distfl(
-                find="linked", first=5, every=0, statistics="running", loss="published"
-            ),
+            **{f"DistFL, {name}": distfl(**rule) for name, rule in RULES.items()},
             "DistFL, loss as published": distfl(loss="published"),
             "CFL": recipes.cfl(eps1=0.6, eps2=0.2, **TRAINING),
             "CFL, gamma_max = 0.7": recipes.cfl(eps1=0.6, eps2=0.2, gamma_max=0.7, **TRAINING),
@@ -121,7 +120,9 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
     if part in ("domains", "people"):
         epochs = 3 if part == "domains" else 1  # a person has six times the rows
         here = {**TRAINING, "epochs": epochs}
-        methods = {"DistFL": distfl(here), **baselines(here)}
+        methods = {"DistFL": distfl(here)}
+        methods |= {f"DistFL, {name}": distfl(here, **rule) for name, rule in RULES.items()}
+        methods |= {BY_ROWS: distfl(here).with_(aggregation="example_weighted"), **baselines(here)}
         methods |= {f"K-Cluster (K = {k})": kcluster(k, training=here) for k in (2, 3, 4)}
         for method, recipe in methods.items():
             yield part, method, recipe, lambda: getattr(fed, part)(seed), 15

@@ -17,6 +17,12 @@ ATTACKED = ("attacks", "cifar", "replacement", "scales")  # parts with attackers
 NOISY = ("privacy", "mixed", "environment_privacy")  # parts with noise on the uploads
 NOISY_STEP = 1e9  # the noise of the paper's epsilons alone is longer than an update may be otherwise
 TUNED, LOCAL = "FedAvg + one unsent epoch", "Local"  # the two methods without a model for all
+BY_ROWS = "DistFL, clients weighted by rows"
+RULES: dict[str, dict[str, Any]] = {  # what else may say who is near (section 4.3 prints no threshold)
+    "the authors' rule": {"find": "linked", "first": 5, "every": 0, "statistics": "running", "loss": "published"},
+    "single-round gap": {"find": "gap"},
+    "linked in each round": {"find": "linked"},
+}
 LG_NET = "LG-Net (fine-tuning)"  # what the paper runs under this name (section 5.1.4); LG-FedAvg is another method
 TRAINING: Training = {"lr": 0.1, "epochs": 3, "batch": 10}
 DEEP: Training = {"lr": 0.05, "epochs": 3, "batch": 10}  # a hundred clients with the networks of Table 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -30,11 +31,11 @@ class Number:
         return None if found is None else cls(*(None if part is None else float(part) for part in found.groups()))
 
     @property
-    def sign(self) -> int:
-        """1 or -1 where the interval excludes 0, otherwise 0."""
+    def half(self) -> float:
+        """From the figure to the end of its interval on the side of 0; NaN without one."""
         if self.low is None or self.high is None:
-            return 0
-        return (self.low > 0) - (self.high < 0)
+            return math.nan
+        return self.value - self.low if self.value > 0 else self.high - self.value
 
 
 def merged(old: str, new: str, order: Sequence[str] = ()) -> str:

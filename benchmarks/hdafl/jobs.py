@@ -76,6 +76,9 @@ def paper_jobs(scale: Scale) -> Iterator[Job]:
                 for label in settings.LABELS[1:]:
                     yield Job("paper", "small_cnn", setting, cohort, label, seed, plan, rows, rate)
             yield Job("paper", "small_cnn", setting, settings.ALONE, "Local", seed, alone, rows, rate)
+        for label in settings.LABELS:
+            rate_of_apps, plan = settings.TRAFFIC_LEARNING_RATE, settings.APPS_PLAN
+            yield Job("paper", settings.APPS_MODEL, settings.APPS, 10, label, seed, plan, None, rate_of_apps)
 
 
 def tuning_jobs(scale: Scale) -> Iterator[Job]:
@@ -151,9 +154,13 @@ def run_job(job: Job, out: Path) -> str:
     if _finished(out / job.folder / job.label / f"seed-{job.seed}"):
         return f"{job.folder} {job.label} seed {job.seed}: already finished"
     torch.set_num_threads(1)  # jobs run beside one another
-    if job.part == "traffic":
+    if job.part == "traffic" or job.setting == settings.APPS:
         training = {"lr": job.rate, "batch": settings.TRAFFIC_BATCH, "momentum": settings.TRAFFIC_MOMENTUM}
-        clients = traffic.clients(job.setting, job.rows, job.seed, job.label == traffic.CENTRAL)
+        clients = (
+            settings.partition(settings.APPS, job.rows, job.seed).split(traffic.everything())
+            if job.setting == settings.APPS
+            else traffic.clients(job.setting, job.rows, job.seed, job.label == traffic.CENTRAL)
+        )
         shape, outputs = (1, traffic.LENGTH), len(clients.classes)
         network, own = "cnn_1d", settings.TRAFFIC_MODELS[job.model]
     else:

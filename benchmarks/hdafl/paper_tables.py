@@ -20,12 +20,14 @@ from piebald.report.comparison import Comparison, Interval
 from piebald.report.tables import History
 
 OTHERS = {label: f"minus {settings.NAMES.get(label, label)}" for label in ("FedAvg_tuned", "FedAvg_equal", "Local")}
-TITLES = {"iid": "i.i.d.", "writer": "non-i.i.d. (by writer)", "disjoint": "disjoint"}
+TITLES = {
+    "iid": "i.i.d.", "writer": "non-i.i.d. (by writer)", "disjoint": "disjoint", settings.APPS: "disjoint, 52 apps",
+}  # fmt: skip
 
 
 def made(out: Path, setting: str, needed: Sequence[str] = (BASE,)) -> dict[int, Comparison]:
     """Return the runs of a setting by clients per round, where those of all needed recipes have finished."""
-    folders = sorted((out / "paper" / "small_cnn" / setting).glob("C*"), key=lambda path: int(path.name[1:]))
+    folders = sorted((out / "paper").glob(f"*/{setting}/C*"), key=lambda path: int(path.name[1:]))
     found = {int(folder.name[1:]): comparison(folder, needed) for folder in folders}
     return {cohort: runs for cohort, runs in found.items() if runs is not None}
 
@@ -56,7 +58,7 @@ def _table_3(found: dict[str, dict[int, Comparison]]) -> Iterator[str]:
     for setting, by_cohort in found.items():
         for cohort, runs in by_cohort.items():
             theirs = settings.NEAREST.get(cohort, cohort)
-            printed = paper.TABLE_3[setting][theirs]
+            printed = paper.TABLE_3["disjoint" if setting == settings.APPS else setting][theirs]
             summary = {row["label"]: row for row in runs.summary()}
             paired = {row["label"]: row for row in runs.paired(BASE)}
             for label in (label for label in settings.LABELS if label in summary):

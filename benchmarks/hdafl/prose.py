@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import paper
 import settings
 from blocks import Number
 from shared.markdown import block, put, rows, sections, table
+from shared.verdicts import verdict as sized
 
 OVERVIEW = {"iid": "iid", "writer": "writer", "disjoint": "disjoint_five"}  # the paper's settings among ours
 NOT_IN_PAPER = ("dirichlet_0.3", "dirichlet_0.1", "disjoint_groups")
@@ -53,16 +55,12 @@ def span(numbers: Sequence[Number], form: str = "+.1f") -> str:
 
 
 def verdict(printed: Sequence[float], here: Sequence[Number]) -> str:
-    """Say for how many cohorts the sign of a difference is the paper's, with intervals that exclude 0."""
-    signs = [number.sign * (1 if value > 0 else -1) for value, number in zip(printed, here, strict=False)]
-    said = {1: "agrees", -1: "opposite", 0: "cannot be told apart"}
-    counts = {word: signs.count(sign) for sign, word in said.items() if sign in signs}
-    whole = len(signs)
-    parts = [word if count == whole else f"{word} ({count} of {whole})" for word, count in counts.items()]
-    if set(signs) == {1}:
-        weaker = [abs(n.value) < abs(value) for value, n in zip(printed, here, strict=False)]
-        parts[0] += ", weaker" if all(weaker) else ", stronger" if not any(weaker) else ""
-    return "; ".join(parts)
+    """Say for how many cohorts, or rounds, a difference has which size beside the paper's, none of which is none."""
+    words = [sized(value, number.value, number.half, none=0.0) for value, number in zip(printed, here, strict=False)]
+    counts = Counter(words)
+    return "; ".join(
+        word if count == len(words) else f"{word} ({count} of {len(words)})" for word, count in counts.items()
+    )
 
 
 def gained(gains: Sequence[float]) -> str:
@@ -169,7 +167,7 @@ def beside(text: str) -> str:
     clear = [
         f"{row['setting']}, C = {row['C']}: {row['HDAFL - tuned FedAvg']}"
         for row in skewed
-        if (number := Number.of(row["HDAFL - tuned FedAvg"])) is not None and number.sign
+        if (number := Number.of(row["HDAFL - tuned FedAvg"])) is not None and abs(number.value) > number.half
     ]
     few = figures(overview(text, "disjoint_five"), "HDAFL - Local")
     groups = figures(overview(text, "disjoint_groups"), "HDAFL - Local")

@@ -55,6 +55,7 @@ TITLES = {
     "dirichlet_0.1": "Dirichlet(0.1), 100 clients",
     "disjoint_groups": "disjoint, 5 groups of 20 clients with two classes each",
     "disjoint_five": "disjoint, 5 clients with two classes each",
+    "disjoint_apps": "disjoint, 26 clients with two of 53 apps each",
     "disjoint": "disjoint, as many clients with two classes each as there are classes for",
 }
 
@@ -149,6 +150,9 @@ SCALES = {
 }
 
 
+# Table 3's disjoint classes where there are as many of them as in the paper: 26 clients with 2 of FG-Net's 53 apps.
+APPS, APPS_CLIENTS, APPS_MODEL, APPS_PLAN = "disjoint_apps", 26, "cnn_1d_small", Plan(120, 20, 60)
+
 NEAREST = {2: 10, 3: 20, 5: 31}  # disjoint clients per round of 5 that stand for the paper's of 31
 
 
@@ -177,6 +181,8 @@ def partition(setting: str, rows: int | None, seed: int, classes: int = 10) -> P
             return ByOwner(owner="writer", clients=100, **common)
         case "disjoint_groups":
             return Disjoint(clients=100, classes_each=2, shared_by=20, **common)
+        case "disjoint_apps":
+            return Disjoint(clients=APPS_CLIENTS, classes_each=2, **common)
         case "disjoint":
             return Disjoint(clients=classes // 2, classes_each=2, **common)
         case "disjoint_five":

@@ -24,7 +24,8 @@ LENGTH = settings.PACKETS
 
 
 @lru_cache(maxsize=1)
-def _everything() -> DataSet:
+def everything() -> DataSet:
+    """Return all flows of both captures."""
     return data.traffic()
 
 
@@ -37,7 +38,7 @@ def federation(case: str, rows: int | None, seed: int) -> PooledClients:
         rows: number of flows; None means all.
         seed: seed of the split and of the choice of removed apps.
     """
-    whole = _everything()
+    whole = everything()
     alone = settings.TRAFFIC_CASES[case]
     order = generator("hdafl benchmark", "apps", seed).permutation(len(whole.classes))
     removed = {0: order[:alone], 1: order[alone : 2 * alone]}

@@ -62,7 +62,7 @@ def run_job(job: Job, scale: Scale, out: Path, device: str) -> str:
     methods = settings.asynchronous if uneven else settings.synchronous
     recipe = methods(**scale.training)[job.label]
     partition = settings.partition(job.sizes, job.classes, job.seed, recipe, job.part == "corrupted")
-    data = settings.images(scale.rows, scale.side, job.seed, scale.balanced)
+    data = settings.images(scale.rows, scale.side, job.seed)
     clients = partition.split(data)
     if job.label in settings.OWN_MODELS:
         clients = settings.tested_together(clients, data)

@@ -16,11 +16,11 @@ sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 import paper
 import settings
 from shared.intervals import interval
+from shared.verdicts import verdict
 
 Found = Mapping[tuple[str, str, str], Sequence[dict[str, Any]]]  # runs by part, case and recipe
 
 SEEDS = 3  # a verdict needs so many at least
-NARROW = 3.0  # points: a wider interval may hide a difference, so that it agrees with nothing
 # our labels of the columns of the paper's table, its figures, and the recipe that the others are compared with
 PRINTED = {
     "synchronous": (("FedAvg", "DVW"), paper.ROUNDS_200, "FedAvg"),
@@ -56,7 +56,7 @@ class Difference:
     @property
     def verdict(self) -> str:
         """The verdict in words."""
-        return verdict(self.mean, self.half, self.theirs) if self.seeds >= SEEDS else f"{self.seeds} seed(s)"
+        return verdict(self.theirs, self.mean, self.half) if self.seeds >= SEEDS else f"{self.seeds} seed(s)"
 
 
 def cases(found: Found, part: str) -> list[str]:
@@ -103,18 +103,6 @@ def gain(found: Found, part: str, case: str, label: str, base: str) -> tuple[flo
     if len(seeds) == 1:
         return apart[0], 1.96 * math.hypot(standard_error(mine[seeds[0]]), standard_error(theirs[seeds[0]])), 1
     return *interval(apart), len(seeds)
-
-
-def verdict(ours: float, half: float, theirs: float) -> str:
-    """Return how a difference compares with the paper's: agrees, weaker, stronger, opposite, or no difference shown."""
-    comparable = abs(theirs) < 1.0  # in the paper's own words
-    if abs(ours) <= max(half, 1.0 if comparable else 0.0):
-        return "agrees" if comparable and half <= NARROW else "no difference shown"
-    if comparable:
-        return "the paper has no difference"
-    if ours * theirs < 0:
-        return "opposite"
-    return "weaker" if abs(ours) < abs(theirs) / 2 else "agrees" if abs(ours) <= 2 * abs(theirs) else "stronger"
 
 
 def differences(found: Found, part: str) -> list[Difference]:
@@ -190,8 +178,8 @@ def judged(found: Found, part: str) -> tuple[str, str]:
         own = [one for one in every if one.label == label]
         means = [one.mean for one in own]
         ours.append(f"{label} {min(means):+.1f} to {max(means):+.1f}")
-        counts = Counter(one.verdict for one in own).most_common()
-        verdicts.append(f"{label}: {', '.join(f'{verdict} in {count}' for verdict, count in counts)}")
+        counts = Counter(one.verdict.partition(",")[0] for one in own).most_common()
+        verdicts.append(f"{label}: {', '.join(f'{word} in {count}' for word, count in counts)}")
     if not every:
         return "-", "not run at this scale"
     cells = len(dict.fromkeys(one.case for one in every))

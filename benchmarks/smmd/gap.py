@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import tables as shown
 import torch
-
 from shared.intervals import interval
 
 from piebald.vertical import baselines, party_data
@@ -99,10 +98,7 @@ def source_alone(held: dict[Role, PartyHolding], given: TransferSettings) -> dic
 
 def source_own(held: dict[Role, PartyHolding], given: TransferSettings) -> dict[str, float]:
     """The source's model on the source's features of the same test rows, as if the target had them."""
-    source = held["source"]
-    assert source.y is not None
-    model = baselines.supervised(source.x, source.y, given, "source only")
-    return averages(model(source.test), source.test_y, float((source.y > 0).double().mean()))
+    return averages(*shown.source_on_its_features(held, given))
 
 
 def run(seeds: int, raw: Path) -> None:

@@ -45,7 +45,7 @@ print(*("-7.7 [-8.8, -6.6]" in block(prose.fill(one), "claims") for one in (text
     assert run("-c", program).split() == ["0", "1", "False", "True"]
 
 
-def test_a_verdict_is_the_sign_of_an_interval() -> None:
+def test_a_verdict_has_a_size_for_each_cohort() -> None:
     program = """
 import prose
 from blocks import Number
@@ -54,9 +54,9 @@ print(prose.verdict([1.0, 1.0], [Number(-3.0, -4.0, -2.0), Number(2.0, -1.0, 5.0
 print(prose.verdict([1.0], [Number(5.0)]))
 """
     assert run("-c", program).splitlines() == [
-        "agrees, weaker",
-        "opposite (1 of 2); cannot be told apart (1 of 2)",
-        "cannot be told apart",
+        "agrees",
+        "opposite (1 of 2); not found (1 of 2)",
+        "no verdict from one seed",
     ]
 
 
