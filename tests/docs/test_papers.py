@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.scripts import loaded
+
 ROOT = Path(__file__).parents[2]
 PARTS = {  # what each paper prints, in its order
     "cgau": ["Fig. 1", "Fig. 2a", "Table 1", "Fig. 2b", *(f"Fig. 3{panel}" for panel in "abcgh")],
@@ -28,15 +30,12 @@ SOURCES = {
 HEADS = ["", "what it shows", "paper", "here", "command", "scale", "verdict"]
 
 
-CHANGED = ["paper", "claim", "before", "now", "because"]
-
-
-def rows(page: str, heads: list[str] = HEADS) -> list[list[str]]:
+def rows(page: str) -> list[list[str]]:
     """The rows of a page's first table; paper and ours may have other words behind them in the heading."""
     text = (ROOT / "docs" / "papers" / f"{page}.md").read_text("utf-8")
     lines = takewhile(lambda line: line.startswith("|"), dropwhile(lambda line: line[:1] != "|", text.splitlines()))
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert [head.partition(":")[0] for head in cells[0]] == heads
+    assert [head.partition(":")[0] for head in cells[0]] == HEADS
     return cells[2:]
 
 
@@ -76,11 +75,27 @@ def test_figures_of_ours_are_those_of_the_results(paper: str) -> None:
     assert wrong == {}
 
 
-def test_verdicts_that_changed_are_those_of_the_results() -> None:
-    """Each row says what was said before, what the results say now, and which correction is the reason."""
-    found = rows("verdicts", CHANGED)
-    assert all(len(row) == len(CHANGED) and all(row) for row in found)
-    assert set(PARTS) <= {paper for row in found for paper in PARTS if row[0].lower().startswith((paper, f"[{paper}"))}
-    for row in found:
-        sources = next((SOURCES[paper] for paper in PARTS if row[0].lower().lstrip("[").startswith(paper)), None)
-        assert unknown(row[3], sources or ["partition", "crosscheck"]) == [], row
+def test_verdicts_are_written_from_the_claims_and_claims_are_those_of_the_results() -> None:
+    """The page is what its program writes, and what it has measured stands in the results of the paper's benchmark."""
+    made = loaded(ROOT / "benchmarks" / "papers" / "verdicts.py")
+    assert (ROOT / "docs" / "papers" / "verdicts.md").read_text("utf-8") == made.page()
+    wrong = {claim.claim: gone for claim in made.CLAIMS if (gone := unknown(claim.ours, SOURCES[claim.paper]))}
+    assert wrong == {}
+    assert {claim.paper for claim in made.CLAIMS} == set(PARTS)
+    assert all(claim.verdict for claim in made.CLAIMS)
+
+
+@pytest.mark.parametrize(
+    ("printed", "mean", "half", "words"),
+    [
+        (10.0, 5.1, 1.0, "agrees"), (10.0, 19.9, 1.0, "agrees"), (-10.0, -9.0, 1.0, "agrees"),
+        (10.0, 4.9, 1.0, "same sign, half"), (10.0, 0.5, 0.4, "same sign, a twentieth"),
+        (78.81, 3.5, 1.5, "same sign, 1/23"), (10.0, 31.0, 1.0, "same sign, 3 times"),
+        (10.0, 9.0, 9.0, "not found"), (10.0, -9.0, 9.1, "not found"), (10.0, -9.0, 1.0, "opposite"),
+        (0.5, 0.9, 0.1, "agrees"), (0.5, 1.1, 0.1, "a difference where the paper has none"),
+        (0.5, 1.1, 3.1, "not found"), (10.0, 9.0, float("nan"), "no verdict from one seed"),
+    ],
+)  # fmt: skip
+def test_a_verdict_has_a_size(printed: float, mean: float, half: float, words: str) -> None:
+    """A twentieth of the paper's effect does not agree with it."""
+    assert loaded(ROOT / "benchmarks" / "shared" / "verdicts.py").verdict(printed, mean, half) == words

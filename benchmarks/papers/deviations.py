@@ -1,0 +1,164 @@
+"""Write each paper's conditions beside ours into its page: python benchmarks/papers/deviations.py [PAPER ...].
+
+What the paper prints stands below; ours is read from the recipe, the clients and the model that the benchmark's own
+program would run for the table (`shared.capture`).  The data sets must be in `PIEBALD_DATA`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.capture import Case, capture
+from shared.markdown import put, table
+
+ROOT = Path(__file__).parents[2]
+NOWHERE = Path("nowhere")
+Cell = tuple[str, dict[str, str], Callable[[], Any], int]  # table, the paper's, what runs it, number of seeds
+
+WEIGHTS = {"equal_weighted": "equal", "example_weighted": "by rows", "dvw": "by validation score"}
+DISTFL = {
+    "local training": "5 epochs", "lr": "0.01", "momentum": "0.9", "rounds": "50", "seeds": "3", "weights": "equal",
+    "private": "nothing", "validation": "none", "in a round": "all",
+}  # fmt: skip
+HDAFL = {
+    "local training": "1 epoch", "rounds": "400", "seeds": "6", "weights": "by rows", "private": "classifier",
+    "validation": "none", "network": "2 convolutions, 2 linear layers, 66 kB",
+}  # fmt: skip
+METIS = {
+    "local training": "4 epochs", "lr": "0.05", "momentum": "0.75", "batch": "100", "seeds": "1", "private": "nothing",
+    "weights": "by validation score", "clients": "10", "validation": "5% of the rows", "classes each": "3 to 8",
+    "network": "2 convolutions of TensorFlow's tutorial",
+}  # fmt: skip
+CGAU = {"weights": "by rows", "private": "the clients' conditioning", "clients": "10", "in a round": "all"}
+
+
+def distfl() -> Iterator[Cell]:
+    """Tables 2 to 6."""
+    import run
+
+    printed = {
+        "category": ("Table 2, a small network", {"clients": "100", "rows each": "40", "classes each": "2",
+                     "network": "VGG-11 with pooling; ResNet-18"}),
+        "vgg": ("Table 2, VGG-11", {"clients": "100", "rows each": "40", "classes each": "2",
+                "network": "VGG-11 with pooling", "lr": "0.0001"}),
+        "domains": ("Table 3", {"clients": "20", "rows each": "388 to 710", "classes each": "65",
+                    "network": "ResNet-50, pre-trained"}),
+        "people": ("Table 4", {"clients": "20", "rows each": "270 on average", "classes each": "6",
+                   "network": "2 convolutions"}),
+        "attacks": ("Table 5", {"clients": "50", "rows each": "1,000", "classes each": "10", "network": "VGG-11"}),
+        "replacement": ("Table 6", {"clients": "50", "rows each": "1,000", "classes each": "10",
+                        "network": "ResNet-18"}),
+    }  # fmt: skip
+    for part, (name, paper) in printed.items():
+        job = next(job for job in run.jobs(part, 0) if job[1] == "DistFL")
+        yield name, DISTFL | paper, lambda part=part, job=job: run.run_job(part, *job, 0), 3
+
+
+def hdafl() -> Iterator[Cell]:
+    """Tables 3 and 5."""
+    import jobs
+    import settings
+
+    scale = settings.SCALES["small"]
+    flows = {"clients": "2", "in a round": "all", "classes each": "35", "rounds": "4, 8, 20", "network": "1-D CNN"}
+    printed = {
+        "iid": ("Table 3, i.i.d.", {"clients": "100", "in a round": "10", "classes each": "62"}),
+        "writer": ("Table 3, by writer", {"clients": "100", "in a round": "10", "classes each": "up to 62"}),
+        "disjoint": ("Table 3, disjoint", {"clients": "31", "in a round": "10", "classes each": "2"}),
+        settings.APPS: ("Table 3, disjoint apps", {"clients": "31", "in a round": "10", "classes each": "2"}),
+        "own_apps": ("Table 5", flows),
+    }
+    every = [*jobs.paper_jobs(scale), *jobs.traffic_jobs(scale)]
+    for setting, (name, paper) in printed.items():
+        job = next(job for job in every if (job.setting, job.label) == (setting, "HDAFL"))
+        yield name, HDAFL | paper, lambda job=job: jobs.run_job(job, NOWHERE), len(scale.paper_seeds)
+
+
+def metis() -> Iterator[Cell]:
+    """Table I."""
+    import run
+
+    scale = run.SCALES["cells"]
+    for part, label, length in (("synchronous", "DVW", "200"), ("uneven", "AsyncDVW", "14,000 s")):
+        job = next(
+            job for job in run.all_jobs(scale, [0])
+            if (job.part, job.sizes, job.classes, job.label) == (part, "power law", "Non-IID(3)", label)
+        )  # fmt: skip
+        begin = lambda job=job: run.run_job(job, scale, NOWHERE, "cpu")  # noqa: E731
+        yield f"Table I, {part}, power law Non-IID(3)", METIS | {"rounds": length, "in a round": "all"}, begin, 3
+
+
+def cgau() -> Iterator[Cell]:
+    """Fig. 2a, whose stand-in is here; Fig. 2b needs hours of embedding."""
+    import jobs
+
+    paper = CGAU | {"rounds": "not printed", "seeds": "10", "network": "2 gated layers of 64", "classes each": "2"}
+    job = next(job for job in jobs.rare() if job.method == "CGAU")
+    yield "Fig. 2a", paper | {"local training": "10 steps or an epoch"}, lambda: jobs.run_job(job, NOWHERE), 3
+
+
+def described(case: Case, seeds: int) -> dict[str, str]:
+    """Return the conditions of a run."""
+    recipe, clients, training = case.recipe, case.clients, case.recipe.training
+    sizes = [clients.size(client, "train") for client in range(len(clients))]
+    classes = [len(set(clients.rows(client, "train").y.tolist())) for client in range(len(clients))]
+    held = sum(clients.size(client, "validation") for client in range(len(clients)))
+    model = case.model(0)
+    count, unit = (training.steps, "step") if getattr(training, "steps", None) else (training.epochs, "epoch")
+    stop = case.options.get("stop") or {}
+    return {
+        "clients": str(len(clients)), "rows each": _span(sizes), "classes each": _span(classes),
+        "validation": f"{held / (held + sum(sizes)):.0%} of the rows" if held else "none",
+        "network": f"{type(model).__name__}, {sum(part.numel() for part in model.parameters()):,} parameters",
+        "weights": WEIGHTS.get(recipe.aggregation.kind, recipe.aggregation.kind),
+        "private": getattr(recipe.sharing, "private_layers", None) or "nothing",
+        "in a round": _cohort(getattr(recipe.scheduling, "cohort", 1.0)),
+        "local training": f"{count} {unit}{'s' if count != 1 else ''}", "lr": f"{training.lr:g}",
+        "momentum": f"{training.momentum:g}", "batch": str(training.batch),
+        "rounds": str(case.options.get("rounds") or f"{stop.get('seconds', 0):,.0f} s"), "seeds": str(seeds),
+    }  # fmt: skip
+
+
+def _span(values: list[int]) -> str:
+    return " to ".join(dict.fromkeys(f"{value:,}" for value in (min(values), max(values))))
+
+
+def _cohort(cohort: float) -> str:
+    return "all" if cohort == 1.0 and isinstance(cohort, float) else str(cohort)
+
+
+def rows(name: str, paper: Mapping[str, str], ours: Mapping[str, str]) -> list[list[str]]:
+    """Return what differs from the paper, or is not printed there."""
+    apart = {what: here for what, here in ours.items() if paper.get(what) != here}
+    return [[name, what, paper.get(what, "not printed"), here] for what, here in apart.items()]
+
+
+def main(papers: list[str]) -> None:
+    """Write the tables of some papers; each is read in a process of its own, since programs have modules alike."""
+    for paper in papers or ["distfl", "hdafl", "metis", "cgau"]:
+        done = subprocess.run(
+            [sys.executable, __file__, "--read", paper], cwd=ROOT / "benchmarks" / paper, stdout=subprocess.PIPE,
+            text=True, check=True,
+        )  # fmt: skip
+        page = ROOT / "docs" / "papers" / f"{paper}.md"
+        made = table(["table", "what differs", "the paper", "here"], json.loads(done.stdout.splitlines()[-1]))
+        page.write_text(put(page.read_text("utf-8"), "deviations", made, append=True), "utf-8")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--read"]:
+        sys.path[:0] = [str(ROOT / "benchmarks" / sys.argv[2]), str(ROOT)]
+        read = [
+            rows(name, paper, described(capture(begin), seeds))
+            for name, paper, begin, seeds in globals()[sys.argv[2]]()
+        ]
+        print(json.dumps([row for part in read for row in part]))
+    else:
+        main(sys.argv[1:])
