@@ -159,5 +159,3 @@ def supervised(x: Tensor, y: Tensor, settings: TransferSettings, name: str) -> C
         return probabilities
 
     return predict
-
-
