@@ -182,7 +182,7 @@ def next_token_loss(outputs: Tensor, targets: Tensor, *, label_smoothing: float 
 
 
 def count_events(targets: Any) -> int:
-    """Return the number of events among targets of `survival_pair`.
+    """Return the number of events among those targets of `survival_pair` that are known.
 
     A client's loss is by event, so an average by events is of the stratified partial likelihood of all clients.
 
@@ -190,7 +190,8 @@ def count_events(targets: Any) -> int:
         >>> count_events(torch.tensor([[2.0, 1.0], [3.0, 0.0]]))
         1
     """
-    return int(survival_pair(targets)[1].sum())
+    time, event = survival_pair(targets)
+    return int((event[known(time) & known(event)] > 0).sum())
 
 
 @on_logits

@@ -56,7 +56,7 @@ class Objective:
         higher_is_better: whether higher values of the first metric are better.
         compares_rows: whether the loss compares the rows of a batch with one another, so that a row alone has none.
         domain: the targets that the loss takes, None where nobody says.
-        count: returns how much a client's training targets count in an average; None for the number of rows.
+        count: returns how much a client's targets count in averages of losses; None for the number of rows.
     """
 
     name: str

@@ -152,6 +152,8 @@ class ReferenceEngine(SequentialEngine):
                     scores[name][place] = measure.compute().mean()
                 else:
                     scores[name][place] = measure(outputs, targets).float().mean()
+            if self.work.objective.count is not None:
+                rows[place] = self.work.objective.count(targets)
         return scores, rows
 
     def losses(self, clients: Sequence[int], models: Sequence[Tensor], split: Split) -> Tensor:

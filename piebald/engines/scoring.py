@@ -150,7 +150,11 @@ class ScoringEngine:
         return pytree.take(outputs, counted), pytree.take(targets, counted)
 
     def _row_counts(self, targets: Any, sizes: list[int]) -> Tensor:
-        """The number of each client's rows that count [c]."""
+        """The number of each client's rows that count, or what its loss is a mean over [c]."""
+        if (count := self.work.objective.count) is not None:
+            parts = pytree.split(targets, sizes)
+            return moved(torch.tensor([count(part) if size else 0 for part, size in zip(parts, sizes, strict=True)]),
+                         self.device)  # fmt: skip
         counted = self.row_loader.counted(targets)
         if counted is None:
             return moved(torch.tensor(sizes), self.device)

@@ -456,15 +456,16 @@ class History:
             names: of the clients.
             kind: "train" or "evaluate".
         """
-        last: dict[str, tuple[int, str]] = {}
+        last: dict[str, tuple[int, bool, str]] = {}
+        split = "train" if kind == "train" else self.split
         for row in self.failures:
             if row["kind"] == kind:
                 told = f"{row['reason']} (round {row['rounds'][-1]})"
-                last[row["name"]] = max(last.get(row["name"], (-1, "")), (row["rounds"][-1], told))
-        split = "train" if kind == "train" else self.split
+                own = f"its {split} rows" in row["reason"]  # where other rows of the client have no score, either
+                last[row["name"]] = max(last.get(row["name"], (-1, False, "")), (row["rounds"][-1], own, told))
         without = {self.names[row["client"]] for row in self.clients if row[split] == 0}
         none = "no training rows" if kind == "train" else f"no {split} rows"
-        return {name: none if name in without else last.get(name, (0, ""))[1] for name in names}
+        return {name: none if name in without else last.get(name, (0, False, ""))[2] for name in names}
 
     @property
     def untrained(self) -> list[str]:

@@ -53,6 +53,7 @@ from piebald.server.records import (
     score_rows,
     split_of,
     step_row,
+    uncounted_rows,
     undefined_rows,
     whole_result,
     whole_task,
@@ -368,10 +369,12 @@ class ServerLoop:
     def _evaluate(self) -> None:
         """Evaluate models for the report, without bytes and virtual time, since no client needs that to train."""
         plan, rows = self.evaluation, list[TableRow]()
-        for result in self.ask_for_report(plan.queries(self.known, self.work.seed)):
+        answers = self.ask_for_report(plan.queries(self.known, self.work.seed))
+        for result in answers:
             rows += score_rows(result, self.version)
         self.recorder.scores(rows)
-        self._record_failures(undefined_rows(rows, self.work.objective.metrics))
+        undefined = undefined_rows(rows, self.work.objective.metrics)
+        self._record_failures(uncounted_rows(answers, self.version) + undefined)
         if plan.validate is not None and self.best.consider(self.version, rows, self.models):
             self._count_classes()
         means = mean_scores([row for row in rows if row["split"] == split_of(plan.query)])

@@ -120,6 +120,15 @@ def failure_row(result: Result, reason: str, version: int) -> TableRow:
     return {"version": version, "client": result.task.client, "kind": kind, "reason": reason}
 
 
+def uncounted_rows(results: Sequence[Result], version: int) -> list[TableRow]:
+    """The rows of the table `failure` of clients none of whose rows counts, such as lives without an event."""
+    silent = [result for result in results if result.update and result.update.metrics and not result.update.examples]
+    return [
+        failure_row(result, f"none of its {split_of(result.task.query)} rows counts in the loss", version)
+        for result in silent
+    ]
+
+
 def undefined_rows(scores: Sequence[TableRow], metrics: Collection[str]) -> list[TableRow]:
     """The rows of the table `failure` of metrics that have no value for a client which has other scores."""
     found: dict[tuple[int, int, str], set[str]] = {}
