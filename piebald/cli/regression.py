@@ -42,6 +42,7 @@ Categories = Annotated[
 Offset = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="A column added to the predictor, as the log of an exposure.")
 ]
+Weights = Annotated[str | None, typer.Option(metavar="COLUMN", help="A column of weights of rows.")]
 Robust = Annotated[bool, typer.Option("--robust", help="Standard errors by rows' own residuals.")]
 Cluster = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Standard errors by clusters: a column, or 'client'.")
@@ -63,7 +64,7 @@ def glm(
     column: ColumnNames = None,
     split: SplitName = None,
     offset: Offset = None,
-    weights: Annotated[str | None, typer.Option(metavar="COLUMN", help="A column of weights of rows.")] = None,
+    weights: Weights = None,
     robust: Robust = False,
     cluster: Cluster = None,
     random_intercept: Annotated[
@@ -101,7 +102,11 @@ def cox(
     client: ClientColumn = None,
     column: ColumnNames = None,
     split: SplitName = None,
+    entry: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The times after which rows are observed.")
+    ] = None,
     offset: Offset = None,
+    weights: Weights = None,
     pooled: Annotated[
         bool, typer.Option("--pooled", help="One baseline of all clients, on this machine, and not one of each.")
     ] = False,
@@ -109,7 +114,7 @@ def cox(
     robust: Robust = False,
     cluster: Cluster = None,
     transform: Annotated[
-        Literal["identity", "log"], typer.Option(help="Of time, in the test of proportional hazards.")
+        Literal["identity", "log", "km", "rank"], typer.Option(help="Of time, in the test of proportional hazards.")
     ] = "identity",
     categories: Categories = None,
     credentials: Credentials = None,
@@ -120,7 +125,7 @@ def cox(
 
     wanted: dict[str, Any] = {
         "time": time, "event": event, "offset": offset, "stratified": not pooled, "ties": ties, "robust": robust,
-        "cluster": cluster, "transform": transform,
+        "cluster": cluster, "transform": transform, "entry": entry, "weights": weights,
     }  # fmt: skip
     model = _fitted(options, file, fit_cox, CoxOptions, wanted, client, column, split, categories, credentials, secure)
     if options.as_json:

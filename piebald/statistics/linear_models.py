@@ -266,7 +266,8 @@ class ModelOfRows:
         clients, plan, names: as given.
         scale: means and deviations of the columns.
         rows, dropped, taking_part, events: rows, rows that are left out, clients with rows and with targets besides 0.
-        weight, total, offset, exposure: the sums of weights, and of weighted targets, offsets, and exp of offsets.
+        weight, total, offset, exposure: the sums of weights, and of weighted targets, offsets, and exp of offsets, in
+            place of which models of times count events.
         questions: how often clients were asked.
 
     Raises:

@@ -25,9 +25,9 @@ from piebald.statistics.models.clients import ColumnRoles, LocalModelClients, Mo
 from piebald.statistics.models.fitting import Maximum
 from piebald.statistics.models.plan import HEADS, ModelPlan, Ties
 from piebald.statistics.models.risk_sets import LogRank, log_rank
-from piebald.statistics.models.sums import at_risk_of
+from piebald.statistics.models.sums import TABLE, at_risk_of
 
-Transform = Literal["identity", "log"]
+Transform = Literal["identity", "log", "km", "rank"]
 _Z = 1.959963984540054  # of intervals that cover with a probability of 0.95
 
 
@@ -227,7 +227,9 @@ def cox(
     time: str,
     event: str,
     columns: Sequence[str] | None = None,
+    entry: str | None = None,
     offset: str | None = None,
+    weights: str | None = None,
     stratified: bool = True,
     ties: Ties = "efron",
     robust: bool = False,
@@ -248,13 +250,17 @@ def cox(
         time, event: columns of the time to an event or to the end of observation, and of whether it was an event: 1 or
             0, or two categories, of which the second in alphabetical order is an event.
         columns: the columns that hazards depend on, all others by default.
+        entry: a column of the times after which rows are observed (left truncation): they are in no risk set before.
         offset: a column that is added to the log hazard.
+        weights: a column of weights of rows, as in R's survival: tied events share their mean weight.
         stratified: False for one baseline of all clients, whose risk sets are of the pooled rows; sites are not asked
             for that.
         ties: tied events after "efron" (1977) or "breslow" (1974).
         robust: standard errors by score residuals of rows (Lin and Wei 1989) instead of the model's.
         cluster: a column whose values name clusters of rows that may depend on each other, or "client".
-        transform: the function of time against which Schoenfeld residuals are tested (Grambsch and Therneau 1994).
+        transform: the function of time against which Schoenfeld residuals are tested (Grambsch and Therneau 1994): the
+            time, its "log", the share of lives that have ended before it ("km", of Kaplan and Meier), or its "rank"
+            among events.  The last two are of the pooled rows, and sites are not asked for them.
         categories: the values of columns of codes, of which each but the first has a coefficient.
         max_iterations: questions to the clients, at most.
 
@@ -271,7 +277,9 @@ def cox(
         >>> model.events, model.stratified
         (6, True)
     """
-    options = CoxOptions(time, event, columns, offset, stratified, ties, robust, cluster, transform, max_iterations)
+    options = CoxOptions(
+        time, event, columns, offset, stratified, ties, robust, cluster, transform, max_iterations, entry, weights
+    )  # fmt: skip
     wanted = None if columns is None else [*dict.fromkeys([*columns, *options.roles(client).names])]
     return fit_cox(LocalModelClients(clients, client, wanted, split, features, categories), options)
 
@@ -290,11 +298,13 @@ class CoxOptions:
     cluster: str | None = None
     transform: Transform = "identity"
     max_iterations: int = 50
+    entry: str | None = None
+    weights: str | None = None
 
     def roles(self, client: str | None) -> ColumnRoles:
         """Return the parts of columns."""
         cluster = "client" if self.cluster is not None and self.cluster == client else self.cluster
-        return ColumnRoles(self.event, self.time, self.offset, None, cluster)
+        return ColumnRoles(self.event, self.time, self.offset, self.weights, cluster, self.entry)
 
     def plan(self, clients: ModelClients) -> tuple[ModelPlan, list[str]]:
         """Return the plan, and the names of the regressors.
@@ -312,8 +322,9 @@ class CoxOptions:
 def fit_cox(clients: ModelClients, options: CoxOptions) -> Cox:
     """Fit the model that the options say, of clients on this machine or at sites."""
     plan, names = options.plan(clients)
+    function = time_function(clients, plan, options.transform)
     model = ModelOfRows(clients, plan, names, options.max_iterations)
-    events = round(model.total)
+    events = round(model.exposure)
     if not events:
         raise SettingError(f"no row has an event: {options.event!r} is 0 in all rows without gaps")
     null = model.likelihood(np.zeros(len(names))).value
@@ -321,7 +332,7 @@ def fit_cox(clients: ModelClients, options: CoxOptions) -> Cox:
     covariance, clusters = fit.covariance, None
     if options.robust or options.cluster is not None:
         covariance, clusters = model.sandwich(fit)
-    proportional, overall = _proportional(model, fit, covariance, options.transform)
+    proportional, overall = _proportional(model, fit, covariance, function)
     return Cox(
         **model.estimates(fit.point, covariance), events=events, informative=model.events,
         stratified=options.stratified, ties=options.ties, clusters=clusters if options.cluster is not None else None,
@@ -331,11 +342,31 @@ def fit_cox(clients: ModelClients, options: CoxOptions) -> Cox:
     )  # fmt: skip
 
 
+def time_function(clients: ModelClients, plan: ModelPlan, transform: Transform) -> Floats:
+    """Return a function of time as `sums.client_sums` takes it: its number, and its table where it is of pooled rows.
+
+    Raises:
+        SettingError: it is of pooled rows, which are at sites.
+    """
+    if transform in ("identity", "log"):
+        return np.array([float(transform == "log")])
+    rows = clients.pooled(plan)
+    if rows is None:
+        raise SettingError(f"transform {transform!r} needs the times of all rows: sites take 'identity' or 'log'")
+    times, place = np.unique(rows.time[rows.y > 0], return_inverse=True)
+    deaths = np.bincount(place, rows.weight[rows.y > 0], len(times))
+    if transform == "rank":  # tied events share their mean rank
+        return np.concatenate([[TABLE], times, np.cumsum(deaths) - (deaths - 1) / 2])
+    at_risk = np.array([rows.weight[(rows.time >= time) & (rows.entry < time)].sum() for time in times])
+    alive = np.cumprod(1 - deaths / at_risk)
+    return np.concatenate([[TABLE], times, 1 - np.concatenate([[1.0], alive[:-1]])])
+
+
 def _proportional(
-    model: ModelOfRows, fit: Maximum, covariance: Floats, transform: Transform
+    model: ModelOfRows, fit: Maximum, covariance: Floats, function: Floats
 ) -> tuple[dict[str, ChiSquare], ChiSquare]:
     """Return the tests of proportional hazards of each coefficient and of all (Grambsch and Therneau 1994, eq. 6)."""
-    answer = model.ask("schoenfeld", fit.point, float(transform == "log"))
+    answer = model.ask("schoenfeld", fit.point, function)
     events, total, squares = answer[:3].tolist()
     spread = squares - total**2 / events
     if spread <= 1e-12 * abs(squares):  # events of one time say nothing of how hazards change
@@ -420,9 +451,10 @@ def fit_survival(clients: ModelClients, options: SurvivalOptions) -> Survival:
     rows, dropped, taking_part = map(int, moments[:3])
     if not rows:
         raise SettingError("there are no rows without gaps to estimate survival from")
-    times = clients.times(plan) if options.times is None else np.asarray(options.times, dtype=np.float64)
-    if times is None:
+    pooled = clients.pooled(plan) if options.times is None else None
+    if options.times is None and pooled is None:
         raise SettingError("sites count rows at times that they are asked about: give times, such as one a month")
+    times = np.asarray(options.times, dtype=np.float64) if pooled is None else np.unique(pooled.time)
     answer = clients.sums(plan, "counts", np.concatenate([scale, times]))
     events, others = answer.reshape(2, len(groups), len(times))
     # rows that no interval counted are there to the end, and those of no group are in none

@@ -17,7 +17,7 @@ import piebald
 from piebald import recipes
 from piebald.cli import main
 from piebald.contracts import SUM, Update
-from piebald.core.errors import PiebaldError, RuntimeFault
+from piebald.core.errors import PiebaldError, RuntimeFault, SettingError
 from piebald.data.partition import clients_from
 from piebald.experiments.file import ExperimentSettings
 from piebald.models import Logistic
@@ -123,6 +123,23 @@ def test_survival_of_sites_is_that_of_their_pooled_rows(secure: bool, tmp_path: 
         assert curves.test is not None
         assert whole.test is not None
         assert curves.test.statistic == pytest.approx(whole.test.statistic, rel=1e-12)
+
+
+@pytest.mark.parametrize("secure", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_weights_and_entry_times_of_sites(secure: bool, tmp_path: Path) -> None:
+    def entering(place: int, inputs: Any) -> None:
+        inputs[:, 1] = 0.4 * inputs[:, 3] * (inputs[:, 2] > 0)
+
+    run = plan(secure, change=entering)
+    options: dict[str, Any] = {"entry": "logdays", "weights": "time", "cluster": "client"}
+    found = fit_cox(sites(secure, tmp_path, run=run), CoxOptions("time", "died", ["x"], **options))
+    here = piebald.cox(pooled(run), client="site", time="time", event="died", columns=["x"], **options)
+    np.testing.assert_allclose([found.coefficients, found.errors], [here.coefficients, here.errors], atol=1e-10)
+    tests = [model.proportional["x"].statistic for model in (found, here)]
+    assert tests[0] == pytest.approx(tests[1], rel=1e-8)
+    assert found.events == here.events == round(float(pooled(run).died.sum()))
+    with pytest.raises(SettingError, match="transform 'km' needs the times of all rows: sites take 'identity' or"):
+        fit_cox(sites(secure, tmp_path, run=run), CoxOptions("time", "died", ["x"], transform="km"))
 
 
 def test_curves_without_groups_are_asked_for_without_numbers() -> None:

@@ -33,6 +33,15 @@ def lives(tied: bool = False) -> pandas.DataFrame:
     return table
 
 
+def entered(rows: pandas.DataFrame, apart: bool = False) -> pandas.DataFrame:
+    """Return lives of which two thirds are observed from later on; `apart` from the times of others."""
+    rng = np.random.default_rng(3)
+    entry = np.where(rng.random(len(rows)) < 2 / 3, rng.random(len(rows)) * rows.time, 0.0)
+    if bool((rows.time == rows.time.round()).all()):
+        entry = np.floor(entry) + (0.5 if apart else 0.0)
+    return rows.assign(entry=entry)
+
+
 def fitted(rows: pandas.DataFrame, **options: Any) -> piebald.statistics.Cox:  # type: ignore[name-defined]
     return piebald.cox(rows, client="site", time="time", event="event", columns=["x", "arm"], **options)
 
@@ -100,18 +109,30 @@ def test_robust_errors_with_tied_events_are_the_infinitesimal_jackknife() -> Non
     np.testing.assert_allclose(found.covariance, jackknife.T @ jackknife, rtol=2e-4)
 
 
-@pytest.mark.parametrize("transform", ["identity", "log"])
-def test_proportional_hazards_are_tested_by_scaled_schoenfeld_residuals(transform: Any) -> None:
+def function_of_time(name: str, rows: pandas.DataFrame) -> NDArray[np.float64]:
+    """Return the function of each event's time, of the pooled rows."""
+    ends = rows.time[rows.event == 1].to_numpy()
+    if name == "km":
+        curve = SurvfuncRight(rows.time, rows.event, entry=rows.entry)
+        before = np.concatenate([[1.0], curve.surv_prob])
+        return 1 - before[np.searchsorted(curve.surv_times, ends)]  # the curve just before each event
+    return np.asarray({"identity": ends, "log": np.log(ends), "rank": stats.rankdata(ends)}[name])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("transform", ["identity", "log", "km", "rank"])
+def test_proportional_hazards_are_tested_by_scaled_schoenfeld_residuals(transform: Any, tied: bool) -> None:
     """Grambsch and Therneau 1994, from residuals row by row."""
-    rows = lives()
-    found = fitted(rows, transform=transform)
-    x, products, times = rows[["x", "arm"]].to_numpy(float), [], []
+    rows = entered(lives(tied))
+    found = fitted(rows, transform=transform, ties="breslow", entry="entry")
+    x, products = rows[["x", "arm"]].to_numpy(float), []
     for place in np.flatnonzero(rows.event):
         risk = ((rows.site == rows.site[place]) & (rows.time >= rows.time[place])).to_numpy()
+        risk = risk & (rows.entry < rows.time[place]).to_numpy()
         share = np.exp(x[risk] @ found.coefficients)
         products.append(x[place] - share @ x[risk] / share.sum())
-        times.append(rows.time[place] if transform == "identity" else math.log(rows.time[place]))
-    apart = np.array(times) - np.mean(times)
+    times = function_of_time(transform, rows)
+    apart = times - times.mean()
     scaled = len(times) * np.array(products) @ found.covariance
     spread = len(times) * np.diag(found.covariance) * (apart @ apart)
     sizes = np.square(apart @ scaled) / spread
@@ -120,6 +141,80 @@ def test_proportional_hazards_are_tested_by_scaled_schoenfeld_residuals(transfor
     overall = len(times) * sums @ found.covariance @ sums / (apart @ apart)
     assert found.proportional_overall.statistic == pytest.approx(overall, rel=1e-9)
     assert found.proportional["x"].p_value == pytest.approx(stats.chi2.sf(sizes[0], 1))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("ties", ["efron", "breslow"])
+@pytest.mark.parametrize("stratified", [True, False])
+def test_rows_are_at_risk_from_their_entry_on(tied: bool, ties: Any, stratified: bool) -> None:
+    """Beside statsmodels, where no entry is at the time of an event."""
+    rows = entered(lives(tied), apart=True)
+    found = fitted(rows, ties=ties, stratified=stratified, entry="entry")
+    strata = rows.site if stratified else None
+    referee = sm.PHReg(
+        rows.time, rows[["x", "arm"]], status=rows.event, ties=ties, strata=strata, entry=rows.entry.to_numpy()
+    )
+    best = referee.fit(disp=0, method="newton", maxiter=100, tol=1e-14)
+    np.testing.assert_allclose(found.coefficients, best.params, rtol=0, atol=CLOSE)
+    np.testing.assert_allclose(found.errors, best.bse, rtol=0, atol=CLOSE)
+    assert found.log_likelihood == pytest.approx(best.llf, rel=1e-12)
+    assert np.abs(found.coefficients - fitted(rows, ties=ties, stratified=stratified).coefficients).max() > 1e-3
+
+
+def test_a_row_that_enters_at_an_event_is_not_at_risk_there() -> None:
+    """As in R, where intervals are open on the left: moved after it by a little, nothing changes."""
+    rows = entered(lives(tied=True))
+    assert rows.entry.isin(rows.time[rows.event == 1]).sum() > 20
+    later = fitted(rows.assign(entry=rows.entry + 1e-6 * (rows.entry > 0)), entry="entry")
+    found = fitted(rows, entry="entry")
+    np.testing.assert_allclose(found.coefficients, later.coefficients, rtol=1e-12)
+    earlier = fitted(rows.assign(entry=rows.entry - 1e-6), entry="entry")
+    assert np.abs(found.coefficients - earlier.coefficients).max() > 1e-4
+
+
+@pytest.mark.parametrize("transform", ["identity", "km", "rank"])
+def test_whole_weights_are_rows_that_are_there_so_often(transform: Any) -> None:
+    """With Breslow's ties, robust errors by cluster, entry times, and tests of proportional hazards."""
+    rows = entered(lives(tied=True)).assign(often=lambda table: 1 + table.ward % 3)
+    options: dict[str, Any] = {"ties": "breslow", "entry": "entry", "cluster": "ward", "transform": transform}
+    found = fitted(rows, weights="often", **options)
+    there = fitted(rows.loc[rows.index.repeat(rows.often)], **options)
+    np.testing.assert_allclose(found.coefficients, there.coefficients, rtol=0, atol=CLOSE)
+    np.testing.assert_allclose(found.covariance, there.covariance, rtol=0, atol=CLOSE)
+    assert found.log_likelihood == pytest.approx(there.log_likelihood, rel=1e-12)
+    tests = [[test.statistic for test in model.proportional.values()] for model in (found, there)]
+    assert tests[0] == pytest.approx(tests[1], rel=1e-8)
+    assert (found.events, there.events) == (rows.event.sum(), rows.often[rows.event == 1].sum())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_of_any_size_maximise_the_weighted_likelihood(tied: bool) -> None:
+    rows = lives(tied)[::4].reset_index(drop=True)
+    rows["weight"] = np.random.default_rng(7).uniform(0.2, 3, len(rows))
+    weight = rows.weight.to_numpy()
+    found = fitted(rows, weights="weight")
+    assert found.log_likelihood == pytest.approx(efron(rows, weight, found.coefficients), rel=1e-10)
+    best = optimize.minimize(lambda point: -efron(rows, weight, point), np.zeros(2), method="Nelder-Mead",
+                             options={"xatol": 1e-9, "fatol": 1e-12})  # fmt: skip
+    np.testing.assert_allclose(found.coefficients, best.x, atol=1e-6)
+    steps = np.eye(2) * 1e-3
+    curvature = [
+        [
+            sum(
+                a * b * efron(rows, weight, found.coefficients + a * first + b * second)
+                for a in (1, -1)
+                for b in (1, -1)
+            )
+            for second in steps
+        ]
+        for first in steps
+    ]
+    np.testing.assert_allclose(np.linalg.inv(found.covariance), -np.array(curvature) / 4e-6, rtol=1e-4, atol=1e-5)
+    robust, shifts = fitted(rows, weights="weight", robust=True), []
+    for row in np.eye(len(rows)):  # the infinitesimal jackknife
+        up, down = (fitted(rows.assign(weight=weight * (1 + sign * 1e-3 * row)), weights="weight") for sign in (1, -1))
+        shifts.append((up.coefficients - down.coefficients) / 2e-3)
+    np.testing.assert_allclose(robust.covariance, np.transpose(shifts) @ shifts, rtol=1e-4)
 
 
 def test_hazards_that_change_are_told() -> None:
@@ -208,6 +303,8 @@ def test_a_curve_that_ends_at_zero_has_no_interval_there() -> None:
         ({}, {"columns": ["time"]}, "columns must not include the time 'time'"),
         ({"time": list("abcdef")}, {}, "time must be a column of numbers"),
         ({"event": list("abcabc")}, {}, "text with 3 categories"),
+        ({"in": [0, 2.0, 0, 0, 0, 0]}, {"columns": ["x"], "entry": "in"}, "client 'a' has a row that enters at 2 and"),
+        ({"in": list("abcdef")}, {"entry": "in"}, "entry must be a column of numbers"),
     ],
 )  # fmt: skip
 def test_what_no_model_has_is_refused(change: dict[str, Any], options: dict[str, Any], sentence: str) -> None:

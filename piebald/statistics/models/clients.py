@@ -49,8 +49,8 @@ class ModelClients(Protocol):
     def sums(self, plan: ModelPlan, ask: Ask, numbers: Floats) -> Floats:
         """Return the sum of all clients' answers, see `sums.client_sums`."""
 
-    def times(self, plan: ModelPlan) -> Floats | None:
-        """Return all times, increasing, None where nobody knows them."""
+    def pooled(self, plan: ModelPlan) -> ModelRows | None:
+        """Return the rows of all clients, None where they are not here."""
 
 
 class LocalModelClients:
@@ -91,9 +91,9 @@ class LocalModelClients:
             rows = [joined(rows)]
         return np.asarray(np.sum([client_sums(plan, ask, part, numbers) for part in rows], axis=0))
 
-    def times(self, plan: ModelPlan) -> Floats | None:
+    def pooled(self, plan: ModelPlan) -> ModelRows | None:
         """See `ModelClients`."""
-        return np.unique(np.concatenate([part.time for part in self.rows(plan)]))
+        return joined(self.rows(plan))
 
 
 class SiteColumns:
@@ -177,12 +177,13 @@ class SiteModelClients:
             )
         return total if self._masking is None else from_limbs(total)
 
-    def times(self, plan: ModelPlan) -> Floats | None:
+    def pooled(self, plan: ModelPlan) -> ModelRows | None:
         """See `ModelClients`."""
         return None
 
 
-_PARTS = ("target", "time", "offset", "weights", "cluster")
+_NUMBERS = ("time", "entry", "offset", "weights")  # parts that are columns of numbers
+_PARTS = ("target", *_NUMBERS, "cluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,7 @@ class ColumnRoles:
 
     Attributes:
         target: the column to explain, or of events.
-        time, offset, weights, cluster: as of `ModelPlan`, by name; a cluster may be "client".
+        time, entry, offset, weights, cluster: as of `ModelPlan`, by name; a cluster may be "client".
     """
 
     target: str
@@ -199,6 +200,7 @@ class ColumnRoles:
     offset: str | None = None
     weights: str | None = None
     cluster: str | None = None
+    entry: str | None = None
 
     @property
     def names(self) -> list[str]:
@@ -222,7 +224,8 @@ def planned(
         SettingError: there is no such column, or it does not hold what its part takes.
     """
     present = [*clients.numbers, *clients.categories]
-    for part, name in (("time", roles.time), ("offset", roles.offset), ("weights", roles.weights)):
+    numbers = {part: getattr(roles, part) for part in _NUMBERS}
+    for part, name in numbers.items():
         if name is not None and name in clients.categories:
             raise SettingError(f"{part} must be a column of numbers, and {name!r} holds text")
     cluster = "" if roles.cluster == "client" else roles.cluster
@@ -241,8 +244,7 @@ def planned(
     plan = ModelPlan(
         family=family, columns=tuple((clients.place(name), value) for name, value in terms),
         target=_target(clients, family, roles.target), **fields,
-        **{part: None if name is None else clients.place(name) for part, name in
-           (("time", roles.time), ("offset", roles.offset), ("weights", roles.weights))},
+        **{part: None if name is None else clients.place(name) for part, name in numbers.items()},
         cluster=clients.place(cluster) if cluster else cluster,
     )  # fmt: skip
     return plan, [name if value is None else f"{name}={value}" for name, value in terms]

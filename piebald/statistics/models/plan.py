@@ -24,6 +24,7 @@ class ModelPlan(BaseModel):
         columns: the regressors; of "survival" the groups.
         target: the column that is explained; where there is a time, the event.
         time: the column of times, of "cox" and "survival".
+        entry: the column of times from which rows are observed, of "cox"; None where that is from the beginning.
         offset: the column that is added to the linear predictor, None for no offset.
         weights: the column of the rows' weights, None where all are 1.
         cluster: the column that names the cluster of a row, "" where a client is one, None where each row is.
@@ -42,6 +43,7 @@ class ModelPlan(BaseModel):
     columns: tuple[Term, ...] = Field(default=(), max_length=MOST_COLUMNS)
     target: Term
     time: Name | None = None
+    entry: Name | None = None
     offset: Name | None = None
     weights: Name | None = None
     cluster: Name | None = None
@@ -52,6 +54,8 @@ class ModelPlan(BaseModel):
     def _check_time(self) -> Self:
         if (self.time is None) == self.has_times:
             raise ValueError("a column of times belongs to models of times, and to no others")
+        if self.entry is not None and self.family != "cox":
+            raise ValueError("a column of entry times belongs to Cox models, and to no others")
         return self
 
     @property

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piebald.core.moments import Floats
+from piebald.core.moments import Floats, Ints
 from piebald.statistics.models.likelihood import Likelihood
 from piebald.statistics.models.plan import Ties
 
@@ -18,7 +18,8 @@ from piebald.statistics.models.plan import Ties
 class PartialLikelihood(NamedTuple):
     """The partial likelihood of some rows, with score residuals of rows [n, p] and Schoenfeld residuals [n, p].
 
-    A Schoenfeld residual is that of a row with an event, and 0 of others.
+    A score residual is how fast the score changes with the logarithm of the row's weight.  A Schoenfeld residual is
+    that of a row with an event, and 0 of others.
     """
 
     sums: Likelihood
@@ -26,11 +27,15 @@ class PartialLikelihood(NamedTuple):
     schoenfeld: Floats
 
 
-def partial_likelihood(x: Floats, time: Floats, event: Floats, eta: Floats, ties: Ties) -> PartialLikelihood:
+def partial_likelihood(
+    x: Floats, time: Floats, event: Floats, eta: Floats, weight: Floats, entry: Floats, ties: Ties
+) -> PartialLikelihood:
     """Return the partial likelihood of rows that are compared with one another.
 
     Args:
         x, time, event, eta: regressors [n, p], times, events and linear predictors [n].
+        weight: of rows [n], above 0; tied events share their mean weight, as in R's survival.
+        entry: rows are at risk after these times [n].
         ties: how tied events are taken.
     """
     if not event.any():
@@ -39,38 +44,41 @@ def partial_likelihood(x: Floats, time: Floats, event: Floats, eta: Floats, ties
             Likelihood(0.0, 0.0, np.zeros(x.shape[1]), np.zeros((x.shape[1],) * 2)), nothing, nothing
         )
     shift = float(eta.max())
-    hazard = np.exp(eta - shift)
-    times, group = np.unique(time, return_inverse=True)
+    hazard = weight * np.exp(eta - shift)
     died = event > 0
+    times = np.unique(time[died])
+    group = np.searchsorted(times, time, side="right") - 1  # a row is at risk at times after `before` and up to this
+    before = np.searchsorted(times, entry, side="right") - 1
 
-    def summed(values: Floats) -> Floats:
-        sums = np.zeros((len(times), *values.shape[1:]))
-        np.add.at(sums, group, values)
-        return sums
+    def summed(place: Ints, values: Floats) -> Floats:
+        sums = np.zeros((len(times) + 1, *values.shape[1:]))  # the last one is of rows that come before all times
+        np.add.at(sums, place, values)
+        return sums[:-1]
 
     weighted = np.column_stack([hazard, hazard[:, None] * x])
-    at_risk = np.cumsum(summed(weighted)[::-1], axis=0)[::-1]  # of rows whose time is at least this one
-    dying = summed(np.where(died[:, None], weighted, 0.0))
-    deaths = summed(event).astype(int)
+    change = summed(group, weighted) - summed(before, weighted)
+    at_risk = np.cumsum(change[::-1], axis=0)[::-1]
+    deadly = np.where(died, group, -1)
+    dying, deaths = summed(deadly, weighted), summed(deadly, event).astype(int)
+    mean_weight = summed(deadly, weight) / deaths
     # one term for each event: with Efron's method a tied one leaves a share of the others in its risk set
     place = np.repeat(np.arange(len(times)), deaths)
     order = np.arange(len(place)) - np.repeat(np.cumsum(deaths) - deaths, deaths)
     share = order / deaths[place] if ties == "efron" else np.zeros(len(place))
+    each = mean_weight[place]
     terms = at_risk[place] - share[:, None] * dying[place]
     mean = terms[:, 1:] / terms[:, :1]
     # cumulated over times: 1 / S0 and mean / S0, and what rows that die now have less of them
-    rate = np.column_stack([np.ones(len(place)), mean]) / terms[:, :1]
-    cumulated, less = np.zeros((len(times), rate.shape[1])), np.zeros((len(times), rate.shape[1]))
-    np.add.at(cumulated, place, rate)
-    np.add.at(less, place, share[:, None] * rate)
-    exposure = np.cumsum(cumulated, axis=0)[group] - died[:, None] * less[group]
-    means = np.zeros((len(times), x.shape[1]))
-    np.add.at(means, place, mean / deaths[place][:, None])
-    schoenfeld = np.where(died[:, None], x - means[group], 0.0)
-    scores = schoenfeld - hazard[:, None] * (exposure[:, :1] * x - exposure[:, 1:])
-    value = float(eta[died].sum()) - float(np.log(terms[:, 0]).sum()) - shift * len(place)
-    information = (x * (hazard * exposure[:, 0])[:, None]).T @ x - mean.T @ mean
-    sums = Likelihood(value, -2 * value, schoenfeld.sum(0), information)
+    rate = each[:, None] * np.column_stack([np.ones(len(place)), mean]) / terms[:, :1]
+    cumulated = np.vstack([np.cumsum(summed(place, rate), axis=0), np.zeros(rate.shape[1])])
+    less = np.vstack([summed(place, share[:, None] * rate), np.zeros(rate.shape[1])])
+    exposure = cumulated[group] - cumulated[before] - less[deadly]
+    means = summed(place, mean / deaths[place][:, None])
+    schoenfeld = np.where(died[:, None], x - means[deadly], 0.0)
+    scores = weight[:, None] * schoenfeld - hazard[:, None] * (exposure[:, :1] * x - exposure[:, 1:])
+    value = float(weight[died] @ eta[died]) - float(each @ np.log(terms[:, 0])) - shift * float(each.sum())
+    information = (x * (hazard * exposure[:, 0])[:, None]).T @ x - (each[:, None] * mean).T @ mean
+    sums = Likelihood(value, -2 * value, weight @ schoenfeld, information)
     return PartialLikelihood(sums, scores, schoenfeld)
 
 

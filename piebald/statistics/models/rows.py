@@ -44,6 +44,7 @@ class ModelRows:
         y: targets [n], events for models of times.
         offset, weight: [n].
         time: [n], 0 where the model has none.
+        entry: times from which rows are observed [n], -inf for the beginning.
         cluster: labels of clusters [n].
         stratum: numbers of strata [n].
         dropped: rows with gaps, or of weight 0, which are left out.
@@ -54,6 +55,7 @@ class ModelRows:
     offset: Floats
     weight: Floats
     time: Floats
+    entry: Floats
     cluster: NDArray[np.object_]
     stratum: Ints
     dropped: int
@@ -90,21 +92,30 @@ def model_rows(plan: ModelPlan, table: Columns, stratum: int = 0) -> ModelRows:
     offset = np.zeros(table.rows) if plan.offset is None else table.numbers[plan.offset]
     weight = np.ones(table.rows) if plan.weights is None else table.numbers[plan.weights]
     time = np.zeros(table.rows) if plan.time is None else table.numbers[plan.time]
-    whole = np.isfinite(x).all(1) & np.isfinite(y) & np.isfinite(offset) & np.isfinite(weight) & np.isfinite(time)
+    entry = np.full(table.rows, -np.inf) if plan.entry is None else table.numbers[plan.entry]
+    numbers = [*x.T, y, offset, weight, time, *(() if plan.entry is None else (entry,))]
+    whole = np.isfinite(np.stack(numbers)).all(0)
     cluster = (np.arange(table.rows) + (stratum << 32)).astype(object)  # not those of another client
     if plan.cluster is not None:
         cluster = table.text(plan.cluster) if plan.cluster else np.full(table.rows, table.name, dtype=object)
         whole &= np.array([label is not None for label in cluster], dtype=bool)
     _check(plan, table.name, y[whole], weight[whole], time[whole])
+    if (late := whole & (entry >= time)).any():
+        raise SettingError(
+            f"rows are observed from before their time on, and client {table.name!r} has a row that enters at "
+            f"{entry[late][0]:g} and ends at {time[late][0]:g}: leave such rows out"
+        )
     whole &= weight > 0
     strata = np.full(np.count_nonzero(whole), stratum)
     dropped = int(table.rows - whole.sum())
-    return ModelRows(x[whole], y[whole], offset[whole], weight[whole], time[whole], cluster[whole], strata, dropped)
+    columns = {"offset": offset, "weight": weight, "time": time, "entry": entry}
+    parts = {name: column[whole] for name, column in columns.items()}
+    return ModelRows(x=x[whole], y=y[whole], cluster=cluster[whole], stratum=strata, dropped=dropped, **parts)
 
 
 def joined(parts: Sequence[ModelRows]) -> ModelRows:
     """Return the rows of several clients as those of one, which keep their strata."""
-    names = ("x", "y", "offset", "weight", "time", "cluster", "stratum")
+    names = ("x", "y", "offset", "weight", "time", "entry", "cluster", "stratum")
     columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     return ModelRows(**columns, dropped=sum(part.dropped for part in parts))
 

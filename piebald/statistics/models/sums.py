@@ -16,6 +16,7 @@ from piebald.statistics.models.risk_sets import PartialLikelihood, counted_times
 from piebald.statistics.models.rows import ModelRows, Scale
 
 TRANSFORMS: tuple[Callable[[Floats], Floats], ...] = (lambda time: time, np.log)
+TABLE = 2.0  # the number of a function of time that comes as a table: its times, then its values
 
 
 def client_sums(plan: ModelPlan, ask: Ask, rows: ModelRows, numbers: Floats) -> Floats:
@@ -26,8 +27,8 @@ def client_sums(plan: ModelPlan, ask: Ask, rows: ModelRows, numbers: Floats) -> 
         ask: the question: "moments" of the columns, around a centre; the "likelihood" at a point and its derivatives;
             outer products of clusters' "scores" there; "random" intercepts, at a ratio of variances or a point;
             the client's own model for a "two_stage" estimate, around a centre and with variances between clients;
-            "schoenfeld" residuals at a point, with the number of a function of time; "counts" of times; the "logrank"
-            test of the client's own rows.
+            "schoenfeld" residuals at a point, with the number of a function of time, or a table of it; "counts" of
+            times; the "logrank" test of the client's own rows.
         rows: the client's rows.
         numbers: the means and deviations of the columns, then what the question needs.
 
@@ -46,8 +47,9 @@ def client_sums(plan: ModelPlan, ask: Ask, rows: ModelRows, numbers: Floats) -> 
 def _moments(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
     apart = (rows.x - scale.mean) / scale.spread
     exposure = np.exp(rows.offset) if plan.family in ("poisson", "negative_binomial") else np.ones(len(rows.y))
+    exposed = rows.y.sum() if plan.has_times else rows.weight @ exposure
     heads = [len(rows.y), rows.dropped, len(rows.y) > 0, rows.y.any()]
-    heads += [rows.weight.sum(), rows.weight @ rows.y, rows.weight @ rows.offset, rows.weight @ exposure]
+    heads += [rows.weight.sum(), rows.weight @ rows.y, rows.weight @ rows.offset, exposed]
     return np.concatenate([np.array(heads, dtype=np.float64), apart.sum(0), np.square(apart).sum(0)])
 
 
@@ -99,11 +101,14 @@ def _two_stage(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) ->
 
 
 def _schoenfeld(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
-    x, times = rows.design(plan, scale), TRANSFORMS[int(point[-1])](rows.time[rows.y > 0])
+    x, died, width = rows.design(plan, scale), rows.y > 0, plan.width
+    kind, table = point[width], point[width + 1 :].reshape(2, -1)
+    times, weight = rows.time[died], rows.weight[died]
+    times = table[1][np.searchsorted(table[0], times)] if kind == TABLE else TRANSFORMS[int(kind)](times)
     residuals = np.zeros_like(x)
-    for place, part in _partial(plan, rows, x, point[:-1]):
+    for place, part in _partial(plan, rows, x, point[:width]):
         residuals[place] = part.schoenfeld
-    return np.concatenate([[len(times), times.sum(), times @ times], times @ residuals[rows.y > 0]])
+    return np.concatenate([[weight.sum(), weight @ times, weight @ times**2], (weight * times) @ residuals[died]])
 
 
 def _counts(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
@@ -134,7 +139,9 @@ def _partial(
     parts = []
     for stratum in np.unique(rows.stratum) if plan.stratified and len(rows.y) else [None]:
         place = np.ones(len(rows.y), dtype=bool) if stratum is None else rows.stratum == stratum
-        part = partial_likelihood(x[place], rows.time[place], rows.y[place], eta[place], plan.ties)
+        part = partial_likelihood(
+            x[place], rows.time[place], rows.y[place], eta[place], rows.weight[place], rows.entry[place], plan.ties
+        )
         parts.append((place, part))
     return parts
 
