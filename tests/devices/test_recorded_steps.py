@@ -451,7 +451,7 @@ def test_engines_are_measured_once_their_steps_are_recorded(monkeypatch: pytest.
         seen.append((engine.name, stack))
         return found
 
-    monkeypatch.setattr(engine_choice, "MEASURED", {})
+    engine_choice.MEASURED.clear()
     monkeypatch.setattr(engine_choice, "_measure", measured)
     with monkeypatch.context() as patched:
         by_setting = lambda device, recorded: StandIn if recorded else lambda device: StepByStep()  # noqa: E731

@@ -53,14 +53,14 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(*_: Any) -> Any:
         raise SettingError("a time was measured")  # other errors are the user's, and leave the sequential engine
 
-    monkeypatch.setattr(engine_choice, "MEASURED", {})  # else an earlier test's choice may be remembered
+    engine_choice.MEASURED.clear()  # else an earlier test's choice may be remembered
     monkeypatch.setattr(simulator, "fastest", measured)
     monkeypatch.setattr(engine_choice, "clock", measured)
 
 
 @pytest.mark.long
 def test_two_processes_on_a_busy_machine_end_with_equal_bits() -> None:
-    """Before, engine, stack, workers and oneDNN were measured, so a busy machine chose otherwise, to other bits."""
+    """Before, engine, stack and workers were measured, so a busy machine chose otherwise, to other bits."""
     here = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": here}
     ends = []
