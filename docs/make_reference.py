@@ -7,13 +7,10 @@ python docs/make_reference.py --check  fail if one is out of date
 from __future__ import annotations
 
 import argparse
-import ast
-import importlib
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +25,6 @@ from piebald.methods.recipes.recipe_help import allowed, documented
 
 sys.path.insert(0, str(Path(__file__).parent))
 import method_checks
-import method_sizes
 from make_pictures import EXAMPLES, VERTICAL
 
 ROOT = Path(__file__).parents[1]
@@ -54,14 +50,6 @@ TRAINER_SETTINGS = {
     "step_schedule": "How the learning rate changes within a task",
     "augmentation": "How a batch changes at random before each step",
 }
-# Modules that define what components, clients and runtimes may offer beyond their base class.
-CAPABILITIES = (
-    "contracts.training",
-    "methods.transforms.base",
-    "contracts.data",
-    "contracts.runtime",
-    "runtimes.base",
-)
 
 
 def kinds(axis: str) -> list[tuple[str, type[Component]]]:
@@ -162,7 +150,7 @@ def recipe_page() -> str:
         own = {field: about for field, about in entry["fields"].items() if field not in general}
         lines = [own_row(field, about) for field, about in own.items()]
         text += [rows(lines)] if lines else ["It has the settings of all recipes and no others."]
-    text += ["", *method_checks.checks(), "", *method_sizes.section(), "", *method_checks.section()]
+    text += ["", *method_checks.checks()]
     return "\n".join(text) + "\n"
 
 
@@ -184,7 +172,8 @@ def components_page() -> str:
     text += ['```toml\n[recipe]\nname = "fedavg"\naggregation = { kind = "equal_weighted" }\n```', ""]
     text += ["In Python: `recipes.fedavg().with_(aggregation=EqualWeighted())`, or"]
     text += ['`with_(aggregation={"kind": "equal_weighted"})`, or `with_(aggregation="equal_weighted")`.', ""]
-    text += capability_lines()
+    text += ["Each has its equations, and where it departs from its paper, in `help`:"]
+    text += ["`help(piebald.methods.aggregation.EqualWeighted)`.", ""]
     for axis, question in AXES.items():
         text += ["", f"## {axis}", "", question]
         for name, component in kinds(axis):
@@ -213,77 +202,12 @@ def component_lines(axis: str, name: str, component: type[Component]) -> list[st
     """A section about one component."""
     from piebald.methods.training import Sgd
 
-    text = ["", f"### {axis} = {name}", "", summary(component), ""]
+    text = ["", f"### {axis} = {name}", "", first_paragraph(component), ""]
     if not issubclass(component, Sgd) or component is Sgd:
         return [*text, settings_of(component)]
     own = settings_of(component, frozenset(Sgd.model_fields))
     sgd = "[sgd](#training--sgd)"
     return [*text, f"The settings of {sgd}." if own == NONE else f"The settings of {sgd}, and:\n\n{own}"]
-
-
-def capability_lines() -> list[str]:
-    """What components, clients and runtimes may offer beyond their base class, and who asks for it."""
-    text = ["## Capabilities", ""]
-    text += ["A component defines the one or two methods without which it would do nothing.  All else has a default in"]
-    text += ["the base class of its axis: what a component may do besides is a method that it overrides.", ""]
-    text += ["| axis | method | what it says |", "|---|---|---|"]
-    for axis in AXES:
-        for name in own_names(base_class(axis)):
-            member = vars(base_class(axis)).get(name)
-            if isinstance(member, property) or inspect.isfunction(member):
-                text += [f"| `{axis}` | `{name}` | {cell(first_paragraph(member))} |"]
-    text += ["", "What things of several kinds may offer is a protocol, which whoever needs it asks for by type:", ""]
-    text += ["| capability | who asks | what it adds |", "|---|---|---|"]
-    for cls in capabilities():
-        askers = ", ".join(f"`{module}`" for module in asked_by(cls.__name__)) or "-"
-        offers = ", ".join(f"`{name}`" for name in own_names(cls))
-        text += [f"| `{cls.__module__}.{cls.__name__}` | {askers} | {cell(first_paragraph(cls))}  ({offers}) |"]
-    return text
-
-
-def capabilities() -> Iterator[type]:
-    """The protocols that can be asked for by type, and abstract classes beside them."""
-    for name in CAPABILITIES:
-        module = importlib.import_module(f"piebald.{name}")
-        for cls in vars(module).values():
-            if isinstance(cls, type) and cls.__module__ == module.__name__:
-                asked = vars(cls).get("_is_runtime_protocol", False)  # not those that only inherit it
-                if asked or inspect.isabstract(cls):
-                    yield cls
-
-
-def own_names(cls: type) -> list[str]:
-    """Public names that a class itself adds."""
-    inherited = set(dir(Component))
-    return [
-        name
-        for name in {**vars(cls), **vars(cls).get("__annotations__", {})}
-        if is_public(name) and name not in inherited
-    ]
-
-
-def is_public(name: str) -> bool:
-    """Whether a name is not private."""
-    return not name.startswith("_")
-
-
-@cache
-def askers() -> dict[str, list[str]]:
-    """For each class, the modules that call isinstance with it."""
-    found: dict[str, list[str]] = {}
-    for path in sorted((ROOT / "piebald").rglob("*.py")):
-        module = ".".join(path.relative_to(ROOT / "piebald").with_suffix("").parts).removesuffix(".__init__")
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
-                for name in {one.id for one in ast.walk(node.args[1]) if isinstance(one, ast.Name)}:
-                    if module not in found.setdefault(name, []):
-                        found[name].append(module)
-    return found
-
-
-def asked_by(name: str) -> list[str]:
-    """The modules that ask whether something has a capability."""
-    return askers().get(name, [])
 
 
 def partition_page() -> str:

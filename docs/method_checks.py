@@ -20,11 +20,11 @@ RESULTS = ROOT / "benchmarks" / "crosscheck" / "RESULTS.md"
 _PLACE = re.compile(r"(?i:algorithms?|equations?|eqs?\.|sections?|theorem|lemma)\s+(?:\d+(?:\.\d+)*|[IVX]+\b)")
 _ABOUT = """Tests are named by their file in `tests` and their function, without `test_`.  *Its claim*: what its paper
 says that it does.  *Without effect*: the setting with which it is FedAvg, or training alone.  *Beside*: its
-[cross-checks](#cross-checks), or the test that has the paper's equations.  *In the paper*: the place that docstrings
-name, where there is one in particular.  All recipes run on all engines of the simulator and in its workers, and are
-killed and resumed.  *On Ray*, a recipe is tested itself, or one with the same work at the clients is.  *At sites*,
-"itself" are processes with certificates, and "by bytes" sites in one process, which rebuild the run from its terms and
-exchange the bytes of the wire format.  [Lines](#size-of-each-method) are of code."""
+[cross-checks](../../benchmarks/crosscheck/RESULTS.md), or the test that has the paper's equations.  *In the paper*: the
+place that docstrings name, where there is one in particular.  All recipes run on all engines and in workers, and are
+killed and resumed.  *On Ray*, a recipe is tested itself, or one with the same work at the clients is.
+*At sites*, "itself" are processes with certificates, and "by bytes" sites in one process, which rebuild the run from
+its terms and exchange the bytes of the wire format."""
 
 
 def checks() -> list[str]:
@@ -33,21 +33,21 @@ def checks() -> list[str]:
     Raises:
         LookupError: there is no such recipe, or no such test.
     """
-    names, sizes = piebald.methods.recipes.names(), method_sizes.own_files()
+    names = piebald.methods.recipes.names()
     for table in (method_tests.CLAIMS, method_tests.WITHOUT_EFFECT):
         if odd := set(table) - set(names):
             raise LookupError(f"docs/method_tests.py has recipes that are gone: {', '.join(sorted(odd))}")
     ray = listed("contract/test_ray.py", "CARRIED", "CARRIED_ALIKE")
     sites = listed("federation/test_runs.py", "RECIPES")
     text = ["## What is shown of each method", "", *_ABOUT.splitlines(), ""]
-    text += ["| recipe | its claim | without effect | beside | in the paper | on Ray | at sites | lines |"]
-    text += ["|---|---|---|---|---|---|---|---|"]
+    text += ["| recipe | its claim | without effect | beside | in the paper | on Ray | at sites |"]
+    text += ["|---|---|---|---|---|---|---|"]
     for name in names:
         beside = f"{len(rows_of(name))} in benchmarks" if rows_of(name) else of_table(method_tests.EQUATIONS, name)
         cells = [of_table(method_tests.CLAIMS, name), of_table(method_tests.WITHOUT_EFFECT, name), beside]
         cells.append(place_of(name))
         cells += [on_ray(name, ray), "itself" if name in sites else "by bytes"]
-        text.append(f"| `{name}` | {' | '.join(cells)} | {method_sizes.lines_of(sizes[name])[1]} |")
+        text.append(f"| `{name}` | {' | '.join(cells)} |")
     return text
 
 
@@ -126,19 +126,6 @@ def at_clients(recipe: str) -> tuple[type, ...]:
     """What decides what is computed at the clients, and when."""
     made = piebald.methods.recipes.make(recipe)
     return type(made.training), type(made.sharing), type(made.clustering), type(made.scheduling)
-
-
-def section() -> list[str]:
-    """The section of docs/reference/recipes.md about cross-checks, as lines."""
-    text = ["## Cross-checks", ""]
-    text += ["Each recipe beside another program, or its paper's equations in plain PyTorch, on the same rows from the"]
-    text += ["same model: the largest difference of a parameter, from `benchmarks/crosscheck/RESULTS.md`, where the"]
-    text += ["programs' versions are.", ""]
-    text += ["| recipe | beside | what | largest difference | verdict |", "|---|---|---|---|---|"]
-    for name in piebald.methods.recipes.names():
-        text += [f"| `{name}` | {' | '.join(row)} |" for row in rows_of(name)]
-    absent = [f"`{name}`" for name in piebald.methods.recipes.names() if not rows_of(name)]
-    return [*text, "", f"Not compared with another program: {', '.join(absent)}."]
 
 
 def rows_of(recipe: str) -> list[tuple[str, ...]]:

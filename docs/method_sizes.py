@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import io
-import statistics
 import tokenize
 from collections import Counter
 from pathlib import Path
@@ -18,23 +17,6 @@ _NO_CODE = {
     tokenize.ENDMARKER,
 }  # fmt: skip
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
-
-
-def section() -> list[str]:
-    """The section of docs/reference/recipes.md about sizes, as lines."""
-    sizes = {name: (len(files), *lines_of(files)) for name, files in own_files().items()}
-    files, lines, code = (statistics.median(column) for column in zip(*sizes.values(), strict=True))
-    text = ["## Size of each method", ""]
-    text += [
-        "Files that no other recipe has: that of the recipe, and those of components that it alone has by default."
-    ]
-    text += [
-        "Lines of code leave out docstrings, comments and empty lines.  A new method touches three more files, with"
-    ]
-    text += ["one line each: the list of recipes, the table of the contract tests, and the changelog."]
-    text += [f"The medians are {files:g} files, {lines:g} lines, and {code:g} lines of code.", ""]
-    text += ["| recipe | files | lines | lines of code |", "|---|---|---|---|"]
-    return text + [f"| `{name}` | {' | '.join(map(str, row))} |" for name, row in sizes.items()]
 
 
 def own_files() -> dict[str, list[Path]]:

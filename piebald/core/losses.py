@@ -109,7 +109,7 @@ def binary_cross_entropy(
     """
     weight, mask = None if positive_weights is None else _on_device(positive_weights, outputs), known(targets)
     value = functional.binary_cross_entropy_with_logits(
-        outputs.reshape(targets.shape), filled(targets, mask).float(), pos_weight=weight, reduction="none"
+        _as_targets(outputs, targets), filled(targets, mask).float(), pos_weight=weight, reduction="none"
     )
     return by_example(value, mask)
 
@@ -117,6 +117,16 @@ def binary_cross_entropy(
 def _on_device(weights: Sequence[float], outputs: Tensor) -> Tensor:
     """Weights beside the outputs, without making the host wait at every step."""
     return moved(torch.tensor(weights, dtype=outputs.dtype), outputs.device)
+
+
+def _as_targets(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Outputs in the shape of the targets."""
+    if outputs.numel() != targets.numel():
+        raise SettingError(
+            f"outputs {list(outputs.shape)} must be as many numbers as targets {list(targets.shape)}: give the model "
+            "an output for each number to predict, or classes as whole numbers"
+        )
+    return outputs.reshape(targets.shape)
 
 
 # -- numbers
@@ -131,14 +141,14 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
         tensor([0., 4.])
     """
     mask = known(targets)
-    return by_example((outputs.reshape(targets.shape) - filled(targets, mask)).square(), mask)
+    return by_example((_as_targets(outputs, targets) - filled(targets, mask)).square(), mask)
 
 
 @on_logits
 def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Absolute error, the mean over an example's outputs."""
     mask = known(targets)
-    return by_example((outputs.reshape(targets.shape) - filled(targets, mask)).abs(), mask)
+    return by_example((_as_targets(outputs, targets) - filled(targets, mask)).abs(), mask)
 
 
 @on_logits
@@ -150,7 +160,7 @@ def huber_loss(outputs: Tensor, targets: Tensor, *, delta: float = 1.0) -> Tenso
         delta: the error above 0 at which the square becomes a line (Huber 1964).
     """
     mask = known(targets)
-    value = functional.huber_loss(outputs.reshape(targets.shape), filled(targets, mask), delta=delta, reduction="none")
+    value = functional.huber_loss(_as_targets(outputs, targets), filled(targets, mask), delta=delta, reduction="none")
     return by_example(value, mask)
 
 

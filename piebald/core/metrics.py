@@ -16,6 +16,19 @@ from piebald.core.targets import IGNORED, known, survival_pair
 LOWER_IS_BETTER = frozenset({"loss", "absolute_error", "squared_error", "perplexity"})
 # those that are the mean of a share of each example, so that one changes them by one over their number at most
 SHARES = ("accuracy", "token_accuracy", "next_token_accuracy", "label_accuracy")
+_OBJECT = "give torchmetrics' object of it (extra metrics), or a function of (outputs, targets)"
+ELSEWHERE = {  # names of scikit-learn, without "_", and what is the same here
+    "accuracyscore": "accuracy",
+    "meanabsoluteerror": "absolute_error",
+    "mae": "absolute_error",
+    "meansquarederror": "squared_error",
+    "mse": "squared_error",
+    "rocauc": "auc",
+    "rocaucscore": "auc",
+    "concordanceindex": "concordance",
+    **dict.fromkeys(("f1", "f1score", "f1macro", "f1micro", "balancedaccuracy", "precision", "recall", "r2", "r2score",
+                     "matthewscorrcoef", "averageprecision"), _OBJECT),
+}  # fmt: skip
 _BLOCK = 1024  # examples that are compared with all others at a time
 
 

@@ -33,6 +33,7 @@ from piebald.core.losses import (
     token_cross_entropy,
 )
 from piebald.core.metrics import (
+    ELSEWHERE,
     Auc,
     Concordance,
     Perplexity,
@@ -316,7 +317,7 @@ def named_metrics(metrics: Mapping[str, Any] | Sequence[str], objective: str) ->
         raise SettingError(f"metrics must be a list of names, got {shown(metrics)}: write metrics=[{shown(metrics)}]")
     for name in metrics:
         if name not in METRICS:
-            raise unknown("metric", name, METRICS)
+            raise unknown("metric", name, METRICS, ELSEWHERE)
     return {name: _MEANT.get(objective, METRICS).get(name, METRICS[name]) for name in metrics}
 
 

@@ -110,7 +110,13 @@ def outputs_of(module: nn.Module, rows: Rows) -> tuple[int, ...]:
             output = pytree.run(trial, rows[:1].x)
     except Exception as error:
         shape = pytree.plain(pytree.form(rows.x))
-        raise SettingError(f"the model fails on an input of shape {shape}: {type(error).__name__}: {error}") from error
+        looks_up = any(isinstance(part, nn.Embedding) for part in module.modules()) and "indices" in str(error)
+        reason = f"{type(error).__name__}: {error}"
+        if looks_up:
+            reason = "it looks up token ids, and these are real numbers: give clients_from tokens=True"
+        elif isinstance(error, NotImplementedError) and "forward" in reason:
+            reason = f"{type(module).__name__} has no method forward(self, x): define it"
+        raise SettingError(f"the model fails on an input of shape {shape}: {reason}") from error
     try:
         return tuple(pytree.logits(output).shape[1:])
     except SettingError:

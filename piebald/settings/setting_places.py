@@ -13,6 +13,8 @@ from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.wording import complaint, first_problem
 from piebald.settings.toml_document import Document, Key, dotted
 
+LOCAL_TRAINING = ("epochs", "batch", "lr", "steps", "momentum", "cohort", "mu", "optimizer", "weight_decay")
+
 
 def of_document(error: ValidationError, document: Document, model: type[BaseModel]) -> SettingError:
     """Return the first error about a document, in one sentence with its place.
@@ -27,7 +29,9 @@ def of_document(error: ValidationError, document: Document, model: type[BaseMode
     place, text = document.origin(key), complaint(problem)
     if problem["type"] == "extra_forbidden":
         subject = "setting or section called" if len(key) == 1 else f"setting of [{dotted(key[:-1])}] called"
-        return SettingError(f"{place}: {unknown(subject, key[-1], section.model_fields)}")
+        elsewhere = {str(key[-1]).replace("_", ""): f"it belongs to the recipe, as recipe.{key[-1]}"}
+        of_recipe = elsewhere if len(key) == 1 and key[-1] in LOCAL_TRAINING else None
+        return SettingError(f"{place}: {unknown(subject, key[-1], section.model_fields, of_recipe)}")
     if problem["type"] == "value_error":  # a sentence of ours
         return SettingError(f"{place}: {dotted(key)} {text}" if text.startswith("must ") else f"{place}: {text}")
     if problem["type"] == "missing" and len(key) == 1:

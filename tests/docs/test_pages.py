@@ -173,16 +173,6 @@ def test_the_readme_is_short_and_names_recipes_that_there_are() -> None:
     assert named <= set(recipes.names())
 
 
-def test_every_capability_is_listed_with_who_asks(maker: ModuleType) -> None:
-    page = (pages.ROOT / "docs" / "reference" / "components.md").read_text("utf-8")
-    names = [cls.__name__ for cls in maker.capabilities()]
-    assert {"MaskingTransform", "Personalizes"} <= set(names)
-    assert [name for name in names if f".{name}`" not in page] == []
-    assert [name for name in names if not maker.asked_by(name)] == [], "nothing asks for these"
-    for axis, method in (("training", "server_vectors"), ("clustering", "join"), ("scheduling", "deadline")):
-        assert f"| `{axis}` | `{method}` |" in "\n".join(maker.capability_lines())
-
-
 def test_the_glossary_has_the_words_of_a_recipe() -> None:
     page = (pages.ROOT / "docs" / "reference" / "glossary.md").read_text("utf-8")
     words = set(re.findall(r"^\| \*\*([\w ]+)\*\*", page, re.MULTILINE))

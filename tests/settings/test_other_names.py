@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import piebald
 from piebald.cli import main
@@ -84,3 +85,37 @@ def test_train_means_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Train with one recipe" in capsys.readouterr().out
     assert main(["--help"]) == 0
     assert "  train " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("roc_auc", "auc"), ("MSE", "squared_error"), ("f1_macro", "give torchmetrics' object of it")]
+)
+def test_a_metric_of_scikit_learn_names_what_does_the_same(name: str, says: str) -> None:
+    from piebald.core.objective import objective_for
+
+    with pytest.raises(SettingError, match=f"there is no metric '{name}': {says}"):
+        objective_for(torch.tensor([0, 1]), metrics=[name])
+
+
+def test_an_attribute_that_is_no_recipe_and_a_setting_beside_the_recipe_say_where_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(AttributeError, match="hdafl keeps the classifier private"):
+        _ = recipes.fedper
+    assert main(["run", "--set", "epochs=3"]) == 2
+    assert "it belongs to the recipe, as recipe.epochs" in capsys.readouterr().err
+
+
+def test_a_model_that_does_not_fit_is_told_in_words_of_ours() -> None:
+    class Empty(torch.nn.Module):
+        pass
+
+    x, y = np.zeros((20, 4), np.float32), np.linspace(0.5, 1.5, 20)
+    words = torch.nn.Sequential(torch.nn.Embedding(9, 2), torch.nn.Flatten(), torch.nn.Linear(8, 1))
+    for model, says in (
+        (torch.nn.Linear(4, 2), r"outputs \[4, 2\] must be as many numbers as targets \[4\]"),
+        (words, "give clients_from tokens=True"),
+        (Empty(), r"Empty has no method forward\(self, x\): define it"),
+    ):
+        with pytest.raises(SettingError, match=says):
+            piebald.run("fedavg", piebald.clients_from({"a": (x, y), "b": (x, y)}), model, rounds=1)

@@ -252,7 +252,13 @@ def numbers_of(frame: Any, columns: Sequence[str], whole: bool = False) -> Array
             )
             raise SettingError(f"{_origin(frame)}{reason}")
     chosen = frame[list(columns)]
-    return np.asarray(chosen.to_numpy() if whole else chosen.to_numpy(dtype=np.float64))
+    values = np.asarray(chosen.to_numpy() if whole else chosen.to_numpy(dtype=np.float64))
+    if not whole and len(endless := np.argwhere(np.isinf(values))):
+        row, column = endless[0]
+        raise SettingError(
+            f"{_origin(frame)}column {columns[column]!r} is infinite in row {row + 1}: fill it in, or drop such rows"
+        )
+    return values
 
 
 def _origin(frame: Any) -> str:

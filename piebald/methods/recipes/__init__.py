@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from piebald.core.discovery import NamedLikeModules
-from piebald.methods.recipes.named import find
+from piebald.methods.recipes.named import find, unknown_recipe
 from piebald.methods.recipes.named import listing as listing
 from piebald.methods.recipes.named import make as make
 from piebald.methods.recipes.named import names as names
@@ -73,8 +73,10 @@ sys.modules[__name__].__class__ = NamedLikeModules
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return __dir__()
-    if name.startswith("_") or (named := find(name)) is None:
+    if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if (named := find(name)) is None:
+        raise AttributeError(str(unknown_recipe(name)))
     return named.offered
 
 

@@ -177,6 +177,11 @@ _ELSEWHERE = {  # names of other programs and papers
 }
 
 
+def unknown_recipe(name: str) -> SettingError:
+    """Return the error for a name that no recipe has."""
+    return unknown("recipe", name, names(), _ELSEWHERE)
+
+
 def recipes_with(setting: str) -> dict[str, str] | None:
     """Return which recipes have a setting, those with the fewest settings first, as `errors.unknown` takes it."""
     found = sorted((name for name in names() if setting in settings_of(name)), key=lambda name: len(settings_of(name)))
@@ -199,7 +204,7 @@ def lookup(name: str, resolver: Resolver) -> _Named:
             resolver.discover()
             entry = _made.get(name)
         if entry is None:
-            raise unknown("recipe", name, _made, _ELSEWHERE)
+            raise unknown_recipe(name)
         return entry
     target = name.resolved("recipe")
     if isinstance(target, Recipe):
