@@ -133,7 +133,11 @@ def recipe_page() -> str:
         "Each recipe is made by the function of its name in `piebald.methods.recipes`, or by `name` in the section"
     ]
     text += ["`[recipe]` of a TOML file.  `piebald recipes` prints this list, and `piebald recipes NAME` prints the"]
-    text += ["settings of one recipe as TOML.  A recipe is made of [components](components.md).", ""]
+    text += ["settings of one recipe as TOML, with what each does.  A recipe is made of [components](components.md):"]
+    text += [
+        "FedAvg's are the defaults, and each recipe names those in which it differs, where its settings are explained."
+    ]
+    text += [""]
     text += ["| recipe | what it does | paper |", "|---|---|---|"]
     text += [
         f"| [`{name}`](#{name}) | {cell(entry['summary'])} | {cell(entry['paper'])} |"
@@ -146,17 +150,24 @@ def recipe_page() -> str:
     text += [rows([cohort]) + "\n" + settings_of(Sgd).split("\n", 2)[2]]
     general = {"cohort", *Sgd.model_fields}
     for name, entry in listing.items():
-        text += ["", f"## {name}", "", summary(getattr(piebald.methods.recipes, name)), "", f"*{entry['paper']}*", ""]
-        own = {field: about for field, about in entry["fields"].items() if field not in general}
-        lines = [own_row(field, about) for field, about in own.items()]
-        text += [rows(lines)] if lines else ["It has the settings of all recipes and no others."]
+        own = {field: info for field, info in entry["fields"].items() if field not in general}
+        settings = ", ".join(f"`{field} = {written(info['default'])}`" for field, info in own.items())
+        text += ["", f"## {name}", "", f"Made of {', '.join(parts_of(name)) or 'the defaults'}."]
+        text += ["", f"Settings: {settings}." if settings else "It has the settings of all recipes and no others."]
     text += ["", *method_checks.checks()]
     return "\n".join(text) + "\n"
 
 
-def own_row(name: str, about: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """One row for a setting that not all recipes have."""
-    return name, f"`{written(about['default'])}`", about["type"], linked(about["doc"])
+def parts_of(name: str) -> list[str]:
+    """Links to the components in which a recipe differs from FedAvg."""
+    made, plain = piebald.methods.recipes.make(name), piebald.methods.recipes.make("fedavg")
+    found = []
+    for axis in AXES:
+        usual = getattr(plain, axis)
+        for part in getattr(made, axis) if axis == "transforms" else [getattr(made, axis)]:
+            if axis == "transforms" or type(part) is not type(usual):
+                found.append(f"[{axis.replace('_', ' ')} = {part.kind}](components.md#{axis}--{part.kind})")
+    return found
 
 
 def components_page() -> str:

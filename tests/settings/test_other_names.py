@@ -108,7 +108,9 @@ def test_an_attribute_that_is_no_recipe_and_a_setting_beside_the_recipe_say_wher
 
 def test_a_model_that_does_not_fit_is_told_in_words_of_ours() -> None:
     class Empty(torch.nn.Module):
-        pass
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
 
     x, y = np.zeros((20, 4), np.float32), np.linspace(0.5, 1.5, 20)
     words = torch.nn.Sequential(torch.nn.Embedding(9, 2), torch.nn.Flatten(), torch.nn.Linear(8, 1))
