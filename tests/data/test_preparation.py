@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+import torch
 
 from piebald.core.errors import SettingError
 from piebald.data.partition import clients_from
@@ -17,7 +18,7 @@ from piebald.data.preparation.agreement import Unanswered, agree, simplest
 from piebald.data.preparation.agreement import fitted as fitted_here
 from piebald.data.preparation.answers import Answer, Question, answer
 from piebald.data.preparation.column_models import BooleanColumn, CategoryColumn, ClassTarget, DateColumn, NumericColumn
-from piebald.data.preparation.columns import CodedTable, numbers_of
+from piebald.data.preparation.columns import CodedTable, dates_of, numbers_of
 from piebald.data.preparation.transformer import unfitted
 from tests.data.pooled_preparation import fitted
 
@@ -186,6 +187,29 @@ def test_values_that_stand_for_gaps_are_gaps() -> None:
         False,
         True,
     ]
+
+
+def test_dates_are_read_at_once_as_they_are_one_by_one() -> None:
+    words = ["2024-05-31", "2024-5-1", "2024-05-31 12:30", "2024-05-31T12:30:15.123456+02:00", "1969-12-31T23:59:59Z"]
+    days = dates_of(pandas.Series([*words, None, "?"]))["days"]
+    expected = [pandas.Timestamp(word).timestamp() / 86_400 for word in words]
+    assert days[:5].tolist() == expected
+    assert np.isnan(days[5:]).all()
+    with pytest.raises(
+        SettingError, match=r"must have a date like 2024-05-31 in each row, got '31\.05\.2024' in row 2"
+    ):
+        dates_of(pandas.Series(["2024-05-31", "31.05.2024"], name="seen"))
+
+
+def test_large_tables_are_prepared_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = POOLED.assign(site=["a", "b", "c"] * 90)
+    whole = clients_from(frame, client="site", target="ill", prepare={})
+    monkeypatch.setattr("piebald.data.clients.prepared._BLOCK", 100)
+    blocks = clients_from(frame, client="site", target="ill", prepare={})
+    assert torch.equal(whole.rows(1, "train").x, blocks.rows(1, "train").x)
+    frame.loc[230, "age"] = np.inf  # of the third block
+    with pytest.raises(SettingError, match="column 'age' must have a finite number in each row, got inf in row 231"):
+        clients_from(frame, client="site", target="ill", prepare={"columns": {"age": "number"}})
 
 
 def test_free_text_is_refused_and_identifiers_are_left_out() -> None:

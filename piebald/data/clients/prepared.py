@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("piebald.data")
 _SHOWN = 50  # clients in a table of gaps
+_BLOCK = 1 << 17  # rows that are prepared at once
 
 
 class ChangedClients:
@@ -147,8 +148,13 @@ class PreparedClients(ChangedClients):
 
     def change(self, rows: Rows, client: int | None = None) -> Rows:
         """Return inputs as the preparation makes them, and targets on one scale where they are numbers."""
-        name = None if client is None else str(self.names[client])
-        x = self.preparation.transform(frame_of(self.coded, rows), name)
+        name, codes = None if client is None else str(self.names[client]), pytree.single(rows.x, "prepare").numpy()
+        x = np.empty((len(codes), len(self.preparation.feature_names_out)), dtype=np.float32)
+        # in blocks, so that what is made on the way takes no more memory for more rows
+        for first in range(0, len(codes), _BLOCK):
+            block = slice(first, first + _BLOCK)
+            table = self.coded.frame(codes[block], np.arange(len(codes))[block])
+            x[block] = self.preparation.transform(table, name)
         return Rows(torch.from_numpy(x), scaled(rows.y, self.preparation))
 
 

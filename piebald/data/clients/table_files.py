@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from piebald.core.errors import SettingError, shown
 from piebald.core.reading.packed import unpacked
 from piebald.core.reading.tables import check_text_table, read_parquet
@@ -227,15 +229,16 @@ def _with_numbers(series: Any, path: Path) -> Any:
     """
     import pandas
 
-    texts = series.dropna().astype(str).str.strip()
+    codes, different = pandas.factorize(series)
+    texts = pandas.Series(different, dtype=object).astype(str).str.strip()
     with_comma = texts[texts.str.contains(",", regex=False)]
-    if not len(with_comma) or not len(texts):
+    if not len(with_comma):
         return series
     decimal, thousands = (bool(with_comma.str.fullmatch(pattern.pattern).all()) for pattern in (_DECIMAL, _THOUSANDS))
     plain = texts[~texts.index.isin(with_comma.index)]
     if not (decimal or thousands) or not plain.str.fullmatch(rf"{_PLAIN.pattern}|{_DECIMAL.pattern}").all():
         return series
-    example = f"{with_comma.iloc[0]!r} in row {with_comma.index[0] + 1}"
+    example = f"{with_comma.iloc[0]!r} in row {int(np.argmax(codes == with_comma.index[0])) + 1}"
     if decimal and thousands:
         raise SettingError(
             f"{path}: column {series.name!r} has numbers like {example}, whose comma may stand before decimals or "
@@ -244,8 +247,8 @@ def _with_numbers(series: Any, path: Path) -> Any:
     _log.warning("%s: column %r has numbers like %s, read with a comma %s", path, series.name, example,
                  "before decimals" if decimal else "between thousands")  # fmt: skip
     between = "," if thousands else "." if with_comma.str.contains(".", regex=False).any() else ""
-    numbers = texts.str.replace(between, "", regex=False).str.replace(",", ".", regex=False)
-    return pandas.to_numeric(numbers).reindex(series.index)
+    numbers = pandas.to_numeric(texts.str.replace(between, "", regex=False).str.replace(",", ".", regex=False))
+    return pandas.Series(np.append(numbers.to_numpy(dtype=np.float64), np.nan)[codes], series.index, name=series.name)
 
 
 def mixed_reason(series: Any) -> str | None:

@@ -17,7 +17,15 @@ from scipy.stats import yeojohnson
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats, Moments
 from piebald.data.preparation.column_models import MOST_CATEGORIES, MOST_COLUMNS, Finite, Name, Scale
-from piebald.data.preparation.columns import Kind, dates_of, factorized, guess_columns, numbers_of, truths_of
+from piebald.data.preparation.columns import (
+    Kind,
+    dates_of,
+    factorized,
+    guess_columns,
+    is_numeric,
+    numbers_of,
+    truths_of,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -167,7 +175,7 @@ def answer(
         SettingError: a value cannot be read as the agreed kind.
     """
     if isinstance(question, KindsQuestion):
-        empty = {str(name) for name in frame.columns if (factorized(frame[name], question.gaps)[0] < 0).all()}
+        empty = {str(name) for name in frame.columns if _is_empty(frame[name], question.gaps)}
         kinds = guess_columns(frame, question.gaps)
         return KindsAnswer(
             rows=len(frame), kinds={name: None if name in empty else kind for name, kind in kinds.items()},
@@ -207,6 +215,13 @@ def parsed_numbers(frame: pd.DataFrame, kinds: dict[str, Kind], gaps: list[str])
         elif kind == "date":
             parsed |= {f"{name}: {part}": values for part, values in dates_of(_series(frame, name), gaps).items()}
     return parsed
+
+
+def _is_empty(series: pd.Series, gaps: list[str]) -> bool:
+    """Return whether a column has no value."""
+    if is_numeric(series) and not gaps:  # to number all of them takes long
+        return bool(series.isna().all())
+    return bool((factorized(series, gaps)[0] < 0).all())
 
 
 def yeo_johnson(values: Floats, exponent: float) -> Floats:

@@ -186,14 +186,14 @@ def dates_of(series: pd.Series, gaps: Sequence[str] = ()) -> dict[str, NDArray[n
     """
     import pandas as pd
 
-    days = _parsed(series, gaps, _days, "a date like 2024-05-31")
+    days = _parsed(series, gaps, _day, "a date like 2024-05-31", _days)
     moments = pd.Series(pd.to_datetime(np.round(days * _DAY), unit="s"))
     named = {"day": "day", "month": "month", "weekday": "day_of_week", "hour": "hour"}
     parts = {"days": days, **{part: getattr(moments.dt, named[part]).to_numpy(dtype=np.float64) for part in PARTS}}
     return {name: np.where(np.isnan(days), np.nan, part) for name, part in parts.items()}
 
 
-def _days(word: str) -> float:
+def _day(word: str) -> float:
     import pandas as pd
 
     if not _DATE.fullmatch(word):  # pandas would guess which of two numbers is the month
@@ -201,13 +201,35 @@ def _days(word: str) -> float:
     return float(pd.to_datetime(word, utc=True).timestamp()) / _DAY
 
 
-def _parsed(series: pd.Series, gaps: Sequence[str], read: Callable[[str], float], form: str) -> NDArray[np.float64]:
-    """Return the values as `read` reads their text, NaN for gaps; one that cannot be read is refused with its row."""
+def _days(words: Sequence[str]) -> NDArray[np.float64]:
+    """Return the days of all dates at once, NaN for those that are to be looked at one by one."""
+    import pandas as pd
+
+    moments = pd.to_datetime(pd.Series(words, dtype=object), utc=True, errors="coerce", format="ISO8601")
+    seconds = np.round(moments.dt.as_unit("us").astype("int64").to_numpy() / 1e6, 6)
+    plain = moments.notna().to_numpy() & np.array([_DATE.fullmatch(word) is not None for word in words], dtype=bool)
+    return np.where(plain, seconds / _DAY, np.nan)
+
+
+def _parsed(
+    series: pd.Series, gaps: Sequence[str], read: Callable[[str], float], form: str,
+    read_all: Callable[[Sequence[str]], NDArray[np.float64]] | None = None,
+) -> NDArray[np.float64]:  # fmt: skip
+    """Return the values as `read` reads their text, NaN for gaps; one that cannot be read is refused with its row.
+
+    Args:
+        series, gaps: see `factorized`.
+        read: reads a value.
+        form: what values must be, in words.
+        read_all: reads values at once, for which `read` would take long, with NaN for those that it leaves to `read`.
+    """
     codes, different = factorized(series, gaps)
     numbers = np.full(len(different) + 1, np.nan)
-    for place, word in enumerate(different):
+    if read_all is not None and different:
+        numbers[:-1] = read_all(different)
+    for place in np.flatnonzero(np.isnan(numbers[:-1])).tolist():
         try:
-            numbers[place] = read(word)
+            numbers[place] = read(different[place])
         except (ValueError, KeyError, OverflowError):
             raise _unusable(series, int(np.argmax(codes == place)), form) from None
     return np.asarray(numbers[codes])
