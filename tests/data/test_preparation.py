@@ -196,7 +196,7 @@ def test_dates_are_read_at_once_as_they_are_one_by_one() -> None:
     assert days[:5].tolist() == expected
     assert np.isnan(days[5:]).all()
     with pytest.raises(
-        SettingError, match=r"must have a date like 2024-05-31 in each row, got '31\.05\.2024' in row 2"
+        SettingError, match=r"a date like 2024-05-31 in each row, got '31\.05\.2024' in row 2"
     ):
         dates_of(pandas.Series(["2024-05-31", "31.05.2024"], name="seen"))
 
