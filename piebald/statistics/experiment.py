@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from piebald.contracts import Clients, DismissesSites, Query, Runtime, Split
 from piebald.core.errors import SettingError
+from piebald.data.preparation import Preparation
 from piebald.experiments.file import ExperimentSettings
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
@@ -65,6 +66,7 @@ class OpenSites:
 def open_sites(
     file: Path, flags: Sequence[str], credentials: Path | None, subject: str, masks: Sequence[SecureAggregation],
     questions: Callable[[ExperimentSettings, Clients], Sequence[Query]],
+    agreed: Callable[[ExperimentSettings], Preparation] | None = None,
 ) -> Iterator[OpenSites]:  # fmt: skip
     """Open the federation of an experiment, whose sites take part under its terms and their policies.
 
@@ -75,6 +77,7 @@ def open_sites(
         subject: the subject of the questions, for errors.
         masks: the secure aggregation under which answers are to leave, if any.
         questions: returns those that the run's terms name, so that who approves the terms approves them.
+        agreed: asks sites that prepare their tables what they agree on; without it, rows are as sites have them.
 
     Raises:
         SettingError: a setting is wrong, or rows are changed by an extractor.
@@ -86,14 +89,19 @@ def open_sites(
         settings = QuestionExperiment.load(file, [*flags, "recipe.name=fedavg"])
     if settings.extractor is not None:
         raise SettingError(f"{subject} are of rows as sites have them, and extractor changes them: leave it out")
-    settings = settings.as_in_the_source()
+    preparation = agreed(settings) if agreed is not None and settings.asks_sites else None
+
+    def as_read(loaded: QuestionExperiment) -> QuestionExperiment:
+        return loaded.as_in_the_source() if preparation is None else loaded.with_agreed(preparation)
+
+    settings = as_read(settings)
     plan = settings.plan()
     recipes = tuple(plan.recipes.values())
     # the terms name what is trained, so that sites may compare them with those of a run
     recipe = question_recipe(recipes[0], tuple(masks))
     if recipe is None:
         recipe = fedavg().with_(transforms=tuple(masks))
-        settings = QuestionExperiment.load(file, [*flags, "recipe={ name = 'fedavg' }"]).as_in_the_source()
+        settings = as_read(QuestionExperiment.load(file, [*flags, "recipe={ name = 'fedavg' }"]))
         plan = settings.plan()
     ready = prepare(recipe, plan.clients, plan.model, RunOptions(seed=settings.first_seed, runtime=plan.runtime))
     stated = tuple(question.stated() for question in questions(settings, ready.clients))

@@ -195,9 +195,7 @@ def test_dates_are_read_at_once_as_they_are_one_by_one() -> None:
     expected = [pandas.Timestamp(word).timestamp() / 86_400 for word in words]
     assert days[:5].tolist() == expected
     assert np.isnan(days[5:]).all()
-    with pytest.raises(
-        SettingError, match=r"a date like 2024-05-31 in each row, got '31\.05\.2024' in row 2"
-    ):
+    with pytest.raises(SettingError, match=r"a date like 2024-05-31 in each row, got '31\.05\.2024' in row 2"):
         dates_of(pandas.Series(["2024-05-31", "31.05.2024"], name="seen"))
 
 

@@ -191,3 +191,31 @@ def test_a_careful_site_tells_no_counts_of_few_rows(tmp_path: Path) -> None:
     pooled = np.concatenate([frame.age for frame in full.values()])
     assert age.median == pytest.approx(pooled.mean())  # type: ignore[union-attr]
     assert abs(np.median(pooled) - age.median) <= age.error  # type: ignore[union-attr]
+
+
+def test_sites_grow_trees_on_the_rows_that_they_prepare(tmp_path: Path) -> None:
+    """Tables with words and gaps, and a model that reads such a table."""
+    pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
+    from piebald.statistics.trees.encoding import Encoding
+    from piebald.statistics.trees.settings import TreeSettings
+    from piebald.statistics.trees.site_clients import trees_at_sites
+
+    sites = Sites(tmp_path, TABLES)
+    agreed = sites.agree([ALLOWED] * 3)
+    ready = sites.ready(sites.settings.with_agreed(agreed))
+    policies = [Policy(queries=["trees"])] * 3
+    runtime = InProcess(ready, policies)
+    runtime._sites = [
+        TaskRunner(site, policies[k], "cpu", runtime._signers[k]) for k, site in enumerate(sites.at(ready))
+    ]
+    settings = TreeSettings(rounds=2, max_depth=2)
+    grown = trees_at_sites(runtime, ready.work, ready.clients, settings, compare=False, split="train")  # type: ignore[arg-type]
+    assert grown.encoding.columns == agreed.feature_names_out
+    here, order = simulated()
+    rows = np.concatenate([here.rows(order[name], "train").x.numpy() for name in NAMES])
+    frame = pandas.concat([TABLES[name] for name in NAMES], ignore_index=True)
+    told = grown.predict(frame)
+    assert np.array_equal(told, grown.predict(rows))
+    assert len(np.unique(told)) > 2
+    again = Encoding.of_table(json.loads(json.dumps(grown.encoding.table())))
+    assert np.array_equal(again.inputs(frame), rows)

@@ -83,23 +83,26 @@ class Encoding:
         columns: their names, in order.
         missing: a number that stands for a gap, None for none.
         preparation: of the clients' tables, None where inputs are numbers already.
+        scaled: whether trees see the inputs that the preparation makes, as those of sites do, gaps filled.
     """
 
     columns: list[str]
     missing: float | None
     preparation: Preparation | None = None
+    scaled: bool = False
 
     @classmethod
     def of_table(cls, table: Mapping[str, Any]) -> Encoding:
         """Return the encoding that `table` has written; what is none raises KeyError, TypeError or ValueError."""
         missing, agreed = table["missing"], table["preparation"]
         preparation = None if agreed is None else Preparation(**agreed)
-        return cls([*map(str, table["columns"])], None if missing is None else float(missing), preparation)
+        columns = [*map(str, table["columns"])]
+        return cls(columns, None if missing is None else float(missing), preparation, bool(table["scaled"]))
 
     def table(self) -> dict[str, Any]:
         """Return the encoding as JSON values."""
         agreed = None if self.preparation is None else self.preparation.model_dump()
-        return {"columns": self.columns, "missing": self.missing, "preparation": agreed}
+        return {"columns": self.columns, "missing": self.missing, "preparation": agreed, "scaled": self.scaled}
 
     def inputs(self, rows: Any, client: str | None = None) -> Floats32:
         """Return the inputs [n, d] of rows.
@@ -113,6 +116,8 @@ class Encoding:
         """
         if not is_frame(rows):
             x = np.asarray(rows)
+        elif self.preparation is not None and self.scaled:
+            x = self.preparation.transform(rows, client)
         elif self.preparation is not None:
             x = self.preparation.unscaled(rows, client).to_numpy(dtype=np.float64)
         else:

@@ -15,6 +15,7 @@ from piebald.methods.transforms.base import MaskingTransform
 from piebald.privacy import SecureAggregation
 from piebald.settings.toml_document import Document
 from piebald.statistics.experiment import QuestionExperiment, open_sites
+from piebald.statistics.preparation_at_sites import agreed_at_sites
 from piebald.statistics.trees.boost import trees
 from piebald.statistics.trees.boosted_trees import BoostedTrees
 from piebald.statistics.trees.folder import Done
@@ -124,7 +125,7 @@ def trees_of_sites(
     def questions(settings: ExperimentSettings, clients: Clients) -> list[Query]:
         return stated_questions(clients, boosting, settings.first_seed)
 
-    with open_sites(file, flags, credentials, "trees", masks, questions) as sites:
+    with open_sites(file, flags, credentials, "trees", masks, questions, agreed_at_sites) as sites:
         check_unprotected(sites.recipes, boosting)
         return trees_at_sites(
             sites.runtime, sites.work, sites.clients, boosting, seed=sites.settings.first_seed, split=split,

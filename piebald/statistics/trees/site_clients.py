@@ -17,6 +17,7 @@ from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.errors import RuntimeFault, SettingError
 from piebald.core.moments import Ints
+from piebald.data.clients.prepared import preparation_of
 from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation
 from piebald.statistics.columns import TARGET, input_names
@@ -215,9 +216,12 @@ def trees_at_sites(
         RunFolderError: `out` has something else, or cannot be written.
     """
     xgboost()
-    columns = list(input_names(_width(clients), features))
+    agreed = preparation_of(clients)
+    if agreed is not None and agreed.classes is None:
+        raise SettingError("trees of a number at sites need its own unit: give inputs, and prepare = 'none'")
+    columns = list(input_names(_width(clients), features if agreed is None else agreed.feature_names_out))
     classes, target = tuple(clients.classes or ()), _target(clients)
-    encoding = Encoding(columns, settings.missing)
+    encoding = Encoding(columns, settings.missing, agreed, scaled=agreed is not None)
     growing = SiteTreeClients(runtime, spec, target, settings, seed, say)
     description = {"settings": settings.table(), "objective": target.objective, "columns": encoding.columns,
              "classes": list(classes), "seed": seed,
