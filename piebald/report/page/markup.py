@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import html
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -259,10 +260,8 @@ def line_chart(
     """
     places = [place for curve in curves.values() for place, _ in curve]
     values = [value for curve in curves.values() for _, value in curve]
-    low, height = min(values), max(values) - min(values)
-    if not height:  # a flat line is drawn in the middle
-        height = abs(low) or 1.0
-        low -= height / 2
+    levels = _round_levels(min(values), max(values))
+    low, height = levels[0], levels[-1] - levels[0]
     first, width = min(places), (max(places) - min(places)) or 1.0
     inner, tall = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
@@ -274,7 +273,7 @@ def line_chart(
 
     # lines first, so that curves are drawn over them
     drawn = ""
-    for value in (low, low + height / 2, low + height):
+    for value in levels:
         y = f"{up(value):.1f}"
         drawn += f'<line class="rule" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>'
         drawn += f'<text x="{_LEFT - 6}" y="{up(value) + 4:.1f}" text-anchor="end">{text(written(value))}</text>'
@@ -298,6 +297,25 @@ def line_chart(
     head = f"<figcaption><h3>{text(title)}</h3>{f'<p>{text(caption)}</p>' if caption else ''}</figcaption>{legend}"
     size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}"'
     return f'<figure class="half">{head}<svg {size} role="img" aria-label="{text(spoken)}">{drawn}</svg></figure>'
+
+
+def _round_levels(low: float, high: float) -> list[float]:
+    """Return three to five round numbers from `low` or less to `high` or more.
+
+    Examples:
+        >>> _round_levels(0.4417, 0.7833)
+        [0.4, 0.6, 0.8]
+        >>> _round_levels(3, 3)
+        [0.0, 3.0, 6.0]
+    """
+    width = (high - low) or 2 * (abs(low) or 1.0)
+    if low == high:
+        low, high = low - width / 2, low + width / 2
+        return [low, (low + high) / 2, high]
+    unit = 10.0 ** math.floor(math.log10(width / 2))
+    step = next(unit * factor for factor in (1, 2, 5, 10) if width / (unit * factor) <= 2.5)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(number * step, 12) for number in range(first, last + 1)]
 
 
 def spark(values: Sequence[float]) -> str:

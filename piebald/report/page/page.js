@@ -84,9 +84,7 @@
       const shown = chart.data.filter((trace) => !hidden.has(trace.meta));
       Plotly.react(chart.id, painted(shown), painted(themed(chart.layout)), {
         responsive: true,
-        displaylogo: false,
-        displayModeBar: touch ? false : "hover",
-        modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
+        displayModeBar: false,
       });
     }
   };

@@ -131,7 +131,9 @@ def _results(comparison: Comparison) -> str:
     )
     work = "Work behind each method, means over runs: updates that were used, their local steps and their rows."
     effort = markup.table(work, ["Label", "Rounds", *map(str.capitalize, MEASURES), "Parameters", "Runs"], worked)
-    return markup.section("results", "Final figures", "", markup.table(caption, head, rows), effort)
+    return markup.section(
+        "results", "Final figures", "", markup.table(caption, head, rows), markup.folded("Work of each method", effort)
+    )
 
 
 def _progress(comparison: Comparison, drawn: list[Chart]) -> str:
@@ -154,7 +156,9 @@ def _clients(comparison: Comparison, drawn: list[Chart]) -> str:
         return ""
     drawn.append(chart)
     keys = markup.keys(comparison.labels, comparison.ranking())
-    tables = client_section.table(comparison), class_section.details(comparison)
+    each = client_section.table(comparison)
+    folded = each and markup.folded("Each client: rows, scores, gain over alone", each)
+    tables = folded, class_section.details(comparison)
     return markup.section_of(chart, "clients", keys, *tables)
 
 
@@ -201,7 +205,7 @@ def _gains(comparison: Comparison, drawn: list[Chart]) -> str:
         "An average hides the clients that would be better off with another method, or training alone.",
         markup.keys(comparison.labels, comparison.ranking()),
         markup.charts(figures),
-        markup.table(caption, head, rows),
+        markup.folded("Differences as a table", markup.table(caption, head, rows)),
     )
 
 
@@ -233,7 +237,7 @@ def _partition(comparison: Comparison, drawn: list[Chart]) -> str:
     if chart is None:
         return markup.section("partition", "Heterogeneity of clients", "", table) if table else ""
     drawn.append(chart)
-    return markup.section_of(chart, "partition", "", table)
+    return markup.section_of(chart, "partition", "", table and markup.folded("Measures of heterogeneity", table))
 
 
 # -------------------------------------------------------------------------------------------------------- helpers
