@@ -29,6 +29,7 @@ class ClientModel:
         held: [s'] int64, where its shared numbers lie among the s shared numbers of the run's model, increasing; None
             where they are the same.
         lacks: names of the inputs that these clients lack, because of which they have a part of the run's model.
+        silent: [m] int64, where those shared numbers of the run's model lie that they have and have no say for.
     """
 
     model: nn.Module
@@ -37,6 +38,7 @@ class ClientModel:
     outputs: tuple[int, ...]
     held: Tensor | None = None
     lacks: frozenset[str] = frozenset()
+    silent: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +106,12 @@ def nested_positions(whole: Layout, part: Layout) -> Tensor:
 
 
 def part_without(
-    module: nn.Module, layout: Layout, outputs: tuple[int, ...], tensors: Collection[str], inputs: frozenset[str]
+    module: nn.Module,
+    layout: Layout,
+    outputs: tuple[int, ...],
+    tensors: Collection[str],
+    inputs: frozenset[str],
+    silent: Collection[str] = (),
 ) -> ClientModel:
     """Return a model without some tensors, which stay as they are in it.
 
@@ -112,13 +119,16 @@ def part_without(
         module, layout, outputs: the whole model.
         tensors: names of those that only some inputs reach.
         inputs: names of these inputs, which clients of the part lack.
+        silent: names of tensors for which these clients have no say.
     """
     model, part = copied(module), layout.without(tensors)
     for name, parameter in model.named_parameters():
         if name in tensors:
             parameter.requires_grad_(False)
     held = nested_positions(layout, part)[: part.shared]
-    return ClientModel(model, part, part.flatten(model), outputs, held, inputs)
+    slots = [slot for slot in layout.slots if slot.name in silent and slot.stop <= layout.shared]
+    places = torch.cat([torch.arange(slot.start, slot.stop) for slot in slots]) if slots else None
+    return ClientModel(model, part, part.flatten(model), outputs, held, inputs, places)
 
 
 def check_shared(layouts: Sequence[Layout], recipe: str) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
+
 from piebald.contracts import MOST_ROWS, OwnChoice, Query, ResultForm, RowPrivacy, Split, Task, Update
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.client_models import ClientModels
@@ -104,6 +106,20 @@ class ClientWork(ModelSpec):
         """Return which of the shared numbers the model of a task has."""
         return None if self.own_models is None else self.held(self.number_of(task.client, task.version, task.query))
 
+    def counted_of(self, task: Task) -> Tensor | None:
+        """Return for which of the shared numbers the update of a task counts, None for all."""
+        held, silent = self.held_of(task), self._silent_of(task)
+        if silent is None:
+            return held
+        counts = torch.ones(self.layout.shared, dtype=torch.bool)
+        counts[silent] = False
+        places = counts.nonzero().flatten()
+        return places if held is None else held[counts[held]]
+
+    def _silent_of(self, task: Task) -> Tensor | None:
+        number = self.number_of(task.client, task.version, task.query)
+        return None if number is None or self.own_models is None else self.own_models.models[number].silent
+
     def with_buffers(self, number: int, model: Tensor, buffers: Tensor) -> Tensor:
         """A model [s] with other buffers in the places where the model of this number has its own shared ones."""
         held, completed = self.held(number), model.clone()
@@ -119,12 +135,14 @@ class ClientWork(ModelSpec):
         return replace(task, vectors={**task.vectors, "model": task.vectors["model"][held]})
 
     def expanded(self, update: Update, task: Task) -> Update:
-        """An update that has come, with no change of the numbers that the task's model has not."""
-        held = self.held_of(task)
-        if held is None or "model" not in update.vectors:
+        """An update that has come, with no change of the numbers that the task's model has not, or has no say for."""
+        held, silent = self.held_of(task), self._silent_of(task)
+        if (held is None and silent is None) or "model" not in update.vectors:
             return update
         change = update.vectors["model"].new_zeros(self.layout.shared)
-        change[held] = update.vectors["model"]
+        change[slice(None) if held is None else held] = update.vectors["model"]
+        if silent is not None:
+            change[silent] = 0.0
         return replace(update, vectors={**update.vectors, "model": change})
 
     def uploads(self) -> tuple[str, ...]:

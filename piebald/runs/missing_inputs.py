@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from piebald.contracts import Clients, Rows
-from piebald.contracts.data import LacksInputs
+from piebald.contracts.data import LacksInputs, lacked_inputs, without_inputs
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.client_models import ClientModels, part_without
@@ -21,7 +21,8 @@ from piebald.methods.recipe import Recipe
 def models_without_inputs(recipe: Recipe, spec: ModelSpec, clients: Clients, rows: Rows) -> ClientModels | None:
     """Return the models of clients that lack an input, without what only that input reaches; None where nobody does.
 
-    A parameter is theirs if a gradient reaches it without the input, and a buffer if its layer runs.
+    A parameter is theirs if a gradient reaches it without the input, and a buffer if its layer runs.  They have no say
+    for those that the recipe's sharing says belong to the input.
 
     Args:
         recipe: how clients train.
@@ -32,10 +33,14 @@ def models_without_inputs(recipe: Recipe, spec: ModelSpec, clients: Clients, row
     Raises:
         SettingError: the model cannot do without an input, or the recipe takes every update as one of the whole model.
     """
-    if not isinstance(clients, LacksInputs) or not isinstance(rows.x, Mapping):  # inputs without names are all there
-        return None
-    lacked = [clients.lacks(client) for client in range(len(clients))]
+    # inputs without names are all there
+    named = isinstance(clients, LacksInputs) and isinstance(rows.x, Mapping)
+    lacked = [lacked_inputs(clients, client) for client in range(len(clients) if named else 0)]
     kinds = sorted({names for names in lacked if names}, key=sorted)
+    known = rows.x.keys() if isinstance(rows.x, Mapping) else ()
+    for name in recipe.sharing.inputs or ():
+        if name not in known:
+            raise SettingError(f"inputs of sharing must name inputs, which are {', '.join(known) or 'not named'}, got {name!r}")
     if not kinds:
         return None
     if reason := recipe.parts_reason():
@@ -44,15 +49,15 @@ def models_without_inputs(recipe: Recipe, spec: ModelSpec, clients: Clients, row
     models = []
     for names in kinds:
         client = str(clients.names[lacked.index(names)])
-        fewer = {name: leaf for name, leaf in rows.x.items() if name not in names}
         try:
-            gone = reached - _reached(spec.model, fewer)
+            gone = reached - _reached(spec.model, without_inputs(rows.x, names))
         except Exception as error:  # whatever the user's own model may raise
             raise SettingError(
                 f"client {client!r} lacks {' and '.join(sorted(names))}, and the model cannot do without: "
                 f"{type(error).__name__}: {error}; give that argument of its forward a default"
             ) from error
-        models.append(part_without(spec.model, spec.layout, spec.outputs, gone, names))
+        silent = recipe.sharing.belonging(spec.model, names)
+        models.append(part_without(spec.model, spec.layout, spec.outputs, gone, names, silent))
     return ClientModels(tuple(models), tuple(kinds.index(names) if names else None for names in lacked))
 
 

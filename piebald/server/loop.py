@@ -119,7 +119,9 @@ class ServerLoop:
         self._masked = MaskedRounds(recipe.masking)
         self._intake = ResultIntake(self.check, work, self._masked)
         self._stalled = StalledSteps(recipe.scheduling.round_kind() is not None)
-        parts = work.own_models is not None and any(own.held is not None for own in work.own_models.models)
+        parts = work.own_models is not None and any(
+            own.held is not None or own.silent is not None for own in work.own_models.models
+        )
         early = not (parts or recipe.requires_individual_updates or recipe.masking or self.check.limits_weights)
         self._summed = recipe.aggregation if early and isinstance(recipe.aggregation, Linear) else None
         self._failures = ClientFailures(names, known)
@@ -283,7 +285,7 @@ class ServerLoop:
         for result, difference in unlike:
             self._end(result, difference)
         results = self._unmasked(results)
-        held = [self.work.held_of(result.task) for result in results] if self.work.own_models else ()
+        held = [self.work.counted_of(result.task) for result in results] if self.work.own_models else ()
         cohort = cohort_of(results, self.version, self.work.layout.shared_trained, held)
         counted = self.cluster_models.step(cohort, self._context)
         self._stalled.watch(results, counted, self)

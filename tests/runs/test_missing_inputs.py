@@ -142,6 +142,44 @@ def test_a_run_is_resumed_to_the_bit(tmp_path: Path) -> None:
     assert torch.equal(piebald.resume(tmp_path / "run", SOME, model(), rounds=4).start(), whole.start())
 
 
+class Filled(Net):
+    """A network that takes zeros for a missing scan, so that its layers run without one."""
+
+    def forward(self, table: Tensor, scan: Tensor | None = None, sound: Tensor | None = None) -> Tensor:
+        return super().forward(table, torch.zeros(len(table), 1, 4, 4) if scan is None else scan, sound)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+def test_parameters_that_are_named_for_an_input_are_those_of_who_has_it(engine: dict[str, Any]) -> None:
+    """A gradient reaches them without the input, too, and batch norm runs."""
+    recipe = recipes.fedavg(lr=0.2, batch=5)
+    named = recipe.with_(sharing={"kind": "full", "inputs": {"scan": "scan"}})
+    start = {name: view.clone() for name, view in tensors(simulate(recipe, SOME, seeded(Filled), rounds=1)).items()}
+    ends = {name: tensors(simulate(recipe, {name: SOME[name]}, seeded(Filled), rounds=1)) for name in ("a", "c")}
+    found = tensors(simulate(named, SOME, seeded(Filled), rounds=1, simulator=engine))
+    for name, tensor in found.items():
+        if name.startswith("scan"):
+            mean = (10 * ends["a"][name] + 12 * ends["c"][name]) / 22
+            torch.testing.assert_close(tensor, mean, rtol=1e-4, atol=1e-5)
+            if name != "scan.1.bias":  # before batch norm, whose mean takes it away
+                assert not torch.allclose(start[name], mean, rtol=1e-3, atol=1e-4), name
+        else:
+            torch.testing.assert_close(tensor, start[name], rtol=1e-4, atol=1e-5)
+
+
+def test_who_lacks_the_input_still_gets_what_others_learn_for_it() -> None:
+    named = recipes.fedavg(lr=0.2).with_(sharing={"kind": "full", "inputs": {"scan": ("scan.1.*", "scan.2.*")}})
+    run = simulate(named, SOME, seeded(Filled), rounds=2)
+    held = run.model("b").eval()
+    assert torch.equal(dict(held.named_parameters())["scan.1.weight"], tensors(run)["scan.1.weight"])
+    rebuilt = recipes.rebuild(named.model_dump())
+    assert rebuilt.sharing.inputs == {"scan": ("scan.1.*", "scan.2.*")}
+    with pytest.raises(SettingError, match="inputs of sharing must name inputs, which are table, scan, sound, got 'sc"):
+        simulate(named.with_(sharing={"kind": "full", "inputs": {"scam": "scan"}}), SOME, model(), rounds=1)
+    with pytest.raises(SettingError, match="there is no layer or role of this model called 'scam"):
+        simulate(named.with_(sharing={"kind": "full", "inputs": {"scan": "scam.*"}}), SOME, model(), rounds=1)
+
+
 class Needy(Net):
     """A network that cannot do without scans."""
 

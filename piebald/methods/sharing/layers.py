@@ -6,16 +6,10 @@ from typing import TYPE_CHECKING
 
 from piebald.core.errors import SettingError
 from piebald.core.parameters import Layout, matching
-from piebald.methods.sharing.base import Sharing
+from piebald.methods.sharing.base import Patterns, Sharing, as_tuple
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-Patterns = str | tuple[str, ...]
-
-
-def _tuple(patterns: Patterns) -> tuple[str, ...]:
-    return (patterns,) if isinstance(patterns, str) else patterns
 
 
 class Full(Sharing):
@@ -35,7 +29,7 @@ class AllExcept(Sharing):
     private_layers: Patterns = ()
 
     def private(self, model: nn.Module) -> frozenset[str]:
-        return matching(model, _tuple(self.private_layers))
+        return matching(model, as_tuple(self.private_layers))
 
 
 class Only(Sharing):
@@ -48,7 +42,7 @@ class Only(Sharing):
     shared_layers: Patterns
 
     def private(self, model: nn.Module) -> frozenset[str]:
-        return frozenset(slot.name for slot in Layout.of(model).slots) - matching(model, _tuple(self.shared_layers))
+        return frozenset(slot.name for slot in Layout.of(model).slots) - matching(model, as_tuple(self.shared_layers))
 
 
 class Nothing(Sharing):
