@@ -98,6 +98,7 @@ class MemoryRecorder:
         self.measured: list[Mapping[str, Any]] = []
         self.notes: list[Mapping[str, Any]] = []
         self.counted: list[Mapping[str, Any]] = []
+        self.single: list[Mapping[str, Any]] = []
         self.failed: list[Mapping[str, Any]] = []
 
     def commit(
@@ -117,6 +118,9 @@ class MemoryRecorder:
 
     def confusion(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.counted += rows
+
+    def row_scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.single += rows
 
     def failures(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.failed += rows

@@ -20,8 +20,9 @@ from federations import Federation
 from grid import RUNGS
 from truth import SCALE
 
-from piebald.report.paired import Difference, Scores, against_best, difference, not_told_apart
+from piebald.report.paired import Difference, Scores, difference
 from piebald.report.tables import worst_tenth
+from piebald.report.verdict import not_clearly_behind
 
 Floats = NDArray[np.float64]
 
@@ -86,7 +87,7 @@ class Standing:
     @property
     def level_with_best(self) -> list[str]:
         """The best method and those that cannot be told apart from it, the best mean first."""
-        return not_told_apart(against_best({name: one.scores for name, one in self.federated.items()}))
+        return not_clearly_behind({name: one.scores for name, one in self.federated.items()})
 
     def gain(self, recipe: str, over: str = ALONE) -> Difference | None:
         """The paired difference to another method."""

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from piebald.advice.answer import Advice
 from piebald.advice.client_gains import client_gains
 from piebald.advice.differences import nearness
@@ -32,7 +30,10 @@ from piebald.core.progress import line_writer
 from piebald.data.clients.sources import clients_of
 from piebald.experiments.file import ExperimentSettings
 from piebald.methods.recipe import Recipe
-from piebald.report.paired import cannot_be_told_apart, difference, probability_within
+from piebald.report.naive import imbalance
+from piebald.report.paired import difference, probability_within
+from piebald.report.tables import History
+from piebald.report.verdict import ScoreVerdict
 from piebald.runs.prepare import Model
 from piebald.runtimes.base import SimulatesDevices
 
@@ -181,21 +182,33 @@ def _answer(
     settings: Mapping[str, Any] | None,
     folder: Path,
 ) -> Advice:
-    finished = {runner.label: runner for runner in runners if runner.state == "finished"}
+    finished = [_with_rows(runner, runs) for runner in runners if runner.state == "finished"]
     if not finished:
         raise RuntimeFault(f"no method could be trained to the end: {runners[0].why if runners else 'none is left'}")
-    higher = runs.higher_is_better
-    scores = {label: runner.last for label, runner in finished.items()}
-    alike = cannot_be_told_apart(scores, higher)
-    best = finished[max(finished, key=lambda label: (1 if higher else -1) * finished[label].mean)]
-    chosen = recommended([runner for runner in finished.values() if runner.label in {*alike, best.label}], best, runs)
-    alone = next((runner for runner in finished.values() if runner.entrant.recipe.name == ALONE), None)
-    together = next((runner for runner in finished.values() if runner.entrant.recipe.name == TOGETHER), None)
+    by_label, higher = {runner.label: runner for runner in finished}, runs.higher_is_better
+    alone, together = (next((x for x in finished if x.entrant.recipe.name == name), None) for name in (ALONE, TOGETHER))
+    label_alone = None if alone is None else alone.label
+    # a method that was lucky once does not win over those that were repeated
+    repeated = [runner for runner in finished if len(runner.last.seeds) > 1] or finished
+    scores = {runner.label: runner.last for runner in repeated}
+    naive = runs.naive(repeated[0].folders, runs.rungs[-1])
+    sent = {runner.label: float(_traffic(runner)) for runner in repeated}
+    verdict = ScoreVerdict.of(scores, runs.metric, higher, label_alone, naive, sent)
+    assert verdict is not None  # what was finished has scores
+    best = by_label[verdict.leader]
+    chosen = recommended([by_label[label] for label in verdict.near], best, runs)
     # a method without common seeds and clients has no difference whose chance could be drawn
     paired = {label: table for label, table in scores.items() if difference(table, chosen.last) is not None}
     probability = probability_within(paired, chosen.label, nearness(runs.metric, best.mean), higher)
     tested = check([*dict.fromkeys(filter(None, (chosen, alone, together)))], runs, folder / "check")
-    evidence = whether_it_pays(list(finished.values()), alone, chosen, tested, runs)
+    opened = {checked.label: checked.scores for checked in tested}
+    evidence = whether_it_pays(finished, alone, chosen, tested, runs)
+    plain = runs.naive(tested[0].folders) if chosen.label in opened else naive
+    histories = [History(place) for checked in tested for place in checked.folders.values()]
+    skewed = imbalance(histories)
+    for history in histories:
+        history.close()
+    losing = losers(chosen, alone, finished, higher)
     return Advice(
         recommended=chosen.label,
         recipe=chosen.recipe,
@@ -204,26 +217,35 @@ def _answer(
         higher_is_better=higher,
         pays=evidence.pays,
         evidence=evidence,
-        alike=alike,
-        best=best.label,
+        verdict=verdict,
+        against_naive=ScoreVerdict.of(
+            {chosen.label: opened.get(chosen.label, chosen.last)}, runs.metric, higher, naive=plain
+        ),
+        imbalance=skewed,
         probability=probability,
         gain_alone=None if alone is None or alone is chosen else difference(chosen.last, alone.last),
         gain_together=None if together is None or together is chosen else difference(chosen.last, together.last),
-        losers=losers(chosen, alone, list(finished.values()), runs),
-        worse=worse_off(chosen, alone, runs),
+        losers=losing or [],
+        worse=worse_off(chosen, alone, runs) if losing is None else None,
         reasons=reasons(chosen, alone, together, runs),
         table=_table(runners, best, runs),
-        curve={rounds: float(np.nanmean(table.values[:1])) for rounds, table in sorted(chosen.scores.items())},
+        curve={rounds: table.of_seeds(table.seeds[:1]).mean for rounds, table in sorted(chosen.scores.items())},
         cost=chosen.run or Cost(),
         spent=spent,
         tested=tested,
-        clients=client_gains(tested, chosen.label, None if alone is None else alone.label, runs),
+        clients=client_gains(tested, chosen.label, label_alone, runs),
         unusable=unusable,
         rounds=runs.rungs[-1],
         seeds=list(seeds),
         folder=kept_folder,
         settings=settings,
     )
+
+
+def _with_rows(runner: Runner, runs: TrialRuns) -> Runner:
+    """A method whose last scores know those of single rows."""
+    table = runs.read(runner.folders, runs.rungs[-1]) if runner.folders else None
+    return runner if table is None else replace(runner, scores={**runner.scores, runs.rungs[-1]: table})
 
 
 def recommended(alike: Sequence[Runner], best: Runner, runs: TrialRuns) -> Runner:

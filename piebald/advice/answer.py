@@ -24,8 +24,9 @@ from piebald.core.plain_text import printable
 from piebald.methods import recipes
 from piebald.methods.recipe import Recipe
 from piebald.report.page.markup import html_table, plain_cell
-from piebald.report.page.wording import cheapest
+from piebald.report.page.wording import MetricFormat
 from piebald.report.paired import Difference, difference
+from piebald.report.verdict import ScoreVerdict
 from piebald.settings.toml_document import dumps
 
 RECIPE = "recommended.toml"
@@ -46,8 +47,9 @@ class Advice:
         metric, higher_is_better: the measure by which methods are judged.
         pays: whether federating pays these clients: the recommendation against Local.
         evidence: the comparison that decided it.
-        alike: the methods that cannot be told apart from the best on validation rows, the best mean first.
-        best: the label with the best mean on validation rows.
+        verdict: on validation rows, of the methods that were trained to the end and, if any were, repeated.
+        against_naive: the recommendation beside answers that need no model, on test rows where there are some.
+        imbalance: a sentence on balanced accuracy where one class dominates the test rows of a client, else empty.
         probability: that the recommendation is within one point of the best of those that were tried to the end, or
             within one hundredth of the best's mean where the metric is no share; None where it cannot be known.
         gain_alone, gain_together: the difference of the recommendation to Local and to FedAvg on validation rows, None
@@ -78,8 +80,9 @@ class Advice:
     higher_is_better: bool
     pays: Pays
     evidence: Evidence
-    alike: Sequence[str]
-    best: str
+    verdict: ScoreVerdict
+    against_naive: ScoreVerdict | None
+    imbalance: str
     probability: float | None
     gain_alone: Difference | None
     gain_together: Difference | None
@@ -108,6 +111,11 @@ class Advice:
             return None
         return difference(scores[self.recommended], scores[label])
 
+    @property
+    def best(self) -> str:
+        """The label with the best mean on validation rows."""
+        return self.verdict.leader
+
     def headline(self) -> str:
         """The answer in one sentence."""
         start = {
@@ -115,7 +123,12 @@ class Advice:
             "no": "Training together does not pay",
             "cannot be told": "Whether training together pays cannot be told from these rows",
         }[self.pays]
-        return f"{start}: {self.recommended} ({self.title}) is recommended."
+        method, plain = f"{self.recommended} ({self.title})", self.against_naive
+        if plain is None or plain.naive is None or plain.beats_naive:
+            return f"{start}: {method} is recommended."
+        # a method that no constant answer is worse than has learned nothing that is of use
+        naive = f"always {plain.naive[0]} ({MetricFormat(self.metric).value(plain.naive[1])})"
+        return f"No method is recommended: {method}, the best choice here, is not clearly better than {naive}."
 
     def text(self) -> str:
         """The answer for a terminal."""
@@ -124,16 +137,13 @@ class Advice:
     def paragraphs(self) -> list[str]:
         """The answer, a sentence or two in each line."""
         lines = [self.headline(), *self._evidence_lines(), ""]
-        if len(self.alike) > 1:
-            lines.append(f"{_listed(self.alike)} cannot be told apart on these rows{self._cheapest()}.")
+        lines.append(f"On validation rows: {self.verdict.sentence()}.")
         if self.recommended != self.best:
             lines.append(
                 f"{self.best} has the best mean; {self.recommended} is within one standard error and one {self._unit} "
                 "of it, and sends less than half as much."
             )
-        for baseline, gain in (("every client alone", self.gain_alone), ("FedAvg", self.gain_together)):
-            if gain is not None:
-                lines.append(f"Against {baseline}, on validation rows: {self.amount(gain)}.")
+        lines += [self.imbalance] if self.imbalance else []
         if self.probability is not None:
             lines.append(
                 f"It is within one {self._unit} of the best tried with a probability of {100 * self.probability:.0f} %."
@@ -166,8 +176,9 @@ class Advice:
             "metric": self.metric,
             "pays": self.pays,
             "evidence": asdict(self.evidence),
-            "alike": list(self.alike),
-            "best": self.best,
+            "verdict": self.verdict.plain(),
+            "against_naive": None if self.against_naive is None else self.against_naive.plain(),
+            "imbalance": self.imbalance,
             "probability_within_one_point": self.probability,
             "gain": {name: None if gain is None else asdict(gain) for name, gain in gains.items()},
             "losers": [asdict(loser) for loser in self.losers],
@@ -330,9 +341,9 @@ class Advice:
         """Return a sentence on whether any client loses, where none was named."""
         if self.worse is None:
             sure = not self.losers and self.pays != "no" and self.gain_alone is not None
-            text = "No client loses by joining, beyond two standard errors of its own validation rows."
+            text = "No client is shown to lose by joining, beyond two standard errors of its own validation rows."
             return [text] if sure else []
-        caveat = f"How far chance moves the {self.metric} of one client is not known, so nobody is said to lose by it."
+        caveat = f"How far chance moves the {self.metric} of one client is not known, so nobody is shown to lose."
         if not self.worse:
             return [f"{caveat}  No client is worse off than alone under every seed."]
         named = [f"{client} ({self._points(loss)})" for client, loss in self.worse.items()]
@@ -360,14 +371,6 @@ class Advice:
             lines.append(f"  {checked.label}: {self.metric} {_mean(checked):.4g}{against}")
         return [*lines, *client_sentences(self.clients, self.recommended, self._points)]
 
-    def _cheapest(self) -> str:
-        """Return a clause about the method that sends clearly less than those it cannot be told apart from."""
-        sent = {row["method"]: row["megabytes"] for row in self.table}
-        label = cheapest(self.alike, sent)
-        if label is None:
-            return ""
-        return f"; {label} sends {f'least, {sent[label]:,.3g} MB' if sent[label] else 'nothing'}"
-
 
 def _listed(labels: Sequence[str]) -> str:
     return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
@@ -384,7 +387,7 @@ def wrapped(lines: Sequence[str]) -> str:
 
 
 def _mean(checked: Checked) -> float:
-    return float(np.nanmean(checked.scores.values))
+    return checked.scores.mean
 
 
 def _by_client(checked: Checked) -> list[float | None]:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from piebald.advice.evidence import Checked, rows_of
+from piebald.advice.evidence import Checked
 from piebald.advice.tuning.trial_runs import TrialRuns
-from piebald.report.row_noise import COUNTED, row_errors
+from piebald.report.paired import difference
+from piebald.report.row_noise import row_difference
 
 MOST = 12  # clients that are named in a list
 
@@ -25,8 +26,8 @@ class ClientGain:
         scores: of each method that was checked, by label, the mean over seeds; None where it has none.
         gain: of the recommendation against the client alone, positive where it is better off; None where the
             recommendation is to train alone, or one of the two has no score.
-        error: the largest standard error of the gain, for other rows of this client; None where the metric is not the
-            accuracy, whose noise follows from the number of rows.
+        error: the standard error of the gain, for other rows of this client; None where the metric has no value for
+            each row.
     """
 
     client: str
@@ -52,22 +53,19 @@ def client_gains(tested: Sequence[Checked], chosen: str, alone: str | None, runs
     """
     if not tested:
         return []
-    sizes = rows_of(runs, "test")
     sign = 1 if runs.higher_is_better else -1
-    means_by_label = {checked.label: checked.scores.client_means() for checked in tested}
+    by_label = {checked.label: checked.scores for checked in tested}
+    together, by_itself = by_label.get(chosen), None if alone in (None, chosen) else by_label.get(alone or "")
     gains = []
     for place, name in enumerate(runs.names):
-        scores = {
-            label: None if np.isnan(means[place]) else float(means[place]) for label, means in means_by_label.items()
-        }
-        together, by_itself = scores.get(chosen), None if alone in (None, chosen) else scores.get(alone or "")
-        rows, gain, error = sizes.get(name), None, None
-        if together is not None and by_itself is not None:
-            gain = sign * (together - by_itself)
-            # only of accuracies does the noise follow from the number of rows
-            if runs.metric == COUNTED and rows:
-                error = float(row_errors(np.array([together]), np.array([by_itself]), np.array([float(rows)]))[0])
-        gains.append(ClientGain(name, rows, scores, gain, error))
+        means = {label: float(scores.client_means()[place]) for label, scores in by_label.items()}
+        known = {label: None if np.isnan(mean) else mean for label, mean in means.items()}
+        pair = None if together is None or by_itself is None else (together.of_client(name), by_itself.of_client(name))
+        gap = None if pair is None else difference(*pair)
+        # only of metrics with a value for each row is the noise of one client known
+        noise = None if pair is None else row_difference(*pair)
+        gain, error = None if gap is None else sign * gap.mean, None if noise is None else noise.error
+        gains.append(ClientGain(name, runs.clients.size(place, "test"), known, gain, error))
     return gains
 
 

@@ -84,7 +84,8 @@ def in_points(metric: str, value: float, signed: bool = True) -> str:
 
     Examples:
         >>> in_points("accuracy", 0.0125), in_points("loss", 0.0125, signed=False)
-        ('+1.25 points', '0.0125')
+        ('+1.2 points', '0.0125')
     """
-    scale, unit = (100, " points") if metric in SHARES else (1, "")
-    return f"{scale * value:{'+' if signed else ''}.3g}{unit}"
+    sign = "+" if signed else ""
+    # no more digits than rows can show, and no "+1.99e-06 points"
+    return f"{100 * value:{sign}.1f} points" if metric in SHARES else f"{value:{sign}.3g}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +15,9 @@ from piebald.advice.tuning.study import folder_name
 from piebald.advice.tuning.trial_runs import TrialRuns
 from piebald.contracts import Split
 from piebald.report.crossed_effects import ERROR_RATE
-from piebald.report.paired import Scores, difference
-from piebald.report.row_noise import COUNTED, row_difference, row_errors
-from piebald.report.tables import History
+from piebald.report.paired import Difference, Scores
+from piebald.report.row_noise import row_difference
+from piebald.report.verdict import compared
 from piebald.runs.run import resume
 from piebald.storage.store import RunStore
 
@@ -73,8 +73,7 @@ def whether_it_pays(
     made, and it is fair.  Otherwise validation rows do, by which the best method was chosen, too; that would flatter
     it, so each client's gain is that of the method that is best on all *other* clients (leave-one-out).
 
-    The question is that of the clients at hand: accuracies are compared under the noise of their rows and seeds
-    (`report.row_noise`), other metrics under what differs between clients (`report.paired`).
+    The question is that of the clients at hand, see `report.verdict.compared`.
 
     Args:
         finished: what the race has trained to the end.
@@ -94,27 +93,15 @@ def whether_it_pays(
 
 
 def _compared(ours: Scores, alone: Scores, rows: Split, runs: TrialRuns) -> Evidence:
-    sign = 1 if runs.higher_is_better else -1
-    counts = rows_of(runs, rows)
-    if runs.metric == COUNTED and counts:
-        if (of_rows := row_difference(ours, alone, counts)) is None:
-            return Evidence("cannot be told", rows)
-        return _verdict(rows, of_rows.mean, of_rows.error, "rows", of_rows.p)
-    if (of_clients := difference(ours, alone)) is None:
+    gain = compared(ours, alone)
+    if gain is None:
         return Evidence("cannot be told", rows)
-    return _verdict(rows, sign * of_clients.mean, of_clients.error, "clients", of_clients.p)
+    return _verdict(rows, gain.mean if runs.higher_is_better else -gain.mean, gain.error, gain.noise, gain.p)
 
 
 def _verdict(rows: Split, gain: float, error: float | None, noise: Literal["rows", "clients"], p: float) -> Evidence:
     pays: Pays = "cannot be told" if p >= ERROR_RATE else "yes" if gain > 0 else "no"
     return Evidence(pays, rows, gain, error, noise, p)
-
-
-def rows_of(runs: TrialRuns, split: Split) -> Mapping[str, int]:
-    """Return the number of rows of each client, by name; empty where that is not known."""
-    clients = runs.clients if split == "test" else runs.choosing
-    sizes = {name: clients.size(number, split) for number, name in enumerate(runs.names)}
-    return {} if None in sizes.values() else {name: size or 0 for name, size in sizes.items()}
 
 
 def _left_out(runners: Sequence[Runner], higher: bool) -> Scores:
@@ -123,38 +110,52 @@ def _left_out(runners: Sequence[Runner], higher: bool) -> Scores:
     values = np.stack(
         [runner.last.values[[list(runner.last.seeds).index(seed) for seed in seeds]] for runner in runners]
     )
-    clients = values.shape[2]
-    # leave one out: the sum over all clients less each client's own
-    sums = np.nansum(values, axis=(1, 2))[:, None] - np.nansum(values, axis=1)
-    counts = np.isfinite(values).sum((1, 2))[:, None] - np.isfinite(values).sum(1)
-    means = sums / np.maximum(counts, 1) * (1 if higher else -1)
+    tables = [runner.last.of_seeds(seeds) for runner in runners]
+    votes = tables[0].votes
+    present = np.isfinite(values) * votes
+    # leave one out: the sum over all clients less each client's own, by their votes
+    sums = np.nansum(values * votes, axis=(1, 2))[:, None] - np.nansum(values * votes, axis=1)
+    means = sums / np.maximum(present.sum((1, 2))[:, None] - present.sum(1), 1e-12) * (1 if higher else -1)
     chosen = means.argmax(0)
-    return Scores(values[chosen, :, np.arange(clients)].T, runners[0].last.clients, seeds)
+    names = list(tables[0].clients)
+    rows = {
+        (seed, name): tables[method].rows[seed, name]
+        for name, method in zip(names, chosen.tolist(), strict=True)
+        for seed in seeds
+        if (seed, name) in tables[method].rows
+    }
+    return replace(tables[0], values=values[chosen, :, np.arange(len(names))].T, rows=rows)
 
 
-def losers(chosen: Runner, alone: Runner | None, finished: Sequence[Runner], runs: TrialRuns) -> list[Loser]:
-    """The clients whose own model is better, by more than two standard errors of a difference on their rows."""
-    if alone is None or chosen is alone or runs.metric != COUNTED:
+def losers(chosen: Runner, alone: Runner | None, finished: Sequence[Runner], higher: bool) -> list[Loser] | None:
+    """The clients whose own model is better by more than two standard errors of the difference on their rows.
+
+    None where that noise is not known, see `worse_off`.
+    """
+    if alone is None or chosen is alone:
         return []
-    together, by_itself = (runner.last.client_means() for runner in (chosen, alone))
     losing = []
-    for client, name in enumerate(runs.names):
-        rows = runs.choosing.size(client, "validation")
-        if not rows or np.isnan(together[client]) or np.isnan(by_itself[client]):
-            continue
-        error = float(row_errors(together[[client]], by_itself[[client]], np.array([float(rows)]))[0])
-        loss = float(by_itself[client] - together[client])
+    gaps = [client_difference(chosen.last, alone.last, name) for name in alone.last.clients]
+    if gaps and all(gap is None for gap in gaps):
+        return None
+    for place, (name, gap) in enumerate(zip(alone.last.clients, gaps, strict=True)):
         # by chance alone about one client in forty lies beyond two standard errors on this side
-        if loss > 2 * error:
-            scores = {runner.label: float(runner.last.client_means()[client]) for runner in finished}
-            best = max(scores, key=lambda label: np.nan_to_num(scores[label], nan=-1.0))
-            losing.append(Loser(name, loss, error, best, scores[best]))
+        if gap is not None and gap.error is not None and (lost := -gap.mean if higher else gap.mean) > 2 * gap.error:
+            scores = {runner.label: float(runner.last.client_means()[place]) for runner in finished}
+            known = {label: score for label, score in scores.items() if not np.isnan(score)}
+            best = (max if higher else min)(known, key=lambda label: known[label])
+            losing.append(Loser(name, lost, gap.error, best, known[best]))
     return sorted(losing, key=lambda loser: -loser.loss)
 
 
+def client_difference(a: Scores, b: Scores, name: str) -> Difference | None:
+    """The difference between two methods at one client, None where the noise of its rows is not known."""
+    return row_difference(a.of_client(name), b.of_client(name))
+
+
 def worse_off(chosen: Runner, alone: Runner | None, runs: TrialRuns) -> dict[str, float] | None:
-    """Return the clients that are worse off than alone under every seed; None for accuracies, see `losers`."""
-    if alone is None or chosen is alone or runs.metric == COUNTED:
+    """Return the clients that are worse off than alone under every seed; None where one trains alone."""
+    if alone is None or chosen is alone:
         return None
     seeds = [seed for seed in chosen.last.seeds if seed in alone.last.seeds]
     together, by_itself = (
@@ -196,13 +197,15 @@ def check(runners: Sequence[Runner], runs: TrialRuns, folder: Path) -> list[Chec
     checked = []
     for runner in runners:
         folders = {seed: folder / folder_name(runner.label) / f"seed-{seed}" for seed in runner.folders}
-        rows = [_tested(runner, seed, folders[seed], runs) for seed in folders]
-        checked.append(Checked(runner.label, Scores(np.array(rows), runs.names, list(folders)), folders))
+        for seed, copy in folders.items():
+            _tested(runner, seed, copy, runs)
+        if (scores := runs.read(folders)) is not None:
+            checked.append(Checked(runner.label, scores, folders))
     return checked
 
 
-def _tested(runner: Runner, seed: int, copy: Path, runs: TrialRuns) -> list[float]:
-    """The metric of each client on its test rows, NaN where it has none."""
+def _tested(runner: Runner, seed: int, copy: Path, runs: TrialRuns) -> None:
+    """Evaluate the last version of a run on test rows, in a copy."""
     if not copy.exists():
         # renamed when it is complete, so that an interrupted copy is not taken for a run
         partial = copy.with_name(f"{copy.name}.part")
@@ -210,10 +213,8 @@ def _tested(runner: Runner, seed: int, copy: Path, runs: TrialRuns) -> list[floa
         shutil.copytree(runner.folders[seed], partial)
         with RunStore.open(partial) as store:
             interval, count, _ = store.meta["evaluate"]
-            store.set_meta(evaluate=[interval, count, "test"], status="running")
+            store.set_meta(evaluate=[interval, count, "test"], per_class=None, status="running")
         partial.rename(copy)
     judged: dict[str, Any] = {name: runs.options[name] for name in ("loss", "metrics") if name in runs.options}
     # nothing is left to train, so resuming only evaluates, now on test rows
     resume(copy, runs.choosing.opened(), runs.model_of(runner.label), recipe=runner.recipe, **judged).close()
-    with History(copy) as history:
-        return [history.per_client.get(client, float("nan")) for client in range(len(runs.clients))]

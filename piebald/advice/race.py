@@ -76,7 +76,7 @@ class Runner:
     @property
     def mean(self) -> float:
         """The mean of the metric over clients and seeds at the end."""
-        return float(np.nanmean(self.last.values))
+        return self.last.mean
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class Race:
             run = self.runs.train(recipe, folder, runner.label, seed, rung)
             scores[rung], cost = self.runs.scores([run], rung), cost_of([run])
             run.close()
-            self.say(f"{name}: {self.runs.metric} {np.nanmean(scores[rung].values):.4g} after {rung} rounds")
+            self.say(f"{name}: {self.runs.metric} {scores[rung].mean:.4g} after {rung} rounds")
             of_best = best.scores.get(rung) if rung < self.runs.rungs[-1] else None
             lag = None if of_best is None else lag_beyond_noise(of_best, scores[rung], self.runs.higher_is_better)
             if lag is not None:
@@ -281,52 +281,36 @@ class Race:
         # Local and FedAvg are always repeated: the answer compares the recommendation with them
         needed = [best, *baselines, *(runner for runner in near if runner.entrant.recipe.name in (ALONE, TOGETHER))]
         queue = list(dict.fromkeys([*needed, *sorted(near, key=lambda runner: sign * runner.mean)]))
-        done: dict[str, Runner] = {}
-        for runner in queue:
-            fit = self._seeds_that_fit(extra, spent + cost)
-            if not fit:
-                self.say(f"{runner.label}: not repeated with other seeds, the budget is used up")
-                continue
-            try:
-                done[runner.label], run_cost = self._repeat(runner, fit)
-            except DeviceLost:
-                raise
-            except PiebaldError as error:
-                self.say(f"{runner.label}: not repeated with other seeds: {error}")
-                continue
-            cost += run_cost
+        done = {runner.label: runner for runner in queue}
+        # every method gets another seed before any gets a third: a mean over more seeds is less lucky
+        for seed in extra:
+            for label, runner in list(done.items()):
+                if not self._affords(self.budget, spent + cost, self.runs.rungs[-1]):
+                    self.say(f"{label}: not repeated with seed {seed}, the budget is used up")
+                    continue
+                try:
+                    done[label], run_cost = self._repeat(runner, seed)
+                except DeviceLost:
+                    raise
+                except PiebaldError as error:
+                    self.say(f"{label}: not repeated with seed {seed}: {error}")
+                    continue
+                cost += run_cost
         return [done.get(runner.label, runner) for runner in runners], cost
 
-    def _seeds_that_fit(self, seeds: Sequence[int], spent: Cost) -> Sequence[int]:
-        """Return the seeds that the budget has room for: even one more shows which methods diverge by chance."""
-        if spent.used_up(self.budget):
-            return []
-        if self.budget.unit != "rounds":
-            return seeds
-        room = (self.budget.amount - spent.rounds) // self.runs.rungs[-1]
-        return seeds[: int(room)]
-
-    def _repeat(self, runner: Runner, seeds: Sequence[int]) -> tuple[Runner, Cost]:
-        folders = {seed: self.folder / "seeds" / folder_name(runner.label) / f"seed-{seed}" for seed in seeds}
-        rounds = self.runs.rungs[-1]
-        repeats = [self.runs.train(runner.recipe, folders[seed], runner.label, seed, rounds) for seed in seeds]
-        repeated, cost = self.runs.scores(repeats, rounds), cost_of(repeats)
-        for run in repeats:
-            run.close()
-        # the first seed is not trained again
+    def _repeat(self, runner: Runner, seed: int) -> tuple[Runner, Cost]:
+        folder = self.folder / "seeds" / folder_name(runner.label) / f"seed-{seed}"
+        rounds, count = self.runs.rungs[-1], len(runner.last.seeds)
+        run = self.runs.train(runner.recipe, folder, runner.label, seed, rounds)
+        repeated, cost = self.runs.scores([run], rounds), cost_of([run])
+        run.close()
         values = np.concatenate([runner.last.values, repeated.values])
-        scores = Scores(values, runner.last.clients, [*runner.last.seeds, *repeated.seeds])
-        count = "1 other seed" if len(seeds) == 1 else f"{len(seeds)} other seeds"
-        self.say(f"{runner.label}: {self.runs.metric} {np.nanmean(repeated.values):.4g} with {count}")
-        total = cost if runner.run is None else cost + runner.run
-        # the cost of one run, as the mean over all seeds including the first
-        share = 1 / (len(seeds) + 1)
-        mean = Cost(
-            round(total.rounds * share), round(total.bytes * share), total.minutes * share,
-            round(total.steps * share), total.seconds * share,
-        )  # fmt: skip
+        scores = self.runs.table(values, [*runner.last.seeds, seed])
+        self.say(f"{runner.label}: {self.runs.metric} {repeated.mean:.4g} with seed {seed}")
+        # the cost of one run, as the mean over all seeds
+        mean = cost if runner.run is None else runner.run.averaged(cost, count)
         return replace(
-            runner, scores={**runner.scores, rounds: scores}, folders={**runner.folders, **folders}, run=mean
+            runner, scores={**runner.scores, rounds: scores}, folders={**runner.folders, seed: folder}, run=mean
         ), cost
 
 

@@ -13,7 +13,8 @@ from piebald.report.page.wording import plural
 from piebald.report.paired import Scores, difference
 
 Floats = NDArray[np.float64]
-_HALVES = 4  # clients from which halves of them are compared
+_FEWEST = 4  # clients of a half
+_LEVEL = 0.05 / 4  # of each reason: two properties and two rivals are looked at
 
 
 def reasons(chosen: Runner, alone: Runner | None, together: Runner | None, runs: TrialRuns) -> list[str]:
@@ -54,17 +55,17 @@ def _classes(runs: TrialRuns) -> Floats | None:
 
 
 def _by_property(gain: Floats, values: Floats | None, rival: str, prop: str, runs: TrialRuns) -> list[str]:
-    """The gains of clients below and above the median of a property, where they differ by two standard errors."""
-    if values is None or len(values) < _HALVES:
+    """The gains of clients below and above the median of a property, where they differ by Welch's test."""
+    from scipy.stats import ttest_ind
+
+    if values is None:
         return []
     scored = ~np.isnan(gain)
     middle = float(np.median(values[scored])) if scored.any() else 0.0
     few, many = gain[scored & (values < middle)], gain[scored & (values >= middle)]
-    if len(few) < 2 or len(many) < 2:
+    if min(len(few), len(many)) < _FEWEST or np.ptp(gain[scored]) < 1e-9:
         return []
-    # Welch's standard error: the two halves need not vary alike
-    error = float(np.sqrt(few.var(ddof=1) / len(few) + many.var(ddof=1) / len(many)))
-    if abs(few.mean() - many.mean()) <= 2 * error:
+    if not ttest_ind(few, many, equal_var=False).pvalue < _LEVEL:
         return []
     below, above = (in_points(runs.metric, float(half.mean())) for half in (few, many))
     return [f"Against {rival}, clients with fewer than {middle:,.0f} {prop} gain {below}, the others {above}."]

@@ -8,7 +8,7 @@ from typing import Any
 from piebald.cli.printing import print_table
 from piebald.core.plain_text import printable
 from piebald.report.comparison import Comparison
-from piebald.report.findings import unequal
+from piebald.report.findings import notes
 from piebald.report.page.wording import MINUS, MetricFormat, is_significant, megabytes, names
 
 _WIDTH = 80
@@ -34,7 +34,7 @@ def print_comparison(comparison: Comparison, wide: bool) -> None:
     if divisions := comparison.by_division():
         print()
         print_table(list(divisions[0]), [list(row.values()) for row in divisions])
-    sentences = [comparison.headline() + ".", unequal(comparison), *_notes(comparison, rows)]
+    sentences = [comparison.headline() + ".", *notes(comparison), *_notes(comparison, rows)]
     sentences += [budget["meaning"] for budget in comparison.privacy]
     print("\n" + "\n".join(_wrapped(line) for line in sentences if line))
 
@@ -49,6 +49,8 @@ def _print_narrow(comparison: Comparison, rows: list[dict[str, Any]], pairs: Map
         star = "*" if pair is not None and is_significant(dict(pair)) else ""
         sent = megabytes(row["mb_up"] + row["mb_down"])
         body.append([row["label"], _mean(shown, row), f"{against}{star}", shown.value(row["worst_decile"]), sent])
+    for name, table in comparison.naive.items():
+        body.append([name.removeprefix("the "), shown.value(table.mean), "", "", ""])
     base_name = "alone" if base == comparison.made_by("local") else base
     head = ["label", shown.name, f"against {base_name}", "worst tenth", "MB"]
     body = [[_plain(cell) for cell in cells] for cells in body]
@@ -81,16 +83,16 @@ def _notes(comparison: Comparison, rows: list[dict[str, Any]]) -> list[str]:
         "range": f"\N{PLUS-MINUS SIGN} half the range of two {repeats}: an interval needs three",
         "one seed": "one seed has no interval: give seeds = [0, 1, 2]",
     }
-    notes = [f"{'; '.join(meaning[kind] for kind in sorted(kinds))}; * differs from {base} by more than chance."]
+    lines = [f"{'; '.join(meaning[kind] for kind in sorted(kinds))}; * differs clearly from {base}."]
     untrained = [row for row in rows if row["untrained"]]
     if untrained:
         each = ", ".join(f"{row['label']} {shown.value(row['mean_all'])}" for row in untrained[:4])
         many = f" and {len(untrained) - 4} more" if len(untrained) > 4 else ""
-        notes.append(f"Clients that never trained are left out; with them: {each}{many}.")
+        lines.append(f"Clients that never trained are left out; with them: {each}{many}.")
     if unscored := comparison.unscored:
-        notes.append(f"In no mean, since they have no score: {names(unscored)}.")
+        lines.append(f"In no mean, since they have no score: {names(unscored)}.")
     losers = _losers(comparison, base)
-    return [*notes, losers] if losers else notes
+    return [*lines, losers] if losers else lines
 
 
 def _losers(comparison: Comparison, base: str) -> str:

@@ -236,5 +236,8 @@ class RunRecorder(Protocol):
     def confusion(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Clients' rows by their class and by the class that a model takes them for."""
 
+    def row_scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Scores of constant answers, and of single rows."""
+
     def failures(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Reasons why clients have no score, or lack one."""

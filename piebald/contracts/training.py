@@ -305,6 +305,14 @@ class ClientContext(Protocol):
         has [c].  Models are in evaluation mode, as for `score`.
         """
 
+    def row_scores(self, model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+        """The objective's main metric of each row that has a target [c, rows], padded with -1, and how many rows each
+        client has [c].
+        """
+
+    def constant_scores(self, constants: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """What `score` and `row_scores` return of outputs that are the same for all rows of a client, [c, k]."""
+
     def moments(self, model: Tensor, layers: Sequence[str]) -> Tensor:
         """Mean and variance of what goes into some layers over the clients' training rows, channel by channel [c, m].
 

@@ -327,3 +327,12 @@ def _higher_is_better(metrics: Mapping[str, Any]) -> bool:
     # a loss as a metric falls where the model gets better, whatever it is called
     falls = (None, *(objective.loss for objective in OBJECTIVES.values()))
     return not any(first is metric for metric in falls) and getattr(first, "higher_is_better", True) is not False
+
+
+def has_value_for_each(metric: object) -> bool:
+    """Return whether a metric is known to have a value for each row that no other row changes.
+
+    One of the user's own may compare the rows that it is given, so that it is given those of one client.
+    """
+    measured = metric.metric if isinstance(metric, InUnit) else metric
+    return not hasattr(metric, "update") and any(measured is known_metric for known_metric in METRICS.values())

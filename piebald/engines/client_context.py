@@ -86,6 +86,12 @@ class EngineContext:
     def row_losses(self, model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         return self.engine.row_losses(self.stack.clients, model, split)
 
+    def row_scores(self, model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+        return self.engine.row_scores(self.stack.clients, model, split)
+
+    def constant_scores(self, constants: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        return self.engine.constant_scores(self.stack.clients, constants, split)
+
     def moments(self, model: Tensor, layers: Sequence[str]) -> Tensor:
         return input_moments(self.engine, self.stack.clients, model, layers)
 

@@ -16,7 +16,7 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.losses import Loss
 from piebald.core.machine import moved
-from piebald.core.objective import METRICS, OBJECTIVES, InUnit
+from piebald.core.objective import METRICS, OBJECTIVES, has_value_for_each
 from piebald.core.parameters import Layout
 from piebald.core.targets import IGNORED, TargetDomain
 from piebald.engines.device_layers import fit_to_device
@@ -128,13 +128,47 @@ class ScoringEngine:
                 "needed here to choose among models: use another loss"
             )
         (outputs,), targets, sizes = self._outputs(clients, [model], split)
-        losses = torch.full((len(sizes), max(sizes)), torch.nan, device=self.device)
+        return self._of_each_row(self.work.objective.loss, outputs, targets, sizes, torch.nan)
+
+    def row_scores(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+        """The main metric of each row, as `contracts.ClientContext.row_scores` describes."""
+        (outputs,), targets, sizes = self._outputs(clients, [model], split)
+        return self._of_each_row(self._main, outputs, targets, sizes, -1.0)
+
+    def constant_scores(
+        self, clients: Sequence[int], constants: Tensor, split: Split
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Score constant outputs, as `contracts.ClientContext.constant_scores` describes."""
+        rows, objective = ScoredRows(self.row_loader.gather(clients, split), self.device), self.work.objective
+        targets, sizes = rows.targets(), rows.sizes
+        repeats = moved(torch.tensor(sizes), self.device)
+        outputs: Any = constants.to(self.device).repeat_interleave(repeats, 0).view(-1, *self.work.outputs)
+        outputs = outputs if len(outputs) else None
+        # a loss or a metric of the user's own may expect what only the model returns
+        scores = {"loss": self._loss_of_each(outputs, targets, sizes)} if objective.domain is not None else {}
+        for name, metric in objective.metrics.items():
+            if hasattr(metric, "update") or has_value_for_each(metric):
+                scores[name] = self._measured(metric, has_value_for_each(metric), outputs, targets, sizes)
+        each = outputs if has_value_for_each(self._main) else None
+        values, counts = self._of_each_row(self._main, each, targets, sizes, -1.0)
+        return scores, counts, values
+
+    @property
+    def _main(self) -> Any:
+        """The main metric."""
+        return next(iter(self.work.objective.metrics.values()), self.work.objective.loss)
+
+    def _of_each_row(
+        self, measure: Any, outputs: Any, targets: Any, sizes: list[int], padding: float
+    ) -> tuple[Tensor, Tensor]:
+        """A loss or a metric of each row that counts [c, rows], and how many rows each client has [c]."""
+        values = torch.full((len(sizes), max(sizes, default=0)), padding, device=self.device)
         with torch.no_grad():
             for row, (out, target) in enumerate(by_client(outputs, targets, sizes)):
                 out, target = self.with_targets(out, target)
                 if count := pytree.count(target):
-                    losses[row, :count] = each_loss(self.work.objective.loss, out, target)
-        return losses, self._row_counts(targets, sizes)
+                    values[row, :count] = each_loss(measure, out, target)
+        return values, self._row_counts(targets, sizes)
 
     def counted(self, measure: Any, targets: Any) -> Tensor | None:
         """Return which rows count in a loss or a metric, None for all; a metric by name knows -100 beside any loss."""
@@ -283,15 +317,6 @@ def each_loss(loss: Loss, outputs: Any, targets: Any) -> Tensor:
         return values.flatten(1).mean(1) if values.dim() > 1 else values
     rows = [slice(row, row + 1) for row in range(pytree.count(targets))]
     return torch.stack([loss(pytree.take(outputs, row), pytree.take(targets, row)).mean() for row in rows])
-
-
-def has_value_for_each(metric: object) -> bool:
-    """Return whether a metric is known to have a value for each row that no other row changes.
-
-    One of the user's own may compare the rows that it is given, so that it is given those of one client.
-    """
-    measured = metric.metric if isinstance(metric, InUnit) else metric
-    return not hasattr(metric, "update") and any(measured is known_metric for known_metric in METRICS.values())
 
 
 def by_client(outputs: Any, targets: Any, sizes: Sequence[int]) -> Iterator[tuple[Any, Any]]:

@@ -16,10 +16,12 @@ from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError, unknown
 from piebald.privacy.several_runs import together
 from piebald.report.learning_curves import Axis, Band, Over, Point, band_of, bands_of
+from piebald.report.naive import answers
 from piebald.report.page.markup import html_table
-from piebald.report.page.wording import MetricFormat, rule
-from piebald.report.paired import Difference, Level, Scores, against_best, difference, level, not_told_apart
+from piebald.report.paired import Difference, Level, Scores, level, ranking
+from piebald.report.row_noise import COUNTED
 from piebald.report.tables import History, mean
+from piebald.report.verdict import ScoreVerdict, compared
 
 _SHARES = ("accuracy", "auc", "f1", "precision", "recall", "dice", "iou", "jaccard", "concordance")
 Points = Annotated[int, Field(ge=2)]
@@ -106,13 +108,20 @@ class Comparison:
         return together(history.meta for history in self.runs)
 
     def headline(self) -> str:
-        """The finding in one sentence: the winner, or who cannot be told apart, see `report.page.wording.rule`."""
-        if not self.tied:
-            return "No client has been evaluated yet"
-        shown = MetricFormat(self.metric)
-        best = f"{shown.value(self.levels[self.tied[0]].mean)} {shown.name}"
+        """The finding in one sentence, see `report.verdict.ScoreVerdict.sentence`."""
+        return "No client has been evaluated yet" if self.verdict is None else self.verdict.sentence()
+
+    @cached_property
+    def verdict(self) -> ScoreVerdict | None:
+        """What the scores say of the labels; None where no client was evaluated."""
+        alone = self.made_by("local")
         sent = {row["label"]: 1e6 * (row["mb_up"] + row["mb_down"]) for row in self.summary()}
-        return rule(self.tied, len(self.ranking()), best, sent)
+        return ScoreVerdict.of(self.scores, self.metric, self.higher_is_better, alone, self.naive, sent)
+
+    @cached_property
+    def naive(self) -> dict[str, Scores]:
+        """Scores of answers that need no model, on the same rows, by name; see `report.naive`."""
+        return answers(self.runs, scores_of)
 
     def _repr_html_(self) -> str:
         rows = self.summary()
@@ -153,15 +162,10 @@ class Comparison:
             label: mean_level for label, scores in self.scores.items() if (mean_level := level(scores, bounds=bounds))
         }
 
-    @cached_property
-    def leads(self) -> dict[str, Difference | None]:
-        """The lead of the best label over each other one, see `report.paired.against_best`."""
-        return against_best(self.scores, self.higher_is_better)
-
     @property
-    def tied(self) -> list[str]:
-        """The best label and those that cannot be told apart from it, the best mean first."""
-        return not_told_apart(self.leads)
+    def near(self) -> list[str]:
+        """The leading label and those that are not clearly behind it, the best mean first."""
+        return [] if self.verdict is None else self.verdict.near
 
     @checked
     def over_seeds(self, label: str, figure: str) -> Interval | None:
@@ -174,12 +178,12 @@ class Comparison:
 
     def ranking(self) -> list[str]:
         """Labels with an evaluation, the best mean first."""
-        return list(self.leads)
+        return ranking(self.scores, self.higher_is_better)
 
     @property
     def ordered(self) -> list[str]:
         """All labels, the best mean first, and at the end those without an evaluation."""
-        return list(dict.fromkeys([*self.leads, *self.labels]))
+        return list(dict.fromkeys([*self.ranking(), *self.labels]))
 
     # ------------------------------------------------------------------------------------------------------- tables
 
@@ -225,19 +229,20 @@ class Comparison:
     def paired(self, base: str) -> list[dict[str, Any]]:
         """One row for each other label: the mean difference to the base label, with its 95% interval.
 
-        Only seeds and clients that both labels have are compared, each with itself, see `report.paired.difference`.  A
-        positive difference is an improvement if a higher metric is better.  `p` is multiplied by the number of
-        comparisons with the base; below 0.05 the two labels can be told apart.
+        Only seeds and clients that both labels have are compared, each with itself, see `report.verdict.compared`;
+        `noise` is "rows" where that holds for other rows of these clients, "clients" for other clients.  A positive
+        difference is an improvement if a higher metric is better.  Intervals and p hold for all comparisons with the
+        base together; below 0.05 the two labels differ clearly.
         """
         self._check_label(base)
         bounds = bounds_of(self.metric, [table.values for table in self.scores.values()])
         rows, rivals = [], len(self.scores) - 1
         for label, table in self.scores.items():
-            gap = difference(table, self.scores[base]) if base in self.scores and label != base else None
+            gap = compared(table, self.scores[base], rivals) if base in self.scores and label != base else None
             if gap is not None:
                 ends = _ends(gap, None if bounds is None else bounds[1] - bounds[0])
                 row = {"label": label, "base": base, "seeds": gap.seeds, "clients": gap.clients}
-                rows.append(row | {"difference": ends.pop("mean")} | ends | {"p": min(1.0, gap.p * rivals)})
+                rows.append(row | {"difference": ends.pop("mean")} | ends | {"noise": gap.noise, "p": gap.p})
         return rows
 
     @checked
@@ -356,20 +361,30 @@ class Comparison:
             raise unknown("label", label, self.by_label)
 
 
-def scores_of(runs: Sequence[History]) -> Scores:
-    """The final metric of each client in each run of a label."""
+def scores_of(runs: Sequence[History], model: str | None = None) -> Scores:
+    """The final metric of each client in each run of a label, or that of an answer that needs no model."""
     names = {name: place for place, name in enumerate(sorted({n for run in runs for n in run.names.values()}))}
     # runs of one label may have different clients; NaN marks those that a run lacks
     values = np.full((len(runs), len(names)), np.nan)
-    trained = np.zeros(values.shape, bool)
-    for row, run in enumerate(runs):
-        for client, value in run.per_client.items():
-            values[row, names[run.names[client]]] = value
-            trained[row, names[run.names[client]]] = client in run.judged
+    trained, sizes = np.zeros(values.shape, bool), np.zeros(len(names), int)
     seeds: list[int] = []
     for place, run in enumerate(runs):  # runs without a seed of their own pair with no other
         seeds.append(-1 - place if run.repetition is None or run.repetition in seeds else run.repetition)
-    return Scores(values, list(names), seeds, trained)
+    rows: dict[tuple[int, str], NDArray[np.float64]] = {}
+    for row, run in enumerate(runs):
+        single = run.values_of_rows("rows" if model is None else model)
+        judged = {client["client"]: client[run.split] or 0 for client in run.clients}
+        for client, value in (run.per_client if model is None else run.naive(model)).items():
+            column, name = names[run.names[client]], run.names[client]
+            values[row, column], trained[row, column] = value, client in run.judged or model is not None
+            # the smallest number over runs: the noise is never understated
+            size = judged.get(client, 0)
+            sizes[column] = min(size, sizes[column] or size)
+            if client in single and abs(single[client].mean() - value) < 1e-4:
+                rows[seeds[row], name] = single[client]
+    counted = runs[0].metric == COUNTED
+    known = sizes.tolist() if (sizes[np.isfinite(values).any(0)] > 0).all() else ()
+    return Scores(values, list(names), seeds, trained, known, rows, counted)
 
 
 def bounds_of(metric: str, values: Sequence[NDArray[np.float64]]) -> tuple[float, float] | None:
@@ -386,9 +401,11 @@ def _ends(level: Level | None, largest: float | None = None) -> dict[str, Any]:
     # a difference of accuracies lies between -1 and 1, whatever Student's t says
     most = math.inf if largest is None else largest
     ends: dict[str, float | None] = {"low": max(level.low, -most), "high": min(level.high, most)}
-    if level.seeds == 1:
+    # one seed says nothing of other seeds, but its rows may say what they do of other rows
+    single = level.seeds == 1 and not (isinstance(level, Difference) and level.noise == "rows")
+    if single:
         ends = dict.fromkeys(ends)
-    return {"mean": level.mean, **ends, "kind": "one seed" if level.seeds == 1 else level.kind}
+    return {"mean": level.mean, **ends, "kind": "one seed" if single else level.kind}
 
 
 def _baselines_first(history: History) -> int:

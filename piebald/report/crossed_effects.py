@@ -18,9 +18,10 @@ ERROR_RATE = 0.05  # of intervals and of telling apart
 class CrossedEffects:
     """Means of tables [k, seeds, clients], with NaN for missing cells, and their components of variance.
 
-    Every seed with a value counts the same, and within it every client.  `by_seed` [k, seeds] and `by_client`
-    [k, clients] are what each seed and client adds to the mean, less the mean; `rest` [k, seeds, clients] is what each
-    cell adds beyond its seed and client, scaled so that the sum of its squares estimates the variance that it causes.
+    Every seed with a value counts the same, and within it every client, or as its vote says.  `by_seed` [k, seeds] and
+    `by_client` [k, clients] are what each seed and client adds to the mean, less the mean; `rest` [k, seeds, clients]
+    is what each cell adds beyond its seed and client, scaled so that the sum of its squares estimates the variance that
+    it causes.
     """
 
     cells: Floats
@@ -34,16 +35,18 @@ class CrossedEffects:
     freedom: Floats
 
     @classmethod
-    def of(cls, cells: Floats) -> CrossedEffects:
+    def of(cls, cells: Floats, votes: Floats | None = None) -> CrossedEffects:
         # every seed weighs the same, and within a seed every client: clients that one seed lacks do not tilt the mean
         present = ~np.isnan(cells)
-        within = present.sum(2, keepdims=True)
+        voting = present * (1.0 if votes is None else votes)
+        within = voting.sum(2, keepdims=True)
+        within = np.where(within > 0, within, 1)
         seeds, clients = present.any(2).sum(1), present.any(1).sum(1)
-        weight = present / (np.maximum(within, 1) * np.maximum(seeds, 1)[:, None, None])
+        weight = voting / (within * np.maximum(seeds, 1)[:, None, None])
         mean = np.where(present, weight * np.nan_to_num(cells), 0).sum((1, 2))
         deviations = np.where(present, np.nan_to_num(cells) - mean[:, None, None], 0)
         # effects are averages of deviations: unbiased for complete tables, and close to it where few cells are missing
-        of_seed = deviations.sum(2, keepdims=True) / np.maximum(within, 1)
+        of_seed = (voting * deviations).sum(2, keepdims=True) / within
         of_client = deviations.sum(1, keepdims=True) / np.maximum(present.sum(1, keepdims=True), 1)
         # degrees of freedom of the interaction of a two-way layout without repetitions
         rest_freedom = np.maximum(present.sum((1, 2)) - seeds - clients + 1, 1)
@@ -52,16 +55,20 @@ class CrossedEffects:
         rest *= np.sqrt(present.sum((1, 2)) / rest_freedom)[:, None, None]
         # the factor is Bessel's correction: deviations are from an estimated mean
         by_seed = (weight * deviations).sum(2) * np.sqrt(seeds / np.maximum(seeds - 1, 1))[:, None]
-        by_client = (weight * deviations).sum(1) * np.sqrt(clients / np.maximum(clients - 1, 1))[:, None]
+        # clients with less than a vote are as many as vote alike would be (Kish's effective number)
+        shares = weight.sum(1)
+        effective = shares.sum(1) ** 2 / np.maximum((shares**2).sum(1), 1e-300)
+        effective = np.where(np.abs(effective - clients) < 1e-9, clients, effective)
+        by_client = (weight * deviations).sum(1) * np.sqrt(effective / np.maximum(effective - 1, 1))[:, None]
         parts = (by_seed**2).sum(1), (by_client**2).sum(1), (rest**2).sum((1, 2))
         error, freedom = _errors(seeds, clients, *parts, rest_freedom)
         return cls(cells, mean, seeds, clients, by_seed, by_client, rest, error, freedom)
 
-    def quantile(self) -> Floats:
-        """Student's t at 97.5 %."""
+    def quantile(self, comparisons: int = 1) -> Floats:
+        """Student's t at 97.5 %, or as far out as so many simultaneous intervals need (Bonferroni)."""
         from scipy.special import stdtrit
 
-        return np.asarray(stdtrit(self.freedom, 1 - ERROR_RATE / 2), dtype=np.float64)
+        return np.asarray(stdtrit(self.freedom, 1 - ERROR_RATE / 2 / comparisons), dtype=np.float64)
 
     def p(self) -> Floats:
         """Two-sided p values of a mean of zero."""
@@ -76,14 +83,14 @@ class CrossedEffects:
         disagree = (self.seeds < SEEDS_FOR_INTERVAL) & (signs == 2)
         return np.where(disagree | np.isnan(self.error) | (np.abs(self.mean) < 1e-12), 1.0, np.minimum(p, 1.0))
 
-    def ends(self, k: int) -> tuple[float, float, float, int, int, Kind]:
+    def ends(self, k: int, comparisons: int = 1) -> tuple[float, float, float, int, int, Kind]:
         """Mean, low, high, seeds, clients and kind of one table."""
         mean, counts = float(self.mean[k]), (int(self.seeds[k]), int(self.clients[k]))
         # an interval from two seeds would be wider than all accuracies; the range is at least true
         if self.seeds[k] < SEEDS_FOR_INTERVAL:
             means = _seed_means(self.cells[k])
             return mean, float(means.min()), float(means.max()), *counts, "range"
-        half = float(self.quantile()[k] * self.error[k])
+        half = float(self.quantile(comparisons)[k] * self.error[k])
         return mean, mean - half, mean + half, *counts, "interval"
 
     def covariance(self) -> Floats:

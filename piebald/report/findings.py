@@ -7,36 +7,28 @@ from typing import Any
 import numpy as np
 
 from piebald.report.comparison import Comparison
-from piebald.report.page.wording import MetricFormat, count, interval, is_significant, megabytes, names, plural
-from piebald.report.paired import Scores, cannot_be_told_apart, ranking
+from piebald.report.naive import imbalance
+from piebald.report.page.wording import MetricFormat, count, is_significant, megabytes, names, plural
+from piebald.report.paired import FULL_VOTE, Scores, ranking
 from piebald.report.tables import History, mean
+from piebald.report.verdict import not_clearly_behind
 
 MEASURES = {"updates": "used updates", "steps": "local steps", "rows": "rows in updates"}
 UNEQUAL = 1.1  # the largest ratio that passes as equal
 
 
-def lead(comparison: Comparison) -> str:
-    """The lead of the best label over FedAvg, or else over the second best, with its interval."""
-    shown, ranked = MetricFormat(comparison.metric), comparison.ranking()
-    if len(ranked) < 2:
-        return ""
-    fedavg = comparison.made_by("fedavg")
-    best = ranked[0]
-    rival = fedavg if fedavg in ranked[1:] else ranked[1]
-    row = next((row for row in comparison.paired(rival) if row["label"] == best), None)
-    if row is None:
-        return ""
-    side = "above" if row["difference"] > 0 else "below"
-    text = f"{best} is {shown.size(abs(row['difference']))}{shown.points} {side} {rival}"
-    among = len(comparison.scores) - 1
-    doubt = ", no clear difference" + (f" among {among} comparisons" if among > 1 else "")
-    doubt = "" if is_significant(row) else doubt
-    if row["low"] is None:
-        return f"{text} on one seed, which says nothing about other seeds{doubt}."
-    ends = interval(row, shown)
-    if row["kind"] == "interval":
-        ends = f"95% interval {ends} for other clients and seeds, {row['seeds']} seeds"
-    return f"{text} ({ends}{doubt})."
+def notes(comparison: Comparison) -> list[str]:
+    """Sentences without which the verdict would be misread: what it holds for, imbalance, and who has few rows."""
+    sentences = [
+        comparison.verdict.meaning() if comparison.verdict else "",
+        imbalance(comparison.runs),
+        unequal(comparison),
+    ]
+    table = next(iter(comparison.scores.values()), None)
+    if table is not None and (table.votes < 1).any() and len(set(table.votes)) > 1:
+        few = [name for name, vote in zip(table.clients, table.votes, strict=True) if vote < 1]
+        sentences.append(f"With fewer than {FULL_VOTE} judged rows, {names(few)} count in proportion to them.")
+    return [sentence for sentence in sentences if sentence]
 
 
 def progress(comparison: Comparison) -> str:
@@ -54,15 +46,16 @@ def progress(comparison: Comparison) -> str:
 
 
 def worst_tenth(comparison: Comparison) -> str:
-    """The label with the best worst tenth of clients, or those that cannot be told apart by it."""
+    """The label with the best worst tenth of clients, and those that are not clearly behind it."""
     shown = MetricFormat(comparison.metric)
     tails = {label: tail for label in comparison.ranking() if (tail := _tails(comparison.finals[label]))}
     if len(tails) < 2:
         return f"Distribution of {shown.name} over clients"
     order = ranking(tails, comparison.higher_is_better)
-    tied = cannot_be_told_apart(tails, comparison.higher_is_better)
-    if len(tied) > 1:
-        return f"Worst tenth of clients: {names(tied)} cannot be told apart"
+    near = not_clearly_behind(tails, comparison.higher_is_better)
+    if len(near) > 1:
+        verb = "is" if len(near) == 2 else "are"
+        return f"Worst tenth of clients: {near[0]} leads, {names(near[1:])} {verb} not clearly behind it"
     ends = [shown.value(float(tails[label].values.mean())) for label in (order[0], order[-1])]
     return f"The worst tenth of clients does best with {order[0]}: {ends[0]}, compared with {ends[1]} with {order[-1]}"
 
@@ -82,7 +75,7 @@ def gains(comparison: Comparison, base: str) -> str:
     share = gaining(comparison, best, base)[0]
     row = next((row for row in comparison.paired(base) if row["label"] == best), None)
     if row is None or not is_significant(row):
-        return f"{best} and {base} cannot be told apart; {share:.0%} of clients score better with {best}"
+        return f"{best} is not clearly better than {base}; {share:.0%} of clients score better with {best}"
     return f"{best} is better than {base} for {share:.0%} of clients"
 
 

@@ -1,4 +1,4 @@
-"""Paired comparisons: differences between methods with intervals, and the methods that cannot be told apart.
+"""Paired comparisons: differences between methods with intervals.
 
 Scores of a method are a table seeds x clients (`Scores`).  Two methods are compared on the cells that both have, the
 same client under the same seed, so that what makes a client or a seed hard for both drops out of the difference.
@@ -11,28 +11,27 @@ seeds say little about the spread of seeds, and resampling them cannot know that
 in 72 of 100 simulated cases where seeds matter most.  These do in 93 to 100 (`tests/report/test_paired.py`).  With
 fewer than three seeds there is no such interval: `low` and `high` are the range over the seeds, and `kind` says so.
 
-The best of k methods is chosen by the same scores that it is compared by.  It is compared with each other method, and
-a p value is multiplied by the k - 1 comparisons (Bonferroni; Hsu's multiple comparisons with the best).  So a method
-that is truly the best is left out of those that "cannot be told apart" in at most 5 % of cases, and a single winner
-appears among methods that are all equal in at most 5 %.  With fewer than three seeds p comes from the clients alone,
-for these seeds, and the seeds must agree in the sign.
+With fewer than three seeds p comes from the clients alone, for these seeds, and the seeds must agree in the sign.
+
+Every client counts the same, but one with fewer than `FULL_VOTE` rows in proportion, so that two rows decide nothing.
+Where it is known which rows a method is right on, the clients at hand are compared row by row (`report.row_noise`);
+`report.verdict` takes the one or the other.
 
 Use it like this:
 
     scores = {"Local": Scores(local, names), "FedAvg": Scores(fedavg, names)}     # arrays [seeds, clients]
     difference(scores["FedAvg"], scores["Local"])                                 # mean, low, high, kind, p
-    cannot_be_told_apart(scores)                                                  # labels, the best mean first
     probability_within(scores, "FedAvg", 0.01)                                    # within one point of the best
 
 Sources: Owen, *The pigeonhole bootstrap*, Annals of Applied Statistics 2007 (crossed random effects); Satterthwaite,
-*An approximate distribution of estimates of variance components*, Biometrics Bulletin 1946; Hsu, *Constrained
-simultaneous confidence intervals for multiple comparisons with the best*, Annals of Statistics 1984.
+*An approximate distribution of estimates of variance components*, Biometrics Bulletin 1946.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +39,10 @@ from numpy.typing import NDArray
 from piebald.core.arguments import NotNegative, checked
 from piebald.core.errors import SettingError, unknown
 from piebald.core.randomness import generator
-from piebald.report.crossed_effects import ERROR_RATE, CrossedEffects, Floats, Kind
+from piebald.report.crossed_effects import CrossedEffects, Floats, Kind
 
 _DRAWS = 20_000
+FULL_VOTE = 20  # rows from which a client counts as every other
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +54,9 @@ class Scores:
         clients: the clients' names, each once.
         seeds: the seeds, 0, 1, 2 ... by default.
         trained: which clients took part in training, [clients] or [seeds, clients]; all by default.
+        sizes: the number of rows behind the values of each client [clients]; empty where that is not known.
+        rows: the values of single rows [n] by seed and client, whose mean is the value of the cell.
+        counted: whether each value is the share of rows that are right, so that its noise follows from `sizes`.
 
     Raises:
         SettingError: shapes do not fit, names repeat, or a value is infinite.
@@ -68,6 +71,9 @@ class Scores:
     clients: Sequence[str]
     seeds: Sequence[int] = ()
     trained: NDArray[np.bool_] | None = None
+    sizes: Sequence[int] = ()
+    rows: Mapping[tuple[int, str], Floats] = field(default_factory=dict)
+    counted: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -88,6 +94,8 @@ class Scores:
         trained = np.ones(values.shape, bool) if self.trained is None else np.asarray(self.trained, bool)
         if trained.shape not in (values.shape, values.shape[1:]):
             raise SettingError(f"trained must have the shape of values or [clients], got {list(trained.shape)}")
+        if len(self.sizes) not in (0, len(clients)):
+            raise SettingError(f"sizes must have a number for each of {len(clients)} clients, got {len(self.sizes)}")
         # one row for all seeds where the caller does not tell seeds apart
         trained = np.broadcast_to(trained, values.shape)
         # the dataclass is frozen, so that scores can be shared; this is the one place that sets its fields
@@ -100,6 +108,36 @@ class Scores:
         """The values [seeds, clients] that count: NaN for clients that never trained, unless `untrained`."""
         assert self.trained is not None  # it is made in __post_init__
         return self.values if untrained else np.where(self.trained, self.values, np.nan)
+
+    @property
+    def votes(self) -> Floats:
+        """The weight of each client in means [clients], from 0 to 1: in proportion to its rows, if they are few."""
+        return np.minimum(np.array(self.sizes, float) / FULL_VOTE, 1) if len(self.sizes) else np.ones(len(self.clients))
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds and, by their votes, over clients; NaN without a value."""
+        return float(CrossedEffects.of(self.values[None], self.votes).mean[0]) if self.present else float("nan")
+
+    @property
+    def present(self) -> bool:
+        """True if there is a value at all."""
+        return bool(np.isfinite(self.values).any())
+
+    def of_seeds(self, seeds: Sequence[int]) -> Scores:
+        """The scores under these seeds only."""
+        places = [place for place, seed in enumerate(self.seeds) if seed in seeds]
+        assert self.trained is not None  # it is made in __post_init__
+        kept = [self.seeds[place] for place in places]
+        return replace(self, values=self.values[places], seeds=kept, trained=self.trained[places])
+
+    def of_client(self, name: str) -> Scores:
+        """The scores of one client only."""
+        column = list(self.clients).index(name)
+        assert self.trained is not None  # it is made in __post_init__
+        sizes = self.sizes[column : column + 1]
+        trained = self.trained[:, [column]]
+        return replace(self, values=self.values[:, [column]], clients=[name], trained=trained, sizes=sizes)
 
     def client_means(self) -> Floats:
         """The mean of each client over the seeds under which it has a value, NaN where it has none."""
@@ -130,10 +168,12 @@ class Difference(Level):
 
     `error` is its standard error: for clients and seeds, or, of kind "range", for other clients with these seeds; None
     where one client and fewer than three seeds leave it unknown.  `p` is the two-sided p value of "no difference".
+    `noise` says for what they hold: for other "clients", or for other "rows" of the clients at hand.
     """
 
     error: float | None
     p: float
+    noise: Literal["rows", "clients"] = "clients"
 
 
 @checked
@@ -154,7 +194,7 @@ def level(scores: Scores, *, bounds: tuple[float, float] | None = None, untraine
         return None
     if bounds is not None and not bounds[0] <= np.nanmin(cells) <= np.nanmax(cells) <= bounds[1]:
         raise SettingError(f"values must be from {bounds[0]:g} to {bounds[1]:g}, got others: give other bounds")
-    effects = CrossedEffects.of(cells[None])
+    effects = CrossedEffects.of(cells[None], scores.votes)
     mean, low, high, seeds, clients, kind = effects.ends(0)
     if kind == "interval" and bounds is not None:
         # a symmetric interval around 0.98 would run beyond 1
@@ -165,12 +205,13 @@ def level(scores: Scores, *, bounds: tuple[float, float] | None = None, untraine
 
 
 @checked
-def difference(a: Scores, b: Scores, *, untrained: bool = False) -> Difference | None:
+def difference(a: Scores, b: Scores, *, untrained: bool = False, comparisons: int = 1) -> Difference | None:
     """The mean of `a` minus that of `b` on the clients and seeds of both, None where they share none.
 
     Args:
         a, b: scores of two methods; clients are matched by name, seeds by number.
         untrained: count clients that never trained with either method, too.
+        comparisons: the number of comparisons that the interval and p are to hold for together.
 
     Examples:
         >>> clients = ["north", "south", "west"]
@@ -182,78 +223,34 @@ def difference(a: Scores, b: Scores, *, untrained: bool = False) -> Difference |
     """
     if (cells := _paired(a, b, untrained)) is None:
         return None
-    effects = CrossedEffects.of(cells[None])
-    error = float(effects.error[0])
-    return Difference(*effects.ends(0), None if np.isnan(error) else error, float(effects.p()[0]))
-
-
-@checked
-def against_best(
-    scores: Mapping[str, Scores], higher_is_better: bool = True, *, untrained: bool = False
-) -> dict[str, Difference | None]:
-    """The lead of the best method over each other one: the mean of the best minus the other's, with p adjusted.
-
-    Args:
-        scores: scores by label.
-        higher_is_better: whether a larger value of the metric is better.
-        untrained: count clients that never trained, too.
-
-    Returns:
-        the best label first, with a difference of zero to itself, then the others by their means.  p values are
-        multiplied by the number of comparisons.  None where two methods share no client and seed.
-    """
-    order = ranking(scores, higher_is_better, untrained=untrained)
-    leads: dict[str, Difference | None] = {}
-    for label in order:
-        lead = difference(scores[order[0]], scores[label], untrained=untrained)
-        if lead is not None and label != order[0]:
-            # Bonferroni: the best was chosen by the same scores, so all comparisons with it count
-            adjusted = min(1.0, lead.p * (len(order) - 1))
-            lead = Difference(lead.mean, lead.low, lead.high, lead.seeds, lead.clients, lead.kind, lead.error, adjusted)
-        leads[label] = lead
-    return leads
-
-
-@checked
-def cannot_be_told_apart(
-    scores: Mapping[str, Scores], higher_is_better: bool = True, *, untrained: bool = False
-) -> list[str]:
-    """The best method and all that cannot be told apart from it, the best mean first.
-
-    Without scores that pair with those of the best a method cannot be told apart from it either.
-
-    Args:
-        scores, higher_is_better, untrained: as for `against_best`.
-
-    Examples:
-        >>> rng, clients = np.random.default_rng(0), [f"site-{number}" for number in range(20)]
-        >>> base = rng.uniform(0.4, 0.6, (3, 20))
-        >>> values = {"local": base, "fedavg": base + 0.2, "fedprox": base + 0.2 + rng.normal(0, 0.05, (3, 20))}
-        >>> scores = {label: Scores(table, clients) for label, table in values.items()}
-        >>> sorted(cannot_be_told_apart(scores))
-        ['fedavg', 'fedprox']
-    """
-    return not_told_apart(against_best(scores, higher_is_better, untrained=untrained))
-
-
-def not_told_apart(leads: Mapping[str, Difference | None]) -> list[str]:
-    """The labels of `against_best` that cannot be told apart from the best one, which is the first."""
-    return [label for label, lead in leads.items() if lead is None or lead.p >= ERROR_RATE]
+    effects = CrossedEffects.of(cells[None], _votes(a, b))
+    error, p = float(effects.error[0]), min(1.0, comparisons * float(effects.p()[0]))
+    return Difference(*effects.ends(0, comparisons), None if np.isnan(error) else error, p)
 
 
 @checked
 def ranking(scores: Mapping[str, Scores], higher_is_better: bool = True, *, untrained: bool = False) -> list[str]:
-    """The labels that have a value, the best mean first; ties keep the order of `scores`.
+    """The labels that have a value, the best mean first, on the seeds that all have; ties keep the order of `scores`.
 
     Examples:
         >>> scores = {"local": Scores([[0.5, 0.75]], "ab"), "fedavg": Scores([[0.75, 0.75]], "ab")}
         >>> ranking(scores), ranking(scores, higher_is_better=False)
         (['fedavg', 'local'], ['local', 'fedavg'])
     """
+    common = common_seeds(list(scores.values()))
+    tables = {label: table.of_seeds(common) if common else table for label, table in scores.items()}
     means = {
-        label: average.mean for label in scores if (average := level(scores[label], untrained=untrained)) is not None
+        label: average.mean
+        for label, table in tables.items()
+        if (average := level(table, untrained=untrained) or level(scores[label], untrained=untrained)) is not None
     }
     return sorted(means, key=lambda label: -means[label] if higher_is_better else means[label])
+
+
+def common_seeds(tables: Sequence[Scores]) -> list[int]:
+    """The seeds that all tables with a value have, in the order of the first."""
+    held = [table.seeds for table in tables if table.present]
+    return [seed for seed in held[0] if all(seed in seeds for seeds in held)] if held else []
 
 
 @checked
@@ -291,7 +288,8 @@ def probability_within(
     tables = [_paired(scores[rival], scores[label], untrained, full=True) for rival in rivals]
     if any(cells is None for cells in tables):
         raise SettingError(f"{label} shares no client and seed with another method, so nothing can be said about it")
-    effects = CrossedEffects.of(sign * np.stack([cells for cells in tables if cells is not None]))
+    stack = sign * np.stack([cells for cells in tables if cells is not None])
+    effects = CrossedEffects.of(stack, scores[label].votes)
     if np.isnan(effects.error).any():
         return None
     # the square root of a covariance that may be singular, where a Cholesky factor would fail
@@ -323,6 +321,12 @@ def _paired(a: Scores, b: Scores, untrained: bool, full: bool = False) -> Floats
         table[np.ix_(seeds, clients)] = gaps
         return table
     return gaps
+
+
+def _votes(a: Scores, b: Scores) -> Floats:
+    """The votes of the clients of `b` that `a` has as well, in the order of `b`."""
+    votes = dict(zip(a.clients, a.votes, strict=True))
+    return np.array([min(votes[name], vote) for name, vote in zip(b.clients, b.votes, strict=True) if name in votes])
 
 
 def _inside(mean: float, error: float, quantile: float, bounds: tuple[float, float]) -> tuple[float, float]:

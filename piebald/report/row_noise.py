@@ -1,109 +1,140 @@
-"""Noise of the difference of two accuracies that comes from the number of rows, for the clients at hand.
+"""Comparison of two methods on the rows of the clients at hand, row by row where it is known which rows are right.
 
 `paired` asks what *other clients* would gain: where gains differ from client to client, as they do wherever clients are
 not alike, few clients say little about that.  Whoever asks for the clients at hand has them all.  What is left is that
 each of them has few rows, and that another seed makes another model.
 
-On one row a method is right or wrong, so the variance of a client's difference is that of two shares of its n rows, at
-most (p (1 - p) + q (1 - q)) / n: methods that are right on the same rows have less.  Every client counts the same, so
-the variance of the mean over C clients is the sum over C^2.  With three seeds and more, that of the seeds' means is
-added, with Satterthwaite's degrees of freedom; with two, they must agree in the sign.
+On a row both methods have a score, of accuracies 0 or 1, and the variance of a client's difference is that of these
+differences over its n rows: rows on which both are right or both wrong add nothing (McNemar 1947; the mean over clients
+is its stratified form).  Where single rows are not known it is taken for that of two shares, at most
+(p (1 - p) + q (1 - q)) / n, which finds less.  Clients count by their votes (`Scores.votes`), so the variance of the
+mean is the sum of those of clients, weighed by the squares of their shares.  One row more, at any client, on which the
+two disagree is added, since no disagreement on few rows is not known without error (Agresti and Min 2005).  With three
+seeds and more, the variance of the seeds' means is added; with two, they must agree in the sign.  Degrees of freedom
+are Satterthwaite's.
+
+Sources: McNemar, *Note on the sampling error of the difference between correlated proportions or percentages*,
+Psychometrika 1947; Agresti and Min, *Simple improved confidence intervals for comparing matched proportions*,
+Statistics in Medicine 2005.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
-from piebald.core.arguments import checked
-from piebald.report.crossed_effects import SEEDS_FOR_INTERVAL
-from piebald.report.paired import Scores
+from piebald.core.arguments import Count, checked
+from piebald.report.crossed_effects import ERROR_RATE, SEEDS_FOR_INTERVAL
+from piebald.report.paired import Difference, Scores
 
 Floats = NDArray[np.float64]
 COUNTED = "accuracy"  # the metric whose standard error follows from the number of rows
-
-
-@dataclass(frozen=True, slots=True)
-class RowDifference:
-    """The mean of one method's accuracies minus another's, for these clients.
-
-    Attributes:
-        mean: over seeds and clients.
-        error: the standard error, for other rows of these clients, and for other seeds where there are three.
-        p: the two-sided p value of "no difference".
-        seeds, clients, rows: the number of each.
-    """
-
-    mean: float
-    error: float
-    p: float
-    seeds: int
-    clients: int
-    rows: int
+_PRIOR = 5  # rows that the mean of all clients counts as, when it is told what a client's rows vary around
+_MOST_FREEDOM = 1e9  # where Student's t is the normal distribution
 
 
 @checked
-def row_difference(a: Scores, b: Scores, rows: Mapping[str, int]) -> RowDifference | None:
-    """Compare two methods by the accuracies of the clients at hand; None where no client has both, and rows.
+def row_difference(a: Scores, b: Scores, *, comparisons: Count = 1) -> Difference | None:
+    """Compare two methods on the rows of the clients at hand: the mean of `a` minus that of `b`, under common seeds.
 
     Args:
-        a, b: accuracies from 0 to 1; clients are matched by name, seeds by number.
-        rows: the number of rows behind the accuracies of each client, by its name.
+        a, b: scores; clients are matched by name, seeds by number.
+        comparisons: the number of comparisons that the interval and p are to hold for together (Bonferroni).
+
+    Returns:
+        None where no client has both, or where the noise of rows is not known of all that have.
 
     Examples:
-        >>> together, alone = Scores([[0.75, 0.75]], ["north", "south"]), Scores([[0.5, 0.5]], ["north", "south"])
-        >>> gap = row_difference(together, alone, {"north": 100, "south": 100})
-        >>> gap.mean, round(gap.error, 3), gap.rows
-        (0.25, 0.047, 200)
+        >>> sizes = {"sizes": [100, 100], "counted": True}
+        >>> together = Scores([[0.75, 0.75]], ["north", "south"], **sizes)
+        >>> gap = row_difference(together, Scores([[0.5, 0.5]], ["north", "south"], **sizes))
+        >>> gap.mean, round(gap.error, 3), gap.noise
+        (0.25, 0.047, 'rows')
     """
-    from scipy.special import stdtr
+    from scipy.special import stdtr, stdtrit
 
     seeds = [seed for seed in a.seeds if seed in b.seeds]
-    names = [name for name in a.clients if name in b.clients and rows.get(name, 0) > 0]
+    names = [name for name in a.clients if name in b.clients and min(_size(a, name), _size(b, name)) > 0]
     if not seeds or not names:
         return None
     ours, theirs = _cells(a, seeds, names), _cells(b, seeds, names)
-    present = np.isfinite(ours) & np.isfinite(theirs)
-    scored = present.any(0)
-    if not scored.any():
-        return None
+    gaps = ours - theirs
     # a client that only one method has says nothing about their difference
-    cells = np.where(present, ours - theirs, np.nan)[:, scored]
-    of_client = np.nanmean(cells, axis=0)
-    counts = np.array([rows[name] for name in names], np.float64)[scored]
-    # rows are the same under every seed, so averaging over seeds does not reduce their noise
-    errors = row_errors(_mean(ours, present)[scored], _mean(theirs, present)[scored], counts)
-    mean, variance, freedom = float(of_client.mean()), float((errors**2).sum()) / len(counts) ** 2, np.inf
-    per_seed = np.nanmean(cells[np.isfinite(cells).any(1)], axis=1)
+    scored = np.flatnonzero(np.isfinite(gaps).any(0)).tolist()
+    gaps, names = gaps[:, scored], [names[place] for place in scored]
+    held = [[seed for seed, gap in zip(seeds, column, strict=True) if np.isfinite(gap)] for column in gaps.T]
+    votes = dict(zip(a.clients, a.votes, strict=True))
+    shares = np.array([votes[name] for name in names])
+    shares = shares / shares.sum()
+    mean = float((shares * np.nanmean(gaps, axis=0)).sum()) if names else 0.0
+    parts = [_of_client(a, b, own_seeds, name, mean) for name, own_seeds in zip(names, held, strict=True)]
+    if not parts or None in parts:
+        return None
+    variances, freedoms, sizes, disagreements = np.array(parts, np.float64).T
+    of_rows = shares**2 * variances
+    # where the disagreement is, or anywhere if there is none
+    weights = sizes * disagreements if disagreements.any() else np.ones(len(sizes))
+    one_more = float(np.average((shares / sizes) ** 2, weights=weights)) if a.counted and b.counted else 0.0
+    variance = float(of_rows.sum()) + (one_more if np.isfinite(freedoms).all() else 0.0)
+    uncertain = float((of_rows**2 / freedoms).sum())
+    per_seed = [
+        float(np.nansum(shares * row) / shares[~np.isnan(row)].sum()) for row in gaps if not np.isnan(row).all()
+    ]
     if len(per_seed) >= SEEDS_FOR_INTERVAL:
-        of_seeds = float(per_seed.var(ddof=1)) / len(per_seed)
-        variance += of_seeds
-        # the variance of rows is taken for known; only that of seeds is estimated, from few of them
-        freedom = (len(per_seed) - 1) * (variance / of_seeds) ** 2 if of_seeds > 0 else np.inf
+        of_seeds = float(np.var(per_seed, ddof=1)) / len(per_seed)
+        variance, uncertain = variance + of_seeds, uncertain + of_seeds**2 / (len(per_seed) - 1)
+    freedom = min(variance**2 / uncertain, _MOST_FREEDOM) if uncertain else _MOST_FREEDOM
     error = float(np.sqrt(variance))
+    half = float(stdtrit(freedom, 1 - ERROR_RATE / 2 / comparisons)) * error
     # seeds that contradict each other, and are too few for a variance, leave no claim
     agree = len({float(np.sign(gap)) for gap in per_seed} - {0.0}) < 2 or len(per_seed) >= SEEDS_FOR_INTERVAL
-    # with infinitely many degrees of freedom Student's t is the normal distribution, which stdtr has at 1e9
-    p = float(2 * stdtr(min(freedom, 1e9), -abs(mean) / error)) if agree else 1.0
-    return RowDifference(mean, error, p, len(per_seed), len(counts), int(counts.sum()))
+    p = min(1.0, comparisons * float(2 * stdtr(freedom, -abs(mean) / error))) if agree and mean and error else 1.0
+    return Difference(mean, mean - half, mean + half, len(per_seed), len(names), "interval", error, p, "rows")
 
 
-def row_errors(a: Floats, b: Floats, rows: Floats) -> Floats:
-    """Return the largest standard error [c] of each client's difference of two accuracies [c] on `rows` [c] rows.
+def _of_client(
+    a: Scores, b: Scores, seeds: list[int], name: str, mean: float
+) -> tuple[float, float, float, float] | None:
+    """The variance of a client's difference by its rows, its degrees of freedom, its rows, and their disagreement.
+
+    Without single rows the variance is the largest that shares allow, and its degrees of freedom are infinite.
+    """
+    pairs = [(a.rows.get((seed, name)), b.rows.get((seed, name))) for seed in seeds]
+    gaps = [x - y for x, y in pairs if x is not None and y is not None and len(x) == len(y)]
+    if len(gaps) == len(pairs):
+        # of the same rows the mean over seeds is what varies; of others no less than their mean variance
+        tables = [np.mean(gaps, axis=0)] if len({len(gap) for gap in gaps}) == 1 else gaps
+        rows, disagreement = min(map(len, tables)), float(np.mean([(gap**2).mean() for gap in tables]))
+        return float(np.mean([_variance(gap, mean) for gap in tables])), max(1, rows - 1), rows, disagreement
+    if not (a.counted and b.counted):
+        return None
+    # rows are the same under every seed, so averaging over seeds does not reduce their noise
+    p, q = (float(_cells(scores, seeds, [name]).mean()) for scores in (a, b))
+    rows = min(_size(a, name), _size(b, name))
+    return row_error(p, q, rows) ** 2, np.inf, rows, 0.0
+
+
+def row_error(a: float, b: float, rows: float) -> float:
+    """Return the largest standard error of the difference of two accuracies on `rows` rows.
 
     A perfect score on few rows is not known without error: the error is at least one row.
     """
-    return np.asarray(np.maximum(np.sqrt((a * (1 - a) + b * (1 - b)) / rows), 1 / rows))
+    return float(max(np.sqrt((a * (1 - a) + b * (1 - b)) / rows), 1 / rows))
+
+
+def _variance(gaps: Floats, mean: float) -> float:
+    """The variance of the mean of some rows' differences [n]; that of few rows is taken around all clients' mean.
+
+    Two rows that are right by luck would otherwise be as sure as two hundred.
+    """
+    centre = (gaps.sum() + _PRIOR * mean) / (len(gaps) + _PRIOR)
+    return float(((gaps - centre) ** 2).sum() / max(1, len(gaps) - 1) / len(gaps))
+
+
+def _size(scores: Scores, name: str) -> int:
+    return int(scores.sizes[list(scores.clients).index(name)]) if len(scores.sizes) else 0
 
 
 def _cells(scores: Scores, seeds: list[int], names: list[str]) -> Floats:
     places = [list(scores.seeds).index(seed) for seed in seeds], [list(scores.clients).index(name) for name in names]
-    return np.asarray(scores.values[np.ix_(*places)])
-
-
-def _mean(values: Floats, present: NDArray[np.bool_]) -> Floats:
-    """Return the mean over the seeds that have a value, 0 where none has."""
-    return np.asarray(np.where(present, np.nan_to_num(values), 0).sum(0) / np.maximum(present.sum(0), 1))
+    return np.asarray(scores.cells()[np.ix_(*places)])

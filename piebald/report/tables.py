@@ -15,6 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from piebald.contracts import SERVER_ID
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import RunFolderError, SettingError, unknown
@@ -23,6 +26,7 @@ from piebald.core.objective import METRICS
 from piebald.report.class_rows import ClassRow, Counts, class_rows, matrices
 from piebald.report.learning_curves import Over, Point
 from piebald.report.page.markup import html_table
+from piebald.storage.row_values import unpacked
 from piebald.storage.run_folder import recorded_choices
 from piebald.storage.schema import COLUMNS, DATABASE
 from piebald.storage.store import RunStore
@@ -34,7 +38,7 @@ _NO_LIMIT = 2**62  # server steps
 
 _TABLES = {
     "rounds": "step", "clients": "client", "scores": "score", "results": "result", "measures": "measure",
-    "confusion": "confusion",
+    "confusion": "confusion", "row_scores": "row_score",
 }  # fmt: skip
 
 # one value for each client and version: that of the chosen model, or of the personal one, where there is one
@@ -144,6 +148,13 @@ class History:
         return self._store.rows("confusion") if self._has("confusion") else []
 
     @cached_property
+    def row_scores(self) -> list[dict[str, Any]]:
+        """One row for each client and answer that needs no model ("naive", "naive_of_all") by each metric, and for the
+        single rows that its own model scored ("rows"); `row_values` is read by `storage.row_values.unpacked`.
+        """
+        return self._store.rows("row_score") if self._has("row_score") else []
+
+    @cached_property
     def measures(self) -> list[dict[str, Any]]:
         """Heterogeneity before training: one row for each measure of a client, or of the federation (client None).
 
@@ -158,7 +169,9 @@ class History:
 
     @checked
     def frame(self, name: str) -> pandas.DataFrame:
-        """The table "rounds", "clients", "scores", "results", "measures" or "confusion" as a pandas data frame."""
+        """A table as a pandas data frame: "rounds", "clients", "scores", "results", "measures", "confusion" or
+        "row_scores".
+        """
         if name not in _TABLES:
             raise unknown("table of a history called", name, _TABLES)
         import pandas
@@ -324,9 +337,37 @@ class History:
         They are about the client's own model where it has one, on the rows that models are judged by.  Empty where
         nothing was counted (`per_class` of `run`).
         """
-        # a run that keeps its best version was counted there
-        ended = self.best or (self.rounds[-1]["version"] if self.rounds else 0)
-        return matrices(self.confusion, ended, len(self.meta.get("classes") or ()))
+        return matrices(self.confusion, self._ended, len(self.meta.get("classes") or ()))
+
+    @checked
+    def naive(self, model: str, metric: str | None = None, version: int | None = None) -> dict[int, float]:
+        """The value of each client by an answer that needs no model: "naive", from its own training rows, or
+        "naive_of_all"; by the main metric, at the version that the run ended with, unless others are named.
+        """
+        ended, metric = self._ended if version is None else version, metric or self.metric
+        return {
+            row["client"]: row["value"]
+            for row in self.row_scores
+            if (row["model"], row["metric"], row["version"], row["split"]) == (model, metric, ended, self.split)
+            and row["value"] is not None
+        }
+
+    @checked
+    def values_of_rows(self, model: str = "rows", version: int | None = None) -> dict[int, NDArray[np.float64]]:
+        """The main metric of each judged row [n] of each client, by its own model or by an answer that needs none."""
+        ended = self._ended if version is None else version
+        return {
+            row["client"]: unpacked(row["row_values"])
+            for row in self.row_scores
+            if (row["model"], row["version"], row["split"]) == (model, ended, self.split)
+            and row["metric"] == self.metric
+            and row["row_values"] is not None
+        }
+
+    @property
+    def _ended(self) -> int:
+        """The version that the run ended with: a run that keeps its best version was asked there."""
+        return self.best or (self.rounds[-1]["version"] if self.rounds else 0)
 
     @checked
     def class_errors(self, client: int | str | None = None) -> list[ClassRow]:

@@ -47,7 +47,7 @@ from piebald.runs.options import RunOptions
 from piebald.runtimes.base import RuntimeSettings
 from piebald.methods.scheduling.cohort import HasCohort, cohort_size
 from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
-from piebald.server.evaluation import class_query
+from piebald.server.evaluation import class_query, row_query
 from piebald.server.result_checks import LONGEST_STEP
 from piebald.methods.training.base import Trainer
 from piebald.methods.training.sgd import Sgd
@@ -214,7 +214,8 @@ def _measuring(
     query, higher = Evaluate(split=options.evaluate_split), work.objective.higher_is_better
     clients_asked = min(options.evaluate_clients or len(clients), len(clients)) if interval else 0
     count = class_query(options.per_class, work, clients, options.evaluate_split, clients_asked, runtime.simulates)
-    return EvaluationPlan(query, interval, options.evaluate_clients, common, higher, validate, count)
+    rows = row_query(work, clients, options.evaluate_split, clients_asked) if runtime.simulates else None
+    return EvaluationPlan(query, interval, options.evaluate_clients, common, higher, validate, count, rows)
 
 
 def _meta(

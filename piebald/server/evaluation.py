@@ -11,15 +11,18 @@ from torch import Tensor
 from piebald.contracts import SERVER_ID, Clients, Personalizes, Query, Result, Split
 from piebald.core.cohort_matrix import weighted_mean
 from piebald.core.errors import SettingError
+from piebald.core.objective import has_value_for_each
 from piebald.core.randomness import select
 from piebald.methods.client_work import ClientWork
 from piebald.methods.queries.confusion import Confusion, counted
+from piebald.methods.queries.row_scores import Naive, RowScores
 from piebald.server.cluster_models import ClusterModels
 from piebald.server.cluster_state import ClusterModel, ModelSnapshot
 from piebald.server.records import TableRow
 
 MOST_CLASSES = 100
 MOST_CLIENTS = 1_000
+MOST_ROWS = 200_000  # of all clients, whose single scores are kept
 
 Ask = Callable[[Sequence[tuple[int, Query]]], Sequence[Result]]  # clients about the model of their cluster
 
@@ -35,6 +38,7 @@ class EvaluationPlan:
         common: what the server asks of its own test set, None where it has none or no model can be used alone.
         higher: whether more is better of the score that matters, the first one that clients give.
         count: what clients are asked about right and wrong answers by class, None for nothing.
+        rows: what they are asked about single rows and constant answers, None for nothing.
         validate: the query that decides which version is the best, None where the last one is kept.
     """
 
@@ -45,6 +49,7 @@ class EvaluationPlan:
     higher: bool = True
     validate: Query | None = None
     count: Confusion | None = None
+    rows: RowScores | None = None
 
     @property
     def asked(self) -> list[Query]:
@@ -67,6 +72,10 @@ class EvaluationPlan:
     def counting(self, known: int, seed: int) -> list[tuple[int, Query]]:
         """The same clients, each with the query about classes; none where nothing is counted."""
         return [] if self.count is None else [(client, self.count) for client in self._evaluated_clients(known, seed)]
+
+    def row_scoring(self, known: int, seed: int) -> list[tuple[int, Query]]:
+        """The same clients, each with the query about single rows; none where nothing is asked."""
+        return [] if self.rows is None else [(client, self.rows) for client in self._evaluated_clients(known, seed)]
 
     def _evaluated_clients(self, total: int, seed: int) -> Sequence[int]:
         return range(total) if self.clients is None else select(range(total), self.clients, "measure", seed)
@@ -163,6 +172,49 @@ def class_query(
     if wanted:
         raise SettingError(f"per_class {reason}, or leave it out")
     return None
+
+
+def row_query(work: ClientWork, clients: Clients, split: Split, asked: int) -> RowScores | None:
+    """The query about single rows and constant answers of a simulation, None where there is nothing to ask.
+
+    Args:
+        work, clients, split, asked: as for `class_query`.
+    """
+    sizes = [clients.size(client, split) for client in range(min(len(clients), MOST_CLIENTS + 1))]
+    # of clients that choose among models, the chosen one is judged elsewhere
+    if not 0 < asked <= MOST_CLIENTS or sum(size or 0 for size in sizes) > MOST_ROWS or work.choice is not None:
+        return None
+    objective, main = work.objective, next(iter(work.objective.metrics.values()), None)
+    classes = len(clients.classes or ())
+    naive: Naive | None = None
+    if objective.classifies:
+        naive = "classes" if classes and tuple(work.outputs) == (classes,) else None
+    elif objective.name in ("regression", "l1", "huber"):
+        naive = "median" if "absolute_error" in objective.metrics else "mean"
+    elif objective.name in ("multilabel", "survival"):
+        naive = "labels" if objective.name == "multilabel" else "equal"
+    counts = [clients.counts(client, "train") for client in range(len(clients))] if naive == "classes" else []
+    of_all = tuple(map(sum, zip(*[row for row in counts if row], strict=True))) if None not in counts else ()
+    rows = main is not None and has_value_for_each(main)
+    return RowScores(split=split, rows=rows, naive=naive, of_all=of_all) if rows or naive else None
+
+
+def rows_of_scores(answers: Sequence[Result], version: int, work: ClientWork) -> list[TableRow]:
+    """Answers to the query as rows of the table `row_score`."""
+    rows = list[TableRow]()
+    for answer in answers:
+        if answer.update is None or not isinstance(answer.task.query, RowScores):
+            continue
+        about = {"version": version, "client": answer.task.client, "split": answer.task.query.split}
+        for name, value in answer.update.metrics.items():
+            model, _, metric = name.partition("/")
+            rows.append(about | {"model": model, "metric": metric, "value": value})
+        for model, vector in answer.update.vectors.items():
+            values = vector[: answer.update.examples]
+            if len(values) and not bool((values < 0).any()):
+                row = about | {"model": model, "metric": work.objective.metric, "row_values": values.tolist()}
+                rows.append(row | {"value": float(values.double().mean())})
+    return rows
 
 
 def confusion_rows(answers: Sequence[Result], version: int, work: ClientWork) -> list[TableRow]:

@@ -1,10 +1,11 @@
 """The tables of a run folder's `run.db`, and opening it.
 
 One row for each server step (`step`), task that ended (`result`), metric of a model on a client's rows (`score`),
-client (`client`), number of a client's rows of one class that its model takes for another (`confusion`), measure of
-heterogeneity (`measure`; client is NULL for the federation), value that a component
-recorded (`note`), kept checkpoint (`checkpoint`) and tensor of a client's state (`client_state`).  Times are seconds of
-the runtime's clock unless named wall; sizes are bytes.
+client (`client`), number of a client's rows of one class that its model takes for another (`confusion`), metric of the
+single rows of a client by its model (model "rows") or by a constant answer (`row_score`), measure of heterogeneity
+(`measure`; client is NULL for the federation), value that a component recorded (`note`), kept checkpoint (`checkpoint`)
+and tensor of a client's state (`client_state`).  Times are seconds of the runtime's clock unless named wall; sizes are
+bytes.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ TABLES = {
     " value REAL, examples INTEGER",
     "confusion": "version INTEGER, client INTEGER, model TEXT, split TEXT, actual INTEGER, predicted INTEGER,"
     " count INTEGER, PRIMARY KEY (version, client, actual, predicted)",
+    "row_score": "version INTEGER, client INTEGER, model TEXT, split TEXT, metric TEXT, value REAL, row_values TEXT,"
+    " PRIMARY KEY (version, client, model, metric)",
     "failure": "version INTEGER, client INTEGER, kind TEXT, reason TEXT, PRIMARY KEY (version, client, kind, reason)",
     "note": "version INTEGER, axis TEXT, cluster INTEGER, name TEXT, value TEXT,"
     " PRIMARY KEY (version, axis, cluster, name)",

@@ -33,6 +33,7 @@ from piebald.core.errors import RunFolderError
 from piebald.core.reading.files import check_size
 from piebald.storage import schema, tensor_files
 from piebald.storage.lock import RunLock
+from piebald.storage.row_values import packed
 from piebald.storage.run_folder import START, UNFINISHED, check_meta, existing, missing, refuse_occupied, remove_again
 from piebald.storage.schema import DATABASE, explained
 
@@ -222,6 +223,17 @@ class RunStore:
                 self._db.executemany("DELETE FROM confusion WHERE version = ? AND client = ?", sorted(counted))
                 schema.insert(self._db, "confusion", rows)
 
+    def row_scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record columns of `row_score`, where `row_values` are numbers, in place of earlier ones of this version."""
+        values = [row.get("row_values") for row in rows]
+        self._insert(
+            "row_score",
+            [
+                {**row, "row_values": None if numbers is None else packed(numbers)}
+                for row, numbers in zip(rows, values, strict=True)
+            ],
+        )
+
     def failures(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record columns of `failure`: why clients have no score, or not all."""
         self._insert("failure", rows)
@@ -385,7 +397,12 @@ class RunStore:
     def _forget_from(self, version: int) -> None:
         for table in ("step", "result", "note", "checkpoint", "client_state"):
             self._db.execute(f"DELETE FROM {table} WHERE version >= ?", (version,))
-        for table in ("score", "confusion", "failure"):  # those of this version are replaced when they are repeated
+        for table in (
+            "score",
+            "confusion",
+            "row_score",
+            "failure",
+        ):  # those of this version are replaced when they are repeated
             self._db.execute(f"DELETE FROM {table} WHERE version > ?", (version,))
         tensor_files.drop_empty(self._db)
 

@@ -14,15 +14,17 @@ from piebald.report.paired import Scores
 NAMES = [f"c{client}" for client in range(6)]
 
 
-def runner(label: str, *points: float) -> Any:
+ROWS: dict[str, Any] = {"sizes": [400] * 6, "counted": True}
+
+
+def runner(label: str, *points: float, **rows: Any) -> Any:
     """A method with these scores on validation rows."""
-    return SimpleNamespace(label=label, last=Scores([points], NAMES))
+    return SimpleNamespace(label=label, last=Scores([points], NAMES, **(rows or ROWS)))
 
 
-def runs(rows: int | None = 400, metric: str = "accuracy", higher: bool = True) -> Any:
+def runs(higher: bool = True) -> Any:
     """How methods were scored."""
-    held = SimpleNamespace(size=lambda client, split: rows)
-    return SimpleNamespace(clients=held, choosing=held, names=NAMES, metric=metric, higher_is_better=higher)
+    return SimpleNamespace(names=NAMES, higher_is_better=higher)
 
 
 LOCAL = runner("local", *[0.7] * 6)
@@ -30,7 +32,9 @@ BETTER = runner("ditto", *[0.9] * 6)
 
 
 def opened(ours: float, alone: float) -> list[Checked]:
-    return [Checked(label, Scores([[value] * 6], NAMES), {}) for label, value in (("ditto", ours), ("local", alone))]
+    return [
+        Checked(label, Scores([[value] * 6], NAMES, **ROWS), {}) for label, value in (("ditto", ours), ("local", alone))
+    ]
 
 
 @pytest.mark.parametrize(("ours", "said"), [(0.8, "yes"), (0.71, "cannot be told"), (0.5, "no")])
@@ -62,18 +66,20 @@ def test_the_luckiest_of_many_methods_does_not_pay() -> None:
 def test_other_metrics_and_rows_elsewhere_are_judged_between_clients() -> None:
     """An error is better if it is smaller; where rows cannot be counted, the clients are what there is."""
     rng = np.random.default_rng(0)
-    alone = runner("local", *(2.0 + rng.normal(0, 0.1, 6)))
-    joined = runner("fedavg", *(1.0 + rng.normal(0, 0.1, 6)))
-    found = whether_it_pays([alone, joined], alone, joined, [], runs(metric="mae", higher=False))
+    alone = runner("local", *(2.0 + rng.normal(0, 0.1, 6)), sizes=[400] * 6)
+    joined = runner("fedavg", *(1.0 + rng.normal(0, 0.1, 6)), sizes=[400] * 6)
+    found = whether_it_pays([alone, joined], alone, joined, [], runs(higher=False))
     assert (found.pays, found.noise) == ("yes", "clients")
     assert found.gain is not None
     assert found.gain > 0
-    assert whether_it_pays([LOCAL, BETTER], LOCAL, BETTER, [], runs(rows=None)).noise == "clients"
+    bare = [runner("local", *[0.7] * 6, counted=True), runner("ditto", *[0.9] * 6, counted=True)]
+    assert whether_it_pays(bare, bare[0], bare[1], [], runs()).noise == "clients"
 
 
 def test_a_client_without_validation_rows_is_no_loser_and_hides_none() -> None:
     """Nor does numpy warn of the mean of nothing, which a user would see in the middle of the answer."""
     ours = runner("ditto", 0.2, np.nan, *[0.9] * 4)
     alone = runner("local", 0.9, np.nan, *[0.7] * 4)
-    found = losers(ours, alone, [alone, ours], runs())
+    found = losers(ours, alone, [alone, ours], True) or []
     assert [(one.client, one.instead, one.score) for one in found] == [("c0", "local", 0.9)]
+    assert losers(runner("ditto", *[0.2] * 6, counted=True), LOCAL, [LOCAL], True) is None  # nobody knows the noise

@@ -144,7 +144,7 @@ def test_a_comparison_names_clients_and_unequal_work(capsys: pytest.CaptureFixtu
     assert "Worse with ditto than with local, in the mean over seeds: george (-20.0)." in out
     assert "unequal work: 2 used updates with ditto, 3 with local" in out
     assert "Clients that never trained are left out; with them: ditto 60.0%." in out
-    assert "ditto and local cannot be told apart" in out
+    assert "clients are too few to say who is behind it" in out
 
 
 def test_on_a_terminal_progress_is_a_bar_that_takes_no_markup_from_names(monkeypatch: pytest.MonkeyPatch) -> None:

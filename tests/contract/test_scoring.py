@@ -12,11 +12,10 @@ from torch import Tensor
 
 from piebald.contracts import Cohort
 from piebald.core import pytree
-from piebald.core.objective import METRICS, OBJECTIVES
+from piebald.core.objective import METRICS, OBJECTIVES, has_value_for_each
 from piebald.data.partition import Lists, PooledClients
 from piebald.engines import scoring
 from piebald.engines.engine_choice import make_engine
-from piebald.engines.scoring import has_value_for_each
 from piebald.methods.aggregation.linear import Linear
 from piebald.methods.recipe import Recipe
 from piebald.runs.options import RunOptions

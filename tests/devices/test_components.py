@@ -23,6 +23,7 @@ from piebald.methods.client_work import ClientWork
 from piebald.methods.queries.batch_norms import BatchStatistics
 from piebald.methods.queries.confusion import Confusion
 from piebald.methods.queries.evaluate import Evaluate
+from piebald.methods.queries.row_scores import RowScores
 from piebald.methods.queries.server_rows import RootLoss, RootTraining
 from piebald.methods.queries.validate import Validate
 from piebald.methods.transforms.compression import Compressor
@@ -116,7 +117,8 @@ def test_components_compute_there_what_they_compute_on_the_cpu(case: str) -> Non
 # Each kind of query, and what it asks.
 ASKED_SUMS: dict[str, Any] = {"bounds": ((-1.0, 1.0),) * 6, "bins": 3, "classes": 4}
 QUERIES: list[Query] = [
-    Evaluate(), Confusion(classes=4), Validate(), Validate(classes=4), StatisticsQuery(), RootLoss(), RootTraining(),
+    Evaluate(), Confusion(classes=4), RowScores(naive="classes", of_all=(1, 2, 3, 4)),
+    Validate(), Validate(classes=4), StatisticsQuery(), RootLoss(), RootTraining(),
     StatisticsQuery(keys=((0, 1),) * 7), BestForEach(tasks=("0",), passes=(1,), classes=4), KnnPer(classes=4),
     TreesQuery(ask="grow", boosting=TreeSettings(max_depth=2), objective="multiclass", classes=4, start=(0.0,) * 4),
     TreeScoresQuery(ask="scores", boosting=TreeSettings(max_depth=2), objective="multiclass", classes=4,

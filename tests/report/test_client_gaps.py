@@ -72,12 +72,12 @@ def test_without_training_alone_every_two_methods_are_compared():
     apart = dict.fromkeys(ALONE, 0.5)
     runs = hospitals(fedavg=ALONE, ditto=ALONE, hdafl=apart)
     title, caption = said(*runs)
-    assert title.startswith("At 4 of 4 clients methods can be told apart; they differ most at switzerland, where ")
+    assert title.startswith("At 4 of 4 clients methods differ clearly; they differ most at switzerland, where ")
     assert title.endswith("is 43.5 points above hdafl")
     assert "multiplying by 12 differences" in caption  # four clients, three pairs
     near = {name: value - 0.01 for name, value in ALONE.items()}
     title, _ = said(*hospitals(fedavg=ALONE, ditto=near))
-    assert title.startswith("At no client can methods be told apart; they differ most at ")
+    assert title.startswith("At no client do methods differ clearly; they differ most at ")
 
 
 def test_seeds_that_disagree_prove_nothing_however_many_rows_there_are():

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from piebald.report.page.wording import count, rule
-from piebald.report.paired import Scores, cannot_be_told_apart, level, ranking
+from piebald.report.page.wording import count
+from piebald.report.paired import Scores, level, ranking
+from piebald.report.verdict import ScoreVerdict, not_clearly_behind
 
 
 def drawn(seed: int) -> dict[str, Scores]:
@@ -25,10 +26,10 @@ def drawn(seed: int) -> dict[str, Scores]:
     return found
 
 
-def said(scores: dict[str, Scores], higher: bool = True) -> tuple[list[str], str]:
-    tied = cannot_be_told_apart(scores, higher)
-    ranked = ranking(scores, higher)
-    return tied, rule(tied, len(ranked), "88%", dict.fromkeys(ranked, 0.0)) if tied else ""
+def verdict_on(scores: dict[str, Scores], higher: bool = True, **options: Any) -> ScoreVerdict:
+    verdict = ScoreVerdict.of(scores, "accuracy", higher, **options)
+    assert verdict is not None
+    return verdict
 
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.full) for first in (100, 200))])
@@ -37,34 +38,36 @@ def test_headlines_hold_for_any_scores(first: int) -> None:
     for seed in range(first, first + 100):
         scores = drawn(seed)
         ranked = ranking(scores)
-        tied, text = said(scores)
-        assert tied == [label for label in ranked if label in tied]  # the best first
-        assert bool(tied) == bool(ranked)
-        assert ("ends best of" in text) == (len(tied) == 1 < len(ranked))
-        winners += "ends best of" in text
-        if len(tied) <= 4:
-            assert all(label in text for label in tied)
+        near = not_clearly_behind(scores)
+        assert near == [label for label in ranked if label in near]  # the best first
+        if not ranked:
+            assert ScoreVerdict.of(scores, "accuracy", True) is None
+            continue
+        verdict = verdict_on(scores)
+        text = verdict.sentence()
+        assert (verdict.near, verdict.leader) == (near, ranked[0])
+        assert text.startswith(f"{ranked[0]} {'leads' if len(ranked) > 1 else 'ends'} at")
+        assert ("clearly behind it" in text) == (len(ranked) > 1 and not verdict.too_few)
+        assert ("not clearly behind" in text) == (len(near) > 1 and not verdict.too_few)
+        winners += len(near) == 1 < len(ranked)
         for label in ranked:
             found = level(scores[label], bounds=(0.0, 1.0))
             assert found is not None
             assert 0 <= found.low <= found.mean + 1e-12
             assert found.mean - 1e-12 <= found.high <= 1
-        check_other_views(scores, tied)
+        check_other_views(scores, near)
     assert winners  # some of these scores do have one
 
 
-def check_other_views(scores: dict[str, Scores], tied: list[str]) -> None:
+def check_other_views(scores: dict[str, Scores], near: list[str]) -> None:
     """The same scores in another order, upside down and twice: the same headline, and no winner over a copy."""
-    assert sorted(cannot_be_told_apart(dict(reversed(scores.items())))) == sorted(tied) or same_means(scores)
+    assert sorted(not_clearly_behind(dict(reversed(scores.items())))) == sorted(near) or same_means(scores)
     errors = {
         label: Scores(1 - one.values, one.clients, one.seeds, one.trained) for label, one in scores.items()
     }  # error rates
-    assert sorted(cannot_be_told_apart(errors, False)) == sorted(tied) or same_means(scores)
-    if tied:
-        twice: dict[str, Any] = {**scores, "copy": scores[tied[0]]}
-        again, text = said(twice)
-        assert {tied[0], "copy"} <= {*again}
-        assert "ends best of" not in text
+    assert sorted(not_clearly_behind(errors, False)) == sorted(near) or same_means(scores)
+    if near:
+        assert {near[0], "copy"} <= {*not_clearly_behind({**scores, "copy": scores[near[0]]})}
 
 
 def same_means(scores: dict[str, Scores]) -> bool:
@@ -73,12 +76,63 @@ def same_means(scores: dict[str, Scores]) -> bool:
     return len({round(mean, 9) for mean in means}) < len(means)
 
 
-def test_a_label_with_a_comma_is_quoted_among_others() -> None:
-    sent = {"FedAvg, fine-tuned": 2e6, "HDAFL": 1e6}
-    assert rule(list(sent), 3, "88%", sent) == (
-        '"FedAvg, fine-tuned" and HDAFL are best and cannot be told apart; HDAFL sends least, 1 MB'
+def shares(value: float, clients: int = 8, rows: int = 200) -> Scores:
+    """The same share of right rows at every client."""
+    return Scores([[value] * clients], range(clients), sizes=[rows] * clients, counted=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "naive", "sent", "words"),
+    [
+        ({"ditto": 0.75}, None, {}, "ditto ends at 75.0% accuracy"),
+        ({"ditto": 0.875, "local": 0.75}, 0.5, {},
+         "ditto is 12.5 points (9.4 to 15.6) better than training alone and 37.5 points (34.1 to 40.9) better than "
+         "always the most frequent class (50.0%); it leads at 87.5% accuracy; local is clearly behind it"),
+        ({"ditto": 0.8, "local": 0.79}, 0.5, {"ditto": 1e6, "local": 0.0},
+         "No method is clearly better than training alone; ditto is 30.0 points (26.4 to 33.6) better than always the "
+         "most frequent class (50.0%); it leads at 80.0% accuracy; local is not clearly behind it, and local sends "
+         "nothing"),
+        ({"a, b": 0.8, "fedavg": 0.79, "ifca": 0.4}, None, {},
+         "a, b leads at 80.0% accuracy; fedavg is not clearly behind it"),
+        ({"local": 0.8, "fedavg": 0.76}, 0.8, {},
+         "No method is clearly better than training alone or always the most frequent class (80.0%); worse than that: "
+         "fedavg (76.0%); local leads at 80.0% accuracy; fedavg is clearly behind it"),
+    ],
+)  # fmt: skip
+def test_the_sentence_says_what_is_gained_then_who_leads_then_who_is_not_clearly_behind(
+    values: dict[str, float], naive: float | None, sent: dict[str, float], words: str
+) -> None:
+    scores = {label: shares(value) for label, value in values.items()}
+    plain = None if naive is None else {"the most frequent class": shares(naive)}
+    assert verdict_on(scores, alone="local", naive=plain, sent=sent).sentence() == words
+
+
+def test_two_that_differ_from_each_other_may_both_be_not_clearly_behind_the_leader() -> None:
+    """So nobody is said to be alike: fedavg is clearly above local, and neither clearly behind a noisy leader."""
+    base, noise = np.full((3, 10), 0.5), np.random.default_rng(0).normal(0, 0.3, (3, 10))
+    scores = {"local": base, "fedavg": base + 0.02, "hdafl": base + 0.04 + noise - noise.mean()}
+    tables = {label: Scores(values, range(10)) for label, values in scores.items()}
+    assert not_clearly_behind({label: tables[label] for label in ("local", "fedavg")}) == ["fedavg"]
+    verdict = verdict_on(tables)
+    assert set(verdict.near) == set(scores)
+    assert "told apart" not in verdict.sentence()
+
+
+def test_of_few_clients_without_known_rows_nothing_is_said() -> None:
+    """Methods at 0.83 and 0.60 on four hospitals whose rows are not known."""
+    scores = {"local": Scores([[0.8, 0.9, 0.9, 0.7]], "abcd"), "fedavg": Scores([[0.6, 0.5, 0.9, 0.4]], "abcd")}
+    words = verdict_on(scores, alone="local").sentence()
+    assert words == "local leads at 82.5% accuracy; 4 clients are too few to say who is behind it"
+
+
+def test_an_area_below_one_half_is_not_passed_over() -> None:
+    scores = {"local": Scores([[0.3, 0.34, 0.31]], "abc"), "fedavg": Scores([[0.4, 0.45, 0.41]], "abc")}
+    verdict = ScoreVerdict.of(scores, "auc", True, "local", {"the most frequent class": Scores([[0.5] * 3], "abc")})
+    assert verdict is not None
+    assert verdict.sentence().startswith(
+        "No method is clearly better than always the most frequent class (0.5); worse than that: local (0.317)"
     )
-    assert rule(["FedAvg, fine-tuned"], 2, "88%", sent) == "FedAvg, fine-tuned ends best of 2, at 88%"
+    assert not verdict.beats_naive
 
 
 def test_means_of_counts_have_no_more_digits_than_they_say() -> None:

@@ -9,13 +9,12 @@ from scipy.special import stdtrit
 from piebald.core.errors import SettingError
 from piebald.report.paired import (
     Scores,
-    against_best,
-    cannot_be_told_apart,
     difference,
     level,
     probability_within,
     ranking,
 )
+from piebald.report.verdict import leads, not_clearly_behind
 
 
 def scores(values, **options):
@@ -79,10 +78,10 @@ def test_ties_have_no_winner_and_the_best_is_kept(methods):
     for _ in range(runs):
         shared = crossed(random, 3, 6, 0.2, 1.0, 0.0)  # what is hard for all
         tied = {f"m{i}": scores(shared + crossed(random, 3, 6, 0.1, 0.3, 0.3)) for i in range(methods)}
-        winners += len(cannot_be_told_apart(tied)) == 1
-        apart = cannot_be_told_apart({**tied, "best": scores(shared + 0.4 + crossed(random, 3, 6, 0.1, 0.3, 0.3))})
+        winners += len(not_clearly_behind(tied)) == 1
+        apart = not_clearly_behind({**tied, "best": scores(shared + 0.4 + crossed(random, 3, 6, 0.1, 0.3, 0.3))})
         lost += "best" not in apart
-        clear = cannot_be_told_apart({**tied, "best": scores(shared + 4 + crossed(random, 3, 6, 0.1, 0.3, 0.3))})
+        clear = not_clearly_behind({**tied, "best": scores(shared + 4 + crossed(random, 3, 6, 0.1, 0.3, 0.3))})
         found += clear == ["best"]
     assert winners / runs <= 0.05 + 2 * (0.05 * 0.95 / runs) ** 0.5
     assert lost / runs <= 0.05
@@ -136,13 +135,13 @@ def test_a_p_value_counts_every_comparison_with_the_best(methods):
     alone = {label: difference(tried[best], tried[label]).p for label in others}
     assert any(p < 1 / methods for p in alone.values())
     for label, p in alone.items():
-        assert against_best(tried)[label].p == pytest.approx(min(1, p * (methods - 1)))
+        assert leads(tried)[label].p == pytest.approx(min(1, p * (methods - 1)))
 
 
-def test_equal_scores_cannot_be_told_apart():
+def test_equal_scores_have_no_winner():
     values = np.random.default_rng(1).random((4, 7))
     same = {"a": scores(values), "b": scores(values), "c": scores(values)}
-    assert cannot_be_told_apart(same) == ["a", "b", "c"]
+    assert not_clearly_behind(same) == ["a", "b", "c"]
     found = difference(same["a"], same["b"])
     assert (found.mean, found.low, found.high, found.p) == (0, 0, 0, 1)
     assert probability_within(same, "c", 0) == 1
@@ -167,7 +166,7 @@ def test_clients_are_matched_by_name_and_seeds_by_number():
     assert (difference(a, other).seeds, difference(a, other).clients) == (1, 1)
     strange = Scores(values, ["s", "t", "u", "v"])
     assert difference(a, strange) is None
-    assert set(cannot_be_told_apart({"a": a, "strange": strange})) == {"a", "strange"}
+    assert set(not_clearly_behind({"a": a, "strange": strange})) == {"a", "strange"}
     with pytest.raises(SettingError, match="shares no client and seed"):
         probability_within({"a": a, "strange": strange}, "a", 0.01)
 
@@ -187,18 +186,18 @@ def test_few_seeds_have_a_range_and_must_agree():
 
 def test_one_client_and_one_seed_tell_nothing():
     both = {"a": scores([[0.9]]), "b": scores([[0.1]])}
-    assert cannot_be_told_apart(both) == ["a", "b"]
+    assert not_clearly_behind(both) == ["a", "b"]
     assert probability_within(both, "a", 0.01) is None
     assert difference(both["a"], both["b"]).error is None
     three = {"a": scores([[0.9], [0.91], [0.92]]), "b": scores([[0.1], [0.12], [0.11]])}
-    assert cannot_be_told_apart(three) == ["a"]
+    assert not_clearly_behind(three) == ["a"]
 
 
 def test_the_same_difference_at_few_clients_is_not_certain():
     two = {"a": scores([[0.6, 0.8]]), "b": scores([[0.5, 0.7]])}  # no spread at all, of two clients
-    assert cannot_be_told_apart(two) == ["a", "b"]
+    assert not_clearly_behind(two) == ["a", "b"]
     many = {"a": scores([[0.6] * 10]), "b": scores([[0.5] * 10])}
-    assert cannot_be_told_apart(many) == ["a"]
+    assert not_clearly_behind(many) == ["a"]
 
 
 def test_clients_that_never_trained_are_left_out_unless_asked_for():
@@ -241,7 +240,7 @@ def test_smaller_is_better_is_the_mirror_image():
     plain = {name: scores(table) for name, table in tables.items()}
     mirror = {name: scores(-table) for name, table in tables.items()}
     assert ranking(plain, False) == ranking(mirror) == ["a", "b", "c"]
-    assert against_best(plain, False)["c"].p == pytest.approx(against_best(mirror)["c"].p)
+    assert leads(plain, False)["c"].p == pytest.approx(leads(mirror)["c"].p)
     assert probability_within(plain, "b", 0.1, False) == probability_within(mirror, "b", 0.1)
 
 

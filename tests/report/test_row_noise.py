@@ -2,18 +2,90 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from piebald.advice.differences import detectable_difference
 from piebald.report.paired import Scores, difference
 from piebald.report.row_noise import row_difference
 
+Floats = np.ndarray
 
-def drawn(p: np.ndarray, q: np.ndarray, rows: int) -> tuple[Scores, Scores]:
+
+def table(values: Any, held: int | list[int], **options: Any) -> Scores:
+    """Accuracies [seeds, clients] on so many rows of each client."""
+    values = np.asarray(values, float)
+    sizes = [held] * values.shape[1] if isinstance(held, int) else held
+    return Scores(values, [f"c{client}" for client in range(values.shape[1])], sizes=sizes, counted=True, **options)
+
+
+def of_rows(by_client: list[Floats]) -> Scores:
+    """Scores of one seed, from the single rows of each client."""
+    rows = {(0, f"c{client}"): right for client, right in enumerate(by_client)}
+    return table([[right.mean() for right in by_client]], [len(right) for right in by_client], rows=rows)
+
+
+def pair(rng: np.random.Generator, sizes: list[int], disagree: float, gain: float) -> tuple[Scores, Scores]:
+    """Two methods that disagree on a share of rows, of which the first is right on `gain` more than the second."""
+    ours, theirs = [], []
+    for size in sizes:
+        draw, both = rng.random(size), (rng.random(size) < 0.8).astype(float)
+        first, second = draw < (disagree + gain) / 2, (draw >= (disagree + gain) / 2) & (draw < disagree)
+        ours.append(np.where(first, 1.0, np.where(second, 0.0, both)))
+        theirs.append(np.where(first, 0.0, np.where(second, 1.0, both)))
+    return of_rows(ours), of_rows(theirs)
+
+
+@pytest.mark.parametrize(
+    ("clients", "rows", "disagree"), [(2, 200, 0.1), (10, 20, 0.1), (10, 100, 0.3), (3, 300, 0.005)]
+)
+def test_what_the_look_promises_is_found_four_times_in_five(clients: int, rows: int, disagree: float) -> None:
+    """And nothing is found where there is nothing, and intervals hold the truth, also for shares near 1."""
+    smallest = detectable_difference([rows] * clients, disagree)
+    assert smallest is not None
+    rng, runs, found, wrong, held = np.random.default_rng(0), 400, 0, 0, 0
+    for _ in range(runs):
+        gap = row_difference(*pair(rng, [rows] * clients, max(disagree, smallest), smallest))
+        none = row_difference(*pair(rng, [rows] * clients, max(disagree, smallest), 0.0))
+        assert gap is not None
+        assert none is not None
+        found, wrong = found + (gap.p < 0.05), wrong + (none.p < 0.05)
+        held += gap.low <= smallest <= gap.high
+    assert found / runs >= 0.8 - 2 * (0.8 * 0.2 / runs) ** 0.5
+    assert wrong / runs <= 0.05 + 2 * (0.05 * 0.95 / runs) ** 0.5
+    assert 0.93 - 0.01 <= held / runs <= 0.98
+
+
+def test_of_one_client_it_is_the_test_of_mcnemar() -> None:
+    """z = (b - c) / sqrt(b + c - (b - c)^2 / n), with one more row of disagreement, and Student's t with n - 1."""
+    b, c, n = 14, 5, 80
+    ours = np.array([1.0] * b + [0.0] * c + [1.0] * (n - b - c))
+    theirs = np.array([0.0] * b + [1.0] * c + [1.0] * (n - b - c))
+    gap = row_difference(of_rows([ours]), of_rows([theirs]))
+    assert gap is not None
+    variance = (b + c - (b - c) ** 2 / n) / (n - 1) / n + 1 / n**2
+    assert (gap.mean, gap.error, gap.noise) == (pytest.approx((b - c) / n), pytest.approx(variance**0.5), "rows")
+
+
+def test_a_client_of_two_rows_decides_nothing() -> None:
+    """Three sites are better alone on many rows, and one has two rows that are right by luck."""
+    rng = np.random.default_rng(1)
+    sizes = [100, 100, 100, 2]
+    right = [(rng.random(size) < 0.6).astype(float) for size in sizes[:3]]
+    ours, alone = of_rows([*right, np.ones(2)]), of_rows([*right, np.zeros(2)])
+    gap = row_difference(ours, alone)
+    assert gap is not None
+    assert gap.mean == pytest.approx(0.1 / 3.1)  # a tenth of a vote of 3.1, and not a quarter
+    assert gap.p > 0.05
+    assert ours.mean - alone.mean == pytest.approx(gap.mean)
+
+
+def drawn(p: Floats, q: Floats, rows: int) -> tuple[Scores, Scores]:
     """Accuracies of two methods on the same rows of each client, both right on as many rows together as can be."""
     row = np.random.default_rng(0).random((1, len(p), rows))
-    names = [f"c{client}" for client in range(len(p))]
-    return tuple(Scores((row < right[None, :, None]).mean(2), names) for right in (p, q))  # type: ignore[return-value]
+    return tuple(table((row < right[None, :, None]).mean(2), rows) for right in (p, q))  # type: ignore[return-value]
 
 
 def test_clients_that_gain_differently_do_not_hide_a_gain() -> None:
@@ -21,12 +93,11 @@ def test_clients_that_gain_differently_do_not_hide_a_gain() -> None:
     own, together = np.full(10, 0.6), np.array([0.9, 0.9, *[0.6] * 8])
     ours, alone = drawn(together, own, 200)
     across = difference(ours, alone)
-    here = row_difference(ours, alone, {f"c{client}": 200 for client in range(10)})
+    here = row_difference(ours, alone)
     assert across is not None
     assert here is not None
     assert here.mean == pytest.approx(across.mean)
     assert here.p < 0.01 < 0.05 < across.p
-    assert here.rows == 2000
 
 
 @pytest.mark.parametrize("rows", [8, 60])
@@ -34,41 +105,52 @@ def test_equal_methods_are_called_different_in_at_most_one_case_of_twenty(rows: 
     """Independent rows are the worst case: two methods that are right on the same rows differ less."""
     rng = np.random.default_rng(3)
     level = rng.uniform(0.5, 1.0, size=6)
-    held, wrong = {f"c{client}": rows for client in range(6)}, 0
+    wrong = 0
     for draw in range(600):
-        both = [
-            Scores(np.random.default_rng([draw, k]).binomial(rows, level)[None] / rows, list(held)) for k in range(2)
-        ]
-        found = row_difference(*both, held)
+        both = [table(np.random.default_rng([draw, k]).binomial(rows, level)[None] / rows, rows) for k in range(2)]
+        found = row_difference(*both)
         wrong += found is not None and found.p < 0.05
     assert wrong <= 42  # 30 are expected; 42 is two standard errors more
 
 
 def test_seeds_that_disagree_prove_nothing() -> None:
-    held = {"a": 10_000, "b": 10_000}
     zero = np.full((3, 2), 0.7)
-    apart = Scores(zero + np.array([[0.1], [-0.06], [0.02]]), list(held))
-    three = row_difference(apart, Scores(zero, list(held)), held)
+    apart = zero + np.array([[0.1], [-0.06], [0.02]])
+    three = row_difference(table(apart, 10_000), table(zero, 10_000))
     assert three is not None
     assert three.p > 0.5
     rows = (0.7 * 0.3 + 0.72 * 0.28) / 10_000 / 2  # of the mean of two clients
     assert three.error == pytest.approx((rows + np.var([0.1, -0.06, 0.02], ddof=1) / 3) ** 0.5)
-    two = row_difference(Scores(apart.values[:2], list(held)), Scores(zero[:2], list(held)), held)
+    two = row_difference(table(apart[:2], 10_000), table(zero[:2], 10_000))
     assert two is not None
     assert two.p == 1.0
-    one = row_difference(Scores(apart.values[:1], list(held)), Scores(zero[:1], list(held)), held)
+    one = row_difference(table(apart[:1], 10_000), table(zero[:1], 10_000))
     assert one is not None
     assert one.p < 1e-6
 
 
+def test_seeds_on_the_same_rows_are_averaged_before_rows_vary() -> None:
+    """Two seeds that repeat each other say no more about rows than one."""
+    ours, theirs = pair(np.random.default_rng(5), [60, 60], 0.3, 0.1)
+    twice = [
+        table(np.repeat(scores.values, 2, 0), 60, rows={(seed, name): rows for seed in (0, 1)
+              for (_, name), rows in scores.rows.items()})
+        for scores in (ours, theirs)
+    ]  # fmt: skip
+    once, again = row_difference(ours, theirs), row_difference(*twice)
+    assert once is not None
+    assert again is not None
+    assert again.error == pytest.approx(once.error)
+
+
 def test_a_client_without_rows_or_scores_does_not_count() -> None:
-    ours = Scores([[0.9, 0.5, np.nan]], ["a", "b", "c"])
-    alone = Scores([[0.5, 0.9, 0.1]], ["a", "b", "c"])
-    found = row_difference(ours, alone, {"a": 50, "b": 0, "c": 50})
+    ours, alone = table([[0.9, 0.5, np.nan]], [50, 0, 50]), table([[0.5, 0.9, 0.1]], [50, 0, 50])
+    found = row_difference(ours, alone)
     assert found is not None
-    assert (found.clients, found.rows) == (1, 50)
+    assert found.clients == 1
     assert found.mean == pytest.approx(0.4)
-    assert row_difference(ours, alone, {"b": 0}) is None
-    perfect = row_difference(Scores([[1.0]], ["a"]), Scores([[1.0]], ["a"]), {"a": 5})
+    assert row_difference(table([[0.9]], [0]), table([[0.5]], [0])) is None
+    assert row_difference(Scores([[0.9]], ["a"]), Scores([[0.5]], ["a"])) is None
+    perfect = row_difference(table([[1.0]], 5), table([[1.0]], 5))
     assert perfect is not None
     assert perfect.error == pytest.approx(0.2)

@@ -107,6 +107,12 @@ class Cost:
     def __sub__(self, other: Cost) -> Cost:
         return Cost(*map(operator.sub, astuple(self), astuple(other)))
 
+    def averaged(self, other: Cost, count: int) -> Cost:
+        """The mean of this one, which is that of `count` runs, and that of one more run."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        means = [(count * mean + value) / (count + 1) for mean, value in pairs]
+        return Cost(round(means[0]), round(means[1]), means[2], round(means[3]), means[4])
+
     def of(self, unit: Unit) -> float:
         """The amount in the unit of a budget."""
         return {"rounds": self.rounds, "minutes": self.minutes, "bytes": self.bytes}[unit]

@@ -173,7 +173,7 @@ class Study:
                 trial.set_user_attr("why", str(error))
                 study.tell(trial, state=TrialState.FAIL)
                 return self.say(f"{name}: failed: {error}")
-            mean = float(np.nanmean(scores.values))
+            mean = scores.mean
             reached = rung
             self.say(f"{name}: {self.runs.metric} {mean:.4g} after {rung} of {self.runs.rungs[-1]} rounds")
             if rung == self.runs.rungs[-1]:
@@ -199,7 +199,7 @@ class Study:
             trial.set_user_attr(f"scores/{rung}", scores_to_json(scores))
         recorded = next(entry for entry in study.get_trials(deepcopy=False) if entry.number == trial.number)
         if rung not in recorded.intermediate_values:
-            trial.report(float(np.nanmean(scores.values)), rung)
+            trial.report(scores.mean, rung)
         return scores
 
     def _drop(self, study: optuna.Study, trial: optuna.Trial, line: str, reason: str) -> None:
@@ -241,7 +241,7 @@ class Study:
                 continue
             scores = {rung: table for rung in self.runs.rungs if (table := self._scores_of(entry, rung)) is not None}
             rounds = max(scores, default=0)
-            mean = float(np.nanmean(scores[rounds].values)) if scores else None
+            mean = scores[rounds].mean if scores else None
             reason = str(entry.user_attrs.get("why", ""))
             state = states.get(entry.state, "failed")
             tried.append(
@@ -350,7 +350,7 @@ def scores_to_json(scores: Scores) -> list[list[float | None]]:
 def scores_from_json(table: Sequence[Sequence[float | None]], runs: TrialRuns, seeds: Sequence[int]) -> Scores:
     """Scores that `scores_to_json` wrote."""
     values = np.array([[np.nan if value is None else value for value in row] for row in table], dtype=np.float64)
-    return Scores(values, runs.names, list(seeds))
+    return runs.table(values, list(seeds))
 
 
 def folder_name(label: str) -> str:

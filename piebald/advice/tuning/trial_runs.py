@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from piebald.advice.tuning.budget import Cost
 from piebald.advice.tuning.chosen_rows import WithoutTestRows, without_test_rows
-from piebald.contracts import Clients
+from piebald.contracts import Clients, Split
 from piebald.core.errors import SettingError, unknown
 from piebald.core.references import USERS
 from piebald.methods import recipes
 from piebald.methods.recipe import Recipe
+from piebald.report.naive import answer_names
 from piebald.report.paired import Scores
+from piebald.report.row_noise import COUNTED
 from piebald.report.tables import History
 from piebald.runs.finished_run import Run
 from piebald.runs.options import RunOptions
@@ -25,6 +28,8 @@ from piebald.runs.prepare import Model, check_repeats, prepare
 from piebald.runs.run import resume, run
 from piebald.runtimes import Simulator
 from piebald.storage.schema import DATABASE
+
+Floats = NDArray[np.float64]
 
 _OWN = (
     "rounds",
@@ -133,8 +138,52 @@ class TrialRuns:
                 if client is not None and (score["model"] == "personal" or client not in personal):
                     row[client] = score["value"]
                     personal |= {client} if score["model"] == "personal" else set()
-        seeds = [history.seed or 0 for history in runs]
-        return Scores(np.where(np.isfinite(table), table, math.nan), self.names, seeds)
+        return self.table(np.where(np.isfinite(table), table, math.nan), [history.seed or 0 for history in runs])
+
+    def table(
+        self,
+        values: Floats,
+        seeds: Sequence[int],
+        split: Split = "validation",
+        rows: Mapping[Any, Floats] | None = None,
+    ) -> Scores:
+        """Values [seeds, clients] with the number of rows behind them, and, where they are known, those of each row."""
+        clients = self.clients if split == "test" else self.choosing
+        sizes = [clients.size(client, split) for client in range(len(self.choosing))]
+        known = () if None in sizes else [size or 0 for size in sizes]
+        return Scores(values, self.names, seeds, sizes=known, rows=rows or {}, counted=self.metric == COUNTED)
+
+    def read(self, folders: Mapping[int, Path], version: int | None = None, model: str = "rows") -> Scores | None:
+        """The scores of runs by seed, with those of single rows; of an answer that needs no model if that is named.
+
+        Args:
+            folders: of runs on which nothing will be trained any more.
+            version: server steps, None for the last.
+            model: "rows" for the clients' models, "naive" or "naive_of_all", see `History.values_of_rows`.
+        """
+        values, rows = np.full((len(folders), len(self.choosing)), math.nan), dict[Any, Floats]()
+        split: Split = "validation"
+        for place, (seed, folder) in enumerate(folders.items()):
+            with History(folder) as history:
+                single = history.values_of_rows(model, version)
+                rows |= {(seed, self.names[client]): numbers for client, numbers in single.items()}
+                split = "test" if history.split == "test" else "validation"
+                if model != "rows":
+                    for client, value in history.naive(model, version=version).items():
+                        values[place, client] = value
+                elif version is None:
+                    for client, value in history.per_client.items():
+                        values[place, client] = value
+                else:
+                    values[place] = self.scores([history], version).values[0]
+        return self.table(values, list(folders), split, rows) if np.isfinite(values).any() else None
+
+    def naive(self, folders: Mapping[int, Path], version: int | None = None) -> dict[str, Scores]:
+        """The scores of answers that need no model on the same rows, by name, see `report.naive`."""
+        with History(next(iter(folders.values()))) as history:
+            models = answer_names(history)
+        scores = {name: self.read(folders, version, model) for name, model in models.items()}
+        return {name: table for name, table in scores.items() if table is not None}
 
     @property
     def names(self) -> list[str]:

@@ -134,6 +134,10 @@ class ObservedRecorder:
         """See `contracts.RunRecorder`."""
         self._store.confusion(rows)
 
+    def row_scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """See `contracts.RunRecorder`."""
+        self._store.row_scores(rows)
+
     def failures(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """See `contracts.RunRecorder`."""
         self._store.failures(rows)

@@ -6,7 +6,7 @@ from typing import Any
 
 from piebald.report import findings
 from piebald.report.comparison import Comparison
-from piebald.report.findings import MEASURES, unequal, work_by_label
+from piebald.report.findings import MEASURES, work_by_label
 from piebald.report.learning_curves import Axis, time_axis
 from piebald.report.page import (
     charts,
@@ -68,7 +68,7 @@ def _top(comparison: Comparison) -> str:
                                                            f"{wording.plural(len(seeds), 'seed')}")),
     ]  # fmt: skip
     unfinished = [history for history in comparison.runs if history.meta.get("status") != "finished"]
-    sentences = [unequal(comparison)]
+    sentences = findings.notes(comparison)[1:]
     if unfinished:
         names = ", ".join(f"{run.label} seed {run.seed} ({run.meta.get('status')})" for run in unfinished[:5])
         rest = f" and {len(unfinished) - 5} more" if len(unfinished) > 5 else ""
@@ -79,9 +79,9 @@ def _top(comparison: Comparison) -> str:
     if ranked and comparison.unscored:
         sentences.append(f"In no mean, since they have no score: {wording.names(comparison.unscored)}.")
     notice = "".join(markup.notice(sentence) for sentence in sentences if sentence)
+    lead = markup.text(next(iter(findings.notes(comparison)), ""))
     return (
-        f"<h1>{markup.text(comparison.headline())}</h1>"
-        f'<p class="lead">{markup.text(findings.lead(comparison))}</p>{notice}{markup.facts("tiles", tiles)}'
+        f'<h1>{markup.text(comparison.headline())}</h1><p class="lead">{lead}</p>{notice}{markup.facts("tiles", tiles)}'
     )
 
 
@@ -115,6 +115,8 @@ def _results(comparison: Comparison) -> str:
         rows.append(cells)
         counts = [row["rounds"], *(done[label][name] for name in MEASURES), row["parameters"], row["seeds"]]
         worked.append([markup.key(labels, label), *map(wording.count, counts)])
+    for name, table in comparison.naive.items():
+        rows.append([f"always {name}", shown.value(table.mean), *[""] * (len(rows[0]) - 2)])
     head = ["Label", f"Mean {shown.name}", *([f"Difference to {base}"] if base else []), "Worst tenth", "SD of clients",
             "Common test set", *(["Unseen clients"] if unseen else []), "MB sent",
             _CLOCKS[clock]]  # fmt: skip

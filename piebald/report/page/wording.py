@@ -139,7 +139,7 @@ def names(labels: Sequence[str], most: int = 4) -> str:
 
 
 def is_significant(row: dict[str, Any]) -> bool:
-    """Return whether the two labels of a row of `Comparison.paired` can be told apart."""
+    """Return whether the two labels of a row of `Comparison.paired` differ clearly."""
     return bool(row["p"] < ERROR_RATE)
 
 
@@ -158,35 +158,6 @@ def holdings(counts: list[list[int]]) -> str:
     if held[0] == held[-1]:
         return f"Every client holds {'all' if middle == classes else middle} of {classes} classes"
     return f"Clients hold {held[0]} to {held[-1]} of {classes} classes, half of them {middle} or fewer"
-
-
-def rule(tied: Sequence[str], tried: int, best: str, sent: Mapping[str, float | None]) -> str:
-    """The headline in one sentence.
-
-    Args:
-        tied: the best label and all that cannot be told apart from it, the best first.
-        tried: the number of labels compared.
-        best: the best label's mean as text, such as "88.1% accuracy".
-        sent: bytes that each label sends, both ways; None where it is not known.
-
-    Examples:
-        >>> rule(["ditto"], 3, "88.1% accuracy", {"ditto": 4e6})
-        'ditto ends best of 3, at 88.1% accuracy'
-        >>> rule(["ditto", "local"], 2, "88.1% accuracy", {"ditto": 4e6, "local": 0})
-        'ditto and local cannot be told apart; local sends nothing'
-    """
-    if tried == 1:
-        return f"{tied[0]} ends at {best}"
-    if len(tied) == 1:
-        return f"{tied[0]} ends best of {tried}, at {best}"
-    cheap = cheapest(tied, sent)
-    order = sorted(tied, key=lambda label: label != cheap)  # so that the label of the next clause is not among "7 more"
-    listed = names(order) if len(tied) > 4 else names(tied)
-    clear = f"{listed} cannot be told apart" if len(tied) == tried else f"{listed} are best and cannot be told apart"
-    if cheap is None:
-        return clear
-    amount = sent[cheap] or 0.0
-    return f"{clear}; {cheap} sends {'nothing' if not amount else f'least, {megabytes(amount / 1e6)} MB'}"
 
 
 def cheapest(tied: Sequence[str], sent: Mapping[str, float | None]) -> str | None:

@@ -1,0 +1,95 @@
+"""The score of each single row, and those of answers that need no model, for the report of a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from piebald.contracts import (
+    ClientContext,
+    Personalizes,
+    Query,
+    ResultForm,
+    Split,
+    TrainInput,
+    TrainOutput,
+    Trains,
+)
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core import pytree
+
+NAIVE, NAIVE_OF_ALL = "naive", "naive_of_all"
+Naive = Literal["classes", "labels", "median", "mean", "equal"]
+
+
+class RowScores(Query):
+    """Score each row by the client's model, and all rows by an answer that is the same for every row.
+
+    Two methods that score the same rows can be compared row by row, which tells more than two means do; and a method is
+    worth something if it beats the best constant answer.  What is said of single rows leaves no site, so only
+    simulations ask.  Vectors are "rows", and "naive" and "naive_of_all" where there is such an answer: the main metric
+    of each row [n], -1 where a client has fewer rows.  Metrics are those of constant answers, as "naive/accuracy".
+
+    Attributes:
+        split: which of the client's rows.
+        rows: whether the main metric has a value for each row.
+        naive: the constant answer from the client's own training rows: the share of each class, of each label, the
+            median, the mean, or, of survival, equal hazards; None for none.
+        of_all: the training rows of each class of all clients together, for an answer from those; empty for none.
+    """
+
+    asked_of = "itself"
+
+    split: Split = "test"
+    rows: bool = True
+    naive: Naive | None = None
+    of_all: tuple[int, ...] = ()
+
+    def rows_read(self, personal: bool) -> set[Split]:
+        return {self.split, "train"}
+
+    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        vectors, metrics = dict[str, Tensor](), dict[str, Tensor]()
+        for name, constants in self._constants(context).items():
+            scores, metrics["examples"], rows = context.constant_scores(constants, self.split)
+            metrics |= {f"{name}/{metric}": values for metric, values in scores.items()}
+            vectors |= {name: rows} if self.rows else {}
+        if self.rows:
+            model = trainer.personalize(inputs, context) if isinstance(trainer, Personalizes) else inputs.model
+            vectors["rows"], metrics["examples"] = context.row_scores(model, self.split)
+        return TrainOutput(inputs.model, torch.zeros(len(inputs.versions)), vectors=vectors, metrics=metrics)
+
+    def _constants(self, context: ClientContext) -> dict[str, Tensor]:
+        """The outputs [c, k] that are the same for all rows of a client, by name."""
+        if self.naive is None:
+            return {}
+        if self.naive == "classes":
+            counts = context.label_counts().float()
+            if self.of_all:  # a client without training rows has no answer of its own
+                of_all = torch.tensor(self.of_all, dtype=torch.float32, device=counts.device)
+                counts = torch.where(counts.sum(1, keepdim=True) > 0, counts, of_all)
+            # one row more of each class, so that the log loss of a class that training lacks is finite
+            constants = {NAIVE: (counts + 1).log()}
+            if self.of_all:
+                constants[NAIVE_OF_ALL] = (of_all + 1).log().expand(len(counts), -1)
+            return constants
+        targets = [pytree.leaves(rows.y)[0] for rows in context.rows("train")]
+        if self.naive == "equal":
+            return {NAIVE: torch.zeros(len(targets), 1)}
+        return {NAIVE: torch.stack([self._constant(values.reshape(len(values), -1).float()) for values in targets])}
+
+    def _constant(self, targets: Tensor) -> Tensor:
+        """The constant [k] for targets [n, k], of which NaN is unknown; 0 without any."""
+        known = torch.where(targets == -100, torch.nan, targets)
+        if self.naive == "median":
+            return torch.nan_to_num(known.nanmedian(0).values) if len(known) else known.new_zeros(known.shape[1])
+        if self.naive == "labels":
+            return torch.nan_to_num(((known.nansum(0) + 0.5) / ((~known.isnan()).sum(0) + 1)).logit())
+        return torch.nan_to_num(known.nanmean(0))
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        vectors = (*(["rows"] if self.rows else []), NAIVE, NAIVE_OF_ALL)
+        return ResultForm({name: (rows[self.split],) for name in vectors}, None, rows[self.split], 0)

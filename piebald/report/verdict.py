@@ -1,0 +1,256 @@
+"""The verdict on methods: one object, and one sentence, for terminal, page, answer, notebook and JSON.
+
+First comes what is gained against training alone and against an answer that needs no model, then who leads, then who is
+not clearly behind the leader.  That is said of pairs with the leader only: two methods that are both not clearly behind
+it may well differ from each other.
+
+Two methods are compared on the clients and seeds that both have: row by row for the clients at hand
+(`report.row_noise`) where the noise of rows is known, otherwise for other clients (`report.paired`).  The leader is
+chosen by the same scores that it is compared by, so intervals and p values hold for all of its comparisons together
+(Bonferroni).  So a method that is truly the best is called clearly behind in at most 5 % of cases.
+
+Source: Hsu, *Constrained simultaneous confidence intervals for multiple comparisons with the best*, Annals of
+Statistics 1984.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from piebald.core.arguments import Count, checked
+from piebald.report.crossed_effects import ERROR_RATE
+from piebald.report.page.wording import MetricFormat, cheapest, megabytes, names, plural
+from piebald.report.paired import Difference, Scores, difference, ranking
+from piebald.report.row_noise import row_difference
+
+_FEW = 5  # clients, below which nothing can be said of others
+
+
+@checked
+def compared(a: Scores, b: Scores, comparisons: Count = 1) -> Difference | None:
+    """The mean of `a` minus that of `b`: for other rows of these clients where that is known, else for other clients.
+
+    Args:
+        a, b: scores; clients are matched by name, seeds by number.
+        comparisons: the number of comparisons that the interval and p are to hold for together.
+
+    Returns:
+        None where they share no client and seed.
+    """
+    return row_difference(a, b, comparisons=comparisons) or difference(a, b, comparisons=comparisons)
+
+
+@checked
+def leads(scores: Mapping[str, Scores], higher_is_better: bool = True, extra: int = 0) -> dict[str, Difference | None]:
+    """The mean of the leader minus that of each other method, with simultaneous intervals and p values.
+
+    Args:
+        scores: scores by label.
+        higher_is_better: whether a larger value of the metric is better.
+        extra: comparisons of the leader with others than these.
+
+    Returns:
+        the leader first, with a difference of zero to itself, then the others by their means; None where two methods
+        share no client and seed.
+    """
+    order = ranking(scores, higher_is_better)
+    comparisons = max(1, len(order) - 1 + extra)
+    return {label: compared(scores[order[0]], scores[label], comparisons) for label in order}
+
+
+@checked
+def not_clearly_behind(scores: Mapping[str, Scores], higher_is_better: bool = True) -> list[str]:
+    """The leader, and all methods that are not clearly behind it, the best mean first.
+
+    Without scores that pair with those of the leader a method is not clearly behind it either.
+
+    Examples:
+        >>> import numpy as np
+        >>> rng, clients = np.random.default_rng(0), [f"site-{number}" for number in range(20)]
+        >>> base = rng.uniform(0.4, 0.6, (3, 20))
+        >>> values = {"local": base, "fedavg": base + 0.2, "fedprox": base + 0.2 + rng.normal(0, 0.05, (3, 20))}
+        >>> sorted(not_clearly_behind({label: Scores(table, clients) for label, table in values.items()}))
+        ['fedavg', 'fedprox']
+    """
+    return [label for label, lead in leads(scores, higher_is_better).items() if lead is None or lead.p >= ERROR_RATE]
+
+
+@dataclass(frozen=True)
+class ScoreVerdict:
+    """What scores say of methods.
+
+    Attributes:
+        metric, higher_is_better: of the scores.
+        leads: of the leader, the first one, over each method, see `leads`.
+        best: the mean of the leader.
+        alone: the label of training alone, None where it was not tried.
+        naive: the name and the mean of the best answer that needs no model, None where there is none.
+        over_naive: the leader's mean minus that answer's.
+        below_naive: the methods whose mean is worse than that answer's, with their means.
+        comparisons: of the leader with others, for all of which together intervals and p values hold.
+        sent: bytes that each method sends, both ways; None where that is not known.
+    """
+
+    metric: str
+    higher_is_better: bool
+    leads: Mapping[str, Difference | None]
+    best: float
+    alone: str | None = None
+    naive: tuple[str, float] | None = None
+    over_naive: Difference | None = None
+    below_naive: Mapping[str, float] = field(default_factory=dict)
+    comparisons: int = 1
+    sent: Mapping[str, float | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        scores: Mapping[str, Scores],
+        metric: str,
+        higher_is_better: bool,
+        alone: str | None = None,
+        naive: Mapping[str, Scores] | None = None,
+        sent: Mapping[str, float | None] | None = None,
+    ) -> ScoreVerdict | None:
+        """The verdict on scores by label; None where there are none.
+
+        Args:
+            scores: of the methods.
+            metric, higher_is_better, alone, sent: see the attributes.
+            naive: scores of answers that need no model, by their names.
+        """
+        plain = {name: table for name, table in (naive or {}).items() if table.present}
+        over = leads(scores, higher_is_better, extra=len(plain))
+        if not over:
+            return None
+        leader, order = next(iter(over)), ranking(plain, higher_is_better)
+        means = {label: scores[label].mean for label in over}
+        best_naive = (order[0], plain[order[0]].mean) if order else None
+        sign = 1 if higher_is_better else -1
+        worse = {} if best_naive is None else {x: m for x, m in means.items() if sign * m < sign * best_naive[1]}
+        comparisons = len(over) - 1 + len(plain)
+        gap = compared(scores[leader], plain[order[0]], comparisons) if order else None
+        alone = alone if alone in over else None
+        return cls(
+            metric, higher_is_better, over, means[leader], alone, best_naive, gap, worse, comparisons, sent or {}
+        )
+
+    @property
+    def leader(self) -> str:
+        """The label with the best mean."""
+        return next(iter(self.leads))
+
+    @property
+    def near(self) -> list[str]:
+        """The leader and all that are not clearly behind it, the best mean first."""
+        return [label for label, lead in self.leads.items() if lead is None or lead.p >= ERROR_RATE]
+
+    @property
+    def behind(self) -> list[str]:
+        """The methods that are clearly behind the leader."""
+        return [label for label in self.leads if label not in self.near]
+
+    @property
+    def over_alone(self) -> Difference | None:
+        """The leader's mean minus that of training alone, None where one of them is missing or leads."""
+        return None if self.alone in (None, self.leader) else self.leads[self.alone or ""]
+
+    @property
+    def beats_naive(self) -> bool | None:
+        """Whether the leader is clearly better than every answer that needs no model; None where there is none."""
+        return None if self.naive is None else self._is_gain(self.over_naive)
+
+    @property
+    def too_few(self) -> bool:
+        """True if so few clients were compared, and only as clients, that nothing can be said."""
+        others = [lead for label, lead in self.leads.items() if label != self.leader and lead is not None]
+        return bool(others) and not self.behind and all(x.noise == "clients" and x.clients < _FEW for x in others)
+
+    def sentence(self) -> str:
+        """The verdict in words, without a full stop at the end.
+
+        Examples:
+            >>> scores = {"ditto": Scores([[0.75, 0.75]], "ab"), "local": Scores([[0.5, 0.5]], "ab")}
+            >>> ScoreVerdict.of(scores, "accuracy", True, "local").sentence()
+            'ditto leads at 75.0% accuracy; 2 clients are too few to say who is behind it'
+        """
+        shown = MetricFormat(self.metric)
+        value = f"{shown.value(self.best)} {shown.name}"
+        gains = " and ".join(filter(None, (self._alone_clause(shown), self._naive_gain(shown))))
+        if len(self.leads) == 1:
+            first = f"{self.leader} ends at {value}" + (f", {gains}" if gains else "")
+        else:
+            first = f"{self.leader} is {gains}; it leads at {value}" if gains else f"{self.leader} leads at {value}"
+        rest = [self._near_clause()] if len(self.leads) > 1 else []
+        return "; ".join(filter(None, [self._doubt(shown), first, *rest]))
+
+    def _is_gain(self, lead: Difference | None) -> bool:
+        """Return whether the leader is clearly better, by a difference to another."""
+        return lead is not None and lead.p < ERROR_RATE and (lead.mean > 0) == self.higher_is_better
+
+    def _alone_clause(self, shown: MetricFormat) -> str:
+        lead = self.over_alone
+        return f"{_size(lead, shown)} better than training alone" if lead and self._is_gain(lead) else ""
+
+    def _naive_gain(self, shown: MetricFormat) -> str:
+        if self.naive is None or self.over_naive is None or not self.beats_naive:
+            return ""
+        return f"{_size(self.over_naive, shown)} better than always {self.naive[0]} ({shown.value(self.naive[1])})"
+
+    def _doubt(self, shown: MetricFormat) -> str:
+        """What no method is clearly better than."""
+        rivals = []
+        if self.alone is not None and len(self.leads) > 1 and not self._is_gain(self.over_alone) and not self.too_few:
+            rivals.append("training alone")
+        if self.naive is not None and not self.beats_naive:
+            rivals.append(f"always {self.naive[0]} ({shown.value(self.naive[1])})")
+        if not rivals:
+            return ""
+        worse = [f"{label} ({shown.value(mean)})" for label, mean in self.below_naive.items() if label != self.leader]
+        below = f"; worse than that: {names(worse)}" if worse and len(rivals) and self.naive is not None else ""
+        return f"No method is clearly better than {' or '.join(rivals)}{below}"
+
+    def _near_clause(self) -> str:
+        near, behind = self.near[1:], self.behind
+        if self.too_few:
+            lead = next(lead for label, lead in self.leads.items() if label != self.leader and lead is not None)
+            verb = "is" if lead.clients == 1 else "are"
+            return f"{plural(lead.clients, 'client')} {verb} too few to say who is behind it"
+        if not near:
+            return f"{names(behind)} {'is' if len(behind) == 1 else 'are'} clearly behind it"
+        least = cheapest(self.near, self.sent)
+        listed = names(sorted(near, key=lambda label: label != least))
+        clause = f"{listed} {'is' if len(near) == 1 else 'are'} not clearly behind it"
+        if least is None or least == self.leader:
+            return clause
+        amount = self.sent[least] or 0.0
+        return f"{clause}, and {least} sends {f'least, {megabytes(amount / 1e6)} MB' if amount else 'nothing'}"
+
+    def meaning(self) -> str:
+        """What intervals and "clearly" hold for; empty where nothing was compared."""
+        noises = {lead.noise for label, lead in self.leads.items() if label != self.leader and lead is not None}
+        if not noises:
+            return ""
+        of = {"rows": "other rows of these clients", "clients": "other clients"}
+        together = f", all {self.comparisons} comparisons with {self.leader} together" if self.comparisons > 1 else ""
+        return f"Clearly: beyond the chance of {' and '.join(of[noise] for noise in sorted(noises))}{together} (95 %)."
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "sentence": self.sentence(),
+            "leader": self.leader,
+            "not_clearly_behind": self.near[1:],
+            "clearly_behind": self.behind,
+            "naive": None if self.naive is None else {"answer": self.naive[0], self.metric: self.naive[1]},
+            "beats_naive": self.beats_naive,
+        }
+
+
+def _size(lead: Difference, shown: MetricFormat) -> str:
+    """The size of a gain with its interval."""
+    low, high = sorted((abs(lead.low), abs(lead.high))) if lead.low * lead.high > 0 else (lead.low, lead.high)
+    ends = f" ({shown.size(low)} to {shown.size(high)})" if lead.kind == "interval" else ""
+    return f"{shown.size(abs(lead.mean))}{shown.points}{ends}"

@@ -1,0 +1,87 @@
+"""Answers that need no model: what they score, by the clients' own training rows, and what they do to verdicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import piebald
+from piebald import models, partition
+from piebald.core.errors import RunFolderError
+from piebald.report.comparison import Comparison
+from piebald.report.naive import balanced, imbalance
+from piebald.storage.row_values import packed, unpacked
+
+NOISE = np.random.default_rng(0)
+
+
+def clients_of(labels: dict[str, list[Any]], test: int) -> Any:
+    """Clients of noise inputs; the last `test` rows of each are for testing."""
+    given = {}
+    for name, y in labels.items():
+        x = NOISE.normal(size=(len(y), 3)).astype("float32")
+        given[name] = {"train": (x[:-test], np.array(y[:-test])), "test": (x[-test:], np.array(y[-test:]))}
+    return partition.clients_from(given)
+
+
+def compared(clients: Any, outputs: int, **options: Any) -> Comparison:
+    model = models.build_model("logistic", (3,), outputs)
+    return piebald.compare(["local", "fedavg"], clients, model, rounds=1, **options)
+
+
+def test_the_most_frequent_class_is_that_of_the_clients_own_training_rows_or_of_all() -> None:
+    """North has mostly 0 and is tested on one 0 of four; together there are more rows of 1."""
+    clients = clients_of({"north": [0] * 5 + [1] + [0, 1, 1, 1], "south": [1] * 9 + [0] + [1, 1, 1, 0]}, 4)
+    made = compared(clients, 2)
+    own, of_all = made.naive["the most frequent class"], made.naive["all clients' most frequent class"]
+    assert own.values.tolist() == [[0.25, 0.75]]
+    assert of_all.values.tolist() == [[0.75, 0.75]]
+    assert own.rows[0, "south"].tolist() == [1, 1, 1, 0]
+    for run in made.runs:
+        loss = run.naive("naive", "loss")[0]  # of shares with one row more of each class
+        assert loss == pytest.approx(-(np.log(6 / 8) + 3 * np.log(2 / 8)) / 4, rel=1e-5)
+        for client, rows in run.values_of_rows().items():
+            assert rows.mean() == pytest.approx(run.per_client[client])
+
+
+def test_of_numbers_it_is_the_median_in_their_own_unit() -> None:
+    clients = clients_of({"a": [1.5, 2.5, 9.5, 2.0, 4.0], "b": [5.5, 6.5, 7.5, 0.5, 0.5]}, 2)
+    made = compared(clients, 1)
+    assert made.metric == "absolute_error"
+    assert made.naive["the typical value"].values == pytest.approx(np.array([[(0.5 + 1.5) / 2, 6.0]]))
+
+
+def test_a_model_that_learned_nothing_is_not_called_better_than_one_class() -> None:
+    """Four of five rows are of one class, and inputs are noise: whatever leads, the constant answer is named."""
+    rng = np.random.default_rng(3)
+    clients = clients_of({f"site {n}": (rng.random(120) < 0.2).astype(int).tolist() for n in range(4)}, 60)
+    made = compared(clients, 2, seeds=(0, 1))
+    assert made.verdict is not None
+    assert made.verdict.beats_naive is False
+    assert "No method is clearly better than training alone or always the most frequent class" in made.headline()
+    said = imbalance(made.runs)
+    assert said.startswith("One class has over 70% of the judged rows at site 0")
+    assert said.endswith("one class for every row at most 50.0%.")
+
+
+def test_balanced_accuracy_is_the_mean_over_classes_that_occur() -> None:
+    matrix = np.array([[29, 0, 0], [2, 0, 0], [0, 0, 0]])  # Switzerland: "yes" to everybody
+    assert balanced(matrix) == 0.5
+    assert balanced(np.zeros((2, 2), np.int64)) is None
+
+
+def test_an_extra_question_that_fails_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("piebald.methods.queries.row_scores.RowScores.answer", lambda *_: 1 / 0)
+    made = compared(clients_of({"a": [0, 1, 0, 1], "b": [0, 1, 0, 1]}, 2), 2)
+    assert made.naive == {}
+    assert made.scores["local"].values.shape == (1, 2)
+
+
+def test_rows_are_packed_and_nonsense_is_refused() -> None:
+    for values in ([], [1.0], [0.0] * 9 + [1.0] * 8, [0.25, 3.5]):
+        assert unpacked(packed(values)).tolist() == values
+    for text in ("9:oA==", "x:oA==", "oA", "-1:oA=="):
+        with pytest.raises(RunFolderError, match="row_score"):
+            unpacked(text)
