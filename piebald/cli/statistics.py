@@ -164,6 +164,7 @@ def asked_rows(
         SettingError: a flag has no meaning for them, or they cannot be read.
     """
     from piebald.data.clients.client_tables import is_table, read_table
+    from piebald.data.preparation import PrepareSettings
     from piebald.experiments.file import ExperimentSettings
 
     if is_table(file):
@@ -182,7 +183,8 @@ def asked_rows(
     if divided and table is not None and names is None:
         names = [name for name in read_table(Path(table)).columns if name not in (section.client, section.target)]
     if table is not None and section.client is not None and not divided:
-        column, rows = client or section.client, table
+        column = client or section.client
+        rows: Any = table
         if settings.split is None:
             _refuse_split(split, table)
         else:
@@ -192,6 +194,9 @@ def asked_rows(
                 table, settings.split, client=column, target=section.target, regression=section.regression
             )
             rows = parts[split or "train"]
+        if isinstance(settings.prepare, PrepareSettings):
+            frame = read_table(Path(table), column) if isinstance(rows, str) else rows
+            rows = settings.prepare.read(frame, (column, section.target))
         return AskedRows(rows, column, section.features, section.target)
     if client is not None:
         raise SettingError(

@@ -143,3 +143,24 @@ def test_constants_of_a_table_are_those_of_training_rows_and_of_inputs(command, 
     assert given.deviation == pytest.approx(wanted.deviation)
     refused = command("statistics", file, "--standardise", "--client", "site")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
+
+
+def test_questions_read_a_table_as_prepare_says(command, tmp_path: Path) -> None:
+    """A value that stands for a gap counts nowhere, codes are categories, and a column is left out."""
+    lines = [f"{site},{age},{ward},{note},{dose}" for site in "ab" for age, ward, note, dose in
+             ((-9, 1, 3, 0.5), (50, 2, 4, 1.5), (70, 1, 5, 2.0), (60, 2, 6, -9))]  # fmt: skip
+    (tmp_path / "rows.csv").write_text("\n".join(["site,age,ward,note,dose", *lines]))
+    (tmp_path / "file.toml").write_text(
+        "model = { name = 'logistic' }\nrecipe = { name = 'fedavg' }\n"
+        "data = { source = 'rows.csv', client = 'site', target = 'dose' }\n"
+        "[prepare]\ngaps = ['-9']\ncolumns = { ward = 'category', note = 'leave out' }\n"
+    )
+    told = json.loads(command("statistics", "file.toml", "--json").out)["columns"]
+    assert (told["age"]["missing"], told["age"]["mean"]) == (2, 60.0)
+    assert told["ward"]["counts"] == {"1": 4.0, "2": 4.0}
+    assert "note" not in told
+    fitted = json.loads(
+        command("glm", "file.toml", "--family", "gaussian", "--json", "--column", "age", "--column", "ward").out
+    )
+    assert {*fitted["coefficients"]} == {"(intercept)", "age", "ward=2"}
+    assert fitted["dropped"] == 2

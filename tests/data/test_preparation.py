@@ -125,6 +125,7 @@ def test_a_preparation_survives_json_and_hostile_json_is_refused() -> None:
         ([1, 2, None], "number"),
         (["1", "2.5", "?", "-3e4"], "number"),
         (["007", "008", "007"], "category"),
+        (pandas.Categorical(["1", "2"]), "category"),
         ([*map(str, range(30)), "Miller"], "number"),  # a mistake, which is named when it is read
         (["yes", "NO", None], "boolean"),
         ([True, False], "boolean"),

@@ -112,8 +112,9 @@ def words_of(series: pd.Series, gaps: Sequence[str] = ()) -> NDArray[np.object_]
 def guess_columns(frame: pd.DataFrame, gaps: Sequence[str] = ()) -> dict[str, Kind]:
     """Guess the kind of each column from its values, as skrub's TableVectorizer does.
 
-    Numbers may be written as text; a column of words that are nearly all different is an identifier, or free text where
-    they are long.  Numbers that are codes cannot be told from amounts, so they count as numbers.
+    Numbers may be written as text, unless pandas has them as categories; a column of words that are nearly all
+    different is an identifier, or free text where they are long.  Numbers that are codes cannot be told from amounts, so
+    they count as numbers.
 
     Args:
         frame: the rows.
@@ -133,6 +134,8 @@ def _kind(series: pd.Series, gaps: Sequence[str]) -> Kind:
         return "date"
     if is_numeric(series):
         return "number"
+    if str(series.dtype) == "category":
+        return "category"
     codes, different = factorized(series, gaps)
     counts = np.bincount(codes[codes >= 0], minlength=len(different))
     rows, letters = int(counts.sum()), float(np.dot(counts, np.array([*map(len, different)], dtype=np.int64)))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, unknown
 from piebald.core.wording import sentence
 from piebald.data.preparation.column_models import Name, Scale
-from piebald.data.preparation.columns import Kind
+from piebald.data.preparation.columns import Kind, is_numeric, numbers_of, words_of
 from piebald.data.preparation.preparation import Preparation
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class PrepareSettings(BaseModel):
@@ -46,3 +50,27 @@ class PrepareSettings(BaseModel):
             super().__init__(**fields)
         except ValidationError as error:
             raise SettingError(sentence(error, "prepare", type(self).model_fields)) from None
+
+    def read(self, frame: pd.DataFrame, apart: Collection[str | None] = ()) -> pd.DataFrame:
+        """Return a table as these settings read it, for what needs no inputs: gaps are empty, kinds are those named.
+
+        Args:
+            frame: the rows.
+            apart: columns that are none of the inputs and stay as they are.
+
+        Raises:
+            SettingError: there is no such column, or a value cannot be read.
+        """
+        columns: dict[str, Any] = {}
+        for name in self.columns:
+            if name not in frame.columns:
+                raise unknown("column, which [prepare] names,", name, map(str, frame.columns))
+        for name in frame.columns:
+            kind = self.columns.get(name)
+            if name in apart or (kind is None and not self.gaps):
+                columns[name] = frame[name]
+            elif kind != "leave out":
+                numeric = kind == "number" or (kind is None and is_numeric(frame[name]))
+                values = (numbers_of if numeric else words_of)(frame[name], self.gaps)
+                columns[name] = frame[name].__class__(values, frame.index, "category" if kind == "category" else None)
+        return frame.__class__(columns, index=frame.index)
