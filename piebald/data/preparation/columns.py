@@ -113,8 +113,7 @@ def guess_columns(frame: pd.DataFrame, gaps: Sequence[str] = ()) -> dict[str, Ki
     """Guess the kind of each column from its values, as skrub's TableVectorizer does.
 
     Numbers may be written as text, unless pandas has them as categories; a column of words that are nearly all
-    different is an identifier, or free text where they are long.  Numbers that are codes cannot be told from amounts, so
-    they count as numbers.
+    different is an identifier, or free text where they are long.  Codes that are numbers count as numbers.
 
     Args:
         frame: the rows.
