@@ -382,7 +382,7 @@ class ServerLoop:
         for result in answers:
             rows += score_rows(result, self.version)
         self.recorder.scores(rows)
-        undefined = undefined_rows(rows, self.work.objective.metrics)
+        undefined = undefined_rows(rows, ["loss", *self.work.objective.metrics])
         self._record_failures(uncounted_rows(answers, self.version) + undefined)
         if plan.validate is not None and self.best.consider(self.version, rows, self.models):
             self._count_classes()

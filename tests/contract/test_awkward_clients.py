@@ -231,3 +231,24 @@ def test_the_page_lists_who_could_not_do_what_in_which_rounds_and_why() -> None:
     assert "ValueError at the client: that is too much" in cells["stumbles in tests", "evaluate"]
     assert "rounds 0, 1, 2 and 1 more" in cells["stumbles in tests", "evaluate"]
     assert "no test rows" in cells["no test rows", "evaluate"]
+
+
+class Strange(nn.Module):
+    """A linear model with outputs that are not finite for some rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.line(x) * torch.where((x[:, 3:] == POISON), torch.nan, 1.0)
+
+
+@pytest.mark.parametrize("runtime", [RUNTIMES["stacked"], RUNTIMES["sites"]], ids=["simulator", "sites"])
+def test_a_loss_without_a_value_in_tests_is_told_with_the_clients_name(runtime: Any) -> None:
+    run = piebald.run(RECIPE, clients(), seeded(Strange), runtime=runtime, rounds=1, per_class=False)
+    rows = [row for row in run.failures if row["kind"] == "evaluate" and row["client"] >= 0]
+    assert [(row["name"], row["reason"], row["rounds"]) for row in rows] == [
+        ("stumbles in tests", "loss has no value on its test rows", [0, 1])
+    ]
+    assert {row["name"] for row in run.failures if row["kind"] == "train"} == {"stumbles in training", "overflows"}

@@ -27,7 +27,7 @@ def lives() -> dict[str, Any]:
     return clients
 
 
-@pytest.mark.parametrize("engine", ["sequential", "batched", "reference"])
+@pytest.mark.parametrize("engine", ["sequential", "batched", "vmapped", "reference"])
 def test_evaluations_count_events(engine: str) -> None:
     model = seeded(lambda: nn.Linear(3, 1))
     options: dict[str, Any] = {"loss": "survival", "rounds": 2, "keep": "best", "metrics": ["concordance"]}
@@ -40,7 +40,7 @@ def test_evaluations_count_events(engine: str) -> None:
     held, parts = run.model(), []
     for name in ("many", "few"):
         x, y = (torch.from_numpy(part) for part in lives()[name]["validation"])
-        parts.append((EVENTS[name], float(survival_loss(held(x), y))))
+        parts.append((EVENTS[name], survival_loss(held(x), y).item()))
     weighted = sum(count * loss for count, loss in parts) / 14
     assert validation_loss(last) == pytest.approx(weighted, rel=1e-5)
     assert weighted != pytest.approx(sum(loss for _, loss in parts) / 2, rel=1e-3)
