@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import inputs
 import numpy as np
@@ -30,6 +34,7 @@ from inputs import (
     Arrays,
     label_statistics,
 )
+from shared.intervals import interval
 from torch import Tensor, nn
 
 import piebald
@@ -44,7 +49,6 @@ from piebald.methods.clustering import Attentive
 from piebald.methods.recipe import Recipe
 from piebald.methods.server_optimizer import Adam, Momentum, Yogi
 from piebald.privacy import accounting
-from piebald.vertical.baselines import interval
 from piebald.vertical.kernels import GaussianKernel, LinearKernel, PolynomialKernel
 
 AGGREGATORS: dict[str, aggregation.Aggregator] = {

@@ -9,14 +9,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import baselines
 import numpy as np
 import tables as shown
 import torch
 from shared.intervals import interval
 
-from piebald.vertical import baselines, party_data
+from piebald.vertical import party_data
 from piebald.vertical.party_data import PartyHolding
 from piebald.vertical.protocol import Role
+from piebald.vertical.transfer_results import transfer_score
 from piebald.vertical.transfer_settings import TransferSettings
 
 # Zhang, Chen, Wang, tables 1 to 3: F-score, AUC, precision on credit, then on census.
@@ -74,7 +76,7 @@ def averages(scores: torch.Tensor, labels: torch.Tensor, rate: float) -> dict[st
     """AUC, and F and precision of the positives and averaged over both classes."""
     from sklearn.metrics import f1_score, precision_score
 
-    made = baselines.transfer_score(scores, labels, rate)
+    made = transfer_score(scores, labels, rate)
     predicted = np.zeros(len(scores), dtype=bool)
     predicted[np.argsort(-scores.numpy(), kind="stable")[: round(rate * len(scores))]] = True
     true, found = (labels > 0).numpy(), {"auc": made.auc, "f1": made.f1, "precision": made.precision}

@@ -12,17 +12,18 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
+import baselines
 import torch
 from shared.intervals import interval
 
 from piebald import data
 from piebald import vertical as transfer
-from piebald.vertical import baselines, party_data
-from piebald.vertical.baselines import TransferScore
-from piebald.vertical.kernels import GaussianKernel, Kernel, LinearKernel, MultiGaussianKernel, PolynomialKernel
+from piebald.vertical import party_data
+from piebald.vertical.kernels import GaussianKernel, Kernel, LinearKernel, PolynomialKernel
 from piebald.vertical.party_data import PartyHolding
 from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_methods import Smmd
+from piebald.vertical.transfer_results import TransferScore, transfer_score
 from piebald.vertical.transfer_settings import TransferSettings
 
 KERNELS: dict[str, Kernel] = {
@@ -32,6 +33,7 @@ KERNELS: dict[str, Kernel] = {
     "Gaussian, sigma 1": GaussianKernel(sigma=1),
     "Gaussian, sigma 2": GaussianKernel(sigma=2),
 }
+SEVERAL = [GaussianKernel(sigma=sigma) for sigma in (0.5, 1.0, 2.0)]  # as deep adaptation networks (Long et al. 2015)
 SETS = ("credit", "census")
 SOURCE = "source only, on its own features"
 ROWS, WHOLE = "co-occurring rows (eq. 5)", "whole attributes"
@@ -76,21 +78,20 @@ def arms(name: str, seed: int, backend: str = "fixed") -> Iterator[tuple[str, st
         assert made.score is not None
         return made.score
 
-    def joint(given: TransferSettings, parts: Any = held, kernel: Kernel | None = None) -> TransferScore:
-        _, target = baselines.train_jointly(parts, given, kernel)
-        return baselines.transfer_score(target.predict(target.data.test), target.data.test_y, target.rate)
+    def joint(given: TransferSettings, parts: Any = held, *kernels: Kernel) -> TransferScore:
+        _, target = baselines.train_jointly(parts, given, kernels)
+        return transfer_score(target.predict(target.data.test), target.data.test_y, target.rate)
 
-    def train_jointly(kernel: Kernel, alpha: float = 1.0) -> TransferScore:
-        # MultiGaussianKernel has no moment form, so settings cannot name it
-        return joint(settings(name, seed, method=smmd(LinearKernel(), alpha)), kernel=kernel)
+    def train_jointly(*kernels: Kernel, alpha: float = 1.0) -> TransferScore:
+        return joint(settings(name, seed, method=smmd(LinearKernel(), alpha)), held, *kernels)
 
     for label, kernel in KERNELS.items():
         yield f"SMMD, {label}", ENCRYPTED, lambda kernel=kernel: protocol(smmd(kernel))
         yield f"SMMD, {label}", PLAIN, lambda kernel=kernel: train_jointly(kernel)
     common = smmd(KERNELS["Gaussian, sigma 1"], rows="common")
     yield f"SMMD, Gaussian, sigma 1, {ROWS}", ENCRYPTED, lambda: protocol(common)
-    yield "SMMD, several Gaussians (DAN)", PLAIN, lambda: train_jointly(MultiGaussianKernel())
-    yield "no alignment (alpha = 0)", PLAIN, lambda: train_jointly(LinearKernel(), 0.0)
+    yield "SMMD, several Gaussians (DAN)", PLAIN, lambda: train_jointly(*SEVERAL)
+    yield "no alignment (alpha = 0)", PLAIN, lambda: train_jointly(LinearKernel(), alpha=0.0)
     yield "FTL", ENCRYPTED, lambda: protocol({"kind": "ftl", "kappa": 0.01})
     if name == "census":  # credit's columns are its attributes
         whole = settings(name, seed, method=smmd(KERNELS["Gaussian, sigma 1"]), data=disjoint(name, whole=True))
@@ -100,7 +101,7 @@ def arms(name: str, seed: int, backend: str = "fixed") -> Iterator[tuple[str, st
             yield label, PLAIN, lambda given=given: joint(given, parts)
         yield f"co-occurring labels only, {WHOLE}", PLAIN, lambda: baselines.overlap_only(parts, whole)
     yield "source only", PLAIN, lambda: baselines.source_only(held, base)
-    yield SOURCE, PLAIN, lambda: baselines.transfer_score(*source_on_its_features(held, base))
+    yield SOURCE, PLAIN, lambda: transfer_score(*source_on_its_features(held, base))
     yield "co-occurring labels only", PLAIN, lambda: baselines.overlap_only(held, base)
     yield "pooled (upper bound)", PLAIN, lambda: _pooled(name, base)
 

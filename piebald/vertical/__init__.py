@@ -9,8 +9,8 @@ what was disclosed; networks, partitions and the accounting of budgets are in ot
     result = vertical.run(settings, out="runs/transfer")
 
 Modules: `kernels` (MMD in moment form), `encryption` (its backends), `loss_terms` and `transfer_methods` (the loss),
-`protocol`, `party_messages` and `channel` (messages and their transport), `party` (one party), `transfer_runs` (a whole
-run) and `baselines` (reference methods to compare with).
+`protocol`, `party_messages` and `channel` (messages and their transport), `party` (one party) and `transfer_runs`
+(a whole run).
 """
 
 from typing import TYPE_CHECKING

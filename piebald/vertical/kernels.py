@@ -22,7 +22,6 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.contracts.component import Component
-from piebald.core.errors import SettingError
 
 Floats = NDArray[np.float64]
 
@@ -252,28 +251,6 @@ class GaussianKernel(Kernel):
         mean, second = 2 * longest, 2**0.5 * longest**2
         constant = mean + longest**3 / self.sigma**2
         return float(np.linalg.norm([mean, mean, second, constant, longest**2])) / rows
-
-
-class MultiGaussianKernel(Kernel):
-    """Mean of Gaussians of several widths, as in deep adaptation networks (Long et al. 2015); without encryption only.
-
-    Attributes:
-        sigmas: the widths, all above 0.
-    """
-
-    sigmas: tuple[float, ...] = Field(default=(0.5, 1.0, 2.0), min_length=1)
-
-    def model_post_init(self, _: object) -> None:
-        if min(self.sigmas) <= 0:
-            raise SettingError(f"kernel 'multi_gaussian': sigmas must all be above 0, got {list(self.sigmas)}")
-
-    def value(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.stack([GaussianKernel(sigma=sigma).value(x, y) for sigma in self.sigmas]).mean(0)
-
-    def statistics(self, y: Floats) -> list[ProductStatistics]:
-        raise SettingError(
-            "kernel 'multi_gaussian' has no moment form that could be encrypted: use gaussian, or method = \"plain\""
-        )
 
 
 def mmd2(kernel: Kernel, x: Tensor, y: Tensor, exact: bool = True) -> Tensor:

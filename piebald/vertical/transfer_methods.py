@@ -12,7 +12,7 @@ from piebald.contracts.component import Component, build
 from piebald.core.errors import SettingError
 from piebald.privacy.accounting import gaussian_epsilon
 from piebald.vertical.disclosure_ledger import DisclosureLedger
-from piebald.vertical.kernels import GaussianKernel, Kernel, MultiGaussianKernel
+from piebald.vertical.kernels import GaussianKernel, Kernel
 from piebald.vertical.loss_terms import AlignmentTerm, DiscrepancyTerm, LossTerm
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import Role
@@ -85,13 +85,7 @@ class Smmd(Method):
     @field_validator("kernel", mode="before")
     @classmethod
     def _kernel(cls, value: Any) -> Any:
-        kernel = build("kernel", value)
-        if isinstance(kernel, MultiGaussianKernel):
-            raise SettingError(
-                "kernel multi_gaussian has no moment form that could be encrypted: use gaussian, or train both parties "
-                "in one place with piebald.vertical.baselines"
-            )
-        return kernel
+        return build("kernel", value)
 
     @field_serializer("kernel")
     def _plain(self, kernel: Kernel) -> dict[str, Any]:

@@ -8,15 +8,48 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import RunFolderError
 from piebald.core.private_files import write_private
-from piebald.vertical.baselines import TransferScore, transfer_score
 from piebald.vertical.disclosure_ledger import LEDGER, DisclosureLedger
 from piebald.vertical.party import Party
 from piebald.vertical.party_store import SECRET, read, read_partner, read_settings, read_steps
 from piebald.vertical.protocol import ROLES, Role
 from piebald.vertical.transfer_settings import TransferSettings
+
+
+@dataclass(frozen=True, slots=True)
+class TransferScore:
+    """Quality of predictions on held-out rows.
+
+    Attributes:
+        auc: area under the ROC curve.
+        f1: F1 score of the positive class; as many rows are predicted positive as the source has positives, in
+            proportion.
+        precision: precision of the positive class, with the same predictions.
+    """
+
+    auc: float
+    f1: float
+    precision: float
+
+
+def transfer_score(scores: Tensor, labels: Tensor, rate: float) -> TransferScore:
+    """Compare scores [n] with labels -1 or 1 [n]; the highest share `rate` of them is predicted positive."""
+    from sklearn.metrics import f1_score, precision_score, roc_auc_score
+
+    predicted = np.zeros(len(scores), dtype=bool)
+    # a stable order, so that equal scores are cut in the same way in each run
+    predicted[np.argsort(-scores.numpy(), kind="stable")[: round(rate * len(scores))]] = True
+    true = (labels > 0).numpy()
+    return TransferScore(
+        auc=float(roc_auc_score(true, scores.numpy())),
+        f1=float(f1_score(true, predicted, zero_division=0)),
+        precision=float(precision_score(true, predicted, zero_division=0)),
+    )
 
 
 @checked_class

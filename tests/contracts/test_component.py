@@ -14,7 +14,6 @@ from piebald.vertical import encryption, kernels
         (kernels.LinearKernel, "linear"),
         (kernels.PolynomialKernel, "polynomial"),
         (kernels.GaussianKernel, "gaussian"),
-        (kernels.MultiGaussianKernel, "multi_gaussian"),
         (encryption.BfvBackend, "bfv"),
         (encryption.FixedBackend, "fixed"),
         (encryption.PlainBackend, "plain"),

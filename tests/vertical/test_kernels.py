@@ -8,12 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piebald.core.errors import SettingError
 from piebald.vertical.kernels import (
     GaussianKernel,
     Kernel,
     LinearKernel,
-    MultiGaussianKernel,
     PolynomialKernel,
     cross_gradient,
     mmd2,
@@ -124,7 +122,7 @@ def test_moments_are_the_numbers_that_differ(kernel, normal):
 
 def test_mmd_is_zero_for_the_same_rows_and_positive_for_others():
     x, y = torch.from_numpy(unit(0, 30, 4)), torch.from_numpy(unit(1, 30, 4) * np.array([1, 1, 0.2, 0.1]))
-    for kernel in (*KERNELS, MultiGaussianKernel()):
+    for kernel in KERNELS:
         assert float(mmd2(kernel, x, x)) == pytest.approx(0, abs=1e-14)
         assert float(mmd2(kernel, x, y)) > 1e-4
 
@@ -145,16 +143,6 @@ def test_the_expansion_repels_beyond_its_range_and_says_how_much_lies_there():
     assert near.grad.item() < 0  # moving away makes it less alike
     assert far.grad.item() > 0  # u = 2: moving away makes it "more alike"
     assert GaussianKernel().outside(torch.tensor([[0.0], [2.0]], dtype=torch.float64)) == 0.5
-
-
-def test_several_widths_are_the_mean_of_gaussians_and_have_no_moment_form():
-    x, y = torch.from_numpy(unit(0, 3, 4)), torch.from_numpy(unit(1, 5, 4))
-    mean = (GaussianKernel(sigma=0.5).value(x, y) + GaussianKernel(sigma=3).value(x, y)) / 2
-    torch.testing.assert_close(MultiGaussianKernel(sigmas=(0.5, 3)).value(x, y), mean)
-    with pytest.raises(SettingError, match="no moment form"):
-        MultiGaussianKernel().statistics(y.numpy())
-    with pytest.raises(SettingError, match="sigmas must all be above 0"):
-        MultiGaussianKernel(sigmas=(1, 0))
 
 
 def test_pairs_are_all_products_of_two_coordinates_once():

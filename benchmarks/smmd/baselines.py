@@ -8,10 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,49 +22,19 @@ from piebald.vertical.party_network import PartyNetwork, taylor_loss
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import ROLES, Role
 from piebald.vertical.transfer_methods import Smmd
+from piebald.vertical.transfer_results import TransferScore, transfer_score
 from piebald.vertical.transfer_settings import TransferSettings
 
 
-@dataclass(frozen=True, slots=True)
-class TransferScore:
-    """Quality of predictions on held-out rows.
-
-    Attributes:
-        auc: area under the ROC curve.
-        f1: F1 score of the positive class; as many rows are predicted positive as the source has positives, in
-            proportion.
-        precision: precision of the positive class, with the same predictions.
-    """
-
-    auc: float
-    f1: float
-    precision: float
-
-
-def transfer_score(scores: Tensor, labels: Tensor, rate: float) -> TransferScore:
-    """Compare scores [n] with labels -1 or 1 [n]; the highest share `rate` of them is predicted positive."""
-    from sklearn.metrics import f1_score, precision_score, roc_auc_score
-
-    predicted = np.zeros(len(scores), dtype=bool)
-    # a stable order, so that equal scores are cut in the same way in each run
-    predicted[np.argsort(-scores.numpy(), kind="stable")[: round(rate * len(scores))]] = True
-    true = (labels > 0).numpy()
-    return TransferScore(
-        auc=float(roc_auc_score(true, scores.numpy())),
-        f1=float(f1_score(true, predicted, zero_division=0)),
-        precision=float(precision_score(true, predicted, zero_division=0)),
-    )
-
-
 def train_jointly(
-    data: Mapping[Role, PartyHolding], settings: TransferSettings, kernel: Kernel | None = None, exact: bool = True
+    data: Mapping[Role, PartyHolding], settings: TransferSettings, kernels: Sequence[Kernel] = (), exact: bool = True
 ) -> tuple[Party, Party]:
     """Train both parties in one place, with gradients by autograd through both networks.
 
     Args:
         data: the data of both parties.
         settings: settings with method smmd; the backend is not used.
-        kernel: a kernel to use instead of the settings' kernel, for instance `MultiGaussianKernel`.
+        kernels: kernels whose mean is used instead of the settings' kernel.
         exact: use the exact kernels; otherwise their moment forms, which the protocol computes.
 
     Returns:
@@ -75,7 +43,7 @@ def train_jointly(
     if not isinstance(settings.method, Smmd):
         raise SettingError(f"method must be smmd to be trained in one place, got {settings.method.kind}")
     source, target = (Party(role, data[role], settings, PartySecret.simulated(settings.seed, role)) for role in ROLES)
-    chosen = kernel or settings.method.kernel
+    kernels = kernels or (settings.method.kernel,)
     for step in range(settings.steps):
         source.done = target.done = step
         views = source.view(), target.view()
@@ -84,7 +52,8 @@ def train_jointly(
         assert labels is not None, "the source has labels"
         loss = taylor_loss(views[1].common @ phi, labels)
         for x, y in zip(views[0].layers, views[1].layers, strict=True):
-            loss = loss + settings.method.alpha * mmd2(chosen, x, y, exact)
+            discrepancies = [mmd2(kernel, x, y, exact) for kernel in kernels]  # the mean kernel's is their mean
+            loss = loss + settings.method.alpha * torch.stack(discrepancies).mean()
         if views[0].own_loss is not None:
             loss = loss + views[0].own_loss
         for party in (source, target):
