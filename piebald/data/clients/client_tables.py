@@ -240,14 +240,17 @@ def numbers_of(frame: Any, columns: Sequence[str], whole: bool = False) -> Array
     Raises:
         SettingError: a column is missing, occurs twice, has gaps, or does not hold numbers.
     """
+    import pandas
+
     if missing := [column for column in columns if column not in frame.columns]:
         raise unknown("column", missing[0], map(str, frame.columns))
     _check_complete(frame, columns, "set prepare = 'federated'")
     for column in columns:
         series = frame[column]
         if getattr(series.dtype, "kind", "O") not in "biuf":
+            words = series[pandas.to_numeric(series, errors="coerce").isna()]
             reason = mixed_reason(series) or (
-                f"column {column!r} must hold numbers, got {series.dtype} like {_no_number(series)!r}: set "
+                f"column {column!r} must hold numbers, got {series.dtype} like {[*words, *series][0]!r}: set "
                 "prepare = 'federated', by which all clients encode it alike, or leave it out of features"
             )
             raise SettingError(f"{_origin(frame)}{reason}")
@@ -284,19 +287,6 @@ def _check_complete(frame: Any, columns: Sequence[str], remedy: str = "fill them
                 f"{_origin(frame)}column {column!r} has no value in {gaps} of {len(frame)} rows{place}: {remedy}, or "
                 "drop these rows"
             )
-
-
-def _no_number(series: Any) -> Any:
-    """Return the first value of a column that is not a number; one word among numbers makes it a column of text."""
-    return next((value for value in series if not _is_number(value)), series.iloc[0])
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _single_client(rows: int) -> tuple[Ints, list[str]]:

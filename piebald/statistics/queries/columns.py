@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
@@ -31,8 +29,8 @@ from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.moments import Floats, Ints, Moments, counts_at_most, number_of
 from piebald.core.noise import NoiseSource
-from piebald.statistics.bounded_sums import STEP, Columns, SumPlan, as_text, bounds_reason
-from piebald.statistics.columns import target_columns
+from piebald.statistics.bounded_sums import STEP, SumPlan, bounds_reason
+from piebald.statistics.columns import ClientColumns, target_columns
 
 PARTS = ("present", "missing", "infinite", "mean", "scatter")
 MOST_KEYS = 256  # thresholds of a column in one question
@@ -251,7 +249,7 @@ class MaskedSumsQuery(Query):
             return None  # under masks, any numbers may come
         return None if bool(((sums >= -_LARGEST) & (sums <= _LARGEST)).all()) else "sent sums that no rows have"
 
-    def _columns(self, table: Floats) -> Columns:
+    def _columns(self, table: Floats) -> ClientColumns:
         if table.shape[1] != self._width + (self.classes > 0):
             raise ValueError(f"bounds or codes of {self._width} columns came, and there are {table.shape[1]}")
         return table_columns(table)
@@ -277,21 +275,10 @@ class NoisySumsQuery(MaskedSumsQuery):
         return Hiding(self.noise, self.masked)
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """A client's columns (`bounded_sums.Columns`)."""
-
-    rows: int
-    numbers: Mapping[str, Floats]
-    name: str = "this client"
-
-    def text(self, name: str) -> NDArray[np.object_]:
-        return as_text(self.numbers[name])
-
-
-def table_columns(table: Floats) -> Columns:
+def table_columns(table: Floats) -> ClientColumns:
     """Return the columns of a table [n, d], which are named by their places."""
-    return _Columns(len(table), {str(place): table[:, place] for place in range(table.shape[1])})
+    numbers = {str(place): table[:, place] for place in range(table.shape[1])}
+    return ClientColumns("this client", len(table), numbers, {})
 
 
 def _noised(vector: Ints, deviation: float, source: NoiseSource) -> Ints:

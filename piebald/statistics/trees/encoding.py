@@ -189,7 +189,7 @@ def tree_data(
                 tables, client=client, target=name, features=columns, prepare=settings, **about, **given
             )
             columns = None
-    chosen, classes = _target(clients, name, objective)
+    chosen, classes = target_of(clients, name, objective)
     encoding = _encoding(clients, columns, features, missing)
     rows = [_rows(clients, number, encoding, columns, features) for number in range(len(clients))]
     return TreeData(rows, encoding, chosen, name, classes, dropped)
@@ -239,7 +239,9 @@ def _labelled(tables: Any, name: str, objective: Objective | None) -> tuple[Any,
     return (changed if isinstance(tables, Mapping) else changed[""]), about
 
 
-def _target(clients: Clients, name: str, objective: Objective | None) -> tuple[Target, tuple[str, ...]]:
+def target_of(
+    clients: Clients, name: str = TARGET, objective: Objective | None = None
+) -> tuple[Target, tuple[str, ...]]:
     """Return the objective, and the names of the classes."""
     if clients.classes is None:
         if objective not in (None, "regression"):

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats32 = NDArray[np.float32]
-Ints32 = NDArray[np.int32]
 
 PARTS = 4  # numbers of a node: split, number, gain, rows
 SENT = 2  # those that a client needs to predict

@@ -24,7 +24,7 @@ from piebald.statistics.columns import TARGET, input_names
 from piebald.statistics.queries.trees import Ask, MaskedTreeSumsQuery, TreeScoresQuery, TreesQuery
 from piebald.statistics.sites import AskedSites
 from piebald.statistics.trees.boosted_trees import BoostedTrees, Scores
-from piebald.statistics.trees.encoding import Encoding
+from piebald.statistics.trees.encoding import Encoding, target_of
 from piebald.statistics.trees.folder import Done, each_round, open_folder
 from piebald.statistics.trees.forest import MOST_COLUMNS, Floats32, Forest
 from piebald.statistics.trees.growth import xgboost
@@ -220,7 +220,7 @@ def trees_at_sites(
     if agreed is not None and agreed.classes is None:
         raise SettingError("trees of a number at sites need its own unit: give inputs, and prepare = 'none'")
     columns = list(input_names(_width(clients), features if agreed is None else agreed.feature_names_out))
-    classes, target = tuple(clients.classes or ()), _target(clients)
+    target, classes = target_of(clients)
     encoding = Encoding(columns, settings.missing, agreed, scaled=agreed is not None)
     growing = SiteTreeClients(runtime, spec, target, settings, seed, say)
     description = {"settings": settings.table(), "objective": target.objective, "columns": encoding.columns,
@@ -253,17 +253,11 @@ def trees_at_sites(
 
 def stated_questions(clients: Clients, settings: TreeSettings, seed: int) -> list[Query]:
     """Return the questions that growing trees takes, as far as they are known before the first one."""
-    target = _target(clients)
+    target, _ = target_of(clients)
     fields: dict[str, Any] = {"boosting": settings, "objective": target.objective, "classes": target.classes}
     if settings.form != "histogram":
         return [TreesQuery(ask="sums", seed=seed, **fields)]
     return [MaskedTreeSumsQuery(ask="targets", seed=seed, **fields), TreeScoresQuery(ask="scores", seed=seed, **fields)]
-
-
-def _target(clients: Clients) -> Target:
-    """Return the objective: classes where clients have any, else a regression."""
-    classes = len(clients.classes or ())
-    return Target("regression" if not classes else "binary" if classes == 2 else "multiclass", classes)
 
 
 def _width(clients: Clients) -> int:
