@@ -239,7 +239,7 @@ def partition_page() -> str:
     text += ["Your own data needs none of them: see [bring your own data](../howto/your-data.md).", ""]
     text += ["All partitions but `sites` have these settings:", "", settings_of(Partition)]
     for name, component in kinds("partition"):
-        text += ["", f"### {name}", "", summary(component), ""]
+        text += ["", f"### {name}", "", first_paragraph(component), ""]
         if name in EXAMPLES:
             picture = f"![{name}](../images/partitions/{name}.png)"
             text += [picture, "", f"*`{EXAMPLES[name]}` on the digits.*", "", settings_of(component, shared)]
@@ -250,7 +250,7 @@ def partition_page() -> str:
     text += ['The setting `sizes` of some partitions: `sizes = { kind = "power_law", exponent = 1.5 }`.']
     text += ["", "![sizes](../images/partitions/sizes.png)"]
     for name, component in kinds("sizes"):
-        text += ["", f"### sizes = {name}", "", summary(component), "", settings_of(component)]
+        text += ["", f"### sizes = {name}", "", first_paragraph(component), "", settings_of(component)]
     text += ["", "## Changes: what is done to clients' rows after the split", ""]
     text += ['The setting `changes` of all partitions: `changes = [{ kind = "flip_random", share = 0.3 }]`.', ""]
     text += ["All changes have these settings:", "", settings_of(DataChange), ""]
@@ -258,7 +258,7 @@ def partition_page() -> str:
     text += ["![changed inputs](../images/partitions/changes.png)"]
     change = frozenset(DataChange.model_fields)
     for name, component in kinds("change"):
-        text += ["", f"### change = {name}", "", summary(component), "", settings_of(component, change)]
+        text += ["", f"### change = {name}", "", first_paragraph(component), "", settings_of(component, change)]
     text += ["", "## Vertical: which party holds which features", "", summary(piebald.data.partition.Vertical), ""]
     text += ["![vertical](../images/partitions/vertical.png)", "", f"*`{VERTICAL}`*", ""]
     text += [settings_of(piebald.data.partition.Vertical)]
@@ -266,7 +266,7 @@ def partition_page() -> str:
     text += ["In a TOML file: `[fleet]` with a `kind`.  In Python: `Simulator(fleet=partition.FastSlow())`."]
     text += ["", "![devices](../images/partitions/fleets.png)"]
     for name, component in kinds("fleet"):
-        text += ["", f"### {name}", "", summary(component), "", settings_of(component)]
+        text += ["", f"### {name}", "", first_paragraph(component), "", settings_of(component)]
     return "\n".join([*text, *model_lines(), *dataset_lines()]) + "\n"
 
 
@@ -284,7 +284,7 @@ def model_lines() -> list[str]:
             f"`{one.name}` (required)" if one.default is one.empty else f"`{one.name} = {written(one.default)}`"
             for one in settings
         )
-        text += ["", f"### {name}", "", summary(made), "", f"Settings: {shown}." if shown else NONE]
+        text += ["", f"### {name}", "", first_paragraph(made), "", f"Settings: {shown}." if shown else NONE]
     return text
 
 
@@ -296,7 +296,7 @@ def dataset_lines() -> list[str]:
     text += ["otherwise downloaded from their publishers.  `piebald data` lists what is missing, and where it was"]
     text += ["looked for."]
     for name in data.names():
-        text += ["", f"### {name}", "", summary(getattr(data, name))]
+        text += ["", f"### {name}", "", first_paragraph(getattr(data, name))]
     return text
 
 
@@ -321,7 +321,7 @@ def transfer_page() -> str:
     for axis, about in axes.items():
         text += ["", f"## {axis}: {about}"]
         for name, component in kinds(axis):
-            text += ["", f"### {axis} = {name}", "", summary(component), "", settings_of(component)]
+            text += ["", f"### {axis} = {name}", "", first_paragraph(component), "", settings_of(component)]
     text += ["", "## Environment", ""]
     text += ["`PIEBALD_TRANSFER_SECRET`: 1 to 64 bytes in hexadecimal that both parties share.  With it, messages are"]
     text += ["authenticated.  Used with `--party`."]
