@@ -31,6 +31,7 @@ from piebald.advice.tuning.trial_runs import TrialRuns
 
 from piebald.methods.recipe import Recipe
 from piebald.report.paired import Scores
+from piebald.report.verdict import not_clearly_behind
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class KnownRuns(TrialRuns):
     def scores(self, runs: Sequence[Any], version: int) -> Scores:
         rung = RUNGS.index(version)
         values = np.stack([run.entry.validation[run.seed, rung] for run in runs]) / 100
-        return Scores(values, self.names, [run.seed for run in runs])
+        return self.table(values, [run.seed for run in runs])
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +179,10 @@ def advised(
     found = raced(federation, entries, rows, seeds, budget)
     finished, runs = found.finished, found.runs
     alone = next((one for one in finished if one.entrant.recipe.name == "local"), None)
-    chosen = recommended(finished, found.best, runs)
+    # as the adviser: only methods that were repeated can win, if any were
+    repeated = {one.label: one for one in finished if len(one.last.seeds) > 1} or {one.label: one for one in finished}
+    near = [repeated[label] for label in not_clearly_behind({label: one.last for label, one in repeated.items()})]
+    chosen = recommended(near, near[0], runs)
     tested = [_tested(one, runs) for one in (chosen, alone) if one is not None]
     evidence = whether_it_pays(finished, alone, chosen, tested, runs)
     before = whether_it_pays(finished, alone, chosen, [], runs)
@@ -188,7 +192,7 @@ def advised(
 def _tested(one: Runner, runs: KnownRuns) -> Checked:
     """What the one look at test rows would have shown: the seeds that the race has trained."""
     entry, seeds = runs.entries[label_of(one.recipe)], list(one.last.seeds)
-    return Checked(one.label, Scores(entry.test[seeds] / 100, runs.names, seeds), {})
+    return Checked(one.label, runs.table(entry.test[seeds] / 100, seeds, "test"), {})
 
 
 def on_the_grid(one: Entrant) -> Entrant:

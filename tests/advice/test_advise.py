@@ -41,7 +41,7 @@ partition = { kind = "disjoint", clients = 5, classes_each = 2, limit = 500, val
 
 [advise]
 families = ["hdafl"]
-budget = { rounds = 60 }
+budget = { rounds = 44 }
 seeds = [0, 1]
 """
 
@@ -120,7 +120,7 @@ def test_the_answer_says_what_was_measured(answered: tuple[Path, Mapping[str, An
     near = [answer["verdict"]["leader"], *answer["verdict"]["not_clearly_behind"]]
     assert answer["recommended"] in near
     assert 0 <= answer["probability_within_one_point"] <= 1
-    assert answer["spent"]["rounds"] <= 60
+    assert answer["spent"]["rounds"] <= 44
     for label in answer["tested"]:
         with History(folder / "check" / label / "seed-0") as history:
             assert history.split == "test"
@@ -265,15 +265,22 @@ def test_the_simplest_of_equals_is_recommended() -> None:
     assert found.recommended != "twin"
 
 
+SMALL: dict[str, Any] = {"rounds": 4, "families": ["hdafl"], "seeds": (0, 1), "budget": 40, "more_data": False}
+
+
+@pytest.fixture(scope="module")
+def small() -> Advice:
+    """A race that nothing has interrupted."""
+    return advise(alike(clients=4), network, **SMALL)
+
+
 @pytest.mark.full
-def test_test_rows_do_not_change_the_choice() -> None:
-    clients = alike()
+def test_test_rows_do_not_change_the_choice(small: Advice) -> None:
+    clients = alike(clients=4)
     held = np.concatenate([clients.indices(client, "test") for client in range(len(clients))])
     x, y = clients.x.clone(), clients.y.clone()
     x[held], y[held] = 1e6, 3
-    options: dict[str, Any] = {"rounds": 4, "families": ["hdafl"], "seeds": (0, 1), "more_data": False}
-    one, two = advise(clients, network, **options), advise(changed(clients, y, x), network, **options)
-    ours, theirs = timeless(one), timeless(two)
+    ours, theirs = timeless(small), timeless(advise(changed(clients, y, x), network, **SMALL))
     assert ours.pop("tested") != theirs.pop("tested")
     assert ours.pop("clients") != theirs.pop("clients")
     for answer in (ours, theirs):  # whether it pays is said after the choice, by the test rows that were opened
@@ -284,9 +291,7 @@ def test_test_rows_do_not_change_the_choice() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("call", [7, pytest.param(30, marks=pytest.mark.long)])
-def test_a_race_that_was_killed_ends_as_one_that_was_not(call: int, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"rounds": 4, "families": ["hdafl"], "seeds": (0, 1), "budget": 60, "more_data": False}
-
+def test_a_race_that_was_killed_ends_as_one_that_was_not(call: int, tmp_path: Path, small: Advice) -> None:
     def child() -> None:
         calls, real = [0], RunStore.commit
 
@@ -297,14 +302,14 @@ def test_a_race_that_was_killed_ends_as_one_that_was_not(call: int, tmp_path: Pa
             real(self, *args, **kwargs)
 
         RunStore.commit = commit  # type: ignore[method-assign]
-        advise(alike(), network, out=tmp_path / "killed", **options)
+        advise(alike(clients=4), network, out=tmp_path / "killed", **SMALL)
 
     process = FORK.Process(target=child)
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    whole = advise(alike(), network, **options)
-    assert timeless(advise(alike(), network, out=tmp_path / "killed", **options)) == timeless(whole)
+    again = advise(alike(clients=4), network, out=tmp_path / "killed", **SMALL)
+    assert timeless(again) == timeless(small)
 
 
 @pytest.mark.full
