@@ -20,6 +20,7 @@ from shared.markdown import put, table
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = Path("nowhere")
+HEADING = "## Where the runs differ from the paper"
 Cell = tuple[str, dict[str, str], Callable[[], Any], int]  # table, the paper's, what runs it, number of seeds
 
 WEIGHTS = {"equal_weighted": "equal", "example_weighted": "by rows", "dvw": "by validation score"}
@@ -36,7 +37,7 @@ METIS = {
     "weights": "by validation score", "clients": "10", "validation": "5% of the rows", "classes each": "3 to 8",
     "network": "2 convolutions of TensorFlow's tutorial",
 }  # fmt: skip
-CGAU = {"weights": "by rows", "private": "the clients' conditioning", "clients": "10", "in a round": "all"}
+CGAU = {"weights": "by rows", "private": "conditioning", "clients": "10", "in a round": "all"}
 
 
 def distfl() -> Iterator[Cell]:
@@ -104,6 +105,14 @@ def cgau() -> Iterator[Cell]:
     yield "Fig. 2a", paper | {"local training": "10 steps or an epoch"}, lambda: jobs.run_job(job, NOWHERE), 3
 
 
+def smmd() -> Iterator[tuple[str, dict[str, str], dict[str, str], int]]:
+    """Tables 1 to 3, whose settings are those of a transfer."""
+    import conditions
+
+    found = conditions.rows("small", 3)
+    yield "Tables 1 to 3", {what: paper for what, paper, _ in found}, {what: ours for what, _, ours in found}, 3
+
+
 def described(case: Case, seeds: int) -> dict[str, str]:
     """Return the conditions of a run."""
     recipe, clients, training = case.recipe, case.clients, case.recipe.training
@@ -142,23 +151,25 @@ def rows(name: str, paper: Mapping[str, str], ours: Mapping[str, str]) -> list[l
 
 def main(papers: list[str]) -> None:
     """Write the tables of some papers; each is read in a process of its own, since programs have modules alike."""
-    for paper in papers or ["distfl", "hdafl", "metis", "cgau"]:
+    for paper in papers or ["distfl", "hdafl", "metis", "cgau", "smmd"]:
         done = subprocess.run(
             [sys.executable, __file__, "--read", paper], cwd=ROOT / "benchmarks" / paper, stdout=subprocess.PIPE,
             text=True, check=True,
         )  # fmt: skip
         page = ROOT / "docs" / "papers" / f"{paper}.md"
         made = table(["table", "what differs", "the paper", "here"], json.loads(done.stdout.splitlines()[-1]))
-        page.write_text(put(page.read_text("utf-8"), "deviations", made, append=True), "utf-8")
+        text = page.read_text("utf-8")
+        text = text if HEADING in text else f"{text.rstrip()}\n\n{HEADING}\n"
+        page.write_text(put(text, "deviations", made, append=True), "utf-8")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--read"]:
         sys.path[:0] = [str(ROOT / "benchmarks" / sys.argv[2]), str(ROOT)]
-        read = [
-            rows(name, paper, described(capture(begin), seeds))
-            for name, paper, begin, seeds in globals()[sys.argv[2]]()
-        ]
-        print(json.dumps([row for part in read for row in part]))
+        found = []
+        for cell in globals()[sys.argv[2]]():
+            name, paper, begin, seeds = cell
+            found += rows(name, paper, described(capture(begin), seeds) if callable(begin) else begin)
+        print(json.dumps(found))
     else:
         main(sys.argv[1:])

@@ -10,12 +10,12 @@ BACKENDS = {"small": "fixed", "full": "bfv"}  # of the encrypted arms
 SEEDS = 5  # of the full scale; the paper does not print its number
 
 
-def printed(scale: str, seeds: int) -> str:
-    """Return the conditions of a scale, as text."""
+def rows(scale: str, seeds: int) -> list[tuple[str, str, str]]:
+    """Return what is set, the paper's and ours at a scale."""
     given = tables.settings(tables.SETS[0], 0, backend=BACKENDS[scale])
     shown = f"128 and 64, L1 = {len(given.network.hidden)}, L2 = {len(given.network.aligned)}"
     kernels = "linear; (x'y + 0)^2, (x'y + 0)^3; Gaussian, sigma 1 and 2"
-    rows = [
+    return [
         *(row for name in tables.SETS for row in _data(name)),
         ("features", "two disjoint parts, not printed which", "two disjoint parts, by turns"),
         ("co-occurring rows", "not printed", str(given.data.overlap)),
@@ -30,8 +30,14 @@ def printed(scale: str, seeds: int) -> str:
         ("repetitions", "not printed", str(seeds)),
         ("FTL", "AUC only", "AUC, F-score and precision"),
     ]
+
+
+def printed(scale: str, seeds: int) -> str:
+    """Return the conditions of a scale, as text."""
     lines = [f"{'Tables 1 to 3, section 5':24} {'paper':60} here"]
-    lines += [f"  {name:22} {paper:60} {here}{'' if paper == here else '   *'}" for name, paper, here in rows]
+    lines += [
+        f"  {name:22} {paper:60} {here}{'' if paper == here else '   *'}" for name, paper, here in rows(scale, seeds)
+    ]
     return "\n".join([*lines, "", "* differs from the paper, or says more than it"])
 
 

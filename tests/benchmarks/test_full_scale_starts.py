@@ -1,4 +1,4 @@
-"""Every cell of every benchmark's full scale begins: data, partition, model, recipe and one step, by its own program."""
+"""Every cell of every full scale begins: data, partition, model, recipe and one step, by the benchmark's program."""
 
 from __future__ import annotations
 
