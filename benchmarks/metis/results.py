@@ -18,6 +18,7 @@ from table_1 import Found, cases, judged, labels, last, printed, section, standa
 
 from piebald.report.tables import History
 
+DIFFERS = "## Where the runs differ from the paper\n"  # the rest of the page, by `papers/deviations.py`
 TITLES = {
     "synchronous": "Synchronous, {rounds} rounds",
     "uneven": "Five fast and five slow clients, {seconds:,.0f} virtual seconds",
@@ -113,7 +114,9 @@ def write(out: Path, results: Path, name: str, page: Path | None = None) -> str:
     path.write_text("\n".join(text(found, name, scale)) + "\n")
     if page is not None:
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text("\n".join(about_paper(found, name)) + "\n")
+        _, heading, differs = page.read_text("utf-8").partition(DIFFERS) if page.exists() else ("", "", "")
+        text = "\n".join(about_paper(found, name)) + "\n"
+        page.write_text(f"{text}\n{heading}{differs}" if heading else text, "utf-8")
     return str(path)
 
 
