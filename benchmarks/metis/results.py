@@ -115,8 +115,8 @@ def write(out: Path, results: Path, name: str, page: Path | None = None) -> str:
     if page is not None:
         page.parent.mkdir(parents=True, exist_ok=True)
         _, heading, differs = page.read_text("utf-8").partition(DIFFERS) if page.exists() else ("", "", "")
-        text = "\n".join(about_paper(found, name)) + "\n"
-        page.write_text(f"{text}\n{heading}{differs}" if heading else text, "utf-8")
+        about = "\n".join(about_paper(found, name)) + "\n"
+        page.write_text(f"{about}\n{heading}{differs}" if heading else about, "utf-8")
     return str(path)
 
 
