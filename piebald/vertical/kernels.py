@@ -265,12 +265,6 @@ def mmd2(kernel: Kernel, x: Tensor, y: Tensor, exact: bool = True) -> Tensor:
     return k(x, x).mean() + k(y, y).mean() - 2 * k(x, y).mean()
 
 
-def cross_gradient(kernel: Kernel, x: Floats, y: Floats) -> Floats:
-    """Return the gradient of K_st with respect to x [n, d] through the moments of y, without encryption."""
-    results = [c @ s.matrix + s.constant for c, s in zip(kernel.coefficients(x), kernel.statistics(y), strict=True)]
-    return kernel.gradient(x, results)
-
-
 def nodes(kernel: Kernel) -> tuple[Floats, Floats]:
     """Return nodes t in (0, 1) and weights of a quadrature of K_st.
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from piebald.vertical.channel import Channel, InMemoryChannel
-from piebald.vertical.kernels import Floats, GaussianKernel, LinearKernel, PolynomialKernel
+from piebald.vertical.kernels import Floats, GaussianKernel, Kernel, LinearKernel, PolynomialKernel
 from piebald.vertical.party import Party, TransferStep
 from piebald.vertical.party_data import PartyHolding, load
 from piebald.vertical.party_secret import PartySecret
@@ -36,6 +36,12 @@ KERNELS = [
     GaussianKernel(),
     GaussianKernel(sigma=2),
 ]
+
+
+def cross_gradient(kernel: Kernel, x: Floats, y: Floats) -> Floats:
+    """Return the gradient of K_st with respect to x [n, d] through the moments of y, without encryption."""
+    results = [c @ s.matrix + s.constant for c, s in zip(kernel.coefficients(x), kernel.statistics(y), strict=True)]
+    return kernel.gradient(x, results)
 
 
 def unit(seed: int, n: int, d: int) -> Floats:

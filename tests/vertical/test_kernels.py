@@ -13,13 +13,12 @@ from piebald.vertical.kernels import (
     Kernel,
     LinearKernel,
     PolynomialKernel,
-    cross_gradient,
     mmd2,
     nodes,
     pairs,
 )
 
-from .conftest import KERNELS, unit
+from .conftest import KERNELS, cross_gradient, unit
 
 named = pytest.mark.parametrize("kernel", KERNELS, ids=str)
 

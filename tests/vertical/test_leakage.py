@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from piebald.vertical.kernels import GaussianKernel, LinearKernel, PolynomialKernel, cross_gradient
+from piebald.vertical.kernels import GaussianKernel, LinearKernel, PolynomialKernel
 from piebald.vertical.loss_terms import LabelTerm
 from piebald.vertical.protocol import ROLES
 
-from .conftest import small, train_both, unit
+from .conftest import cross_gradient, small, train_both, unit
 
 
 def test_a_linear_gradient_is_the_other_partys_mean():
