@@ -182,7 +182,7 @@ intervals over seeds.  A verdict has a size, by one rule in `benchmarks/shared/v
 twice the paper's difference, *same sign* with the share or multiple of it, *not found* where the interval holds 0,
 *opposite*.  In all: {summed}.
 
-Conditions that differ from the paper's stand on its page.
+Conditions that differ from the paper's stand on its page; `examples/papers/` has a file of settings for tables of each.
 
 {table(["paper", "claim", "the paper", "here", "verdict", "reason, with its experiment"], [one.row for one in CLAIMS])}
 
