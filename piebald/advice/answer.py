@@ -192,7 +192,7 @@ class Advice:
             "privacy": [dict(budget) for budget in self.privacy],
             "tested": {
                 checked.label: {
-                    "mean": _mean(checked),
+                    "mean": checked.scores.mean,
                     "clients": dict(zip(checked.scores.clients, _by_client(checked), strict=True)),
                 }
                 for checked in self.tested
@@ -368,7 +368,7 @@ class Advice:
         for checked in self.tested:
             gain = self.tested_gain(checked.label)
             against = "" if gain is None else f"; {self.recommended} against it: {self.amount(gain)}"
-            lines.append(f"  {checked.label}: {self.metric} {_mean(checked):.4g}{against}")
+            lines.append(f"  {checked.label}: {self.metric} {checked.scores.mean:.4g}{against}")
         return [*lines, *client_sentences(self.clients, self.recommended, self._points)]
 
 
@@ -384,10 +384,6 @@ def wrapped(lines: Sequence[str]) -> str:
         text = printable(line.strip())
         rows += textwrap.wrap(text, 80, initial_indent=indent, subsequent_indent=f"{indent}  ") or [""]
     return "\n".join(rows) + "\n"
-
-
-def _mean(checked: Checked) -> float:
-    return checked.scores.mean
 
 
 def _by_client(checked: Checked) -> list[float | None]:

@@ -47,55 +47,35 @@ def answer_names(run: History) -> dict[str, str]:
     return {name: "naive", f"all clients' {name.removeprefix('the ')}": "naive_of_all"}
 
 
-def balanced(matrix: Counts, predicted: int | None = None) -> float | None:
-    """The balanced accuracy of counts [true, predicted], or of one class as the answer to every row.
+def balanced(matrix: Counts) -> float | None:
+    """The balanced accuracy of counts [true, predicted], None without rows.
 
     Examples:
-        >>> balanced(np.array([[8, 2], [1, 1]])), balanced(np.array([[8, 2], [1, 1]]), 0)
-        (0.65, 0.5)
+        >>> balanced(np.array([[8, 2], [1, 1]]))
+        0.65
     """
     rows = matrix.sum(1)
     held = rows > 0
-    if not held.any():
-        return None
-    if predicted is not None:
-        return float(held[predicted]) / int(held.sum())
-    return float((matrix.diagonal()[held] / rows[held]).mean())
-
-
-def dominated(runs: list[History]) -> list[str]:
-    """The clients of which one class has more than 70 % of the judged rows, and with more classes than one to judge."""
-    clients: dict[str, None] = {}
-    for run in runs:
-        for client, matrix in run.class_counts.items():
-            rows = matrix.sum(1)
-            if rows.sum() and rows.max() > DOMINANT * rows.sum():
-                clients[run.names[client]] = None
-    return list(clients)
-
-
-def balanced_means(runs: list[History]) -> dict[str, float]:
-    """The mean balanced accuracy over clients and seeds of each label whose answers were counted by class."""
-    values: dict[str, list[float]] = {}
-    for run in runs:
-        for matrix in run.class_counts.values():
-            if (value := balanced(matrix)) is not None:
-                values.setdefault(run.label, []).append(value)
-    return {label: float(np.mean(shares)) for label, shares in values.items()}
+    return float((matrix.diagonal()[held] / rows[held]).mean()) if held.any() else None
 
 
 def imbalance(runs: list[History]) -> str:
     """A sentence about balanced accuracy where one class dominates at some client; empty where none does."""
-    where = dominated(runs)
-    means = balanced_means(runs)
-    if not where or not means:
+    where, values, chances = dict[str, None](), dict[str, list[float]](), list[float]()
+    for run in runs:
+        for client, matrix in run.class_counts.items():
+            rows = matrix.sum(1)
+            if (value := balanced(matrix)) is not None:
+                values.setdefault(run.label, []).append(value)
+                chances.append(1 / int((rows > 0).sum()))
+                where |= {run.names[client]: None} if rows.max() > DOMINANT * rows.sum() else {}
+    if not where:
         return ""
-    matrices = [matrix for run in runs for matrix in run.class_counts.values()]
-    chance = float(np.mean([1 / held for matrix in matrices if (held := int((matrix.sum(1) > 0).sum()))]))
+    means, chance = {label: float(np.mean(shares)) for label, shares in values.items()}, float(np.mean(chances))
     shown = MetricFormat("balanced_accuracy")
     order = sorted(means, key=lambda label: -means[label])
     listed = names([f"{label} {shown.value(means[label])}" for label in order], 6)
     return (
-        f"One class has over {DOMINANT:.0%} of the judged rows at {names(where)}, so look at balanced accuracy: "
+        f"One class has over {DOMINANT:.0%} of the judged rows at {names(list(where))}, so look at balanced accuracy: "
         f"{listed}; one class for every row at most {shown.value(chance)}."
     )

@@ -344,25 +344,21 @@ class History:
         """The value of each client by an answer that needs no model: "naive", from its own training rows, or
         "naive_of_all"; by the main metric, at the version that the run ended with, unless others are named.
         """
-        ended, metric = self._ended if version is None else version, metric or self.metric
-        return {
-            row["client"]: row["value"]
-            for row in self.row_scores
-            if (row["model"], row["metric"], row["version"], row["split"]) == (model, metric, ended, self.split)
-            and row["value"] is not None
-        }
+        rows = self._single(model, metric or self.metric, version)
+        return {row["client"]: row["value"] for row in rows if row["value"] is not None}
 
     @checked
     def values_of_rows(self, model: str = "rows", version: int | None = None) -> dict[int, NDArray[np.float64]]:
         """The main metric of each judged row [n] of each client, by its own model or by an answer that needs none."""
-        ended = self._ended if version is None else version
-        return {
-            row["client"]: unpacked(row["row_values"])
-            for row in self.row_scores
-            if (row["model"], row["version"], row["split"]) == (model, ended, self.split)
-            and row["metric"] == self.metric
-            and row["row_values"] is not None
-        }
+        rows = self._single(model, self.metric, version)
+        return {row["client"]: unpacked(row["row_values"]) for row in rows if row["row_values"] is not None}
+
+    def _single(self, *about: Any) -> list[dict[str, Any]]:
+        """The rows of `row_scores` about a model, a metric and a version, None for the last one."""
+        model, metric, version = about
+        wanted = (model, metric, self._ended if version is None else version, self.split)
+        columns = ("model", "metric", "version", "split")
+        return [row for row in self.row_scores if tuple(row[name] for name in columns) == wanted]
 
     @property
     def _ended(self) -> int:
