@@ -145,14 +145,14 @@ class History:
     @cached_property
     def confusion(self) -> list[dict[str, Any]]:
         """One row for each client, class and class that its rows are taken for, see `class_errors`."""
-        return self._store.rows("confusion") if self._has("confusion") else []
+        return self._store.rows("confusion")
 
     @cached_property
     def row_scores(self) -> list[dict[str, Any]]:
         """One row for each client and answer that needs no model ("naive", "naive_of_all") by each metric, and for the
         single rows that its own model scored ("rows"); `row_values` is read by `storage.row_values.unpacked`.
         """
-        return self._store.rows("row_score") if self._has("row_score") else []
+        return self._store.rows("row_score")
 
     @cached_property
     def measures(self) -> list[dict[str, Any]]:
@@ -160,12 +160,7 @@ class History:
 
         `meta["units"]` has their units.  Empty where nothing was measured.
         """
-        return self._store.rows("measure") if self._has("measure") else []
-
-    def _has(self, table: str) -> bool:
-        """Return whether the run folder has a table, which those of earlier versions may lack."""
-        rows = self._store.query("SELECT name FROM sqlite_master WHERE type = 'table' AND name = ?", table)
-        return bool(rows)
+        return self._store.rows("measure")
 
     @checked
     def frame(self, name: str) -> pandas.DataFrame:
@@ -467,7 +462,7 @@ class History:
         told = self._store.query(
             "SELECT version, client, kind, reason FROM result WHERE status IN ('lost', 'refused') AND kind = 'train'"
         )
-        told += self._store.rows("failure") if self._has("failure") else []
+        told += self._store.rows("failure")
         rounds: dict[tuple[int, str, str], list[int]] = {}
         for row in told:
             rounds.setdefault((row["client"], row["kind"], row["reason"] or ""), []).append(row["version"])

@@ -56,7 +56,7 @@ def test_counts_are_of_the_model_that_a_client_ends_with(keep: str, clients) -> 
 
 
 @pytest.mark.full
-def test_counts_follow_the_run_and_old_folders_have_none(clients, tmp_path: Path) -> None:
+def test_counts_follow_the_run(clients, tmp_path: Path) -> None:
     def model(seed: int) -> Any:
         return models.build_model("mlp", (1, 8, 8), 10, seed, hidden=(8,))
 
@@ -65,12 +65,6 @@ def test_counts_follow_the_run_and_old_folders_have_none(clients, tmp_path: Path
     check(run, clients, asked=list(run.per_client))
     assert len(run.per_client) == 2
     run.close()
-    with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as db, db:
-        db.execute("DROP TABLE confusion")
-    with History(tmp_path / "run") as old:
-        assert old.class_errors() == []
-        assert "Right and wrong answers" not in Path(write_report([tmp_path / "run"], tmp_path / "old")[0]).read_text()
-    assert main(["errors", str(tmp_path / "run")]) == 2
     again = piebald.resume(tmp_path / "run", clients, model, rounds=4)
     check(again, clients, asked=list(again.per_client))
     again.close()

@@ -43,17 +43,6 @@ def test_a_page_without_measures_has_no_such_table(tmp_path: Path) -> None:
     assert 'id="partition"' in page  # the classes of each client are still there
 
 
-@pytest.mark.full
-def test_a_folder_from_before_there_were_measures_is_read(tmp_path: Path) -> None:
-    folder = a_run(tmp_path / "run", measure="none")
-    with RunStore.open(folder) as store:
-        store._db.execute("DROP TABLE measure")
-    with History(folder) as history:
-        assert history.measures == []
-        assert list(history.frame("measures").columns) == ["client", "name", "value"]
-    write_report([folder], tmp_path / "page")
-
-
 def test_a_measure_is_kept_once(tmp_path: Path) -> None:
     with RunStore.create(None, {}) as store:
         for value in (1.0, 2.0):

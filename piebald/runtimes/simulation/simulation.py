@@ -12,7 +12,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -41,18 +41,29 @@ from piebald.runtimes.workers.pool import MIN_ARENA, InProcess, WorkerPool, fail
 from piebald.runtimes.workers.serialization import PARTS
 from piebald.runtimes.workers.state_store import ClientStateStore, under
 
-if TYPE_CHECKING:
-    from piebald.runtimes.simulation.simulator import Simulated
-
 LOST = "lost"
 GONE = "the client went away before it was done"
 _LARGE = 1 << 20  # parameters of a model whose weights engines avoid forming (`engines.factored`)
 
 
+class SimulationSettings(Protocol):
+    """The settings that a simulation reads, see `simulator.Simulated`."""
+
+    @property
+    def stack(self) -> int | None: ...
+    @property
+    def workers(self) -> int | None: ...
+    @property
+    def fleet(self) -> Any: ...
+    @property
+    def memory(self) -> int: ...
+    def worker_pool(self, work: ClientWork, clients: Clients, room: tuple[int, int]) -> WorkerPool: ...
+
+
 class Simulation:
     """A running simulation (`contracts.Runtime`)."""
 
-    def __init__(self, settings: Simulated, work: ClientWork, clients: Clients) -> None:
+    def __init__(self, settings: SimulationSettings, work: ClientWork, clients: Clients) -> None:
         self.settings, self.work, self.federation = settings, work, clients
         self._known = len(clients)
         self.fleet: Fleet = settings.fleet or Instant()
