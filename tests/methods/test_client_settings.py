@@ -116,6 +116,8 @@ def test_a_weight_of_ones_own_is_told_whose_update_it_is() -> None:
         (lambda: recipes.fedavg().for_clients({"north": {"share": 0.5}}), "have none for client 'ward 1': name it"),
         (lambda: recipes.fedavg(clients={"*": {"epochs": 0}}), "'*': epochs must be at least 1, got 0"),
         (lambda: recipes.fedavg(clients={"*": {"pace": 2}}), "pace"),
+        (lambda: recipes.fedavg(epochs=[1, 2, 1, 5]), "epochs must be one number for all clients"),
+        (lambda: recipes.ditto(lr={"north": 0.1}), "or in recipe.for_clients"),
         (lambda: recipes.fedavg(clients={"*": {"epochs": 1, "steps": 2}}), "epochs and steps both say"),
         (lambda: recipes.fedavg().for_clients({"*": {"share": -1.0}}), "must be above 0"),
         (lambda: recipes.fedavg().with_(aggregation="median").for_clients({"*": {"share": 1.0}}), "leave share out"),

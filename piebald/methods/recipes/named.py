@@ -18,6 +18,7 @@ from piebald.methods.recipe import Recipe
 from piebald.methods.recipe_settings import holds, plain
 from piebald.methods.recipes.recipe_help import allowed, documented, home, kind
 from piebald.methods.training.base import Trainer
+from piebald.methods.training.client_settings import ClientSettings
 from piebald.settings.plugins import read
 from piebald.settings.toml_document import dumps
 
@@ -68,6 +69,11 @@ class _Named:
                 fields[name] = settled(value)
             except ValueError as error:
                 raise SettingError(f"{name} {error}") from None
+            if name in ClientSettings.model_fields and isinstance(fields[name], tuple | dict):
+                raise SettingError(
+                    f"{name} must be one number for all clients, got {shown(fields[name])}: those of single clients "
+                    'stand in [clients."NAME"] of the file, or in recipe.for_clients({...}) in Python'
+                )
         if fields.get("steps") is not None and "epochs" in fields:  # also where epochs is 1, as by default
             raise SettingError("steps takes so many steps instead of epochs, and both are there: leave one of them out")
         recipe_made = self.function(**fields)
