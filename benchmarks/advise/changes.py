@@ -66,10 +66,10 @@ class BestOfTwo(Race):
         found, cost = {one.label: one for one in runners}, Cost()
         while True:
             best = max((one for one in found.values() if one.state == "finished"), key=lambda one: one.mean)
-            fit = self._seeds_that_fit(self.seeds[1:2], spent + cost)
-            if len(best.last.seeds) > 1 or not fit:
+            affordable = self._affords(self.budget, spent + cost, self.runs.rungs[-1])
+            if len(best.last.seeds) > 1 or not affordable or len(self.seeds) < 2:
                 return list(found.values()), cost
-            found[best.label], more = self._repeat(best, fit)
+            found[best.label], more = self._repeat(best, self.seeds[1])
             cost += more
 
 

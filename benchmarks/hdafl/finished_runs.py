@@ -21,7 +21,8 @@ def finished(*folders: Path) -> list[History]:
     """Return the finished runs below some folders, with what the tables need already read and the files closed."""
     found = [history for folder in folders if any(folder.rglob("run.db")) for history in load([folder])]
     for history in found:
-        _ = history.final, history.curve, history.clients, history.scores if history.recipe == "fine_tuned" else None
+        _ = history.final, history.curve, history.clients, history.row_scores
+        _ = history.scores if history.recipe == "fine_tuned" else None
         history.close()
     return [history for history in found if history.meta.get("status") == "finished"]
 

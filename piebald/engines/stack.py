@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from piebald.contracts import PartialSum, Query, Update
 from piebald.core.cohort_matrix import add_weighted, weighted_sum
@@ -111,7 +112,7 @@ class StackResult:
             nbytes=[result.nbytes[0] for result in each],
             metrics={name: [result.metrics[name][0] for result in each] for name in first.metrics},
             failures=[result if isinstance(result, str) else result.failures[0] for result in results],
-            vectors={name: torch.cat([result.vectors[name] for result in each]) for name in first.vectors},
+            vectors={name: _together([result.vectors[name] for result in each]) for name in first.vectors},
             state={name: [result.state[name][0] for result in each] for name in first.state},
             trained_norms=[norm for result in each for norm in result.trained_norms],
             packed=[part for result in each for part in result.packed],
@@ -159,3 +160,9 @@ class RunningSum:
             add_weighted(self.vectors[name].view(-1), rows.flatten(1), weights)
         else:
             self.vectors[name] = weighted_sum(rows.flatten(1), weights).view(rows.shape[1:])
+
+
+def _together(vectors: Sequence[Tensor]) -> Tensor:
+    """Return vectors [1, ..., n] of several clients as one; those of fewer rows end in zeros."""
+    widest = max(vector.shape[-1] for vector in vectors)
+    return torch.cat([functional.pad(vector, (0, widest - vector.shape[-1])) for vector in vectors])

@@ -335,17 +335,17 @@ class History:
         return matrices(self.confusion, self._ended, len(self.meta.get("classes") or ()))
 
     @checked
-    def naive(self, model: str, metric: str | None = None, version: int | None = None) -> dict[int, float]:
+    def naive(self, answer: str, metric: str | None = None, version: int | None = None) -> dict[int, float]:
         """The value of each client by an answer that needs no model: "naive", from its own training rows, or
         "naive_of_all"; by the main metric, at the version that the run ended with, unless others are named.
         """
-        rows = self._single(model, metric or self.metric, version)
+        rows = self._single(answer, metric or self.metric, version)
         return {row["client"]: row["value"] for row in rows if row["value"] is not None}
 
     @checked
-    def values_of_rows(self, model: str = "rows", version: int | None = None) -> dict[int, NDArray[np.float64]]:
+    def values_of_rows(self, answer: str = "rows", version: int | None = None) -> dict[int, NDArray[np.float64]]:
         """The main metric of each judged row [n] of each client, by its own model or by an answer that needs none."""
-        rows = self._single(model, self.metric, version)
+        rows = self._single(answer, self.metric, version)
         return {row["client"]: unpacked(row["row_values"]) for row in rows if row["row_values"] is not None}
 
     def _single(self, *about: Any) -> list[dict[str, Any]]:

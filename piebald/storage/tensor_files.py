@@ -203,7 +203,8 @@ def current(db: sqlite3.Connection, version: int, client: int | None = None) -> 
 
 def read_client_states(db: sqlite3.Connection, folder: Path, version: int) -> dict[str, Tensor]:
     """Read the state of all clients as of a version, by key, checking each file."""
-    digest_of = {row["file"]: row["sha256"] for row in db.execute("SELECT file, sha256 FROM client_state_file")}
+    with explained(f"{folder} is damaged"):
+        digest_of = {row["file"]: row["sha256"] for row in db.execute("SELECT file, sha256 FROM client_state_file")}
     tensors: dict[str, Tensor] = {}
     for file, keys in _by_file(current(db, version)).items():
         if file not in digest_of:

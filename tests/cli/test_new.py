@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from piebald.cli import main
+from piebald.core import references
 
 KINDS = ("table", "images", "text", "sites", "method")
 
@@ -32,6 +34,11 @@ def test_a_folder_has_an_experiment_a_test_and_a_notebook_of_what_its_page_shows
 def test_its_experiment_runs(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     main(["new", str(tmp_path / "a"), "--template", kind])
     monkeypatch.chdir(tmp_path / "a")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(references, "_folders", [])
+    for path in (tmp_path / "a").glob("*.py"):  # modules of these names are of this folder alone
+        monkeypatch.setitem(sys.modules, path.stem, None)  # afterwards it is as it was
+        del sys.modules[path.stem]
     assert main(["run", "experiment.toml", "--set", "rounds=1", "--out", "run", "--quiet"]) == 0
 
 

@@ -287,6 +287,7 @@ NAMED = {
     "lora.py": {"Conv1D"},
     "prediction.py": {"classes", "labels", "places", "values"},  # what outputs are, of which there are no others
     "table_files.py": {"OTU"},  # types of NumPy
+    "verdict.py": {"interval"},
     "transformer.py": {"boolean"},  # a column of a preparation, of which there are no other kinds
     "transfer_settings.py": {"federation", "memory"},  # the table [runtime] says there what its own kind means
 }

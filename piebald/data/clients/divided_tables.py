@@ -10,7 +10,7 @@ import numpy as np
 
 from piebald.contracts import Split
 from piebald.core.arguments import checked
-from piebald.core.errors import SettingError, unknown
+from piebald.core.errors import SettingError, shown, unknown
 from piebald.data.clients.client_tables import owners, plain, read_table
 from piebald.data.clients.lists import Lists
 from piebald.data.partition.leakage import with_suspects
@@ -52,6 +52,8 @@ def train_validation_test_split(
         {'train': 4, 'validation': 0, 'test': 4}
     """
     frame = read_table(Path(table), client) if isinstance(table, str | Path) else table
+    if not hasattr(frame, "columns"):
+        raise SettingError(f"table must be a pandas DataFrame or the path of a table, got {shown(table)}")
     parts = parts_of(frame, SplitSettings.of(split), client, target, regression)
     return {name: frame[parts == place] for place, name in enumerate(SPLITS)}
 
