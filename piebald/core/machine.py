@@ -27,6 +27,7 @@ _FATAL = (
 )  # fmt: skip
 _COLLECT_AFTER = 2.0  # seconds of `existing_objects_frozen`: a full collection of garbage takes a tenth of a second
 _seconds_frozen = 0.0
+objects_are_frozen = False  # inside of `existing_objects_frozen`; counting them again would walk through all of them
 
 
 def machine() -> dict[str, str | int]:
@@ -185,16 +186,17 @@ def existing_objects_frozen() -> Iterator[None]:
     at.  Garbage among what existed is collected afterwards, once such contexts have taken some seconds.  Where somebody
     has frozen objects before (`gc.freeze`), nothing happens.
     """
-    global _seconds_frozen
-    if gc.get_freeze_count():
+    global _seconds_frozen, objects_are_frozen
+    if objects_are_frozen or gc.get_freeze_count():
         yield
         return
-    began = time.monotonic()
+    began, objects_are_frozen = time.monotonic(), True
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
+        objects_are_frozen = False
         _seconds_frozen += time.monotonic() - began
         if _seconds_frozen > _COLLECT_AFTER:
             _seconds_frozen = 0.0

@@ -23,9 +23,11 @@ from tests.fakes import classified, seeded, simulate
 def nothing_frozen() -> Iterator[None]:
     """As where nobody has frozen anything: `conftest.py` does for all other tests."""
     gc.unfreeze()
+    machine.objects_are_frozen = False
     yield
     gc.collect()
     gc.freeze()
+    machine.objects_are_frozen = True
 
 
 class Lost:
