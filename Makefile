@@ -16,7 +16,7 @@ TEST_DEVICE ?= cuda
 demo: .venv/installed                  ## train on scikit-learn's digits and write the report into demo/
 	$(BIN)/python examples/demo.py --out demo
 
-test: .venv/installed-dev              ## the quick tests: about ten minutes on two cores
+test: .venv/installed-dev              ## the quick tests: about five minutes on two cores
 	$(PYTEST) -m "not full and not long"
 
 test-all: .venv/installed-dev          ## also the tests on Ray and of killed processes

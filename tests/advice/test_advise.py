@@ -274,7 +274,7 @@ def small() -> Advice:
     return advise(alike(clients=4), network, **SMALL)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_test_rows_do_not_change_the_choice(small: Advice) -> None:
     clients = alike(clients=4)
     held = np.concatenate([clients.indices(client, "test") for client in range(len(clients))])
@@ -289,7 +289,7 @@ def test_test_rows_do_not_change_the_choice(small: Advice) -> None:
     assert ours == theirs
 
 
-@pytest.mark.long
+@pytest.mark.full
 @pytest.mark.parametrize("call", [7, pytest.param(30, marks=pytest.mark.long)])
 def test_a_race_that_was_killed_ends_as_one_that_was_not(call: int, tmp_path: Path, small: Advice) -> None:
     def child() -> None:
@@ -312,7 +312,7 @@ def test_a_race_that_was_killed_ends_as_one_that_was_not(call: int, tmp_path: Pa
     assert timeless(again) == timeless(small)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_client_that_loses_is_named() -> None:
     """Client "odd" has other labels than the nine others: what it gets is its own model."""
     data = piebald.data.digits()
@@ -370,7 +370,7 @@ def test_budgets_in_words() -> None:
             Budget.parse(text)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_numbers_to_predict_and_what_more_data_would_change(tmp_path: Path) -> None:
     """An error is better if it is smaller; who is worse off alone is named, and nobody is said to lose beyond noise."""
     rng = np.random.default_rng(1)

@@ -67,7 +67,7 @@ def test_each_recipe_has_the_same_budget_and_its_best_settings() -> None:
     assert all(f" behind {label} lr " in why for label, why in behind)  # what it was compared with, by its settings
 
 
-@pytest.mark.long
+@pytest.mark.full
 @pytest.mark.parametrize("call", [9, *(pytest.param(call, marks=pytest.mark.long) for call in (3, 15))])
 def test_a_search_that_was_killed_ends_as_one_that_was_not(call: int, tmp_path: Path) -> None:
     def child() -> None:
@@ -89,7 +89,7 @@ def test_a_search_that_was_killed_ends_as_one_that_was_not(call: int, tmp_path: 
     assert timeless(search(tmp_path / "killed")) == timeless(search(tmp_path / "whole"))
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_test_rows_change_nothing() -> None:
     def poisoned(clients: PooledClients) -> PooledClients:
         held = np.concatenate([clients.indices(client, "test") for client in range(len(clients))])

@@ -62,7 +62,7 @@ def test_one_client_has_nobody_to_train_with(tmp_path: Path, capsys: pytest.Capt
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_two_clients_have_no_half_to_learn_from() -> None:
     sizes = {"train": 60, "validation": 30, "test": 30}
     found = advised(clients_of([sizes] * 2), budget=16, more_data=True, look=True)
@@ -84,7 +84,7 @@ def test_clients_without_validation_rows_are_trained_with_and_do_not_vote() -> N
     assert not {one.client for one in found.losers} & {"site 3", "site 4"}
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_client_with_one_row_trains_with_it() -> None:
     """A fifth of each client's rows is held out, and none of the only row."""
     found = advised(clients_of([{"train": 50, "test": 20}] * 3 + [{"train": 1}]), look=True)

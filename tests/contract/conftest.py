@@ -158,15 +158,15 @@ def tier(name: str) -> pytest.MarkDecorator:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever starts a cluster is of the full tier, which has a quarter of the cases of large tables; the long all.
+    """Whatever starts a cluster is of the full tier, which has half of the cases of large tables; the long one all.
 
-    Which quarter follows from a case's name, so that it is the same on every machine.
+    Which half follows from a case's name, so that it is the same on every machine.
     """
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.full)
         is_case = hasattr(item, "callspec") and item.path.parent.name in ("contract", "devices")
-        if is_case and item.get_closest_marker("full") and zlib.crc32(item.name.encode()) % 4:
+        if is_case and item.get_closest_marker("full") and zlib.crc32(item.name.encode()) % 2:
             item.add_marker(pytest.mark.long)
 
 

@@ -303,7 +303,6 @@ def test_code_that_a_node_does_not_have_is_an_error(cluster: Any) -> None:
         on_ray(method("fedavg"), loss=Absent())
 
 
-@pytest.mark.long
 def test_an_address_where_nobody_is() -> None:
     pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
     code = (

@@ -201,7 +201,6 @@ def test_others_whose_model_is_dead(five: Sites, monkeypatch: pytest.MonkeyPatch
     assert f"client 0 (site-1) {OTHERWISE}" in five.log(NAMES[VICTIM])
 
 
-@pytest.mark.long
 def test_sites_name_who_was_shown_something_else(five: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     server = LyingServer(monkeypatch, careless=True)
     server.show_others(dead)
@@ -271,7 +270,6 @@ def test_masked_runs_repeat_to_the_bit_and_are_the_simulation(five: Sites) -> No
     assert torch.equal(runs[0].cluster_models[0], carry_out(made).cluster_models[0])
 
 
-@pytest.mark.long
 def test_a_server_that_resumes_goes_on_with_sums(five: Sites, tmp_path: Path) -> None:
     made = settings({**RECIPE, "cohort": 4}, rounds=6, partition=FIVE, **SMALL)
     flags = {"kind": "federation", **PATIENT}

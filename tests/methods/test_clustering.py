@@ -355,7 +355,7 @@ def test_cfl_cuts_where_updates_pull_apart() -> None:
     assert set(clusters_at(iid, 6)) == {0}
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_gamma_max_asks_how_far_apart_the_halves_are() -> None:
     """Theorem 1: cut where gamma_max < sqrt((1 - cosine) / 2), so at 0.7 only below a cosine of 0.02."""
     cut = {}
@@ -400,7 +400,7 @@ def test_all_cuts_of_a_step_are_recorded() -> None:
     assert [one["cosine"] for one in notes["cuts"]] == pytest.approx([-1, -1])
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_fltrust_trains_on_server_rows_under_a_majority_of_attackers() -> None:
     clients = Iid(clients=10, server_rows=60).split(data.digits())
     assert len(clients.server_rows) == 60

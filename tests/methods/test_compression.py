@@ -273,7 +273,7 @@ def test_other_vectors_of_an_update_go_as_they_are() -> None:
     }
 
 
-@pytest.mark.long
+@pytest.mark.full
 @pytest.mark.parametrize("compressor", [TopK(share=0.1), pytest.param(LowRank(rank=1), marks=pytest.mark.full)])
 def test_memory_is_the_clients_own_on_every_engine_and_after_a_kill(compressor: Compressor) -> None:
     testing.check_transform(compressor)

@@ -165,7 +165,7 @@ def test_no_bad_call_ends_raw() -> None:
         assert row.good, row.examples
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_no_bad_call_of_many_ends_raw() -> None:
     for row in fuzzer("api_fuzzer").run(1000, seed=12):
         assert row.good, row.examples

@@ -424,7 +424,7 @@ def opened() -> Iterator[list[Federation]]:
         one.close()
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_an_approval_is_of_one_question(tmp_path: Path, rows: Path, opened: list[Federation]) -> None:
     policy = "queries = ['statistics']\nleast_rows = 10\naccept = 'ask'\nquestions = { statistics = 10 }"
     opened.append(made := Federation(tmp_path, policy, rows))
@@ -447,7 +447,7 @@ def test_an_approval_is_of_one_question(tmp_path: Path, rows: Path, opened: list
         process.communicate()
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_new_runs_credentials_and_processes_have_one_count(
     tmp_path: Path, rows: Path, opened: list[Federation]
 ) -> None:

@@ -69,7 +69,7 @@ def assert_within_plan(folder: Path, made: TransferSettings) -> None:
     assert all(len(digests) <= allowed[what] for what, digests in counted.items())
 
 
-@pytest.mark.long
+@pytest.mark.full
 @pytest.mark.parametrize("method", [NOISY, {"kind": "smmd", "kernel": "linear"}], ids=["noise", "none"])
 def test_no_partner_has_a_process_go_back_to_a_checkpoint_that_was_passed(tmp_path, method):
     made = settings(method=method)

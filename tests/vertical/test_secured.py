@@ -263,7 +263,7 @@ def test_in_processes_a_run_keeps_to_its_party_says_who_it_is_and_ends_when_that
     again.communicate(timeout=300)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_two_processes_with_credentials_end_with_the_weights_of_two_threads(tmp_path, undisturbed) -> None:
     made = run(settings(runtime={"kind": "federation"}), out=tmp_path / "run")
     assert_as_undisturbed(tmp_path / "run", undisturbed)
