@@ -255,7 +255,7 @@ def blank_row(form: Mapping[str, Any]) -> Rows:
     """
     try:
         return Rows(_blank_tree(form["x"]), _blank_tree(form["y"]))
-    except (KeyError, TypeError, ValueError, RuntimeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError):  # also RecursionError
         raise SettingError("the form of rows is none that a run writes") from None
 
 
@@ -276,4 +276,4 @@ def _blank_tree(form: Any) -> Any:
     sizes = [int(size) for size in shape]
     if kind not in _ROW_TYPES or min(sizes, default=0) < 0 or math.prod(sizes) > _LARGEST_ROW:
         raise ValueError(form)
-    return torch.zeros(1, *sizes, dtype=getattr(torch, kind))
+    return torch.zeros((), dtype=getattr(torch, kind)).expand(1, *sizes)  # one number, whatever the form says

@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 class EngineChoice(NamedTuple):
-    """What was measured to be the fastest.
+    """The engine that was measured to be the fastest.
 
     Attributes:
         engine: the name of the engine.
@@ -188,7 +188,7 @@ def fastest(
 def key_of(
     work: ClientWork, rows: Sequence[int | None], device: torch.device, bfloat16: bool, recorded: bool
 ) -> Hashable:
-    """What decides which engine is fast here: the model, the form and number of rows, the kind of training.
+    """Return all that decides which engine is fast here: the model, the form and number of rows, the kind of training.
 
     Args:
         work: what clients do.

@@ -105,8 +105,8 @@ def write_temperature(folder: Path, version: int, model: str, temperature: float
     stored: Any = {}
     with suppress(OSError, ValueError):
         stored = read_json(folder / TEMPERATURES)
-    models = stored["models"] if isinstance(stored, dict) and stored.get("version") == version else {}
-    content = {"version": version, "models": {**models, model: temperature}}
+    same = isinstance(stored, dict) and stored.get("version") == version and isinstance(stored.get("models"), dict)
+    content = {"version": version, "models": {**(stored["models"] if same else {}), model: temperature}}
     with suppress(OSError):
         tensor_files.write_bytes(folder, TEMPERATURES, json.dumps(content, indent=1).encode())
 

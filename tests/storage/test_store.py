@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from piebald.contracts import Checkpoint, Device
 from piebald.core.errors import RunFolderError, SettingError
-from piebald.storage import schema, tensor_files
+from piebald.storage import run_folder, schema, tensor_files
 from piebald.storage.store import RunStore
 
 
@@ -371,3 +371,13 @@ def test_a_value_that_is_no_json_costs_nothing(store):
         store.commit({"version": 1}, [], Checkpoint({"model": torch.zeros(2)}, {"odd": object()}))
     assert not list(store.path.glob("*.safetensors*"))
     assert json.dumps(store.meta)
+
+
+@pytest.mark.parametrize("text", ["[]", '{"version": 3, "models": [1]}', '{"version": 3}', "3", "{"])
+def test_temperatures_that_are_none_are_replaced(tmp_path: Path, text: str) -> None:
+    (tmp_path / run_folder.TEMPERATURES).write_text(text)
+    assert run_folder.read_temperature(tmp_path, 3, "global") is None
+    run_folder.write_temperature(tmp_path, 3, "global", 1.5)
+    run_folder.write_temperature(tmp_path, 3, "client 1", 2.0)
+    assert run_folder.read_temperature(tmp_path, 3, "global") == 1.5
+    assert run_folder.read_temperature(tmp_path, 4, "global") is None
