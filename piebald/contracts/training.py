@@ -311,7 +311,7 @@ class ClientContext(Protocol):
         """
 
     def constant_scores(self, constants: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """What `score` and `row_scores` return of outputs that are the same for all rows of a client, [c, k]."""
+        """Return what `score` and `row_scores` return of outputs that are the same for all rows of a client, [c, k]."""
 
     def moments(self, model: Tensor, layers: Sequence[str]) -> Tensor:
         """Mean and variance of what goes into some layers over the clients' training rows, channel by channel [c, m].

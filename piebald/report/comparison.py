@@ -113,7 +113,7 @@ class Comparison:
 
     @cached_property
     def verdict(self) -> ScoreVerdict | None:
-        """What the scores say of the labels; None where no client was evaluated."""
+        """The verdict of the scores on the labels; None where no client was evaluated."""
         alone = self.made_by("local")
         sent = {row["label"]: 1e6 * (row["mb_up"] + row["mb_down"]) for row in self.summary()}
         return ScoreVerdict.of(self.scores, self.metric, self.higher_is_better, alone, self.naive, sent)

@@ -79,7 +79,7 @@ def not_clearly_behind(scores: Mapping[str, Scores], higher_is_better: bool = Tr
 
 @dataclass(frozen=True)
 class ScoreVerdict:
-    """What scores say of methods.
+    """The verdict of scores on methods.
 
     Attributes:
         metric, higher_is_better: of the scores.
@@ -159,7 +159,7 @@ class ScoreVerdict:
 
     @property
     def beats_naive(self) -> bool | None:
-        """Whether the leader is clearly better than every answer that needs no model; None where there is none."""
+        """True where the leader is clearly better than every answer that needs no model; None where there is none."""
         return None if self.naive is None else self._is_gain(self.over_naive)
 
     @property
@@ -200,7 +200,7 @@ class ScoreVerdict:
         return f"{_size(self.over_naive, shown)} better than always {self.naive[0]} ({shown.value(self.naive[1])})"
 
     def _doubt(self, shown: MetricFormat) -> str:
-        """What no method is clearly better than."""
+        """The comparison that no method clearly wins."""
         rivals = []
         if self.alone is not None and len(self.leads) > 1 and not self._is_gain(self.over_alone) and not self.too_few:
             rivals.append("training alone")
@@ -229,7 +229,7 @@ class ScoreVerdict:
         return f"{clause}, and {least} sends {f'least, {megabytes(amount / 1e6)} MB' if amount else 'nothing'}"
 
     def meaning(self) -> str:
-        """What intervals and "clearly" hold for; empty where nothing was compared."""
+        """The scope of intervals and of "clearly"; empty where nothing was compared."""
         noises = {lead.noise for label, lead in self.leads.items() if label != self.leader and lead is not None}
         if not noises:
             return ""
