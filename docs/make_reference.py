@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 import piebald.data.partition
 import piebald.methods.recipes
@@ -31,6 +32,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "reference"
 NOTICE = "<!-- Made by docs/make_reference.py from the docstrings: change those, not this page. -->"
 NONE = "No settings."
+TYPES = ("whole number", "number", "text", "true or false", "list", "table")  # which a default shows
 PRIVATE = "[private layers](../howto/private-layers.md)"
 
 # The axes of a recipe: the question that its component answers.
@@ -97,25 +99,33 @@ def written(value: Any) -> str:
     return str(value)
 
 
-def cell(text: str) -> str:
-    """A text that may stand in a table."""
-    return text.replace("|", r"\|")
-
-
-def rows(lines: list[tuple[str, str, str, str]]) -> str:
-    """A table of settings."""
-    body = [f"| `{name}` | {default} | {what} | {cell(about)} |" for name, default, what, about in lines]
-    return "\n".join(["| setting | default | allowed | what it does |", "|---|---|---|---|", *body])
-
-
-def settings_of(component: type[Component], skip: frozenset[str] = frozenset()) -> str:
-    """The settings of a component."""
+def settings_of(component: type[BaseModel], skip: frozenset[str] = frozenset()) -> str:
+    """The settings of a component, or of a section of a file, as a list."""
     says, lines = documented(component), []
     for name, info in component.model_fields.items():
-        if name not in skip:
-            default = "*required*" if info.is_required() else f"`{written(info.get_default())}`"
-            lines.append((name, default, allowed(component, name), linked(says.get(name, ""))))
-    return rows(lines) if lines else NONE
+        default = None if info.is_required() else info.get_default(call_default_factory=True, validated_data={})
+        if name in skip or (isinstance(default, BaseModel) and not isinstance(default, Component)):
+            continue  # a section of its own
+        lines.append(setting_line(name, info, allowed(component, name), linked(says.get(name, ""))))
+    return "\n".join(lines) if lines else NONE
+
+
+def setting_line(name: str, info: FieldInfo, may_be: str, about: str) -> str:
+    """A setting with its default; what is allowed, unless the default or the description says it."""
+    type_, *limits = may_be.split(", ")
+    if not info.is_required():
+        default = info.get_default(call_default_factory=True, validated_data={})
+        given = f"{name} = {written(default)}"
+        shown = type_ in TYPES and default is not None
+    else:
+        given, shown = name, False
+    ranges = ", ".join(limits)
+    said = "at least" in about or "above" in about or "at most" in about or "in [0" in about or "in (0" in about
+    notes = [] if not info.is_required() else ["required"]
+    notes += [] if shown or all(option in about for option in type_.split(" or ")) else [type_]
+    notes += [ranges] if ranges and not said else []
+    noted = f" ({', '.join(notes)})" if notes else ""
+    return f"- `{given}`{noted}: {about}".rstrip(": ")
 
 
 def linked(text: str) -> str:
@@ -129,32 +139,24 @@ def recipe_page() -> str:
 
     listing = {entry["name"]: entry for entry in piebald.methods.recipes.listing()}
     text = [NOTICE, "# Recipes", ""]
+    text += ["`recipes.NAME()` in Python, or `name` in the section `[recipe]` of a TOML file.  `piebald recipes` lists"]
     text += [
-        "Each recipe is made by the function of its name in `piebald.methods.recipes`, or by `name` in the section"
+        "them, `piebald recipes NAME` prints one as TOML.  FedAvg has the default [components](components.md); each"
     ]
-    text += ["`[recipe]` of a TOML file.  `piebald recipes` prints this list, and `piebald recipes NAME` prints the"]
-    text += ["settings of one recipe as TOML, with what each does.  A recipe is made of [components](components.md):"]
-    text += [
-        "FedAvg's are the defaults, and each recipe names those in which it differs, where its settings are explained."
-    ]
-    text += [""]
-    text += ["| recipe | what it does | paper |", "|---|---|---|"]
-    text += [
-        f"| [`{name}`](#{name}) | {cell(entry['summary'])} | {cell(entry['paper'])} |"
-        for name, entry in listing.items()
-    ]
-    text += ["", "## Settings of all recipes", "", "`cohort` and the settings of local training:", ""]
-    default = written(listing["fedavg"]["fields"]["cohort"]["default"])
-    about = listing["fedavg"]["fields"]["cohort"]["doc"]
-    cohort = ("cohort", f"`{default}`", "whole number, or a share up to 1.0", about)
-    text += [rows([cohort]) + "\n" + settings_of(Sgd).split("\n", 2)[2]]
+    text += ["recipe names those in which it differs, where its settings are explained.", ""]
+    text += ["## Settings of all recipes", ""]
+    cohort = listing["fedavg"]["fields"]["cohort"]
+    text += [f"- `cohort = {written(cohort['default'])}`: {cohort['doc']}", settings_of(Sgd)]
     general = {"cohort", *Sgd.model_fields}
     for name, entry in listing.items():
         own = {field: info for field, info in entry["fields"].items() if field not in general}
         settings = ", ".join(f"`{field} = {written(info['default'])}`" for field, info in own.items())
-        text += ["", f"## {name}", "", f"Made of {', '.join(parts_of(name)) or 'the defaults'}."]
-        text += ["", f"Settings: {settings}." if settings else "It has the settings of all recipes and no others."]
-    text += ["", *method_checks.checks()]
+        text += ["", f"## {name}", "", f"{entry['summary']}  *{entry['paper']}.*", ""]
+        if parts := parts_of(name):
+            text += [f"- Components: {', '.join(parts)}."]
+        text += [f"- Settings: {settings}."] if settings else []
+        text += method_checks.lines(name)
+    text += ["", "## Tests of recipes", "", *method_checks.ABOUT.splitlines()]
     return "\n".join(text) + "\n"
 
 
@@ -166,27 +168,23 @@ def parts_of(name: str) -> list[str]:
         usual = getattr(plain, axis)
         for part in getattr(made, axis) if axis == "transforms" else [getattr(made, axis)]:
             if axis == "transforms" or type(part) is not type(usual):
-                found.append(f"[{axis.replace('_', ' ')} = {part.kind}](components.md#{axis}--{part.kind})")
+                found.append(f"[{part.kind}](components.md#{axis}--{part.kind})")
     return found
 
 
 def components_page() -> str:
     """docs/reference/components.md."""
     text = [NOTICE, "# Components", ""]
-    text += [
-        "A recipe has seven components, one on each axis.  The name of the axis is the folder in `piebald/methods/`,",
-        "the field of `piebald.Recipe`, and the key in a TOML file.",
-        "",
-    ]
-    text += axis_table()
-    text += ["", "A component is chosen by its kind, which is the name of its class in snake case:", ""]
+    text += ["A recipe has seven components, one on each axis: the folder in `piebald/methods/`, the field of"]
+    text += ["`piebald.Recipe` and the key in a TOML file.  A component is chosen by its kind:", ""]
     text += ['```toml\n[recipe]\nname = "fedavg"\naggregation = { kind = "equal_weighted" }\n```', ""]
-    text += ["In Python: `recipes.fedavg().with_(aggregation=EqualWeighted())`, or"]
-    text += ['`with_(aggregation={"kind": "equal_weighted"})`, or `with_(aggregation="equal_weighted")`.', ""]
-    text += ["Each has its equations, and where it departs from its paper, in `help`:"]
-    text += ["`help(piebald.methods.aggregation.EqualWeighted)`.", ""]
+    text += ['In Python: `recipes.fedavg().with_(aggregation="equal_weighted")`, or an object, `EqualWeighted()`.']
+    text += ["Equations, and departures from papers: `help(piebald.methods.aggregation.EqualWeighted)`."]
     for axis, question in AXES.items():
-        text += ["", f"## {axis}", "", question]
+        base = base_class(axis)
+        text += ["", f"## {axis}", "", f"{question}  Base class: `{base.__module__}.{base.__name__}`."]
+        if axis == "training":
+            text += ["", "All trainers but those of scikit-learn have the settings of [sgd](#training--sgd) too."]
         for name, component in kinds(axis):
             text += component_lines(axis, name, component)
     for setting, question in TRAINER_SETTINGS.items():
@@ -199,26 +197,15 @@ def components_page() -> str:
     return "\n".join(text) + "\n"
 
 
-def axis_table() -> list[str]:
-    """The seven axes, with their base classes."""
-    text = ["| axis | the question | base class | what it is |", "|---|---|---|---|"]
-    for axis, question in AXES.items():
-        base = base_class(axis)
-        about = cell(first_paragraph(base))
-        text += [f"| [`{axis}`](#{axis}) | {question} | `{base.__module__}.{base.__name__}` | {about} |"]
-    return text
-
-
 def component_lines(axis: str, name: str, component: type[Component]) -> list[str]:
-    """A section about one component."""
+    """A section about one component; settings that its axis or SGD explains are not repeated."""
     from piebald.methods.training import Sgd
 
-    text = ["", f"### {axis} = {name}", "", first_paragraph(component), ""]
-    if not issubclass(component, Sgd) or component is Sgd:
-        return [*text, settings_of(component)]
-    own = settings_of(component, frozenset(Sgd.model_fields))
-    sgd = "[sgd](#training--sgd)"
-    return [*text, f"The settings of {sgd}." if own == NONE else f"The settings of {sgd}, and:\n\n{own}"]
+    about = re.sub(r', "[^"]{20,}"', "", first_paragraph(component))  # a paper's title, which the recipe's section has
+    text = ["", f"### {axis} = {name}", "", about]
+    shared = issubclass(component, Sgd) and component is not Sgd
+    own = settings_of(component, frozenset(Sgd.model_fields) if shared else frozenset())
+    return text if own == NONE else [*text, "", own]
 
 
 def partition_page() -> str:
@@ -242,7 +229,7 @@ def partition_page() -> str:
         text += ["", f"### {name}", "", first_paragraph(component), ""]
         if name in EXAMPLES:
             picture = f"![{name}](../images/partitions/{name}.png)"
-            text += [picture, "", f"*`{EXAMPLES[name]}` on the digits.*", "", settings_of(component, shared)]
+            text += [picture, "", f"*`{EXAMPLES[name]}`*", "", settings_of(component, shared)]
         else:
             text += ["For [real federations](../howto/federation.md).  It has these settings and no others:", ""]
             text += [settings_of(component)]
@@ -306,13 +293,13 @@ def transfer_page() -> str:
 
     text = [NOTICE, "# Transfers", "", "The file of `piebald transfer`, and `piebald.vertical.TransferSettings`."]
     text += ["See [how to run a transfer](../howto/transfer.md) and [what it hides](../explanation/transfer.md)."]
-    text += ["", "## The file", "", summary(TransferSettings), "", section_rows(TransferSettings)]
+    text += ["", "## The file", "", summary(TransferSettings), "", settings_of(TransferSettings)]
     for name, field in TransferSettings.model_fields.items():
         section = type(field.get_default(call_default_factory=True))
         if issubclass(section, BaseModel) and not issubclass(section, Component):
-            text += ["", f"## [{name}]", "", summary(section), "", section_rows(section)]
+            text += ["", f"## [{name}]", "", summary(section), "", settings_of(section)]
     text += ["", "## [files.source], [files.target]", "", summary(PartyFile), ""]
-    text += [section_rows(PartyFile)]
+    text += [settings_of(PartyFile)]
     axes = {
         "method": "how the two parties' layers are aligned",
         "backend": "the encryption",
@@ -326,19 +313,6 @@ def transfer_page() -> str:
     text += ["`PIEBALD_TRANSFER_SECRET`: 1 to 64 bytes in hexadecimal that both parties share.  With it, messages are"]
     text += ["authenticated.  Used with `--party`."]
     return "\n".join(text) + "\n"
-
-
-def section_rows(section: Any) -> str:
-    """The settings of a section of a transfer's file."""
-    says = documented(section)
-    lines = []
-    for name, info in section.model_fields.items():
-        default = None if info.is_required() else info.get_default(call_default_factory=True)
-        if isinstance(default, BaseModel) and not isinstance(default, Component):
-            continue  # a section of its own
-        shown = "*required*" if info.is_required() else f"`{written(default)}`"
-        lines.append((name, shown, allowed(section, name), says.get(name, "")))
-    return rows(lines)
 
 
 PAGES = {

@@ -161,10 +161,9 @@ def test_half_of_the_methods_are_short() -> None:
     )
 
 
-def test_a_place_in_a_paper_is_found_wherever_it_stands_in_a_sentence(maker: ModuleType) -> None:
-    assert maker.method_checks.place_of("silobn") == "section 3"  # begins a sentence
-    assert maker.method_checks.place_of("fedadam") == "algorithm 2"  # is inside one
-    assert maker.method_checks.place_of("local") == "not named"
+def test_tables_of_tests_name_recipes_that_there_are(maker: ModuleType) -> None:
+    tables = maker.method_checks.method_tests
+    assert {*tables.CLAIMS, *tables.WITHOUT_EFFECT, *tables.EQUATIONS} <= set(recipes.names())
 
 
 def test_the_readme_is_short_and_names_recipes_that_there_are() -> None:
