@@ -143,10 +143,10 @@ def _cohort(cohort: float) -> str:
     return "all" if cohort == 1.0 and isinstance(cohort, float) else str(cohort)
 
 
-def rows(name: str, paper: Mapping[str, str], ours: Mapping[str, str]) -> list[list[str]]:
-    """Return what differs from the paper, or is not printed there."""
-    apart = {what: here for what, here in ours.items() if paper.get(what) != here}
-    return [[name, what, paper.get(what, "not printed"), here] for what, here in apart.items()]
+def row(name: str, paper: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
+    """Return a table's name, and what differs from what the paper prints."""
+    apart = {what: here for what, here in ours.items() if paper.get(what, here) != here}
+    return [name, "; ".join(f"{what} {paper[what]} → {here}" for what, here in apart.items())]
 
 
 def main(papers: list[str]) -> None:
@@ -157,7 +157,7 @@ def main(papers: list[str]) -> None:
             text=True, check=True,
         )  # fmt: skip
         page = ROOT / "docs" / "papers" / f"{paper}.md"
-        made = table(["table", "what differs", "the paper", "here"], json.loads(done.stdout.splitlines()[-1]))
+        made = table(["table", "the paper → here"], json.loads(done.stdout.splitlines()[-1]))
         text = page.read_text("utf-8")
         text = text if HEADING in text else f"{text.rstrip()}\n\n{HEADING}\n"
         page.write_text(put(text, "deviations", made, append=True), "utf-8")
@@ -169,7 +169,7 @@ if __name__ == "__main__":
         found = []
         for cell in globals()[sys.argv[2]]():
             name, paper, begin, seeds = cell
-            found += rows(name, paper, described(capture(begin), seeds) if callable(begin) else begin)
+            found.append(row(name, paper, described(capture(begin), seeds) if callable(begin) else begin))
         print(json.dumps(found))
     else:
         main(sys.argv[1:])
