@@ -41,9 +41,8 @@ def print_comparison(comparison: Comparison, wide: bool) -> None:
 
 def _print_narrow(comparison: Comparison, rows: list[dict[str, Any]], pairs: Mapping[str, Mapping[str, Any]]) -> None:
     shown, base = MetricFormat(comparison.metric), base_of(comparison)
-    ranked = [*comparison.ranking(), *(label for label in comparison.labels if label not in comparison.levels)]
     body: list[list[str]] = []
-    for row in sorted(rows, key=lambda row: ranked.index(row["label"])):
+    for row in rows:
         pair = pairs.get(row["label"])
         against = "" if pair is None else _plain(shown.difference(pair["difference"]))
         star = "*" if pair is not None and is_significant(dict(pair)) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ _FIGURES = (
     "mean_all", "untrained", "sd", "worst_decile", "q10", "median", "q90", "common", "unseen", "bytes_up", "bytes_down",
     "rounds", "seconds", "wall",
 )  # fmt: skip
+_SHOWN = ("label", "seeds", "mean", "low", "high", "worst_decile", "sd", "mb_up", "mb_down", "rounds")  # in a notebook
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,8 @@ class Comparison:
         >>> comparison = Comparison(runs)
         >>> comparison.labels, comparison.metric
         (['local', 'fedavg'], 'accuracy')
-        >>> [(row["label"], row["rounds"]) for row in comparison.summary()]
-        [('local', 1.0), ('fedavg', 1.0)]
+        >>> sorted((row["label"], row["rounds"]) for row in comparison.summary())
+        [('fedavg', 1.0), ('local', 1.0)]
         >>> comparison.paired("local")[0]["clients"]
         3
     """
@@ -111,6 +113,10 @@ class Comparison:
         """The finding in one sentence, see `report.verdict.ScoreVerdict.sentence`."""
         return "No client has been evaluated yet" if self.verdict is None else self.verdict.sentence()
 
+    def title(self) -> str:
+        """The finding in about twenty words, see `report.verdict.ScoreVerdict.title`."""
+        return self.headline() if self.verdict is None else self.verdict.title()
+
     @cached_property
     def verdict(self) -> ScoreVerdict | None:
         """The verdict of the scores on the labels; None where no client was evaluated."""
@@ -124,8 +130,9 @@ class Comparison:
         return answers(self.runs, scores_of)
 
     def _repr_html_(self) -> str:
-        rows = self.summary()
-        return html_table(list(rows[0]), [list(row.values()) for row in rows])
+        shown = [{name: row[name] for name in _SHOWN} for row in self.summary()]
+        table = html_table(_SHOWN, [list(row.values()) for row in shown])
+        return f"<p><strong>{html.escape(self.headline())}.</strong></p>{table}"
 
     @property
     def labels(self) -> list[str]:
@@ -188,9 +195,9 @@ class Comparison:
     # ------------------------------------------------------------------------------------------------------- tables
 
     def summary(self) -> list[dict[str, Any]]:
-        """One row for each label: seeds, parameters of the model, the mean with its interval, sd over clients, worst
-        decile, quantiles over clients (`q10`, `median`, `q90`, the worst first), score on the common test set, costs,
-        and the mean over clients that were unseen until the end.
+        """One row for each label, the best mean first: seeds, parameters of the model, the mean with its interval, sd
+        over clients, worst decile, quantiles over clients (`q10`, `median`, `q90`, the worst first), score on the common
+        test set, costs, and the mean over clients that were unseen until the end.
 
         Means are over clients that trained; `mean_all` counts those that never did as well (`untrained` of them, in the
         mean over runs).  `low` and `high` are a 95% interval for other clients and seeds (`kind` "interval"), or the
@@ -198,7 +205,8 @@ class Comparison:
         seeds, None where they do not exist.
         """
         rows = []
-        for label, finals in self.finals.items():
+        for label in self.ordered:
+            finals = self.finals[label]
             average = {
                 figure: interval.mean if (interval := self.over_seeds(label, figure)) else None for figure in _FIGURES
             }

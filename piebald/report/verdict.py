@@ -186,6 +186,27 @@ class ScoreVerdict:
         rest = [self._near_clause()] if len(self.leads) > 1 else []
         return "; ".join(filter(None, [self._doubt(shown), first, *rest]))
 
+    def title(self) -> str:
+        """The verdict in at most about twenty words, without intervals, for the top of a page.
+
+        Examples:
+            >>> scores = {"ditto": Scores([[0.75, 0.75]], "ab"), "local": Scores([[0.5, 0.5]], "ab")}
+            >>> ScoreVerdict.of(scores, "accuracy", True, "local").title()
+            'ditto leads at 75.0% accuracy; 2 clients are too few to say who is behind it'
+        """
+        shown = MetricFormat(self.metric)
+        value = f"{shown.value(self.best)} {shown.name}"
+        if rivals := self._rivals(shown):
+            return f"No method is clearly better than {' or '.join(rivals)}"
+        if self.too_few:
+            return f"{self.leader} leads at {value}; {self._near_clause()}"
+        lead, base = self.over_alone, "training alone"
+        if lead is None or not self._is_gain(lead):
+            lead, base = self.over_naive, f"always {self.naive[0]}" if self.naive else ""
+        gain = f", {shown.size(abs(lead.mean))}{shown.points} better than {base}" if lead else ""
+        verb = "leads" if len(self.leads) > 1 and self.behind else "ends"
+        return f"{self.leader} {verb} at {value}{gain}"
+
     def _is_gain(self, lead: Difference | None) -> bool:
         """Return whether the leader is clearly better, by a difference to another."""
         return lead is not None and lead.p < ERROR_RATE and (lead.mean > 0) == self.higher_is_better
@@ -201,16 +222,20 @@ class ScoreVerdict:
 
     def _doubt(self, shown: MetricFormat) -> str:
         """The comparison that no method clearly wins."""
+        if not (rivals := self._rivals(shown)):
+            return ""
+        worse = [f"{label} ({shown.value(mean)})" for label, mean in self.below_naive.items() if label != self.leader]
+        below = f"; worse than that: {names(worse)}" if worse and self.naive is not None else ""
+        return f"No method is clearly better than {' or '.join(rivals)}{below}"
+
+    def _rivals(self, shown: MetricFormat) -> list[str]:
+        """Training alone and the best answer without a model, where the leader is not clearly better."""
         rivals = []
         if self.alone is not None and len(self.leads) > 1 and not self._is_gain(self.over_alone) and not self.too_few:
             rivals.append("training alone")
         if self.naive is not None and not self.beats_naive:
             rivals.append(f"always {self.naive[0]} ({shown.value(self.naive[1])})")
-        if not rivals:
-            return ""
-        worse = [f"{label} ({shown.value(mean)})" for label, mean in self.below_naive.items() if label != self.leader]
-        below = f"; worse than that: {names(worse)}" if worse and len(rivals) and self.naive is not None else ""
-        return f"No method is clearly better than {' or '.join(rivals)}{below}"
+        return rivals
 
     def _near_clause(self) -> str:
         near, behind = self.near[1:], self.behind

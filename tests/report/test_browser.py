@@ -116,6 +116,7 @@ def test_series_can_be_hidden(visit):
 @pytest.mark.long
 def test_clients_can_be_sorted(visit):
     page, _, _ = visit(1280, "light")
+    page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
     column = page.locator("table.sortable thead button", has_text="hdafl")
     cells = "[...document.querySelectorAll('table.sortable tbody tr')].map((row) => Number(row.cells[4].dataset.sort))"
     place = page.evaluate(

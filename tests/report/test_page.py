@@ -113,7 +113,9 @@ def test_the_page_shows_the_results(page, runs):
     assert comparison.ranking()[0] == "hdafl"
     for row in comparison.summary():
         assert f"{100 * row['mean']:.1f}%" in text
-    assert comparison.headline() in text
+    assert comparison.title() in text
+    assert comparison.headline().removeprefix(f"{comparison.title()}; ") in text
+    assert len(comparison.title().split()) <= 20
     assert "hdafl is " in comparison.headline()
     assert "hdafl is better than local for 100% of clients" in text
     assert "Every client holds 3 of 10 classes" in text

@@ -167,7 +167,8 @@ def test_differences_are_paired_by_seed(two):
 
 
 def test_the_summary_has_a_row_a_label(two):
-    fedavg, mine = two.summary()
+    mine, fedavg = two.summary()  # the best first
+    assert (mine["label"], fedavg["label"]) == ("mine", "fedavg")
     assert mine["seeds"] == 3
     assert mine["mean"] == pytest.approx(0.75)
     assert mine["low"] < 0.75 < mine["high"]
@@ -309,6 +310,9 @@ def test_a_tie_is_no_win_in_any_headline():
     said = tie.headline()
     assert set(tie.near) == set(ends)
     assert said in repr(tie)
+    assert tie.title() == said  # no words to save
+    assert tie._repr_html_().startswith(f"<p><strong>{said}.</strong></p>")
+    assert tie._repr_html_().count("<th>") == 10
     assert "clearly behind it" not in said.replace("not clearly behind it", "")
     assert "not clearly behind it" in findings.worst_tenth(tie)
     assert "is not clearly better than" in findings.gains(tie, "fedavg")

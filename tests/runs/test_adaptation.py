@@ -340,8 +340,9 @@ def test_a_report_has_a_column_for_unseen_clients(clients, tmp_path: Path) -> No
     compared = piebald.compare(
         ["fedavg", "hdafl"], clients, normed, rounds=2, runtime=HERE, unseen=2, out=tmp_path / "runs"
     )
-    for row, run in zip(compared.summary(), compared.runs, strict=True):
-        assert row["unseen"] == run.final["unseen"]
+    rows = {row["label"]: row for row in compared.summary()}
+    for run in compared.runs:
+        assert rows[run.label]["unseen"] == run.final["unseen"]
     page = piebald.write_report([tmp_path / "runs"], tmp_path / "report")[0].read_text("utf-8")
     assert "Unseen" in page
     with pytest.raises(SettingError, match="holds a run with another unseen"):

@@ -85,7 +85,7 @@ def test_recipes_may_have_models_of_their_own(clients: Any, tmp_path: Path) -> N
     options: dict[str, Any] = {"rounds": 1, "runtime": HERE, "out": tmp_path}
     own = {"local": nn.Linear(4, 3), "fedavg": network}
     made = piebald.compare(["local", "fedavg"], clients, own, **options)
-    assert [row["parameters"] for row in made.summary()] == [15, 5 * 5 + 6 * 3]
+    assert {row["label"]: row["parameters"] for row in made.summary()} == {"local": 15, "fedavg": 5 * 5 + 6 * 3}
     again = piebald.compare(["local", "fedavg"], clients, own, **options)  # nothing is repeated, nothing refused
     assert [run.accuracy for run in again.runs] == [run.accuracy for run in made.runs]
     with pytest.raises(SettingError, match="has none for 'fedavg'"):

@@ -45,7 +45,7 @@ def render(comparison: Comparison, target: float | None = None) -> str:
         ("preparation", "Preparation", preparation_section.section(comparison)),
         ("settings", "Settings", settings(comparison)),
     ]
-    title = f"Piebald: {comparison.headline()}"
+    title = f"Piebald: {comparison.title()}"
     return document("report", title, _top(comparison), sections, _footer(comparison), charts=drawn)
 
 
@@ -79,10 +79,10 @@ def _top(comparison: Comparison) -> str:
     if ranked and comparison.unscored:
         sentences.append(f"In no mean, since they have no score: {wording.names(comparison.unscored)}.")
     notice = "".join(markup.notice(sentence) for sentence in sentences if sentence)
-    lead = markup.text(next(iter(findings.notes(comparison)), ""))
-    return (
-        f'<h1>{markup.text(comparison.headline())}</h1><p class="lead">{lead}</p>{notice}{markup.facts("tiles", tiles)}'
-    )
+    title, rest = comparison.title(), comparison.headline()
+    rest = rest.removeprefix(comparison.title()).removeprefix("; ")
+    lead = markup.text(" ".join([*([f"{rest}."] if rest else []), *findings.notes(comparison)[:1]]))
+    return f'<h1>{markup.text(title)}</h1><p class="lead">{lead}</p>{notice}{markup.facts("tiles", tiles)}'
 
 
 def _results(comparison: Comparison) -> str:
