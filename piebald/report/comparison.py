@@ -196,8 +196,8 @@ class Comparison:
 
     def summary(self) -> list[dict[str, Any]]:
         """One row for each label, the best mean first: seeds, parameters of the model, the mean with its interval, sd
-        over clients, worst decile, quantiles over clients (`q10`, `median`, `q90`, the worst first), score on the common
-        test set, costs, and the mean over clients that were unseen until the end.
+        over clients, worst decile, quantiles over clients (`q10`, `median`, `q90`, the worst first), score on the
+        common test set, costs, and the mean over clients that were unseen until the end.
 
         Means are over clients that trained; `mean_all` counts those that never did as well (`untrained` of them, in the
         mean over runs).  `low` and `high` are a 95% interval for other clients and seeds (`kind` "interval"), or the
