@@ -146,7 +146,8 @@ def recipe_page() -> str:
     text += ["recipe names those in which it differs, where its settings are explained.", ""]
     text += ["## Settings of all recipes", ""]
     cohort = listing["fedavg"]["fields"]["cohort"]
-    text += [f"- `cohort = {written(cohort['default'])}`: {cohort['doc']}", settings_of(Sgd)]
+    text += [f"- `cohort = {written(cohort['default'])}`: {cohort['doc']}"]
+    text += ["- those of [sgd](components.md#training--sgd): `lr`, `epochs`, `batch`, `momentum`, `optimizer` and more"]
     general = {"cohort", *Sgd.model_fields}
     for name, entry in listing.items():
         own = {field: info for field, info in entry["fields"].items() if field not in general}
@@ -180,32 +181,53 @@ def components_page() -> str:
     text += ['```toml\n[recipe]\nname = "fedavg"\naggregation = { kind = "equal_weighted" }\n```', ""]
     text += ['In Python: `recipes.fedavg().with_(aggregation="equal_weighted")`, or an object, `EqualWeighted()`.']
     text += ["Equations, and departures from papers: `help(piebald.methods.aggregation.EqualWeighted)`."]
+    known: dict[str, str] = {}
     for axis, question in AXES.items():
         base = base_class(axis)
         text += ["", f"## {axis}", "", f"{question}  Base class: `{base.__module__}.{base.__name__}`."]
         if axis == "training":
             text += ["", "All trainers but those of scikit-learn have the settings of [sgd](#training--sgd) too."]
         for name, component in kinds(axis):
-            text += component_lines(axis, name, component)
+            text += component_lines(axis, name, component, known)
     for setting, question in TRAINER_SETTINGS.items():
         text += ["", f"## {setting}", "", f"{question}: the setting `{setting}` of a trainer."]
         for name, component in kinds(setting):
-            text += component_lines(setting, name, component)
+            text += component_lines(setting, name, component, known)
     text += ["", "## runtime", "", "Where a recipe runs: the section `[runtime]`, or the argument `runtime`."]
     for name, component in kinds("runtime"):
-        text += component_lines("runtime", name, component)
+        text += component_lines("runtime", name, component, known)
     return "\n".join(text) + "\n"
 
 
-def component_lines(axis: str, name: str, component: type[Component]) -> list[str]:
-    """A section about one component; settings that its axis or SGD explains are not repeated."""
+def component_lines(axis: str, name: str, component: type[Component], known: dict[str, str]) -> list[str]:
+    """A section about one component.
+
+    Args:
+        axis, name, component: what it is about.
+        known: the sections in which settings were explained, by their lines; those are named and not explained again.
+    """
     from piebald.methods.training import Sgd
 
     about = re.sub(r', "[^"]{20,}"', "", first_paragraph(component))  # a paper's title, which the recipe's section has
     text = ["", f"### {axis} = {name}", "", about]
     shared = issubclass(component, Sgd) and component is not Sgd
     own = settings_of(component, frozenset(Sgd.model_fields) if shared else frozenset())
-    return text if own == NONE else [*text, "", own]
+    if own == NONE:
+        return text
+    lines = []
+    for line in own.splitlines():
+        home = known.setdefault(line, f"{axis}--{name}")
+        lines.append(
+            line
+            if len(line) < 60 or home == f"{axis}--{name}"
+            else f"{line.partition(': ')[0]}: as of {linked_kind(home)}"
+        )
+    return [*text, "", *lines]
+
+
+def linked_kind(home: str) -> str:
+    """A link to a component's section."""
+    return f"[{home.partition('--')[2]}](#{home})"
 
 
 def partition_page() -> str:
