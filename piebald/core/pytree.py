@@ -202,10 +202,10 @@ def logits(outputs: Any) -> Tensor:
     if isinstance(outputs, tuple) and outputs:
         scores = outputs[0]
     if not isinstance(scores, Tensor):
-        got = f"a {type(outputs).__name__}"
+        got = "nothing: end forward with return" if outputs is None else f"a {type(outputs).__name__}"
         if isinstance(outputs, Mapping):
-            got += f" with {', '.join(map(str, outputs)) or 'nothing'}"
-        raise SettingError(f"a model must return a tensor, or a tuple or dict with 'logits', got {got}: rename them")
+            got += f" with {', '.join(map(str, outputs)) or 'nothing'}: rename them"
+        raise SettingError(f"a model must return a tensor, or a tuple or dict with 'logits', got {got}")
     return scores
 
 

@@ -60,13 +60,20 @@ def probe(work: ClientWork, rows: Rows) -> Traits:
         try:
             outputs, again = _run(module, x, 0), _run(module, x, 1)
             random_plain = not _equal(outputs, again)  # before the loss, which may write into what it is given
+            loss = None
             loss = work.objective.loss(outputs, y)
         except Exception as error:  # whatever the user's own code may raise
             raise_if_lost(error, device)
+            reason = _first_line(error)
+            if loss is None and isinstance(error, RuntimeError | TypeError):  # in words of torch or of Python
+                reason = (
+                    "the loss cannot take (outputs, targets), outputs being "
+                    f"{pytree.described(outputs)}: give targets and outputs the shapes that it needs, or another loss"
+                )
             raise SettingError(
                 f"the model cannot be trained on these rows (inputs {pytree.described(x)}, "
-                f"targets {pytree.described(y)}): {_first_line(error)}"
-            ) from None
+                f"targets {pytree.described(y)}): {reason}"
+            ) from error
         _try_precision(work, module, x, y)
         if loss.dim() > 1 or (loss.dim() == 1 and len(loss) != len(few)):
             raise SettingError(f"the loss must give one value an example or one mean, got shape {list(loss.shape)}")

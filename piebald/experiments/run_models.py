@@ -116,6 +116,8 @@ def outputs_of(module: nn.Module, rows: Rows) -> tuple[int, ...]:
             reason = "it looks up token ids, and these are real numbers: give clients_from tokens=True"
         elif isinstance(error, NotImplementedError) and "forward" in reason:
             reason = f"{type(module).__name__} has no method forward(self, x): define it"
+        elif layer := _refusing_layer(trial, rows[:1].x):
+            reason = f"{layer}: give it the shape that it needs"
         raise SettingError(f"the model fails on an input of shape {shape}: {reason}") from error
     try:
         return tuple(pytree.logits(output).shape[1:])
@@ -123,15 +125,41 @@ def outputs_of(module: nn.Module, rows: Rows) -> tuple[int, ...]:
         return ()  # a loss of the user's own may take other outputs
 
 
+def _refusing_layer(module: nn.Module, x: pytree.Tree) -> str | None:
+    """Which layer of torch a batch does not get through, in words; None where the model's own code fails."""
+    inside: list[str] = []
+
+    def enter(layer: nn.Module, given: tuple[Any, ...]) -> None:
+        shapes = ", ".join(str(list(part.shape[1:])) for part in given if isinstance(part, torch.Tensor))
+        inside.append(f"its layer {layer} cannot take rows of shape {shapes}")
+
+    layers = [
+        part for part in module.modules() if not any(part.children()) and type(part).__module__.startswith("torch.")
+    ]
+    hooks = [layer.register_forward_pre_hook(enter) for layer in layers]
+    hooks += [layer.register_forward_hook(lambda *_: inside.clear()) for layer in layers]
+    try:
+        with torch.no_grad():
+            pytree.run(module, x)
+    except Exception:  # as before
+        return inside[-1] if inside else None
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return None
+
+
 def _called_with_seed(function: Callable[[int], nn.Module], seed: int) -> nn.Module:
     """Call a function of the seed, after a check of its signature: a class may need other arguments."""
     try:
         inspect.signature(function).bind(seed)
     except TypeError as error:
-        name = getattr(function, "__qualname__", type(function).__name__)
+        name = getattr(function, "__name__", type(function).__name__)
+        name = "this lambda" if name == "<lambda>" else name
+        again = "write lambda seed: ..." if name == "this lambda" else f"write lambda seed: {name}(...)"
         raise SettingError(
             f"model must be an nn.Module or a function of the seed that makes one, but {name} cannot be called with a "
-            f"seed alone ({error}): call it yourself and give its module, or write lambda seed: {name}(...)"
+            f"seed alone ({error}): call it yourself and give its module, or {again}"
         ) from None
     except ValueError:  # a function of another language, which has no signature
         pass

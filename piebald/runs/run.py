@@ -148,6 +148,8 @@ def run(
         trackers=read(trackers, USERS), per_class=per_class,
     )  # fmt: skip
     plan = prepare(recipe, clients, model, options)
+    if out is None and plan.runtime.simulates and (plan.work.initial_state() or plan.work.layout.private):
+        _log.warning("clients' own models are kept only with out='some/folder': run.model(client=...) has none here")
     _log.info("%s: runtime %s", plan.meta["label"], json.dumps(plan.meta["runtime"]))
     if measure not in get_args(Measure):
         raise unknown("measure", measure, get_args(Measure))

@@ -25,7 +25,7 @@ from piebald.methods import recipes
         ("fed-per", "hdafl"),
         ("pFedHN", "cgau"),
         ("FedAvg_FT", "fine_tuned"),
-        ("standalone", "local"),
+        ("standalone", "it is 'local' here"),
         ("fedavgg", "did you mean 'fedavg'"),
     ],
 )
@@ -49,6 +49,8 @@ def test_a_setting_of_another_recipe_names_it(capsys: pytest.CaptureFixture[str]
         piebald.recipes.fedavg(mu=0.1)
     assert main(["run", "--set", 'recipe={name="fedavg", mu=0.1}']) == 2
     assert "it is a setting of fedprox, " in capsys.readouterr().err
+    with pytest.raises(SettingError, match="called 'learning_rate': it is lr"):
+        piebald.recipes.fedavg(learning_rate=0.1)  # type: ignore[call-arg]
     with pytest.raises(SettingError, match=r"'epochs': it belongs to the recipe: piebald.recipes.fedavg\(epochs=...\)"):
         piebald.run("fedavg", None, None, epochs=3)  # type: ignore[call-arg]
 
@@ -88,7 +90,12 @@ def test_train_means_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("roc_auc", "auc"), ("MSE", "squared_error"), ("f1_macro", "give torchmetrics' object of it")]
+    ("name", "says"),
+    [
+        ("roc_auc", "it is 'auc' here"),
+        ("MSE", "it is 'squared_error' here"),
+        ("f1_macro", "give torchmetrics' object of it"),
+    ],
 )
 def test_a_metric_of_scikit_learn_names_what_does_the_same(name: str, says: str) -> None:
     from piebald.core.objective import objective_for
@@ -113,11 +120,40 @@ def test_a_model_that_does_not_fit_is_told_in_words_of_ours() -> None:
             self.layer = torch.nn.Linear(4, 1)
 
     x, y = np.zeros((20, 4), np.float32), np.linspace(0.5, 1.5, 20)
+
+    class Silent(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> None:  # type: ignore[override]
+            super().forward(x)
+
+    clients = piebald.clients_from({"a": (x, y), "b": (x, y)})
     words = torch.nn.Sequential(torch.nn.Embedding(9, 2), torch.nn.Flatten(), torch.nn.Linear(8, 1))
     for model, says in (
         (torch.nn.Linear(4, 2), r"outputs \[4, 2\] must be as many numbers as targets \[4\]"),
         (words, "give clients_from tokens=True"),
+        (
+            torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(3, 1)),
+            r"its layer Linear\(in_features=3.*shape \[8\]",
+        ),
+        (torch.nn.Conv2d(1, 2, 3), r"its layer Conv2d\(1, 2.* cannot take rows of shape \[4\]"),
+        (Silent(4, 1), "got nothing: end forward with return"),
+        (lambda: torch.nn.Linear(4, 1), r"this lambda cannot be called with a seed .*write lambda seed: \.\.\."),
         (Empty(), r"Empty has no method forward\(self, x\): define it"),
     ):
         with pytest.raises(SettingError, match=says):
-            piebald.run("fedavg", piebald.clients_from({"a": (x, y), "b": (x, y)}), model, rounds=1)
+            piebald.run("fedavg", clients, model, rounds=1)
+    for loss in (torch.nn.functional.cross_entropy, lambda outputs: outputs.mean()):
+        with pytest.raises(
+            SettingError, match=r"the loss cannot take \(outputs, targets\), outputs being float32 \[4, 3\]"
+        ):
+            piebald.run("fedavg", clients, torch.nn.Linear(4, 3), rounds=1, loss=loss)
+
+
+def test_a_run_in_memory_says_before_it_trains_that_it_keeps_no_models_of_clients(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    rows = (np.zeros((20, 4), np.float32), np.arange(20) % 2)
+    clients = piebald.clients_from({"a": rows, "b": rows})
+    for recipe, out, says in (("ditto", None, True), ("ditto", tmp_path / "run", False), ("fedavg", None, False)):
+        caplog.clear()
+        piebald.run(recipe, clients, torch.nn.Linear(4, 2), rounds=1, out=out)
+        assert ("kept only with out=" in caplog.text) == says

@@ -183,6 +183,15 @@ _ELSEWHERE = {  # names of other programs and papers
 }
 
 
+_USUAL = {  # names of settings elsewhere
+    "learningrate": "it is lr", "batchsize": "it is batch", "localepochs": "it is epochs", "numepochs": "it is epochs",
+    "fraction": "it is cohort, a share of the clients", "fractionfit": "it is cohort, a share of the clients",
+    "clientsperround": "it is cohort, a number of clients", "numclusters": "it is k", "nclusters": "it is k",
+    "clusters": "the number of clusters is k of ifca; distfl and cfl find it", "rounds": "it belongs to the run",
+    "l2": "it is weight_decay",
+}  # fmt: skip
+
+
 def unknown_recipe(name: str) -> SettingError:
     """Return the error for a name that no recipe has."""
     return unknown("recipe", name, names(), _ELSEWHERE)
@@ -191,6 +200,8 @@ def unknown_recipe(name: str) -> SettingError:
 def recipes_with(setting: str) -> dict[str, str] | None:
     """Return which recipes have a setting, those with the fewest settings first, as `errors.unknown` takes it."""
     found = sorted((name for name in names() if setting in settings_of(name)), key=lambda name: len(settings_of(name)))
+    if usual := _USUAL.get(setting.lower().replace("_", "").replace("-", "")):
+        return {setting.lower().replace("_", "").replace("-", ""): usual}
     listed = f"{', '.join(found[:6])}{' ...' if len(found) > 6 else ''}"
     return {setting.lower().replace("_", ""): f"it is a setting of {listed}"} if found else None
 
