@@ -1,9 +1,8 @@
 """The runs of the leaderboard, kept as data.
 
-Every method is tuned on the first seed: each of its settings is trained, and the one with the best mean validation
-accuracy is trained again with the other seeds.  `results/<federation>.jsonl` has a line for each run, in the form of
-`benchmarks/advise/truth`, whose runs of the same recipes with the same settings are taken from there.  A line is
-written when its run has ended, so an interrupted competition goes on, and a new method is added without the others.
+Under the first seed every method is trained with each of its settings, and with the one that is best by validation rows
+under the others.  `results/<federation>.jsonl` has a line for each run, written when it has ended, so an interrupted
+competition goes on, and a method that is added is trained without the others.
 """
 
 from __future__ import annotations
@@ -11,117 +10,96 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from methods import METHODS, Method
-from runs import run_one
+from methods import ALONE, POOLED, RUN, TOGETHER, Method
+from runs import about, run_one
+from tiers import FEDERATIONS, Entrants
 
 sys.path.append(str(Path(__file__).parents[1] / "advise"))
 import truth
-from federations import BY_NAME, HELD_OUT, SEED, Federation, by_owner
-from grid import Entry
 
-from piebald import partition
 from piebald.core.errors import SettingError
-from piebald.data.sets.download import prepared
-from piebald.models import build_model
 
 RESULTS = Path(__file__).with_name("results")
-SEEDS = (0, 1, 2)
-REFUSED = "refused.json"
-FEWEST_DEATHS = 9  # of a region: with fewer, a concordance is made of a handful of pairs
+SEEDS = (0, 1, 2, 3, 4)
+CLIENTS, REFUSED = "clients.json", "refused.json"
+Lines = dict[tuple[str, str, int], dict[str, Any]]
 
 
-class Survival(Federation):
-    """Time to death of patients with breast cancer (TCGA-BRCA), by region, scored by Harrell's concordance."""
-
-    def clients(self) -> Any:
-        """The regions with enough deaths."""
-        import pandas
-
-        frame = pandas.read_csv(prepared("tcga_brca", "tcga_brca.csv.gz"))
-        inputs = frame.drop(columns=["pid", "tss", "site_id", "site", "split", "event", "time"]).astype("float32")
-        inputs["age_at_index"] = (inputs["age_at_index"] - 58) / 13  # about the mean and deviation of patients
-        parts = {}
-        for region, rows in frame.groupby("site").indices.items():
-            own = frame.iloc[rows]
-            if own["event"].sum() >= FEWEST_DEATHS:
-                target = {name: own[name].to_numpy("float32") for name in ("time", "event")}
-                parts[str(region)] = (inputs.iloc[rows].to_numpy(), target)
-        return partition.clients_from(parts, seed=SEED, **HELD_OUT)
-
-    def model(self, seed: int) -> torch.nn.Module:
-        """A network with one output, the log hazard."""
-        return build_model("mlp_bn", (39,), 1, seed=seed, hidden=[32])
+def read(federation: str, folder: Path = RESULTS) -> Lines:
+    """The lines of a federation by method, setting and seed; those of a setting that is no longer drawn stay unread."""
+    return {(line["method"], label(line["settings"]), line["seed"]): line for line in truth.read(folder, federation)}
 
 
-FEDERATIONS = (
-    *(BY_NAME[name] for name in ("mnist-writers", "har-subjects", "shakespeare", "office", "heart", "exam")),
-    BY_NAME["contraception"],
-    Federation("lecturers", "lecturers (InstEval)", "lecturers", by_owner("site")),
-    Survival("tcga-brca", "breast cancer regions (survival)", "", {}, loss="survival", metric="concordance"),
-    Federation("traffic", "app traffic by capture", "traffic", by_owner("capture"), limit=4000),
-    *(BY_NAME[name] for name in ("cifar10-dirichlet", "cifar10-disjoint")),
-)
+def label(settings: dict[str, Any]) -> str:
+    """A setting as text."""
+    return json.dumps(settings, sort_keys=True)
 
 
-def read(federation: str, folder: Path = RESULTS) -> dict[tuple[str, int], dict[str, Any]]:
-    """The lines of a federation, by entry and seed."""
-    lines = [*truth.read(truth.FOLDER, federation), *truth.read(folder, federation)]
-    return {(line["entry"], line["seed"]): line for line in lines}
+def table(name: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """A table of all federations: their clients, or the methods that cannot be trained on them and why."""
+    file = folder / name
+    return dict(json.loads(file.read_text("utf-8"))) if file.exists() else {}
 
 
-def refused(federation: str, folder: Path = RESULTS) -> dict[str, str]:
-    """The recipes that cannot be trained on a federation, and why."""
-    file = folder / REFUSED
-    known: dict[str, dict[str, str]] = json.loads(file.read_text("utf-8")) if file.exists() else {}
-    return known.get(federation, {})
+def keep(name: str, federation: str, values: dict[str, Any], folder: Path) -> None:
+    """Keep what is known of a federation in one of the tables."""
+    known = table(name, folder) | {federation: table(name, folder).get(federation, {}) | values}
+    (folder / name).write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", "utf-8")
 
 
-def refuse(federation: str, recipe: str, why: str, folder: Path = RESULTS) -> None:
-    """Keep that a recipe cannot be trained on a federation."""
-    file = folder / REFUSED
-    known = json.loads(file.read_text("utf-8")) if file.exists() else {}
-    known.setdefault(federation, {})[recipe] = why
-    file.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", "utf-8")
-
-
-def chosen(method: Method, lines: dict[tuple[str, int], dict[str, Any]]) -> Entry | None:
-    """The setting with the best mean validation accuracy under the first seed; None while some are missing."""
-    found = [(entry, lines.get((entry.label, SEEDS[0]))) for entry in method.entries()]
-    if any(line is None for _, line in found):
+def chosen(method: Method, lines: Lines) -> int | None:
+    """The setting with the most right validation rows under the first seed; None while some are missing."""
+    found = [lines.get((method.name, label(settings), SEEDS[0])) for settings in method.settings()]
+    if any(line is None for line in found):
         return None
-    return max(found, key=lambda one: _mean(one[1]["validation"][-1]))[0]  # type: ignore[index]
+    # the mean over clients, each of which counts the same
+    scores = [_share(line) for line in found if line is not None]
+    return scores.index(max(scores))
 
 
-def missing(
-    federation: Federation, methods: tuple[Method, ...], seeds: tuple[int, ...], folder: Path
-) -> Iterator[tuple[Entry, int]]:
-    """The runs that are not there: those of the first seed, then the chosen ones with the others."""
-    for method in methods:
-        lines = read(federation.name, folder)
-        if method.recipe in refused(federation.name, folder):
-            continue
-        for entry in method.entries():
-            if (entry.label, SEEDS[0]) not in lines and method.recipe not in refused(federation.name, folder):
-                yield entry, SEEDS[0]
-        best = chosen(method, read(federation.name, folder))
-        for seed in seeds:
-            if best is not None and (best.label, seed) not in lines and seed != SEEDS[0]:
-                yield best, seed
+def _share(line: dict[str, Any]) -> float:
+    shares = [right / rows for right, rows in zip(line["validation"], line["rows"], strict=True) if rows]
+    return sum(shares) / len(shares)
+
+
+def fits(federation: Entrants, method: Method) -> bool:
+    """Whether a method is compared on a federation: those without rounds, and what they must beat, by the clock."""
+    if federation.tier != "small" and method.network is not None:
+        return False
+    return method.clock == federation.slow or (federation.slow and method.name in (POOLED, ALONE, TOGETHER))
+
+
+def missing(federation: Entrants, method: Method, seeds: Sequence[int], folder: Path) -> Iterator[tuple[int, int]]:
+    """The settings and seeds that are not there: those of the first seed, then the chosen one with the others."""
+    if not fits(federation, method):
+        return
+    refused = table(REFUSED, folder).get(federation.name, {})
+    labels = [label(settings) for settings in method.settings()]
+    for number, own in enumerate(labels):
+        if method.name not in refused and (method.name, own, SEEDS[0]) not in read(federation.name, folder):
+            yield number, SEEDS[0]
+            refused = table(REFUSED, folder).get(federation.name, {})
+    lines = read(federation.name, folder)
+    best = chosen(method, lines)
+    for seed in seeds[1:]:
+        if best is not None and (method.name, labels[best], seed) not in lines:
+            yield best, seed
 
 
 def compete(
-    names: tuple[str, ...] = (),
-    only: tuple[str, ...] = (),
-    seeds: tuple[int, ...] = SEEDS,
+    names: Sequence[str] = (),
+    only: Sequence[str] = (),
+    seeds: Sequence[int] = SEEDS,
     minutes: float = float("inf"),
     folder: Path = RESULTS,
+    tier: str = "small",
 ) -> int:
-    """Make the runs that are missing.
+    """Make the runs that are missing, all of a federation before the next.
 
     Args:
         names: of federations, all by default.
@@ -129,36 +107,39 @@ def compete(
         seeds: the first one tunes.
         minutes: no run is started after so many.
         folder: where lines are kept.
+        tier: of the networks.
 
     Returns:
         The number of runs that were made.
     """
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
-    methods = tuple(method for method in METHODS if not only or method.name in only)
+    methods = tuple(method for method in RUN if not only or method.name in only)
     began, made = time.monotonic(), 0
     for federation in FEDERATIONS:
-        if names and federation.name not in names:
+        if federation.tier != tier or (names and federation.name not in names):
             continue
         clients: Any = None
-        for entry, seed in missing(federation, methods, seeds, folder):
-            if time.monotonic() - began > 60 * minutes:
-                return made
-            clients = federation.clients() if clients is None else clients
-            try:
-                line = run_one(federation, clients, entry, seed)
-            except SettingError as why:  # the method does not fit such rows: a finding, and no end of the others
-                refuse(federation.name, entry.recipe, str(why), folder)
-                print(f"{federation.name} {entry.recipe}: {why}", flush=True)
-                continue
-            truth.append(folder, federation.name, line)
-            made += 1
-            print(f"[{time.monotonic() - began:.0f} s] {federation.name} {entry.label} {seed}: "
-                  f"{_mean(line['test']):.1f}", flush=True)  # fmt: skip
+        for method in methods:
+            for number, seed in missing(federation, method, seeds, folder):
+                if time.monotonic() - began > 60 * minutes:
+                    return made
+                if clients is None:
+                    clients = federation.clients()
+                    keep(CLIENTS, federation.name, about(clients), folder)
+                try:
+                    line = run_one(federation, clients, method, number, seed)
+                except SettingError as why:  # the method does not fit such rows: a finding, and no end of the others
+                    keep(REFUSED, federation.name, {method.name: str(why)}, folder)
+                    print(f"{federation.name} {method.name}: {why}", flush=True)
+                    continue
+                truth.append(folder, federation.name, line)
+                made += 1
+                print(f"[{time.monotonic() - began:.0f} s] {federation.name} {method.name} {number} {seed}: "
+                      f"{100 * _share(line):.1f} of validation rows, {line['seconds']:.1f} s", flush=True)  # fmt: skip
     return made
 
 
-def _mean(values: list[float | None]) -> float:
-    """The mean over the clients with a value, in points."""
-    found = [value for value in values if value is not None]
-    return 100 * sum(found) / len(found) / truth.SCALE
+def absent(federation: Entrants, folder: Path = RESULTS) -> list[str]:
+    """The methods whose runs with all seeds are not there."""
+    return [method.name for method in RUN if next(missing(federation, method, SEEDS, folder), None) is not None]

@@ -1,255 +1,234 @@
-"""The page: docs/leaderboard.md, written from the runs; no number in it is typed by hand."""
+"""The page: docs/leaderboard.md, written from the runs; no number about them is typed by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
-import kinds
 import numpy as np
+from comparisons import FEWEST
 from competition import RESULTS, SEEDS, read
-from methods import ALONE, BY_NAME, CENTRALISED, METHODS, TOGETHER
-from standings import Ranks, Standing, standings
+from methods import ALONE, BY_NAME, METHODS, NAIVE, PASSES, POOLED, SETTINGS, TOGETHER
+from pictures import draw_gains, draw_means, title
+from standings import NOT_FEDERATED, Standing, families, first_to_try, gain, standings
+from tiers import FEDERATIONS, KINDS
+
+from piebald.report.paired import Difference
+
+sys.path.append(str(Path(__file__).parents[1]))
+from shared.markdown import table
 
 DOCS = Path(__file__).parents[2] / "docs"
+LITTLE = "too little data to say"
+IMAGES = ("leaderboard-means.png", "leaderboard-gains.png")
+HISTORY = Path(__file__).with_name("changed.md")
 
 INTRODUCTION = """# Leaderboard
 
-Every method with the same budget on federations whose clients really are not alike, natural ones first: writers of
-digits, people with phones, roles of plays, domains of photographs, hospitals, schools, districts, lecturers, regions
-of cancer patients, captures of app traffic; then CIFAR-10 dealt out by label.  Made by
+{methods} methods on federations whose clients are not alike, each with {settings} settings of its own, {passes} passes
+over the data and {seeds} seeds.  Validation rows choose settings; test rows only judge.  *Points* are percentage points
+of mean test accuracy over training alone (Local).  *Clearly* means beyond the chance of other rows of these clients and
+other seeds, all methods together (95 %).  Here are the runs with the small network, on {there} of {all} federations:
+{names}.
+"""
 
-```console
-$ python benchmarks/leaderboard/run.py
-```
-
-which goes on where it was stopped, and trains a method that is added to `benchmarks/leaderboard/methods.py` without the
-others.  The runs are kept in `benchmarks/leaderboard/results` and `benchmarks/advise/truth`.
-
-**This is the small form**: one network with a hidden layer of 32 and batch norm for all, 16 rounds of 2 epochs, at most
-{rows} rows a federation.  It says which families of methods pay on which kind of unlikeness, not what accuracy can be
-reached.  Every method has three learning rates and at most two values of its main setting.  The setting with the best
-mean validation accuracy under the first of {seeds} seeds is trained again with the others, and only its test rows
-count.  What is said of accuracy is, for the survival of cancer patients, said of Harrell's concordance.
-
-The runs of the first seed, with all settings, took {first:.1f} hours of one core that other work shared, and those of
-all seeds {hours:.1f}.  FedMD's clients know the inputs of 100 training rows, which no other method is given.  kNN-Per
-is FedAvg, whose clients ask their nearest rows when the run has ended.
+PROTOCOL = """- **Network**: one hidden layer of 32 with batch norm for all, but for CGAU, which is made for gated units
+  with private conditioning.  It says which methods pay on which clients, not what accuracy can be reached.
+- **Budget**: {passes} passes of each client over its training rows (16 rounds of 2), also where a method trains two
+  models or tunes at the end (Ditto, FedRep, FedBABU, FedAvg fine-tuned); of the versions after 4, 8, 12 and 16 rounds
+  the best on validation rows is kept.  Where devices are unequal, the budget is the virtual time of 16 rounds, and
+  methods without rounds are compared with Local, FedAvg and Pooled only; others wait for the slowest as FedAvg does.
+- **Settings**: a Latin hypercube of {settings} from each method's own space, with the same learning rates for all.
+  Validation rows of seed 0 choose; the choice is trained again with the other seeds.
+- **Comparison**: row by row, by the verdict of `piebald compare`.  Against Local it is Dunnett's test and with the
+  leader Hsu's, with the correlations of the methods' own differences.  Over federations each data set is one value of a
+  bootstrap; below {fewest} data sets there is no interval.
+- **As in the papers**: FedProto predicts by the nearest prototype, DistFL clusters by batch norm, CGAU's vectors stay
+  private.  FedMD's clients know the inputs of 100 training rows, which no other method is given.
+- **Pooled** has all rows in one place; **most frequent class** is each client's own, without a model.
 """
 
 
-def write(folder: Path = RESULTS, docs: Path = DOCS, seeds: tuple[int, ...] = SEEDS) -> str:
+def write(folder: Path = RESULTS, docs: Path = DOCS) -> str:
     """Write the page and its pictures; returns where it is."""
-    import pictures
-
-    found = standings(folder, seeds)
+    found = [one for one in standings(folder) if not one.absent]
     if not found:
-        raise SystemExit("there are no runs yet: python benchmarks/leaderboard/run.py train")
-    ranks = Ranks.of(found)
-    pictures.draw_ranks(ranks, docs / "images" / "leaderboard-ranks.png")
-    pictures.draw_gains(found, docs / "images" / "leaderboard-gains.png")
-    most = max(one.federation.limit for one in found)
-    first, hours = _hours(found, folder, seeds[0])
-    introduction = INTRODUCTION.format(rows=f"{most:,}", seeds=len(seeds), first=first, hours=hours)
-    parts = [introduction, *_lessons(found, ranks), *kinds.section(found, _families(found))]
-    parts += [*_ranks(ranks), *_accuracies(found), *_costs(found), *_federations(found), *_absent(found)]
+        raise SystemExit("no federation has all runs yet: python benchmarks/leaderboard/run.py train")
+    even = [one for one in found if not one.federation.slow]
+    order = _order(even, found)
+    (docs / "images").mkdir(parents=True, exist_ok=True)
+    draw_means(found, order, docs / "images" / IMAGES[0])
+    draw_gains(found, order, docs / "images" / IMAGES[1])
+    introduction = INTRODUCTION.format(
+        methods=len({method.recipe for method in METHODS if not method.reason}), settings=SETTINGS, passes=PASSES,
+        seeds=len(SEEDS), there=len(found), all=sum(one.tier == "small" for one in FEDERATIONS),
+        names=", ".join(one.federation.words for one in found),
+    )  # fmt: skip
+    parts = [introduction, *_first(found), *_methods(found, order)]
+    protocol = PROTOCOL.format(passes=PASSES, settings=SETTINGS, fewest=FEWEST)
+    parts += _folded("Each federation", _federations(found)) + _folded(
+        "Families, chosen by validation", _families(found)
+    )
+    real = [one for one in standings(folder, "real") if not one.absent]
+    parts += _folded("Real networks", _federations(real)) if real else []
+    parts += _folded("How it was made", [protocol]) + _folded("What changed, and why", [HISTORY.read_text("utf-8")])
+    parts += _folded("What is not here, and what it costs", _absent(found, folder))
     (docs / "leaderboard.md").write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
     return str(docs / "leaderboard.md")
 
 
-def _hours(found: Sequence[Standing], folder: Path, first: int) -> tuple[float, float]:
-    """Hours of one core that the runs of the first seed took, and those of all."""
-    lines = [line for one in found for line in read(one.federation.name, folder).values()]
-    return (
-        sum(line["wall"] for line in lines if line["seed"] == first) / 3600,
-        sum(line["wall"] for line in lines) / 3600,
-    )
+def _order(even: Sequence[Standing], found: Sequence[Standing]) -> list[str]:
+    """The rows of the table, the largest mean gain first, methods for unequal devices at the end."""
+    rows = [name for name in (*BY_NAME, NAIVE) if any(name in one.scores for one in found)]
+    mean = {name: np.mean([one.points(name) for one in _having(name, even, found)]) for name in rows}
+    return sorted(rows, key=lambda name: (not any(name in one.scores for one in even), -mean[name]))
+
+
+def _having(name: str, even: Sequence[Standing], found: Sequence[Standing]) -> list[Standing]:
+    """The federations that a method is judged on: those with equal devices, if it is there at all."""
+    return [one for one in even if name in one.scores] or [one for one in found if name in one.scores]
 
 
 # -- what is learned
 
 
-def _lessons(found: Sequence[Standing], ranks: Ranks) -> list[str]:
-    level = [
-        name for name, rank in zip(ranks.methods, ranks.ranks, strict=True) if rank <= ranks.ranks[0] + ranks.critical
-    ]
-    alone = [one for one in found if ALONE in one.level_with_best]
-    behind = [one for one in found if _clearly_below_alone(one, TOGETHER)]
-    lines = [
-        "## What is learned",
-        "",
-        f"- **No method is best everywhere.**  By mean rank, {_title(ranks.methods[0])} is first of "
-        f"{len(ranks.methods)}, and {len(level) - 1} others cannot be told apart from it over {ranks.federations} "
-        "federations.",
-        f"- **Training alone** is not told apart from the best method in {len(alone)} of {len(found)} federations"
-        f"{_named(alone)}.",
-        f"- **One model for all (FedAvg)** is behind training alone, beyond noise, in {len(behind)}{_named(behind)}.",
-    ]
-    for family, methods in _families(found).items():
-        gains = {one: max(_points(one, name) for name in methods if name in one.results)
-                 for one in found if any(name in one.results for name in methods)}  # fmt: skip
-        best = max(gains, key=lambda one: gains[one])
-        worst = min(gains, key=lambda one: gains[one])
-        lines.append(
-            f"- *{family.capitalize()}*: {gains[best]:+.1f} points over alone at best ({best.federation.words}), "
-            f"{gains[worst]:+.1f} at worst ({worst.federation.words}), {_mean(gains.values()):+.1f} on average, with "
-            "the best method of the family on each federation."
-        )
-    return [*lines, ""]
+def _first(found: Sequence[Standing]) -> list[str]:
+    lines = []
+    for kind, words in KINDS.items():
+        own = [one for one in found if one.federation.kind == kind]
+        if own:
+            first, *then = [name for name in first_to_try(own) if name != ALONE][:3]
+            lines.append([words, _points(gain(own, lambda one, name=first: name), title(first)), _sure(own, first),
+                          ", ".join(map(title, then)), _sure(own, TOGETHER)])  # fmt: skip
+    even = [one for one in found if not one.federation.slow]
+    chosen = gain(even, lambda one: one.best([name for name in one.results if name not in NOT_FEDERATED]))
+    level = [one for one in found if ALONE in one.near]
+    return [
+        "## What to try first", "",
+        table(["clients", "first, points over Local", "how sure", "then", "FedAvg"], lines), "",
+        "*First* and *then* have the largest gains on validation rows; points are of test rows.  *How sure* counts the "
+        "federations where the method is clearly above or below Local.", "",
+        f"- Whoever tries all methods and takes the best by validation gains {_points(chosen)} points over Local.",
+        f"- Training alone is not clearly behind the leader in {len(level)} of {len(found)} federations"
+        f"{_named(level)}.  Without a clear gain, begin with it: it is the simplest.",
+        f"- FedAvg is clearly above Local in {_count(found, TOGETHER, 1)} and clearly below in "
+        f"{_count(found, TOGETHER, -1)} of {len(found)}.", "",
+    ]  # fmt: skip
 
 
-def _families(found: Sequence[Standing]) -> dict[str, list[str]]:
-    families: dict[str, list[str]] = {}
-    for method in METHODS:
-        if method.name not in (ALONE, CENTRALISED) and all(
-            method.name in one.results or method.recipe in one.refused for one in found
-        ):
-            families.setdefault(method.family, []).append(method.name)
-    return families
+def _points(estimate: tuple[float, float, float], name: str = "") -> str:
+    """A mean with its interval for other federations, or why there is none."""
+    mean, low, high = estimate
+    interval = f"{low:+.1f} to {high:+.1f}" if not np.isnan(low) else f"for others, {LITTLE}"
+    return f"{name + ': ' if name else ''}{mean:+.1f} ({interval})"
 
 
-def _clearly_below_alone(one: Standing, recipe: str) -> bool:
-    gain = one.gain(recipe)
-    return gain is not None and gain.mean < 0 and gain.p < 0.05
+def _sure(found: Sequence[Standing], method: str) -> str:
+    return f"above in {_count(found, method, 1)}, below in {_count(found, method, -1)} of {len(found)}"
+
+
+def _count(found: Sequence[Standing], method: str, side: int) -> int:
+    return sum(one.side(method) == side for one in found)
 
 
 def _named(those: Sequence[Standing]) -> str:
     return f" ({', '.join(one.federation.words for one in those)})" if those else ""
 
 
-# -- tables
+# -- the tables
 
 
-def _ranks(ranks: Ranks) -> list[str]:
-    rows = [[str(place + 1), _title(name), f"{rank:.1f}"]
-            for place, (name, rank) in enumerate(zip(ranks.methods, ranks.ranks, strict=True))]  # fmt: skip
+def _methods(found: Sequence[Standing], order: Sequence[str]) -> list[str]:
+    even, lines = [one for one in found if not one.federation.slow], []
+    for name in order:
+        own = _having(name, even, found)
+        mean, low, high = gain(own, lambda one, name=name: name)
+        interval = "" if np.isnan(low) or name == ALONE else f" ({low:+.1f} to {high:+.1f})"
+        bold = "**" if low > 0 else ""
+        near = "" if name in NOT_FEDERATED else sum(name in one.near for one in own)
+        results = [one.results[name] for one in own if name in one.results]
+        costs = ("megabytes", "seconds") if results else ()
+        means = [f"{np.mean([getattr(result, what) for result in results]):.1f}" for what in costs] or ["", ""]
+        lines.append([title(name), f"{bold}{mean:+.1f}{bold}{interval}", _count(own, name, 1), _count(own, name, -1),
+                      near, len(own), *means])  # fmt: skip
+    heads = ["method", "points over Local", "above", "below", "level", "of", "MB", "s"]
     return [
-        "## Ranks",
-        "",
-        "![Mean ranks](images/leaderboard-ranks.png)",
-        "",
-        f"Friedman's test that all methods are alike: p = {ranks.p:.2g}.  Mean ranks that differ by less than "
-        f"{ranks.critical:.1f} cannot be told apart (Nemenyi's critical difference at 5 %; Demsar 2006).  "
-        "Federations that some method cannot be trained on do not count here.",
-        "",
-        *_table(["", "method", "mean rank"], rows),
-    ]
-
-
-def _accuracies(found: Sequence[Standing]) -> list[str]:
-    rows = []
-    for method in METHODS:
-        if not any(method.name in one.results for one in found):
-            continue
-        cells = []
-        for one in found:
-            result = one.results.get(method.name)
-            bold = "**" if method.name in one.level_with_best else ""
-            cells.append("" if result is None else f"{bold}{100 * result.mean:.1f}{bold}")
-        rows.append([method.title, *cells])
-    return [
-        "## Mean test accuracy",
-        "",
-        "Percent, over clients and seeds.  Bold: the best, and what cannot be told apart from it (paired over clients "
-        "and seeds, as many comparisons as there are methods).",
-        "",
-        *_table(["method", *(one.federation.words for one in found)], rows),
-        "![Points over training alone](images/leaderboard-gains.png)",
-        "",
-    ]
-
-
-def _costs(found: Sequence[Standing]) -> list[str]:
-    rows = []
-    for method in METHODS:
-        own = [one for one in found if method.name in one.results]
-        if not own:
-            continue
-        there = [one.results[method.name].rounds_to(_target(one)) for one in own]
-        reached = [rounds for rounds in there if rounds is not None]
-        sent, made = _until_target(method.name, own, "bytes"), _until_target(method.name, own, "steps")
-        slow = [one.results[method.name].seconds / one.results[TOGETHER].seconds for one in own]
-        worst = [one.results[method.name].worst_tenth - one.results[ALONE].worst_tenth for one in own]
-        rows.append([
-            method.title, f"{_mean(_points(one, method.name) for one in own):+.1f}", f"{100 * _mean(worst):+.1f}",
-            f"{100 * _mean(one.better_than_alone(method.name) for one in own):.0f} %",
-            f"{len(reached)} of {len(own)}" + (f", {_mean(reached):.0f} rounds" if reached else ""),
-            sent, made, f"{_mean(slow):.1f}",
-        ])  # fmt: skip
-    return [
-        "## Who gains, and at what cost",
-        "",
-        "Means over federations.  *Over alone*: points of mean test accuracy; *worst tenth*: the same for the tenth of "
-        "the clients with the lowest accuracy of each method; *better*: share of the clients with a better model than "
-        "alone.  *Target*: where 98 % of FedAvg's final validation accuracy was reached, and after how many rounds "
-        "(measured after 4, 8 and 16); *bytes* and *steps* of all clients until then, over FedAvg's, where it was "
-        "reached.  *Seconds* (of one core, which other work shared): of a run, over FedAvg's; SCAFFOLD's option I and "
-        "the Hessian-free Per-FedAvg ran on a busier machine, so theirs are too many.",
-        "",
-        *_table(["method", "over alone", "worst tenth", "better", "target", "bytes", "steps", "seconds"], rows),
-    ]
-
-
-def _until_target(name: str, found: Sequence[Standing], what: Literal["bytes", "steps"]) -> str:
-    """Bytes or steps until the target, over FedAvg's until its own; "-" where it was never reached."""
-    shares = []
-    for one in found:
-        mine, plain = one.results[name], one.results[TOGETHER]
-        there, other = mine.rounds_to(_target(one)), plain.rounds_to(_target(one))
-        if there is not None and other is not None:
-            mine_all, plain_all = (mine.bytes, plain.bytes) if what == "bytes" else (mine.steps, plain.steps)
-            shares.append(mine_all * there / (plain_all * other))
-    return f"{_mean(shares):.2f}" if shares else "-"
-
-
-def _target(one: Standing) -> float:
-    return 0.98 * float(one.results[TOGETHER].validation[-1])
+        "## All methods", "", table(heads, lines), "",
+        "Mean over federations, in brackets the interval for other federations; bold where it is above 0.  "
+        "*Above*, *below*: federations where it is clearly better or worse than Local; *level*: where it leads or is "
+        "not clearly behind the leader; *of* so many.  Methods without rounds stand at the end: they were tried on "
+        "unequal devices.  MB and seconds are of one run.", "",
+        f"![Points over Local, over federations](images/{IMAGES[0]})", "",
+        f"![Points over Local, by federation](images/{IMAGES[1]})", "",
+    ]  # fmt: skip
 
 
 def _federations(found: Sequence[Standing]) -> list[str]:
-    rows = []
-    for one in found:
-        level = one.level_with_best
-        best, alone = one.results[level[0]], one.results[ALONE]
-        gain = one.gain(level[0])
-        interval = "" if gain is None else f"{100 * gain.mean:+.1f} ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
-        rows.append([
-            one.federation.words, str(len(best.clients)), f"{_title(level[0])}: {100 * best.mean:.1f}",
-            ", ".join(_title(name) for name in level[1:]) or "nobody", f"{100 * alone.mean:.1f}",
-            interval if level[0] != ALONE else "", f"{100 * best.worst_tenth:.1f}",
-        ])  # fmt: skip
-    heads = ["federation", "clients", "best", "not told apart from it", "alone", "best over alone", "its worst tenth"]
-    return [
-        "## Each federation",
-        "",
-        "The interval (95 %) holds for other clients and other seeds.",
-        "",
-        *_table(heads, rows),
-    ]
-
-
-def _absent(found: Sequence[Standing]) -> list[str]:
     lines = []
     for one in found:
-        lines += [f"- {one.federation.words}, {_title(name)}: {why}" for name, why in sorted(one.refused.items())]
-        absent = [m.title for m in METHODS if m.name not in one.results and m.recipe not in one.refused]
-        if absent:
-            lines.append(f"- {one.federation.words}: not trained yet: {', '.join(absent)}")
-    return ["## What is not there", "", *lines, ""] if lines else []
+        others = len([name for name in one.results if name not in NOT_FEDERATED])
+        best = one.best([name for name in one.results if name not in NOT_FEDERATED])
+        near = f"{len(one.near)} of {others}" if len(one.near) < others else f"all: {LITTLE}"
+        means = [f"{100 * one.scores[name].mean:.1f}" if name in one.scores else "" for name in
+                 (NAIVE, ALONE, TOGETHER, POOLED)]  # fmt: skip
+        lines.append([one.federation.words, len(one.naive.clients), sum(one.naive.sizes), *means,
+                      _lead(one, one.near[0]), _lead(one, best), near])  # fmt: skip
+    heads = ["federation", "clients", "test rows", "most frequent class", "Local", "FedAvg", "Pooled",
+             "leader, over Local", "best by validation, over Local", "level with the leader"]  # fmt: skip
+    return [
+        table(heads, lines), "",
+        "Mean test accuracy, percent.  The leader is leader by test rows, so its gain is too large; the best by "
+        "validation is what a user would have got.  Intervals are for other rows and seeds, all methods together.", "",
+    ]  # fmt: skip
 
 
-def _points(one: Standing, recipe: str) -> float:
-    return 100 * (one.results[recipe].mean - one.results[ALONE].mean)
+def _lead(one: Standing, method: str) -> str:
+    gap: Difference | None = one.over_alone.get(method)
+    if gap is None:
+        return title(method)
+    bold = "**" if one.side(method) > 0 else ""
+    return f"{title(method)}: {bold}{100 * gap.mean:+.1f}{bold} ({100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
 
 
-def _mean(values: Iterable[float]) -> float:
-    return float(np.mean(list(values)))
+def _families(found: Sequence[Standing]) -> list[str]:
+    kinds = {kind: [one for one in found if one.federation.kind == kind] for kind in KINDS}
+    lines = []
+    for family, methods in families().items():
+        cells = []
+        for own in kinds.values():
+            own = [one for one in own if any(name in one.results for name in methods)]
+            pick = gain(own, lambda one, methods=methods: one.best(methods)) if own else None
+            cells.append("" if pick is None else f"{pick[0]:+.1f}" if np.isnan(pick[1]) else _points(pick))
+        lines.append([family, *cells])
+    few = [kind for kind, own in kinds.items() if 0 < len({one.federation.rows for one in own}) < FEWEST]
+    note = f"A kind with fewer than {FEWEST} data sets has no interval: {LITTLE} of other federations." if few else ""
+    return [table(["best of the family", *kinds], lines), "", note, ""]
 
 
-def _title(recipe: str) -> str:
-    return BY_NAME[recipe].title
+def _absent(found: Sequence[Standing], folder: Path) -> list[str]:
+    there = {one.federation.name for one in found}
+    small, real = ([one for one in FEDERATIONS if one.tier == tier] for tier in ("small", "real"))
+    lines = [line for one in small for line in read(one.name, folder).values()]
+    hours = {one.federation.name: sum(line["seconds"] for line in read(one.federation.name, folder).values()) / 3600
+             for one in found}  # fmt: skip
+    left = [one for one in small if one.name not in there]
+    half = len(small) * float(np.mean(list(hours.values()))) / 2
+    parts = [f"- Not trained to the end: {', '.join(one.words for one in left)}."] if left else []
+    untried = [one for one in real if not read(one.name, folder)]
+    parts += [f"- Real networks, not trained here: {', '.join(one.words for one in untried)}."] if untried else []
+    parts += [f"- {method.title}: {method.reason}." for method in METHODS if method.reason]
+    parts += [f"- {one.federation.words}, {title(name)}: {why}" for one in found for name, why in one.refused.items()]
+    parts += [
+        f"- The {len(lines):,} runs that are here took {sum(line['seconds'] for line in lines) / 3600:.1f} hours of "
+        f"one core that other work shared.  All {len(small)} federations take about {half:.1f} hours of two cores.",
+        "- `python benchmarks/leaderboard/run.py train --minutes 60` goes on where it was stopped.  A new method is "
+        f"one line in `benchmarks/leaderboard/methods.py` and {SETTINGS + len(SEEDS) - 1} runs on each federation.  "
+        "`--tier real` trains leaf_cnn, a 1D-CNN, an LSTM and a network on a prepared table; it wants a GPU.",
+        "- Runs, settings and single test rows are kept in `benchmarks/leaderboard/results`.", "",
+    ]  # fmt: skip
+    return parts
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in rows), ""]
+def _folded(heading: str, lines: Sequence[str]) -> list[str]:
+    return ['<details markdown="1">', f"<summary>{heading}</summary>", "", *lines, "</details>", ""]

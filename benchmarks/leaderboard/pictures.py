@@ -1,4 +1,4 @@
-"""The pictures of the leaderboard: mean ranks with the critical difference, and gains over training alone."""
+"""The pictures of the leaderboard: gains over training alone, of each method over federations and on each of them."""
 
 from __future__ import annotations
 
@@ -8,43 +8,52 @@ from pathlib import Path
 import numpy as np
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
-from methods import ALONE, BY_NAME, METHODS
-from standings import Ranks, Standing
+from methods import ALONE, BY_NAME, NAIVE
+from standings import Standing, gain
+
+MOST = 25  # points, beyond which a gain is drawn at the edge
+BLUE, GREY, RED = "#1f6fb4", "#8a8f98", "#b4311f"
 
 
-def draw_ranks(ranks: Ranks, path: Path) -> None:
-    """Mean ranks as points, the best on top, each with the reach of the critical difference from the best."""
-    figure = Figure(figsize=(7, 0.32 * len(ranks.methods) + 1.2), layout="constrained")
+def title(method: str) -> str:
+    """What readers call a row of the table."""
+    return "Most frequent class" if method == NAIVE else BY_NAME[method].title
+
+
+def draw_means(found: Sequence[Standing], methods: Sequence[str], path: Path) -> None:
+    """A line for each method: a dot for each federation, the mean, and the interval for other federations."""
+    figure = Figure(figsize=(8, 0.26 * len(methods) + 1.2), layout="constrained")
     panel = figure.subplots()
-    places = np.arange(len(ranks.methods))[::-1]
-    reach = ranks.ranks[0] + ranks.critical
-    panel.axvspan(ranks.ranks[0], reach, color="#1f6fb4", alpha=0.12, lw=0, label="not told apart from the best")
-    colours = ["#1f6fb4" if rank <= reach else "#8a8f98" for rank in ranks.ranks]
-    panel.scatter(ranks.ranks, places, c=colours, zorder=3)
-    panel.set_yticks(places, [BY_NAME[name].title for name in ranks.methods])
-    panel.set_xlabel(f"mean rank over {ranks.federations} federations (1 is best)")
-    panel.grid(axis="x", alpha=0.3)
-    panel.legend(loc="upper right", frameon=False)
+    for place, method in enumerate(reversed(methods)):
+        own = [one for one in found if method in one.scores]
+        points = np.clip([one.points(method) for one in own], -MOST, MOST)
+        colours = [{1: BLUE, -1: RED, 0: GREY}[one.side(method)] for one in own]
+        panel.scatter(points, [place] * len(own), c=colours, s=14, zorder=3)
+        mean, low, high = (min(max(end, -MOST), MOST) for end in gain(own, lambda one, name=method: name))
+        panel.plot([mean], [place], "|", color="black", ms=10, zorder=4)
+        if not np.isnan(low):
+            panel.plot([low, high], [place, place], color="black", lw=1)
+    panel.axvline(0, color="black", lw=0.8)
+    panel.set_yticks(range(len(methods)), [title(method) for method in reversed(methods)], fontsize=8)
+    panel.set_xlim(-MOST - 1, MOST + 1)
+    panel.set_ylim(-0.6, len(methods) - 0.4)
+    panel.set_xlabel("points of test accuracy over Local; a dot is a federation, blue clearly above, red clearly below")
     panel.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=100)
 
 
-def draw_gains(standings: Sequence[Standing], path: Path) -> None:
-    """Points gained over training alone: a row for each method, a column for each federation."""
-    methods = [m.name for m in METHODS if m.name != ALONE and any(m.name in one.results for one in standings)]
-    table = np.full((len(methods), len(standings)), np.nan)
-    for column, one in enumerate(standings):
-        for row, name in enumerate(methods):
-            if name in one.results:
-                table[row, column] = 100 * (one.results[name].mean - one.results[ALONE].mean)
-    figure = Figure(figsize=(1.05 * len(standings) + 2.4, 0.34 * len(methods) + 2.2), layout="constrained")
+def draw_gains(found: Sequence[Standing], methods: Sequence[str], path: Path) -> None:
+    """Points over training alone: a row for each method, a column for each federation; bold where it is clear."""
+    methods = [method for method in methods if method != ALONE]
+    table = np.array([[one.points(name) if name in one.scores else np.nan for one in found] for name in methods])
+    figure = Figure(figsize=(0.95 * len(found) + 2.6, 0.26 * len(methods) + 1.8), layout="constrained")
     panel = figure.subplots()
-    panel.imshow(table, cmap="RdBu", norm=TwoSlopeNorm(0, -25, 25), aspect="auto")
+    panel.imshow(table, cmap="RdBu", norm=TwoSlopeNorm(0, -MOST, MOST), aspect="auto")
     for (row, column), value in np.ndenumerate(table):
         if not np.isnan(value):
-            panel.text(column, row, f"{value:+.1f}", ha="center", va="center", fontsize=8,
-                       color="white" if abs(value) > 17 else "black")  # fmt: skip
-    panel.set_xticks(range(len(standings)), [one.federation.words for one in standings], rotation=35, ha="right")
-    panel.set_yticks(range(len(methods)), [BY_NAME[name].title for name in methods])
-    panel.set_title("points of mean test accuracy over training alone", fontsize=10)
-    figure.savefig(path, dpi=110)
+            panel.text(column, row, f"{value:+.1f}", ha="center", va="center", fontsize=7,
+                       weight="bold" if found[column].side(methods[row]) else "normal",
+                       color="white" if abs(value) > 0.7 * MOST else "black")  # fmt: skip
+    panel.set_xticks(range(len(found)), [one.federation.words for one in found], rotation=35, ha="right", fontsize=8)
+    panel.set_yticks(range(len(methods)), [title(method) for method in methods], fontsize=8)
+    figure.savefig(path, dpi=100)

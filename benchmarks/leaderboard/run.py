@@ -3,7 +3,7 @@
     train   train what is not in results/ yet; stops and goes on at any time
     page    write docs/leaderboard.md and its pictures from what is there
 
-Both by default.  All need the prepared data sets (PIEBALD_DATA).  A method that is added to methods.py is trained
+Both by default.  Training needs the prepared data sets (PIEBALD_DATA).  A method that is added to methods.py is trained
 without the others.  On two cores, `train` in two processes with other --federations takes half as long.
 """
 
@@ -14,13 +14,13 @@ import sys
 from pathlib import Path
 
 import competition
-import page
 
 
 def main() -> int:
     """Run the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=("train", "page"))
+    parser.add_argument("--tier", choices=("small", "real"), default="small", help="networks; real ones want a GPU")
     parser.add_argument("--federations", nargs="+", default=[], help="only these")
     parser.add_argument("--methods", nargs="+", default=[], help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(competition.SEEDS), help="the first one tunes")
@@ -29,10 +29,12 @@ def main() -> int:
     options = parser.parse_args()
     if options.part != "page":
         made = competition.compete(
-            tuple(options.federations), tuple(options.methods), tuple(options.seeds), options.minutes, options.results
+            options.federations, options.methods, options.seeds, options.minutes, options.results, options.tier
         )
         print(f"{made} runs were made")
     if options.part != "train":
+        import page
+
         print(page.write(options.results))
     return 0
 

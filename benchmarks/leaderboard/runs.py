@@ -1,120 +1,146 @@
-"""One run of the leaderboard, as the line that is kept; those of some methods are made in a way of their own."""
+"""One run of the leaderboard, as the line that is kept: what was right on validation and on test rows.
+
+A line has the method, its setting, the seed, the number of right validation rows of each
+client, the single test rows of all clients one after another as bits (`storage.row_values`), or the number of right
+ones where single rows are not known, the version whose validation rows were best, bytes, steps, and seconds.
+"""
 
 from __future__ import annotations
 
-import math
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from methods import CENTRALISED, KNN_PER, PUBLIC, TOGETHER
-
-sys.path.append(str(Path(__file__).parents[1] / "advise"))
-import truth
-from federations import SEED, Federation
-from grid import ROUNDS, RUNGS, TRAINING, Entry
+from methods import KNN_PER, POOLED, PUBLIC, ROUNDS, TRAINING, Method
 
 import piebald
-from piebald import partition, recipes
+from piebald import partition
 from piebald.core.errors import RuntimeFault
-from piebald.core.metrics import Concordance
+from piebald.data.clients.pooled_clients import Lists
 from piebald.data.partition.three_way_split import SPLITS
 from piebald.runtimes import Simulator
+from piebald.storage.row_values import packed
 
 PUBLIC_ROWS = 100
+EVERY = 4  # rounds between evaluations, of which the best by validation rows is kept
+BUFFERED = "fedbuff"
 
 
-def run_one(federation: Federation, clients: Any, entry: Entry, seed: int) -> dict[str, Any]:
+def run_one(federation: Any, clients: Any, method: Method, number: int, seed: int) -> dict[str, Any]:
     """One run, as the line that is kept."""
-    if entry.recipe == CENTRALISED:
-        return centralised(federation, clients, entry, seed)
+    settings = method.settings()[number]
+    line = {"method": method.name, "settings": settings, "seed": seed}
+    began = time.monotonic()
     try:
-        if entry.recipe == KNN_PER:
-            return with_neighbours(federation, clients, entry, seed)
-        held = with_public_rows(clients) if entry.recipe == PUBLIC else clients
-        return truth.run_one(federation, held, entry, seed)
-    except RuntimeFault as why:  # the setting diverges: nobody would use such a model, so it has no accuracy
+        found = _trained(federation, clients, method, settings, seed)
+    except RuntimeFault as why:  # the setting diverges: nobody would use such a model, so no row of it is right
         if "not finite" not in str(why):
             raise
         none = [0] * len(clients)
-        line = _begun(entry, seed)
-        return line | {"validation": [none] * len(RUNGS), "test": none, "bytes": 0, "wall": 0.0, "steps": 0}
+        found = {"validation": none, "test": none, "version": 0, "bytes": 0, "steps": 0}
+    line |= {"rows": [clients.size(client, "validation") for client in range(len(clients))]}
+    return line | found | {"seconds": round(time.monotonic() - began, 2)}
+
+
+def _trained(federation: Any, clients: Any, method: Method, settings: dict[str, Any], seed: int) -> dict[str, Any]:
+    held = clients
+    if method.recipe == POOLED:
+        held = in_one_place(clients)
+    elif method.recipe == PUBLIC:
+        held = with_public_rows(clients)
+    every, length = _length(federation, clients, method)
+    run = piebald.run(
+        method.make(settings), held, federation.model(seed, method.network), seed=seed, evaluate_every=every,
+        keep=KNN_PER if method.recipe == KNN_PER else "best", measure="none", per_class=False,
+        runtime=_runtime(federation, len(held)), **length,
+    )  # fmt: skip
+    scores = _of_neighbours(run, clients) if method.recipe == KNN_PER else _of_versions(run, clients, len(held) == 1)
+    final = run.final
+    return scores | {
+        "bytes": 0 if method.recipe == POOLED else final["bytes_up"] + final["bytes_down"],
+        "steps": sum(row["steps"] or 0 for row in run.results if row["kind"] == "train"),
+    }
+
+
+def _runtime(federation: Any, clients: int) -> Simulator:
+    """The simulator: small networks all at once on one core, real ones as the machine allows."""
+    if federation.tier == "real":
+        return Simulator(device="auto")
+    return Simulator(engine="batched", stack=clients, workers=0, fleet=federation.fleet())
+
+
+def _length(federation: Any, clients: Any, method: Method) -> tuple[int, dict[str, Any]]:
+    """How often a run is evaluated, and when it ends: after its rounds, or after the virtual seconds of so many."""
+    fleet = federation.fleet()
+    if fleet is None:
+        return EVERY, {"rounds": method.rounds}
+    batch, epochs = TRAINING["batch"], TRAINING["epochs"]
+    seconds = max(
+        fleet.device(c).seconds_per_step * epochs * -(-clients.size(c, "train") // batch) for c in range(len(clients))
+    )
+    every = EVERY if method.recipe == BUFFERED or not method.clock else EVERY * len(clients)
+    return every, {"stop": {"seconds": ROUNDS * seconds * 0.999}}
+
+
+def _of_versions(run: Any, clients: Any, pooled: bool) -> dict[str, Any]:
+    """Right rows at the version that is best by validation rows."""
+    version = run.best or 0
+    single = run.values_of_rows()
+    values = np.concatenate([single[client] for client in sorted(single)])
+    right: dict[int, tuple[bool, float]] = {}
+    for row in run.scores:
+        about = row["metric"] == "accuracy" and row["split"] == "validation" and row["version"] == version
+        if about and row["client"] is not None and row["value"] is not None:
+            # a client uses its own model where it has one
+            right[row["client"]] = max(
+                right.get(row["client"], (False, 0.0)), (row["model"] == "personal", row["value"])
+            )
+    sizes = [clients.size(client, "validation") for client in range(len(clients))]
+    shares = [right[0][1]] * len(sizes) if pooled else [right[client][1] for client in range(len(sizes))]
+    validation = [round(share * size, 2 if pooled else 0) for share, size in zip(shares, sizes, strict=True)]
+    return {"validation": validation, "test": packed(values), "version": version}
+
+
+def _of_neighbours(run: Any, clients: Any) -> dict[str, Any]:
+    """Right rows of clients that asked their nearest rows; which ones is not recorded."""
+    validation, test = [0] * len(clients), [0] * len(clients)
+    for choice in run.choices:
+        if "judged" in choice:
+            client = choice["client"]
+            own, judged = choice["candidates"][choice["chosen"]], choice["judged"]["chosen"]
+            validation[client] = round(own["accuracy"] * clients.size(client, "validation"))
+            test[client] = round(judged["accuracy"] * clients.size(client, "test"))
+    return {"validation": validation, "test": test, "version": ROUNDS}
+
+
+def in_one_place(clients: Any) -> Any:
+    """One client that holds all rows, those of the first client first."""
+    parts = {split: _joined(clients, split) for split in SPLITS}
+    return partition.PooledClients(clients.x, clients.y, parts, names=["all"], classes=clients.classes)
+
+
+def _joined(clients: Any, split: Any) -> Lists:
+    rows = np.concatenate([clients.indices(client, split) for client in range(len(clients))])
+    return Lists(rows, np.array([0, len(rows)]))
 
 
 def with_public_rows(clients: Any) -> Any:
     """The same clients, who all know the inputs of some of the training rows: no other method is given these."""
     rows = np.concatenate([clients.indices(client, "train") for client in range(len(clients))])
-    chosen = np.sort(np.random.default_rng([SEED, len(rows)]).permutation(rows)[:PUBLIC_ROWS])
+    chosen = np.sort(np.random.default_rng(len(rows)).permutation(rows)[:PUBLIC_ROWS])
     parts = {split: clients.lists(split) for split in SPLITS}
     return partition.PooledClients(
-        clients.x, clients.y, parts, names=clients.names, classes=clients.classes, common=clients.common,
-        public_rows=chosen,
-    )  # fmt: skip
+        clients.x, clients.y, parts, names=clients.names, classes=clients.classes, public_rows=chosen
+    )
 
 
-def with_neighbours(federation: Federation, clients: Any, entry: Entry, seed: int) -> dict[str, Any]:
-    """FedAvg, whose clients ask their nearest rows at the end; before that, their models are FedAvg's."""
-    line = truth.run_one(federation, clients, Entry(TOGETHER, entry.settings), seed)
-    began = time.monotonic()
-    run = piebald.run(
-        recipes.make(TOGETHER, **TRAINING, **dict(entry.settings)), clients, federation.model(seed), seed=seed,
-        rounds=ROUNDS, evaluate_every=ROUNDS, measure="none", keep=KNN_PER, loss=federation.loss,
-        runtime=Simulator(engine="batched", stack=len(clients), workers=0),
-    )  # fmt: skip
-    for choice in run.choices:
-        if "judged" in choice:
-            own = choice["candidates"][choice["chosen"]], choice["judged"]["chosen"]
-            validation, test = (round(truth.SCALE * one[federation.metric]) for one in own)
-            line["validation"][-1][choice["client"]], line["test"][choice["client"]] = validation, test
-    wall = round(line["wall"] + time.monotonic() - began, 2)
-    return line | _begun(entry, seed) | {"wall": wall}
-
-
-def _begun(entry: Entry, seed: int) -> dict[str, Any]:
-    """The head of a line."""
-    return {"entry": entry.label, "recipe": entry.recipe, "settings": dict(entry.settings), "seed": seed}
-
-
-def centralised(federation: Federation, clients: Any, entry: Entry, seed: int) -> dict[str, Any]:
-    """A run on all rows in one place, as the line that is kept."""
-    began = time.monotonic()
-    pooled = [clients.rows(client, "train") for client in range(len(clients))]
-    rows = torch.cat([one.x for one in pooled]), _joined([one.y for one in pooled])
-    alone = partition.clients_from({"all": rows}, classes=clients.classes, test=0.0)
-    recipe = recipes.make(TOGETHER, **TRAINING, **dict(entry.settings))
-    here = Simulator(engine="batched", stack=1, workers=0)
-    scores: dict[str, list[list[float]]] = {"validation": [], "test": []}
-    for rounds in RUNGS:  # a longer run begins with the steps of a shorter one
-        run = piebald.run(
-            recipe, alone, federation.model(seed), seed=seed, rounds=rounds, runtime=here, measure="none",
-            loss=federation.loss,
-        )  # fmt: skip
-        model = run.model().eval()
-        for split, table in scores.items():
-            table.append([score(model, clients.rows(client, split)) for client in range(len(clients))])
-    line = _begun(entry, seed) | {"validation": scores["validation"], "test": scores["test"][-1], "bytes": 0}
-    line["wall"] = round(time.monotonic() - began, 2)
-    return line | {"steps": sum(row["steps"] or 0 for row in run.results if row["kind"] == "train")}
-
-
-@torch.no_grad()
-def score(model: torch.nn.Module, rows: Any) -> int | None:
-    """The accuracy or the concordance of a model in the unit of the lines, None where it is undefined."""
-    if not len(rows):
-        return None
-    if not isinstance(rows.y, dict):
-        return round(truth.SCALE * float((model(rows.x).argmax(1) == rows.y).float().mean()))
-    metric = Concordance()
-    metric.update(model(rows.x), rows.y)
-    found = float(metric.compute())
-    return None if math.isnan(found) else round(truth.SCALE * found)
-
-
-def _joined(targets: list[Any]) -> Any:
-    """The targets of several clients as one."""
-    if not isinstance(targets[0], dict):
-        return torch.cat(targets)
-    return {name: torch.cat([one[name] for one in targets]) for name in targets[0]}
+def about(clients: Any) -> dict[str, Any]:
+    """The clients' names and rows, and what is right of the most frequent class of each one's training rows."""
+    numbers = range(len(clients))
+    rows = {split: [clients.size(client, split) for client in numbers] for split in SPLITS}
+    naive = []
+    for client in numbers:
+        most = torch.bincount(clients.rows(client, "train").y).argmax()
+        naive.append((clients.rows(client, "test").y == most).numpy())
+    return {"clients": list(map(str, clients.names)), **rows, "naive": packed(np.concatenate(naive).astype(float))}

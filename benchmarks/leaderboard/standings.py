@@ -1,30 +1,24 @@
-"""What the runs say: for each federation the scores of each method with its chosen setting, and ranks over all."""
+"""What the runs say: the scores of each method with its chosen setting, by federation and over federations."""
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from competition import FEDERATIONS, SEEDS, chosen, read, refused
-from methods import ALONE, CENTRALISED, METHODS, TOGETHER
-from numpy.typing import NDArray
-from scipy.stats import friedmanchisquare, rankdata, studentized_range
+from comparisons import against, not_behind, over_federations
+from competition import CLIENTS, REFUSED, SEEDS, chosen, fits, label, read, table
+from methods import ALONE, BY_NAME, NAIVE, POOLED, RUN, TOGETHER
+from tiers import FEDERATIONS, Entrants
 
-sys.path.append(str(Path(__file__).parents[1] / "advise"))
-from federations import Federation
-from grid import RUNGS
-from truth import SCALE
+from piebald.report.crossed_effects import ERROR_RATE
+from piebald.report.paired import Difference, Scores
+from piebald.storage.row_values import unpacked
 
-from piebald.report.paired import Difference, Scores, difference
-from piebald.report.tables import worst_tenth
-from piebald.report.verdict import not_clearly_behind
-
-Floats = NDArray[np.float64]
+NOT_FEDERATED = (NAIVE, POOLED)
 
 
 @dataclass(frozen=True)
@@ -32,37 +26,17 @@ class Result:
     """A method on a federation, with its chosen setting.
 
     Attributes:
-        entry: the setting, in words.
-        scores: test accuracy in [0, 1] by seed and client.
-        validation: mean validation accuracy after each rung, over seeds and clients.
-        bytes, seconds, steps: of a run, the means over seeds.
+        settings: the chosen one.
+        scores: of test rows.
+        validation: the mean share of right validation rows over clients and seeds.
+        megabytes, seconds: of a run, the means over seeds.
     """
 
-    entry: str
+    settings: Mapping[str, Any]
     scores: Scores
-    validation: Floats
-    bytes: float
+    validation: float
+    megabytes: float
     seconds: float
-    steps: float
-
-    @property
-    def mean(self) -> float:
-        """Mean test accuracy over seeds and clients."""
-        return float(np.nanmean(self.scores.values))
-
-    @property
-    def clients(self) -> Floats:
-        """Mean test accuracy of each client over seeds."""
-        return np.asarray(np.nanmean(self.scores.values, axis=0))
-
-    @property
-    def worst_tenth(self) -> float:
-        """Mean of the worst tenth of the clients."""
-        return worst_tenth(np.sort(self.clients[~np.isnan(self.clients)]).tolist()) or math.nan
-
-    def rounds_to(self, target: float) -> int | None:
-        """Rounds after which the validation accuracy was at least so large, as far as it was measured."""
-        return next((rung for rung, value in zip(RUNGS, self.validation, strict=True) if value >= target), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,93 +45,110 @@ class Standing:
 
     Attributes:
         federation: which one.
-        results: by recipe; only methods whose runs with all seeds are there.
-        refused: recipes that cannot be trained here, and why.
+        results: by method; only those whose runs with all seeds are there.
+        naive: the scores of each client's most frequent class.
+        refused: methods that cannot be trained here, and why.
+        absent: methods whose runs are not all there.
     """
 
-    federation: Federation
+    federation: Entrants
     results: Mapping[str, Result]
+    naive: Scores
     refused: Mapping[str, str]
+    absent: Sequence[str]
 
     @property
-    def federated(self) -> dict[str, Result]:
-        """All but the centralised model, which no federation can have."""
-        return {name: one for name, one in self.results.items() if name != CENTRALISED}
+    def scores(self) -> dict[str, Scores]:
+        """Of all rows of the table."""
+        return {name: result.scores for name, result in self.results.items()} | {NAIVE: self.naive}
 
-    @property
-    def level_with_best(self) -> list[str]:
-        """The best method and those that cannot be told apart from it, the best mean first."""
-        return not_clearly_behind({name: one.scores for name, one in self.federated.items()})
+    @cached_property
+    def over_alone(self) -> dict[str, Difference]:
+        """Each method less training alone, all comparisons together."""
+        return against(self.scores, ALONE)
 
-    def gain(self, recipe: str, over: str = ALONE) -> Difference | None:
-        """The paired difference to another method."""
-        return difference(self.results[recipe].scores, self.results[over].scores)
+    @cached_property
+    def near(self) -> list[str]:
+        """The leader and those that are not clearly behind it, among what a federation can have."""
+        return not_behind({name: own for name, own in self.scores.items() if name not in NOT_FEDERATED})
 
-    def better_than_alone(self, recipe: str) -> float:
-        """Share of the clients that have a better model than alone, by their means over seeds."""
-        own, alone = self.results[recipe].clients, self.results[ALONE].clients
-        both = ~np.isnan(own) & ~np.isnan(alone)
-        return float((own[both] > alone[both]).mean())
+    def points(self, method: str) -> float:
+        """Points of mean test accuracy over training alone."""
+        return 0.0 if method == ALONE else 100 * self.over_alone[method].mean
 
+    def side(self, method: str) -> int:
+        """Return 1 where a method is clearly better than training alone, -1 where it is clearly worse, else 0."""
+        gap = self.over_alone.get(method)
+        return 0 if gap is None or gap.p >= ERROR_RATE else 1 if gap.mean > 0 else -1
 
-@dataclass(frozen=True)
-class Ranks:
-    """Ranks of methods over federations (Demsar 2006).
-
-    Attributes:
-        methods: recipes that every federation has, the best mean rank first.
-        ranks: mean rank of each; ties share their ranks.
-        critical: mean ranks that differ by less cannot be told apart (Nemenyi, 5 %).
-        p: of Friedman's test that all are alike.
-        federations: how many.
-    """
-
-    methods: tuple[str, ...]
-    ranks: tuple[float, ...]
-    critical: float
-    p: float
-    federations: int
-
-    @classmethod
-    def of(cls, standings: Sequence[Standing]) -> Ranks:
-        """The ranks of the methods that all federations have, over the federations that all methods fit."""
-        standings = [one for one in standings if not one.refused] or standings
-        common = [m.name for m in METHODS if all(m.name in one.federated for one in standings)]
-        table = np.array([[one.results[name].mean for name in common] for one in standings])
-        ranks = rankdata(-table.round(6), axis=1).mean(axis=0)
-        count, methods = table.shape
-        reach = studentized_range.ppf(0.95, methods, np.inf) / math.sqrt(2)
-        critical = float(reach * math.sqrt(methods * (methods + 1) / (6 * count)))
-        order = np.argsort(ranks, kind="stable")
-        p = float(friedmanchisquare(*table.T).pvalue)
-        return cls(tuple(common[one] for one in order), tuple(float(ranks[one]) for one in order), critical, p, count)
+    def best(self, methods: Sequence[str]) -> str:
+        """The method with the most right validation rows: test rows choose nothing."""
+        return max((name for name in methods if name in self.results), key=lambda name: self.results[name].validation)
 
 
-def standings(folder: Path, seeds: tuple[int, ...] = SEEDS) -> list[Standing]:
-    """The federations that have at least Local and FedAvg with all seeds."""
-    found = []
+def standings(folder: Path, tier: str = "small") -> list[Standing]:
+    """The federations whose Local and FedAvg are there with all seeds, and their methods that are."""
+    clients, found = table(CLIENTS, folder), []
     for federation in FEDERATIONS:
-        lines = read(federation.name, folder)
+        if federation.tier != tier or federation.name not in clients:
+            continue
+        lines, known, refused = read(federation.name, folder), clients[federation.name], table(REFUSED, folder)
         results = {}
-        for method in METHODS:
+        for method in RUN:
             best = chosen(method, lines)
-            own = [] if best is None else [lines.get((best.label, seed)) for seed in seeds]
-            if best is not None and all(line is not None for line in own):
-                results[method.name] = _result(best.label, [line for line in own if line is not None], seeds)
+            key = "" if best is None else label(method.settings()[best])
+            own = [lines[method.name, key, seed] for seed in SEEDS if (method.name, key, seed) in lines]
+            if len(own) == len(SEEDS):
+                results[method.name] = _result(own, known)
+        cannot = refused.get(federation.name, {})
+        absent = [m.name for m in RUN if fits(federation, m) and m.name not in results and m.name not in cannot]
         if ALONE in results and TOGETHER in results:
-            found.append(Standing(federation, results, refused(federation.name, folder)))
+            naive = [known["naive"]] * len(SEEDS)
+            found.append(Standing(federation, results, _scores(naive, known), cannot, absent))
     return found
 
 
-def _result(entry: str, lines: Sequence[dict[str, Any]], seeds: tuple[int, ...]) -> Result:
-    test = np.array([line["test"] for line in lines], dtype=np.float64) / SCALE
-    validation = np.array([line["validation"] for line in lines], dtype=np.float64) / SCALE
-    names = [str(client) for client in range(test.shape[1])]
+def families() -> dict[str, list[str]]:
+    """The methods of each family, but for the rows that all are held against."""
+    found: dict[str, list[str]] = {}
+    for method in RUN:
+        if method.name not in (ALONE, POOLED):
+            found.setdefault(method.family, []).append(method.name)
+    return found
+
+
+def gain(found: Sequence[Standing], pick: Callable[[Standing], str]) -> tuple[float, float, float]:
+    """Points over training alone of what is picked on each federation: mean and interval over federations."""
+    gains = [one.points(pick(one)) for one in found]
+    return over_federations(gains, [one.federation.rows for one in found])
+
+
+def first_to_try(found: Sequence[Standing]) -> list[str]:
+    """The methods that all of some federations have, by the mean gain of validation rows over training alone."""
+    common = [name for name in BY_NAME if name != POOLED and all(name in one.results for one in found)]
+    gains = {n: np.mean([one.results[n].validation - one.results[ALONE].validation for one in found]) for n in common}
+    return sorted(gains, key=lambda name: -gains[name])
+
+
+def _result(lines: Sequence[dict[str, Any]], known: Mapping[str, Any]) -> Result:
+    shares = np.array([line["validation"] for line in lines]) / np.array(known["validation"])
     return Result(
-        entry=entry,
-        scores=Scores(test, names, list(seeds)),
-        validation=np.nanmean(validation, axis=(0, 2)),
-        bytes=float(np.mean([line["bytes"] for line in lines])),
-        seconds=float(np.mean([line["wall"] for line in lines])),
-        steps=float(np.mean([line["steps"] for line in lines])),
+        settings=lines[0]["settings"],
+        scores=_scores([line["test"] for line in lines], known),
+        validation=float(shares.mean()),
+        megabytes=float(np.mean([line["bytes"] for line in lines])) / 1e6,
+        seconds=float(np.mean([line["seconds"] for line in lines])),
     )
+
+
+def _scores(tests: Sequence[str | list[int]], known: Mapping[str, Any]) -> Scores:
+    """Scores of test rows by seed: of single rows as text, or the number of right ones of each client."""
+    sizes, ends, rows, values = known["test"], np.cumsum(known["test"])[:-1], {}, []
+    for seed, test in zip(SEEDS, tests, strict=True):
+        if isinstance(test, str):
+            parts = dict(zip(known["clients"], np.split(unpacked(test), ends), strict=True))
+            rows |= {(seed, client): part for client, part in parts.items()}
+            values.append([part.mean() for part in parts.values()])
+        else:
+            values.append(np.array(test) / sizes)
+    return Scores(np.array(values), known["clients"], list(SEEDS), sizes=sizes, rows=rows, counted=True)

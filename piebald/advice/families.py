@@ -38,9 +38,8 @@ class Family:
     by_name_only: bool = False
 
 
-# The simplest first.  Those that are only tried where they are named have better mean ranks in docs/leaderboard.md than
-# training alone.  Some are ahead of the member that is tried by default, but none can be told apart from it there, and
-# benchmarks/advise has measured the race with the defaults.
+# The simplest first.  Those that are only tried where they are named take a share of the budget from the others, and
+# benchmarks/advise has measured the race with the defaults; docs/leaderboard.md has them all.
 FAMILIES = (
     Family(ALONE, "every client alone", fewest=1),
     Family(TOGETHER, "one model for all"),
