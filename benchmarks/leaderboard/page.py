@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +26,11 @@ HISTORY = Path(__file__).with_name("changed.md")
 
 INTRODUCTION = """# Leaderboard
 
-{methods} methods on federations whose clients are not alike, each with {settings} settings of its own, {passes} passes
-over the data and {seeds} seeds.  Validation rows choose settings; test rows only judge.  *Points* are percentage points
-of mean test accuracy over training alone (Local).  *Clearly* means beyond the chance of other rows of these clients and
-other seeds, all methods together (95 %).  Here are the runs with the small network, on {there} of {all} federations:
-{names}.
+{there_are} of {recipes} recipes and kNN-Per on federations whose clients are not alike, each with {settings} settings
+of its own, {passes} passes over the data and {seeds} seeds.  Validation rows choose; test rows judge.  *Points* are
+percentage points of mean test accuracy over training alone (Local).  *Clearly* means beyond the chance of other rows of
+these clients and other seeds, all methods together (95 %).  So far there are the runs with a small network on {there}
+of {all} federations: {names}.
 """
 
 PROTOCOL = """- **Network**: one hidden layer of 32 with batch norm for all, but for CGAU, which is made for gated units
@@ -61,9 +61,9 @@ def write(folder: Path = RESULTS, docs: Path = DOCS) -> str:
     draw_means(found, order, docs / "images" / IMAGES[0])
     draw_gains(found, order, docs / "images" / IMAGES[1])
     introduction = INTRODUCTION.format(
-        methods=len({method.recipe for method in METHODS if not method.reason}), settings=SETTINGS, passes=PASSES,
+        there_are=len({method.recipe for method in METHODS if not method.reason}) - 2, settings=SETTINGS, passes=PASSES,
         seeds=len(SEEDS), there=len(found), all=sum(one.tier == "small" for one in FEDERATIONS),
-        names=", ".join(one.federation.words for one in found),
+        recipes=len({method.recipe for method in METHODS}) - 2, names=_names(found),
     )  # fmt: skip
     parts = [introduction, *_first(found), *_methods(found, order)]
     protocol = PROTOCOL.format(passes=PASSES, settings=SETTINGS, fewest=FEWEST)
@@ -94,34 +94,52 @@ def _having(name: str, even: Sequence[Standing], found: Sequence[Standing]) -> l
 
 
 def _first(found: Sequence[Standing]) -> list[str]:
-    lines = []
+    lines = ["## What to try first", ""]
     for kind, words in KINDS.items():
         own = [one for one in found if one.federation.kind == kind]
-        if own:
-            first, *then = [name for name in first_to_try(own) if name != ALONE][:3]
-            lines.append([words, _points(gain(own, lambda one, name=first: name), title(first)), _sure(own, first),
-                          ", ".join(map(title, then)), _sure(own, TOGETHER)])  # fmt: skip
+        if not own:
+            lines.append(f"- **{words}**: {LITTLE}; no federation has been trained to the end.")
+            continue
+        order = [name for name in first_to_try(own) if name != ALONE][:3]
+        clear = _count(own, order[0], 1) > _count(own, order[0], -1)
+        begin = f"{title(order[0])} first" if clear else "Local first, since nothing is clearly above it on test rows"
+        after = [f"{title(name)} {_points(own, lambda one, name=name: name)}" for name in order]
+        lines.append(f"- **{words}** ({_names(own)}): {begin}.  Points over Local, by validation rows the best first: "
+                     f"{'; '.join(after)}.  {title(order[0])} is clearly {_sure(own, order[0])}, FedAvg "
+                     f"{_sure(own, TOGETHER)}.{_scope(own)}")  # fmt: skip
     even = [one for one in found if not one.federation.slow]
-    chosen = gain(even, lambda one: one.best([name for name in one.results if name not in NOT_FEDERATED]))
+    chosen = _points(even, lambda one: one.best([name for name in one.results if name not in NOT_FEDERATED]))
     level = [one for one in found if ALONE in one.near]
     return [
-        "## What to try first", "",
-        table(["clients", "first, points over Local", "how sure", "then", "FedAvg"], lines), "",
-        "*First* and *then* have the largest gains on validation rows; points are of test rows.  *How sure* counts the "
-        "federations where the method is clearly above or below Local.", "",
-        f"- Whoever tries all methods and takes the best by validation gains {_points(chosen)} points over Local.",
-        f"- Training alone is not clearly behind the leader in {len(level)} of {len(found)} federations"
-        f"{_named(level)}.  Without a clear gain, begin with it: it is the simplest.",
-        f"- FedAvg is clearly above Local in {_count(found, TOGETHER, 1)} and clearly below in "
-        f"{_count(found, TOGETHER, -1)} of {len(found)}.", "",
+        *lines, "",
+        f"Whoever tries all methods where devices are alike, and takes the best by validation rows, has {chosen} "
+        f"points over Local.{_scope(even)}  Local is not clearly behind the leader in {len(level)} of {len(found)} "
+        f"federations{f' ({_names(level)})' if level else ''}.  FedAvg is clearly {_sure(found, TOGETHER)}.", "",
     ]  # fmt: skip
 
 
-def _points(estimate: tuple[float, float, float], name: str = "") -> str:
-    """A mean with its interval for other federations, or why there is none."""
-    mean, low, high = estimate
-    interval = f"{low:+.1f} to {high:+.1f}" if not np.isnan(low) else f"for others, {LITTLE}"
-    return f"{name + ': ' if name else ''}{mean:+.1f} ({interval})"
+def _points(found: Sequence[Standing], pick: Callable[[Standing], str]) -> str:
+    """Points over training alone, with the interval for other federations or, of too few, what is known of these."""
+    mean, low, high = gain(found, pick)
+    if np.isnan(low):
+        points = [one.points(pick(one)) for one in found]
+        low, high = min(points), max(points)
+        gap = found[0].over_alone.get(pick(found[0]))
+        if len(found) == 1 and gap is not None:
+            low, high = 100 * gap.low, 100 * gap.high
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def _scope(found: Sequence[Standing]) -> str:
+    """What the brackets hold for, where that is not other federations."""
+    if len({one.federation.rows for one in found}) >= FEWEST:
+        return ""
+    brackets = "the interval for these clients" if len(found) == 1 else f"the range over {len(found)} federations"
+    return f"  Brackets are {brackets}; of others {LITTLE}."
+
+
+def _names(those: Sequence[Standing]) -> str:
+    return "; ".join(one.federation.words for one in those)
 
 
 def _sure(found: Sequence[Standing], method: str) -> str:
@@ -132,10 +150,6 @@ def _count(found: Sequence[Standing], method: str, side: int) -> int:
     return sum(one.side(method) == side for one in found)
 
 
-def _named(those: Sequence[Standing]) -> str:
-    return f" ({', '.join(one.federation.words for one in those)})" if those else ""
-
-
 # -- the tables
 
 
@@ -143,14 +157,12 @@ def _methods(found: Sequence[Standing], order: Sequence[str]) -> list[str]:
     even, lines = [one for one in found if not one.federation.slow], []
     for name in order:
         own = _having(name, even, found)
-        mean, low, high = gain(own, lambda one, name=name: name)
-        interval = "" if np.isnan(low) or name == ALONE else f" ({low:+.1f} to {high:+.1f})"
-        bold = "**" if low > 0 else ""
+        points = _short(*gain(own, lambda one, name=name: name))
         near = "" if name in NOT_FEDERATED else sum(name in one.near for one in own)
         results = [one.results[name] for one in own if name in one.results]
         costs = ("megabytes", "seconds") if results else ()
         means = [f"{np.mean([getattr(result, what) for result in results]):.1f}" for what in costs] or ["", ""]
-        lines.append([title(name), f"{bold}{mean:+.1f}{bold}{interval}", _count(own, name, 1), _count(own, name, -1),
+        lines.append([title(name), points, _count(own, name, 1), _count(own, name, -1),
                       near, len(own), *means])  # fmt: skip
     heads = ["method", "points over Local", "above", "below", "level", "of", "MB", "s"]
     return [
@@ -162,6 +174,12 @@ def _methods(found: Sequence[Standing], order: Sequence[str]) -> list[str]:
         f"![Points over Local, over federations](images/{IMAGES[0]})", "",
         f"![Points over Local, by federation](images/{IMAGES[1]})", "",
     ]  # fmt: skip
+
+
+def _short(mean: float, low: float, high: float) -> str:
+    """A mean for a cell, bold where it is above 0, with the interval for other federations where there is one."""
+    bold = "**" if low > 0 else ""
+    return f"{bold}{mean:+.1f}{bold}" + ("" if np.isnan(low) or low == high else f" ({low:+.1f} to {high:+.1f})")
 
 
 def _federations(found: Sequence[Standing]) -> list[str]:
@@ -199,7 +217,7 @@ def _families(found: Sequence[Standing]) -> list[str]:
         for own in kinds.values():
             own = [one for one in own if any(name in one.results for name in methods)]
             pick = gain(own, lambda one, methods=methods: one.best(methods)) if own else None
-            cells.append("" if pick is None else f"{pick[0]:+.1f}" if np.isnan(pick[1]) else _points(pick))
+            cells.append("" if pick is None else _short(*pick))
         lines.append([family, *cells])
     few = [kind for kind, own in kinds.items() if 0 < len({one.federation.rows for one in own}) < FEWEST]
     note = f"A kind with fewer than {FEWEST} data sets has no interval: {LITTLE} of other federations." if few else ""
@@ -214,9 +232,9 @@ def _absent(found: Sequence[Standing], folder: Path) -> list[str]:
              for one in found}  # fmt: skip
     left = [one for one in small if one.name not in there]
     half = len(small) * float(np.mean(list(hours.values()))) / 2
-    parts = [f"- Not trained to the end: {', '.join(one.words for one in left)}."] if left else []
+    parts = [f"- Not trained to the end: {'; '.join(one.words for one in left)}."] if left else []
     untried = [one for one in real if not read(one.name, folder)]
-    parts += [f"- Real networks, not trained here: {', '.join(one.words for one in untried)}."] if untried else []
+    parts += [f"- Real networks, not trained here: {'; '.join(one.words for one in untried)}."] if untried else []
     parts += [f"- {method.title}: {method.reason}." for method in METHODS if method.reason]
     parts += [f"- {one.federation.words}, {title(name)}: {why}" for one in found for name, why in one.refused.items()]
     parts += [
