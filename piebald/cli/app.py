@@ -36,6 +36,9 @@ class SharedOptions:
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; repeatable.")
     ] = None
+    scale: Annotated[
+        str | None, typer.Option("--scale", metavar="NAME", help="Change settings as the file's [scales.NAME] says.")
+    ] = None
     out: Annotated[
         str | None, typer.Option("--out", help="The folder to write to; a new one under runs/ by default.")
     ] = None

@@ -54,7 +54,7 @@ def look(
         print(f"\n# an experiment file; run it with piebald run FILE\n{seen.experiment}", end="")
 
 
-@command("sets", "out", "as_json", "quiet", "verbose", "wide")
+@command("sets", "scale", "out", "as_json", "quiet", "verbose", "wide")
 def advise(
     options: SharedOptions,
     file: Annotated[
@@ -77,7 +77,7 @@ def advise(
     _advise(settings, out_folder(settings, settings.label or "advice"), options)
 
 
-@command("sets", "out", "as_json", "quiet", "verbose", "wide")
+@command("sets", "scale", "out", "as_json", "quiet", "verbose", "wide")
 def tune(
     options: SharedOptions,
     file: Annotated[Path, typer.Argument(help="An experiment file with a recipe or [[recipes]], and maybe [tune].")],

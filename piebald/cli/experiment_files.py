@@ -36,7 +36,9 @@ def load_settings(
         # the kind comes first, so that it keeps what is set below it
         kinds = [] if options.runtime is None else [f"runtime.kind={options.runtime}"]
         changes = [*kinds, *changes, "runtime.deterministic=true"]
-    return (kind or ExperimentSettings).load(file, changes, out=options.out, runtime=options.runtime)
+    return (kind or ExperimentSettings).load(
+        file, changes, out=options.out, runtime=options.runtime, scale=options.scale
+    )
 
 
 def common_options(settings: ExperimentSettings, plan: Plan) -> dict[str, Any]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from piebald.vertical import TransferResult
 
 
-@command("sets", "out", "runtime", "deterministic", "start_from", "as_json", "quiet", "verbose")
+@command("sets", "scale", "out", "runtime", "deterministic", "start_from", "as_json", "quiet", "verbose")
 def run(
     options: SharedOptions,
     file: Annotated[
@@ -91,7 +91,7 @@ def carry_out(
     print_run(history, options)
 
 
-@command("sets", "out", "runtime", "deterministic", "as_json", "quiet", "verbose", "wide")
+@command("sets", "scale", "out", "runtime", "deterministic", "as_json", "quiet", "verbose", "wide")
 def compare(
     options: SharedOptions,
     file: Annotated[Path, typer.Argument(help="An experiment file with [[recipes]], [grid] or seeds.")],
@@ -120,7 +120,8 @@ def _compare(
     from piebald.report.comparison import Comparison
     from piebald.runs.compare import compare, folder_name
 
-    again, runs, tuned = f"piebald compare {file or ''}{' --tune' if tune else ''} --out {folder}", [], None
+    scaled, tuning = f" --scale {options.scale}" if options.scale else "", " --tune" if tune else ""
+    again, runs, tuned = f"piebald compare {file or ''}{scaled}{tuning} --out {folder}", [], None
     for divided in divisions:
         plan, title = divided.plan(), "" if divided.split is None else divided.split.title
         tuned = tuned_first(divided, plan, folder, again, options) if tune else None
@@ -157,7 +158,7 @@ def _compare(
         print(f"\nsaved in {folder}; write a report with: piebald report {folder}")
 
 
-@command("sets", "out", "as_json", "quiet")
+@command("sets", "scale", "out", "as_json", "quiet")
 def transfer(
     options: SharedOptions,
     file: Annotated[Path, typer.Argument(help="A TOML file that describes vertical training between two parties.")],
@@ -165,11 +166,11 @@ def transfer(
 ) -> None:
     """Train two parties that have different features of partly the same people, under encryption."""
     from piebald.vertical import command as vertical
+    from piebald.vertical.transfer_settings import TransferSettings
 
     end_on_term()
-    _print_transfer(
-        *vertical.start(file, options.sets or (), options.out, party, options.progress, options.say), options
-    )
+    settings = TransferSettings.load(file, options.sets or (), options.out, options.scale)
+    _print_transfer(*vertical.start(settings, party, options.progress, options.say), options)
 
 
 def _print_transfer(result: TransferResult, rows: Sequence[tuple[str, str]], options: SharedOptions) -> None:

@@ -151,6 +151,7 @@ class SgdConfig:
             shorter, never dropped.
         epochs: epochs over the client's training rows.
         steps: if given, exactly this many steps instead of `epochs`.
+        step_limit: if given, the most steps of all epochs.
         rule: another update than Metis eq. 2, or None.
         schedule: if given, factors on the learning rate within the run; needs a `rule`.
         groups: parameters with settings of their own; they need a `rule`.
@@ -169,6 +170,7 @@ class SgdConfig:
     batch: int = 20
     epochs: int = 1
     steps: int | None = None
+    step_limit: int | None = None
     rule: UpdateRule | None = None
     schedule: StepFactor | None = None
     groups: tuple[GroupSettings, ...] = ()

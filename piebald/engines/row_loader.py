@@ -273,10 +273,10 @@ def batches(
             yield order[starts[place] : ends[place]]
         return
     yielded = epoch = 0
-    while epoch < config.epochs if config.steps is None else yielded < config.steps:
+    while yielded < planned:
         order = places[permutation(count, "order", epoch, *rng_key)]
         for start, end in zip(starts, ends, strict=True):
-            if yielded == config.steps:
+            if yielded == planned:
                 return
             yield order[start:end]
             yielded += 1
@@ -313,7 +313,8 @@ def planned_steps(places: Places, config: SgdConfig, mixes: bool, only: int | No
     if count == 0 or config.steps is not None:
         return config.steps or 0 if count else 0
     lone = not config.step.hides_rows and mixes and count % config.step_rows == 1 and count > 1
-    return config.epochs * (math.ceil(count / config.step_rows) - lone)
+    steps = config.epochs * (math.ceil(count / config.step_rows) - lone)
+    return steps if config.step_limit is None else min(steps, config.step_limit)
 
 
 def _visible_rows(count: int, config: SgdConfig) -> int | None:

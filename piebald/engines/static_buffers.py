@@ -82,7 +82,7 @@ class StaticBuffers:
 
         lr = torch.ones(()) if isinstance(run.config.lr, Tensor) else 1.0  # which decides how a step is made
         step = run.config.step if run.config.step.changes_gradients else PLAIN_STEP
-        config = dataclasses.replace(run.config, lr=lr, schedule=None, epochs=1, steps=None, step=step)
+        config = dataclasses.replace(run.config, lr=lr, schedule=None, epochs=1, steps=None, step_limit=None, step=step)
         return dataclasses.replace(
             run,
             clients=(),

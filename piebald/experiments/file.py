@@ -46,11 +46,17 @@ class ExperimentSettings(ExperimentFields):
 
     @classmethod
     def load(
-        cls, path: str | Path | None, flags: Sequence[str] = (), out: str | None = None, runtime: str | None = None
+        cls,
+        path: str | Path | None,
+        flags: Sequence[str] = (),
+        out: str | None = None,
+        runtime: str | None = None,
+        scale: str | None = None,
     ) -> Self:
-        """Load a file, or the built-in experiment, with the flags of the command line on top."""
+        """Load a file, or the built-in experiment, at one of its scales, with the flags of the command line on top."""
         name = "the built-in experiment" if path is None else str(path)
         document = Document(file_text(path), name)
+        document.choose_scale(scale)
         folder = Path.cwd() if path is None else Path(path).resolve().parent
         place_source(document, folder)
         for place in (folder, Path.cwd()):

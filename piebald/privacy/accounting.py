@@ -204,10 +204,10 @@ def of_rows(recipe: Recipe, sizes: Sequence[Whole], rounds: Count, delta: Fracti
 
 def _spends_most(trainer: Sgd, noise: float, sizes: Sequence[int], rounds: int, delta: float) -> tuple[int, int]:
     """Steps in a round, and rows, of the client that spends most by the Renyi bound."""
-    batch, fixed = trainer.step_rows, trainer.steps
+    batch = trainer.step_rows
     smallest: dict[int, int] = {}  # of the clients that take so many steps, the one whose rows are in most batches
     for size in sorted({size for size in sizes if size}):
-        smallest.setdefault(trainer.epochs * math.ceil(size / batch) if fixed is None else fixed, size)
+        smallest.setdefault(trainer.max_steps(size), size)
 
     def spent(steps: int) -> float:
         return renyi_epsilon(noise, min(1.0, batch / smallest[steps]), steps * rounds, delta)

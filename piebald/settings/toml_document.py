@@ -91,6 +91,44 @@ class Document:
         target[key[-1]] = value_of(text.strip(), origin)
         self._forget(key, origin)
 
+    def choose_scale(self, name: str | None) -> None:
+        r"""Merge the table [scales.NAME] into the document, a table for recipes into each of them; drop all scales.
+
+        Args:
+            name: of the scale; None for the settings as they stand.
+
+        Raises:
+            SettingError: the document has no such scale.
+
+        Examples:
+            >>> text = "[[recipes]]\nlr = 0.1\n[scales.full]\nrounds = 50\nrecipes.lr = 0.01"
+            >>> document = Document(text, "table.toml")
+            >>> document.choose_scale("full")
+            >>> document.values
+            {'recipes': [{'lr': 0.01}], 'rounds': 50}
+        """
+        scales = self.values.pop("scales", {})
+        if not isinstance(scales, dict) or not all(isinstance(scale, dict) for scale in scales.values()):
+            raise SettingError(f"{self.origin(('scales',))}: scales must be tables, such as [scales.full]")
+        if name is None:
+            return
+        if name not in scales:
+            known = ", ".join(map(shown, scales)) or "none"
+            raise SettingError(f"{self.name} has no [scales.{name}] for --scale {name}; its scales are: {known}")
+        self._merge(self.values, scales[name], (), ("scales", name))
+
+    def _merge(self, target: dict[str, Any], changes: Mapping[str, Any], key: Key, source: Key) -> None:
+        for word, value in changes.items():
+            old, place, line = target.get(word), (*key, word), (*source, word)
+            if isinstance(value, dict) and isinstance(old, dict):
+                self._merge(old, value, place, line)
+            elif isinstance(value, dict) and isinstance(old, list) and all(isinstance(entry, dict) for entry in old):
+                for index, entry in enumerate(old):
+                    self._merge(entry, value, (*place, index), line)
+            else:
+                target[word] = value
+                self._forget(place, self.origin(line))
+
     def put(self, key: str, value: Any, origin: str) -> None:
         """Override one top-level value."""
         self.values[key] = value

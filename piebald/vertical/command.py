@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,12 @@ class Stopped(PiebaldError):
 
 
 def start(
-    file: Path, flags: Sequence[str], out: str | None, role: str | None, bar: bool, say: Say
+    settings: TransferSettings, role: str | None, bar: bool, say: Say
 ) -> tuple[TransferResult, list[tuple[str, str]]]:
-    """Run a file, both parties or one; return the result and its rows for a table.
+    """Train as the settings say, both parties or one; return the result and its rows for a table.
 
     `say` is called with the statements of the run about its secrecy before it starts.
     """
-    settings = TransferSettings.load(file, flags, out)
     folder = Path(settings.out) if settings.out is not None else _free()
     if role is not None and role not in ROLES:
         raise SettingError(f"--party must be source or target, got {role!r}")

@@ -264,9 +264,12 @@ class TransferSettings(TransferSection):
         self._check()
 
     @classmethod
-    def load(cls, path: str | Path, flags: Sequence[str] = (), out: str | None = None) -> Self:
-        """Read settings from a file, overridden by the command line's flags."""
+    def load(
+        cls, path: str | Path, flags: Sequence[str] = (), out: str | None = None, scale: str | None = None
+    ) -> Self:
+        """Read settings from a file, at one of its scales, overridden by the command line's flags."""
         document = Document(settings_text(path), str(path))
+        document.choose_scale(scale)
         for flag in flags:
             document.set(flag)
         if out is not None:

@@ -42,6 +42,7 @@ KINDS = [
     Iid(clients=7),
     ByOwner(owner="person"),
     ByOwner(owner="person", clients=3),
+    ByOwner(owner="person", clients_each=2),
     Disjoint(clients=6, classes_each=2, shared_by=2),
     NonIid(clients=9, classes_each=2),
     Dirichlet(clients=8, alpha=0.3),
@@ -210,6 +211,18 @@ def test_whole_owners_are_put_together_evenly() -> None:
     assert sum(len(own) for own in of) == len(set.union(*of)) == 8
     sizes = [clients.size(client, "train") for client in range(4)]
     assert max(sizes) < 1.1 * min(sizes)
+
+
+def test_rows_of_each_owner_are_divided_evenly() -> None:
+    everything = rows(count=4000)
+    clients = ByOwner(owner="person", clients_each=3, test=0.0).split(everything)
+    codes = everything.owners["person"].codes
+    assert clients.names[:4] == ["0 1", "0 2", "0 3", "1 1"]
+    held = of_each(clients, "train")
+    assert [set(codes[own]) for own in held] == [{client // 3} for client in range(24)]
+    sizes = np.array([len(own) for own in held]).reshape(8, 3)
+    assert sizes.sum() == 4000
+    assert (np.ptp(sizes, axis=1) <= 1).all()
 
 
 def test_owners_in_both_published_parts_keep_their_test_rows() -> None:

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import piebald
 from piebald.core.errors import PiebaldError
+from piebald.privacy.accounting import of_rows
 from piebald.runs.finished_run import Run
 
 ENGINES = ("sequential", "vmapped", "batched", "reference")
@@ -156,3 +157,24 @@ def test_what_a_model_returns_without_scores_is_refused_with_what_it_returned() 
 
     with pytest.raises(PiebaldError, match="'logits', got a dict with hidden"):
         ran(Odd, dict(enumerate(ROWS)))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_limit_of_steps_ends_the_epochs_of_large_clients_alone(engine: str) -> None:
+    clients = piebald.clients_from({f"c{n}": pair for n, pair in enumerate(ROWS)}, test=0.0)  # of 9, 14 and 5 rows
+    recipe = piebald.recipes.fedavg(batch=4, epochs=2, step_limit=5)
+    run = piebald.run(recipe, clients, One(), rounds=1, runtime=piebald.Simulator(engine=engine))
+    assert {row["client"]: row["steps"] for row in run.results} == {0: 5, 1: 5, 2: 4}
+
+
+def test_a_limit_beside_steps_is_refused() -> None:
+    with pytest.raises(PiebaldError, match="steps = 3 takes so many steps, and step_limit = 5 ends epochs: leave one"):
+        piebald.recipes.fedavg(steps=3, step_limit=5)
+
+
+def test_budgets_count_the_steps_that_a_limit_leaves() -> None:
+    budgets = [
+        of_rows(piebald.recipes.dp_sgd(batch=4, **length), [40], 5)
+        for length in ({"steps": 3}, {"step_limit": 3}, {"epochs": 1})
+    ]
+    assert budgets[0].epsilon_pld == budgets[1].epsilon_pld < budgets[2].epsilon_pld

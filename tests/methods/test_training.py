@@ -245,6 +245,10 @@ def test_bad_schedules_are_refused(kind: Any, fields: dict[str, Any]) -> None:
         (7, {"batch": 20, "epochs": 3}, 3),
         (7, {"batch": 3, "steps": 5}, 5),
         (1, {"batch": 3, "steps": 2}, 2),
+        (7, {"batch": 3, "step_limit": 2}, 2),
+        (7, {"batch": 3, "epochs": 2, "step_limit": 5}, 5),
+        (7, {"batch": 3, "epochs": 2, "step_limit": 7}, 6),
+        (3, {"batch": 3, "step_limit": 5}, 1),
     ],
 )
 def test_every_row_is_used_and_no_batch_is_dropped(rows: int, settings: dict[str, int], steps: int) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from piebald.core.errors import unknown
 from piebald.data.clients.lists import Numbered
@@ -32,6 +32,7 @@ class ByOwner(Partition):
     Attributes:
         owner: name of the owners in the data set: "writer", "subject", "capture", ...
         clients: number of clients, or None for one client per owner.
+        clients_each: clients that share the rows of each owner, such as devices of a domain (DistFL, section 5.1.2).
 
     Examples:
         >>> import torch
@@ -46,11 +47,24 @@ class ByOwner(Partition):
 
     owner: str
     clients: int | None = Field(default=None, ge=1)
+    clients_each: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _check_each(self) -> Self:
+        if self.clients is not None and self.clients_each > 1:
+            raise ValueError(
+                f"clients = {self.clients} merges owners, clients_each = {self.clients_each} divides: leave one out"
+            )
+        return self
 
     def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
         """The client of each row [n], and names."""
         owners = self._owners(data)
         present, code, held = np.unique(owners.codes[rows], return_inverse=True, return_counts=True)
+        if self.clients_each > 1:
+            return code * self.clients_each + self._parts(code), [
+                f"{owners.names[n]} {i + 1}" for n in present for i in range(self.clients_each)
+            ]
         if self.clients is None:
             return code, [owners.names[number] for number in present]
         if self.clients > len(present):
@@ -66,7 +80,14 @@ class ByOwner(Partition):
         client_of = np.full(int(codes.max()) + 1, NOBODY)
         client_of[codes[train]] = client
         holder = client_of[codes[test]]
+        if self.clients_each > 1:
+            first = holder - holder % self.clients_each  # of the owner's clients
+            holder = np.where(holder == NOBODY, NOBODY, first + self._parts(codes[test]))
         return holder if (holder != NOBODY).any() else None
+
+    def holds_out_first(self, data: DataSet) -> bool:
+        """Return whether test rows are held out before the others are dealt: where an owner's groups are divided."""
+        return data.groups is not None and self.clients_each > 1
 
     def strata(self, data: DataSet) -> Ints:
         """The owner of each row."""
@@ -76,6 +97,15 @@ class ByOwner(Partition):
         if self.owner not in data.owners:
             raise unknown(f"owner in {data.name} called", self.owner, data.owners)
         return data.owners[self.owner]
+
+    def _parts(self, code: Ints) -> Ints:
+        """The part of each row [n] among the equal parts of its owner's rows."""
+        held = np.bincount(code)
+        shuffled = self.generator("divide").permutation(len(code))
+        order = shuffled[np.argsort(code[shuffled], kind="stable")]  # owner by owner
+        place = np.empty(len(code), dtype=np.int64)
+        place[order] = np.arange(len(code)) - np.repeat(np.cumsum(held) - held, held)
+        return place % self.clients_each
 
     def _merge_owners(self, held: Ints, clients: int) -> Ints:
         """The client of each owner: the largest owners first, each to the client with the fewest rows so far."""

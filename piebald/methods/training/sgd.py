@@ -95,7 +95,8 @@ class Sgd(Trainer):
         lr_schedule: factor on the learning rate, depending on the number of server steps made.
         step_schedule: factor on the learning rate, depending on the steps of the task, such as a warm-up.
         epochs: passes over the client's rows.  steps: exactly this many steps instead, however many passes they take;
-            refused beside other epochs than 1.
+            refused beside other epochs than 1.  step_limit: the epochs end after this many steps at the latest, as the
+            clients of CGAU's paper take ten steps or one epoch, whichever ends first.
         batch: rows in each step, or in each of those that `accumulate` adds up.
         momentum: in [0, 1), of SGD and RMSprop.  keep_momentum: keep the velocity of Metis' eq. 2 in the client's state
             between tasks.
@@ -129,6 +130,7 @@ class Sgd(Trainer):
     step_schedule: AnyStepSchedule = ConstantStepSchedule()
     epochs: int = Field(default=1, ge=1)
     steps: int | None = Field(default=None, ge=1)
+    step_limit: int | None = Field(default=None, ge=1)
     batch: int = Field(default=20, ge=1)
     momentum: float = Field(default=0.0, ge=0, lt=1)
     keep_momentum: bool = False
@@ -178,6 +180,11 @@ class Sgd(Trainer):
         if self.steps is not None and self.epochs != 1:
             raise ValueError(
                 f"steps = {self.steps} takes so many steps instead of epochs = {self.epochs}: leave one of them out"
+            )
+        if self.steps is not None and self.step_limit is not None:
+            raise ValueError(
+                f"steps = {self.steps} takes so many steps, and step_limit = {self.step_limit} ends epochs: leave one "
+                "of them out"
             )
         return self
 
@@ -291,10 +298,17 @@ class Sgd(Trainer):
     def min_steps(self, examples: int) -> int:
         if self.precision == "float16":
             return 0  # any step may be skipped
-        return self.steps if self.steps is not None and examples else self.epochs * self.epoch_steps(examples)
+        return self._steps(examples, self.epoch_steps(examples))
 
     def max_steps(self, examples: int) -> int:
-        return self.steps if self.steps is not None and examples else self.epochs * -(-examples // self.step_rows)
+        return self._steps(examples, -(-examples // self.step_rows))
+
+    def _steps(self, examples: int, each: int) -> int:
+        """Return the steps of a task whose epochs have `each`."""
+        if self.steps is not None and examples:
+            return self.steps
+        steps = self.epochs * each
+        return steps if self.step_limit is None else min(steps, self.step_limit)
 
     def epoch_steps(self, examples: int) -> int:
         """Steps of one pass, at least: a lone last row may join the batch before it."""
@@ -323,6 +337,7 @@ class Sgd(Trainer):
             batch=self.batch,
             epochs=epochs or self.epochs,
             steps=None if epochs else self.steps,
+            step_limit=None if epochs else self.step_limit,
             rule=self.rule,
             schedule=None if type(self.step_schedule) is ConstantStepSchedule else self.step_schedule,
             groups=self.parameter_groups,
