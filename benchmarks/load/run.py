@@ -1,7 +1,8 @@
 """Many sites, and months in an hour: python benchmarks/load/run.py PART [options]; writes results.json and RESULTS.md.
 
 Parts: `crowd` (many sites in one federation), `registered` (many on the list, one in a hundred there), `chaos` (kills,
-restarts, joins, leaves, renewals and partitions).
+restarts, joins, leaves, renewals and partitions), `soak` (that, with full disks, clocks that are set and bad links,
+over two experiments of the server's queue).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import platform
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -26,13 +28,16 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "networks"))
 
-from bad_link import BadLink
+from bad_link import GOOD, BadLink, Conditions
 from threads import provisioned
 
 from piebald.core.errors import PiebaldError
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials import audit, provisioning
 from piebald.federation.link.frame_queue import THREADS
+from piebald.federation.operate.audit_check import check_log
+from piebald.federation.operate.experiment_queue import ExperimentQueue
+from piebald.federation.operate.status import status_values
 from piebald.storage.store import RunStore
 
 FOLDER = Path(__file__).parent
@@ -49,11 +54,16 @@ class Crowd:
         registered: sites on the server's list.
         present: how many of them are there.
         hidden: widths of the model's hidden layers.
+        experiments: how many wait in the server's queue; 0 for one without a queue.
         flags: more settings of the federation.
     """
 
-    def __init__(self, folder: Path, registered: int, present: int, hidden: list[int], **flags: Any) -> None:
-        self.folder, self.out, self.names = folder, folder / "run", provisioned(folder / "credentials", present)
+    def __init__(
+        self, folder: Path, registered: int, present: int, hidden: list[int], experiments: int = 0, **flags: Any
+    ) -> None:
+        self.folder, self.names = folder, provisioned(folder / "credentials", present)
+        self.runs = [folder / (f"run-{number + 1}" if experiments else "run") for number in range(experiments or 1)]
+        self.out, self._queued, self.credentials = self.runs[0], bool(experiments), folder / "credentials" / "server"
         self.rows = _rows(folder / "rows.npz")
         _register(folder / "credentials" / "server", registered)
         port = provisioning.read(folder / "credentials" / "server").port
@@ -67,20 +77,32 @@ class Crowd:
             "runtime": {"kind": "federation", "wait_for": present, **flags},
         }
         (folder / "experiment.toml").write_text(ExperimentSettings.of_table(table, "the benchmark's settings").text())
-        self.server = self._spawn("server", str(folder / "credentials" / "server"), str(folder / "experiment.toml"))
+        for run in self.runs if experiments else ():
+            text = ExperimentSettings.of_table(table, "the benchmark's settings").text()
+            ExperimentQueue(self.credentials).add("fedavg", text, run)
+        self.server = self._served()
         here = self.names[:present]
         self.groups = [here[number::PROCESSES] for number in range(min(PROCESSES, present))]
         self.sites = [self._sites(group) for group in self.groups]
 
-    def _spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
-        more = ["--out", str(self.out)] if arguments[0] == "server" else []
+    def _served(self) -> subprocess.Popen[bytes]:
+        """Start the server, or start it again."""
+        arguments = ["server", str(self.credentials)]
+        if not self._queued:
+            more = [str(self.folder / "experiment.toml"), "--out", str(self.out)]
+            arguments = ["resume", str(self.out)] if (self.out / "run.db").exists() else [*arguments, *more]
         with (self.folder / "server.log").open("ab") as log:
-            command = [sys.executable, "-m", "piebald.cli", *arguments, *more]
+            command = [sys.executable, str(FOLDER / "stepped.py"), str(self.clock("server")), *arguments]
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=ENVIRONMENT)
+
+    def clock(self, party: str | int) -> Path:
+        """The file by which a process's wall clock is set (`stepped.py`)."""
+        return self.folder / f"clock-{party}"
 
     def _sites(self, names: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / "sites.log").open("ab") as log:
-            places = [str(self.folder / "credentials"), str(self.rows), str(self.link.port)]
+            clock = self.clock(names[0])
+            places = [str(clock), str(self.folder / "credentials"), str(self.rows), str(self.link.port)]
             command = [sys.executable, str(FOLDER / "sites.py"), *places, *names]
             return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=ENVIRONMENT)
 
@@ -99,7 +121,25 @@ class Crowd:
     def kill_server(self) -> None:
         """Kill the server, and take the run up again."""
         _end(self.server)
-        self.server = self._spawn("resume", str(self.out))
+        self.server = self._served()
+
+    def fill_disk(self, group: int | None, seconds: float) -> None:
+        """Let a process of sites, or the server (None), write no file for a while; start it again if that ends it."""
+        process, until = self.server if group is None else self.sites[group], time.monotonic() + seconds
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        while process.poll() is None and time.monotonic() < until:
+            time.sleep(0.1)
+        if process.poll() is None:
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        elif group is None:
+            self.server = self._served()
+        else:
+            self.sites[group] = self._sites(self.groups[group])
+
+    def next_experiment(self) -> None:
+        """Have the experiment that runs stopped, so that the queue's next one begins."""
+        ExperimentQueue(self.credentials).ask_to_stop(self.runs.index(self.out) + 1)
+        self.out = self.runs[self.runs.index(self.out) + 1]
 
     def version(self) -> int:
         """Steps that are recorded."""
@@ -116,10 +156,13 @@ class Crowd:
                 raise RuntimeError(f"no step {version}: {(self.folder / 'server.log').read_text()[-3000:]}")
             time.sleep(0.1)
 
-    def counted(self) -> list[tuple[int, int]]:
-        """The version and the client of every update that counts."""
+    def counted(self, run: Path | None = None) -> list[tuple[int, int]]:
+        """The version and the client of every update that counts in a run, by default the present one."""
+        run = run or self.out
+        if not (run / "run.db").exists():
+            return []
         sql = "SELECT version, client FROM result WHERE status = 'ok' AND kind = 'train'"
-        with RunStore.open_read_only(self.out) as store:
+        with RunStore.open_read_only(run) as store:
             return [(row["version"], row["client"]) for row in store.query(sql)]
 
     def close(self) -> None:
@@ -179,46 +222,70 @@ def crowd(registered: int, present: int, hidden: list[int], steps: int) -> dict[
 
 
 EVENTS = ("server killed", "sites killed", "leave", "join", "partition", "reset", "half open", "renewal")
+SOAK = (*EVENTS, "bad link", "server clock set", "sites' clock set", "server disk full", "sites' disk full")
+BAD = Conditions(round_trip=0.3, jitter=0.1, rate=200_000.0, reset_every=100_000)
 
 
-def chaos(minutes: float, sites: int, seed: int = 0) -> dict[str, Any]:
-    """Disturb a run again and again, then let it come to rest; see `wrong_after` for what must hold then."""
-    rng, happened, memory = random.Random(seed), Counter[str](), list[float]()
+def chaos(minutes: float, sites: int, experiments: int = 0, seed: int = 0) -> dict[str, Any]:
+    """Disturb a run again and again, then let it come to rest; see `wrong_after` for what must hold then.
+
+    Args:
+        minutes: how long.
+        sites: how many.
+        experiments: of the server's queue, each of which gets its part of the time, for the events of `SOAK`; 0 for one
+            without a queue, and those of `EVENTS`.
+        seed: of the events.
+    """
+    rng, happened, memory, states = random.Random(seed), Counter[str](), list[float](), Counter[str]()
     with tempfile.TemporaryDirectory() as place:
         flags = {"silence": 5.0, "patience": 20.0, "task_timeout": 60.0, "wait_for": max(sites // 2, 1)}
-        made = Crowd(Path(place), sites, sites, [16], **flags)
+        made = Crowd(Path(place), sites, sites, [16], experiments, **flags)
         away: dict[str, int] = {}
         try:
             made.wait_for(3)
             made.link.reset()  # all sites come back at once, as they will again and again
-            calm = _calm(made)
-            until, committed, gone = time.monotonic() + 60 * minutes, made.counted(), list[str]()
-            while time.monotonic() < until:
-                event = rng.choice(EVENTS)
+            calm, calm_sites = _calm(made), _sites_memory(made)
+            began, committed, gone = time.monotonic(), made.counted(), list[str]()
+            while (share := (time.monotonic() - began) / (60 * minutes)) < 1:
+                if made.out != made.runs[min(int(share * len(made.runs)), len(made.runs) - 1)]:
+                    made.next_experiment()
+                    happened["next experiment"] += 1
+                    committed = []
+                event = rng.choice(SOAK if experiments else EVENTS)
                 _happen(made, event, rng, away)
                 happened[event] += 1
                 version = made.version()
                 counted = made.counted()
                 gone += [event] * bool(set(committed) - set(counted))
                 committed = counted
+                states[str(status_values(made.credentials)["state"]).split()[0]] += 1
                 made.wait_for(version + 2)
                 memory.append(of_process(made.server.pid)["memory"])
             for name, group in away.items():
                 made.tell(group, "start", name)
+            made.link.conditions = GOOD
             at_rest = _calm(made, calm)
-            counted = made.counted()
-            parts = (made.folder / "credentials" / "server").rglob("*.part")  # but for what it is writing now
+            rest_sites = _sites_memory(made)
+            parts = made.credentials.rglob("*.part")  # but for what it is writing now
             leftover = sorted(one.name for one in parts if f".{made.server.pid}." not in one.name)
         finally:
             made.close()
         logs = _faults_of_logs(made)
-    steps = {version for version, _ in counted}
+        counted_of = [made.counted(run) for run in made.runs]
+    steps = [{version for version, _ in counted} for counted in counted_of]
     return {
-        "minutes": minutes, "sites": sites, "events": dict(happened), "steps": max(steps, default=0),
-        "lost after": gone, "twice": len(counted) - len(set(counted)),
-        "without": max(steps, default=0) - len(steps), "before": calm, "after": at_rest, "memory": memory,
-        "logs": logs, "leftover": leftover,
+        "minutes": minutes, "sites": sites, "events": dict(happened), "experiments": experiments,
+        "steps": sum(max(one, default=0) for one in steps), "lost after": gone,
+        "twice": sum(len(counted) - len(set(counted)) for counted in counted_of),
+        "without": sum(max(one, default=0) - len(one) for one in steps), "before": calm, "after": at_rest,
+        "memory": memory, "logs": logs, "leftover": leftover, "states": dict(states),
+        "memory of sites": [calm_sites, rest_sites],
     }  # fmt: skip
+
+
+def _sites_memory(made: Crowd) -> float:
+    """Memory of the processes of sites, in MB."""
+    return sum(of_process(process.pid)["memory"] for process in made.sites)
 
 
 def wrong_after(one: dict[str, Any]) -> list[str]:
@@ -253,6 +320,11 @@ def _faults_of_logs(made: Crowd) -> list[str]:
             found += audit.missing(path, server)[:1]
         except PiebaldError as error:
             found.append(str(error))
+    for run in made.runs:
+        try:
+            check_log(run)
+        except PiebaldError as error:
+            found.append(str(error))
     return found
 
 
@@ -266,7 +338,13 @@ def _happen(made: Crowd, event: str, rng: random.Random, away: dict[str, int]) -
         "reset": made.link.reset,
         "half open": made.link.half_open,
         "renewal": lambda: _renew(made, name),
+        "bad link": lambda: (setattr(made.link, "conditions", BAD), made.wait_for(made.version() + 1)),
+        "server clock set": lambda: _set_clock(made.clock("server"), rng),
+        "sites' clock set": lambda: _set_clock(made.clock(made.groups[group][0]), rng),
+        "server disk full": lambda: made.fill_disk(None, rng.uniform(2, 10)),
+        "sites' disk full": lambda: made.fill_disk(group, rng.uniform(2, 10)),
     }
+    made.link.conditions = GOOD
     if event == "sites killed":
         for one in [one for one, where in away.items() if where == group]:
             del away[one]
@@ -278,6 +356,11 @@ def _happen(made: Crowd, event: str, rng: random.Random, away: dict[str, int]) -
         made.tell(away.pop(back), "start", back)
     elif event in actions:
         actions[event]()
+
+
+def _set_clock(clock: Path, rng: random.Random) -> None:
+    """Step a wall clock to up to two hours before or after the time."""
+    clock.write_text(f"{rng.uniform(-7200, 7200):.0f}")
 
 
 def _renew(made: Crowd, name: str) -> None:
@@ -305,11 +388,11 @@ def _calm(made: Crowd, as_before: dict[str, float] | None = None) -> dict[str, f
 def main() -> None:
     """Measure a part."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("crowd", "registered", "chaos", "page"))
+    parser.add_argument("part", choices=("crowd", "registered", "chaos", "soak", "page"))
     parser.add_argument("--sites", type=int, default=200, help="sites that are there")
     parser.add_argument("--registered", type=int, default=10_000, help="sites on the list, for `registered`")
     parser.add_argument("--steps", type=int, default=3, help="steps that are measured")
-    parser.add_argument("--minutes", type=float, default=60.0, help="how long `chaos` goes on")
+    parser.add_argument("--minutes", type=float, default=60.0, help="how long `chaos` or `soak` goes on")
     parser.add_argument("--hidden", type=int, nargs="*", default=[470, 470], help="widths of the model's hidden layers")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of results.json and RESULTS.md")
     chosen = parser.parse_args()
@@ -320,9 +403,11 @@ def main() -> None:
     elif chosen.part == "registered":
         there = max(chosen.registered // 100, 1)
         found[f"registered {chosen.registered}"] = crowd(chosen.registered, there, chosen.hidden, chosen.steps)
-    elif chosen.part == "chaos":
-        found[f"chaos {chosen.minutes:g}"] = chaos(chosen.minutes, min(chosen.sites, 24))
-    wrong = wrong_after(found[f"chaos {chosen.minutes:g}"]) if chosen.part == "chaos" else []
+    wrong = list[str]()
+    if chosen.part in ("chaos", "soak"):
+        experiments = 2 if chosen.part == "soak" else 0
+        disturbed = chaos(chosen.minutes, min(chosen.sites, 24), experiments)
+        found[f"{chosen.part} {chosen.minutes:g}"], wrong = disturbed, wrong_after(disturbed)
     kept.write_text(json.dumps(found, indent=1) + "\n")
     (chosen.out / "RESULTS.md").write_text(page(found))
     if wrong:
@@ -334,16 +419,16 @@ def page(found: dict[str, Any]) -> str:
     lines = [
         "# Load",
         "",
-        "`python benchmarks/load/run.py crowd`, `registered` and `chaos` on "
+        "`python benchmarks/load/run.py crowd`, `registered`, `chaos` and `soak` on "
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; the machine was shared "
         f"with other work.  Sites are threads in {PROCESSES} processes with twenty rows of noise each, whole clients "
         "otherwise: credentials, files, TLS connections, training (`sites.py`).  Sites that are registered and away "
         "are names on the server's list.",
     ]
-    crowds = [one for name, one in found.items() if not name.startswith("chaos")]
+    crowds = [one for name, one in found.items() if not name.startswith(("chaos", "soak"))]
     lines += _crowd_lines(crowds) if crowds else ["", "`crowd` and `registered` have not been measured yet."]
     for name, one in found.items():
-        if name.startswith("chaos"):
+        if name.startswith(("chaos", "soak")):
             lines += ["", *_chaos_lines(one)]
     return "\n".join([*lines, ""])
 
@@ -379,8 +464,13 @@ def _chaos_lines(one: dict[str, Any]) -> list[str]:
     if "logs" in one:
         checked = f"audit logs whose chain does not hold, or in which a result is missing: {len(one['logs'])}; "
         checked += f"unfinished files left at the server: {len(one['leftover'])}; "
+    queued = f", {one['experiments']} experiments one after another" if one.get("experiments") else ""
+    if states := one.get("states"):
+        told = ", ".join(f"{count} x {state}" for state, count in sorted(states.items()))
+        checked += f"what `piebald status` said right after an event: {told}; "
+        checked += "memory of all sites' processes {:.0f} MB before, {:.0f} MB after; ".format(*one["memory of sites"])
     return [
-        f"## Disturbance for {one['minutes']:g} min, {one['sites']} sites",
+        f"## Disturbance for {one['minutes']:g} min, {one['sites']} sites{queued}",
         "",
         f"Events at random: {events}.  After each, the run had to make two more steps.  It made {one['steps']} steps; "
         f"times that updates which had counted were gone: {len(one['lost after'])}; updates that counted twice: "

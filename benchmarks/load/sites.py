@@ -1,5 +1,5 @@
-"""Many sites in one process: python sites.py CREDENTIALS ROWS PORT NAME [NAME ...]; lines on standard input command
-them.
+"""Many sites in one process: python sites.py CLOCK CREDENTIALS ROWS PORT NAME [NAME ...]; lines on standard input
+command them, and the file CLOCK sets their wall clock (`stepped.py`).
 
 A site is what it is in a process of its own: a `FederationClient` with its credentials, files, rows, and connection.
 What makes it light is that it shares the process with others, Python and PyTorch with them, and that it has twenty
@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "networks"))
 
 import torch
+from stepped import follow
 from threads import Site
 
 
@@ -24,7 +25,8 @@ def main() -> None:
     """Run the sites until standard input ends."""
     logging.getLogger("piebald").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    folder, rows, port, names = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
+    follow(Path(sys.argv[1]))
+    folder, rows, port, names = Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5:]
     sites = {name: Site(folder / name, port, rows) for name in names}
     print("started", flush=True)
     for line in sys.stdin:

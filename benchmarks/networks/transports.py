@@ -199,18 +199,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sites", type=int, default=1000)
     parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     arguments = parser.parse_args()
-    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+    kinds: list[str] = list(arguments.kinds)
+    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "credentials"
         names = provisioned(folder, arguments.sites)
         for _ in range(arguments.times):
-            for kind in KINDS:
+            for kind in kinds:
                 found[kind].append(measured(kind, folder, names))
                 print(json.dumps({"kind": kind, **found[kind][-1]}), flush=True)
-    print("| | " + " | ".join(KINDS) + " |\n|---|" + "---|" * len(KINDS))
-    for name in found[KINDS[0]][0]:
-        cells = [f"{statistics.median(one[name] for one in found[kind]):.4g}" for kind in KINDS]
+    print("| | " + " | ".join(kinds) + " |\n|---|" + "---|" * len(kinds))
+    for name in found[kinds[0]][0]:
+        cells = [f"{statistics.median(one[name] for one in found[kind]):.4g}" for kind in kinds]
         print(f"| {name} | {' | '.join(cells)} |")
 
 

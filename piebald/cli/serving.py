@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from piebald.cli.app import LOG, LOOPBACK, PAGE, SharedOptions, end_on_term
 from piebald.core.errors import SettingError
+from piebald.core.plain_text import printable
+
+_RELAY = 0.2  # seconds between two looks at what sites on this machine have printed
 
 if TYPE_CHECKING:
     from piebald.experiments.file import ExperimentSettings
@@ -78,6 +83,40 @@ def page_address(options: SharedOptions) -> PageAddress | None:
         return None
     check_installed()
     return PageAddress(options.status_host, options.status_port)
+
+
+@contextmanager
+def relayed(run: Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """Relay what the sites of a federation on this machine print, each line after its site's name.
+
+    Args:
+        run: the run folder, or one with several, in which the sites' logs are.
+        tell: takes a line.
+    """
+    over, read = threading.Event(), dict[Path, int]()
+
+    def relay() -> None:
+        for path in sorted(run.glob("**/federation/*/log.txt")):
+            with path.open("rb") as file:
+                file.seek(read.setdefault(path, 0))
+                whole = file.read().rpartition(b"\n")[0]
+            read[path] += len(whole) + bool(whole)
+            for line in whole.decode(errors="replace").splitlines():
+                words = (part if part.isspace() else printable(part) for part in re.split("( +)", line))  # a table's
+                tell(f"{path.parent.name} | {''.join(words)}".rstrip())
+
+    def follow() -> None:
+        while not over.wait(_RELAY):
+            relay()
+
+    thread = threading.Thread(target=follow, name="sites", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        relay()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from sklearn.datasets import load_breast_cancer
 
 import piebald
 from piebald.cli import main
+from piebald.cli.serving import relayed
 from piebald.core.errors import SettingError
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials import provisioning
@@ -95,13 +97,37 @@ def kept(sites: Sites, name: str) -> dict[str, Any] | None:
     return load_file(path) if path.exists() else None
 
 
+CHECKS = ("credentials", "certificate", "device", "disk", "rows", "run", "server", "clock")
+
+
+def test_what_sites_print_is_relayed_by_whole_lines_each_once(tmp_path: Path) -> None:
+    site, lines = tmp_path / "fold-1" / "federation" / "north", list[str]()
+    site.mkdir(parents=True)
+    with relayed(tmp_path, lines.append):
+        (site / "log.txt").write_bytes("✓ disk\n\n".encode() + b"M\xfcller\nbeg")
+        until(lambda: len(lines) == 3)
+        with (site / "log.txt").open("ab") as file:
+            file.write(b"un\nthe run is over\n")
+    printed = ["✓ disk", "", "M\N{REPLACEMENT CHARACTER}ller", "begun", "the run is over"]
+    assert lines == [f"north | {line}".rstrip() for line in printed]
+
+
 @pytest.mark.full
 def test_all_on_one_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--set", "partition.clients=2", "--set", "rounds=1", "--out", str(tmp_path / "run"), "--json"]
+    options = ["--set", "partition.clients=2", "--set", "rounds=1", "--out", str(tmp_path / "run")]
     assert main(["up", "--local", "3", *options]) == 2
     assert "the experiment has 2 clients, --local says 3" in capsys.readouterr().err
     assert main(["up", "--local", "2", *options]) == 0
-    assert '"status": "finished"' in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert re.search(r"^status +finished", said.out, re.MULTILINE)
+    assert "state: finished" in said.err
+    for name in ("site-1", "site-2"):  # all that piebald site up prints there, and in its order
+        printed = (tmp_path / "run" / "federation" / name / "log.txt").read_text().splitlines()
+        relayed = [line.partition("| ")[2] for line in said.err.splitlines() if line.startswith(f"{name} |")]
+        assert relayed == [line.rstrip() for line in printed]
+        marks = [line.split()[:2] for line in printed if line.startswith(("✓", "✗"))]
+        assert marks == [["✓", check] for check in CHECKS]
+        assert printed[-1] == "the run is over"
     assert main(["status", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
     assert "site-1" in said

@@ -48,7 +48,7 @@ class LocalFederation:
         root = Path(tempfile.mkdtemp(prefix="piebald-")) if folder is None else Path(folder)
         names = [f"site-{number + 1}" for number in range(sites)]
         port = read(root / SERVER).port if (root / SERVER).exists() else free_port()
-        provision(Description(name="local", host="127.0.0.1", port=port, days=30, sites=names), root)
+        provision(Description(name="local", host="127.0.0.1", port=port, days=365, sites=names), root)
         for name in names:  # all rows are on this machine, so scores are shown beside noise and sums, too
             settings = root / name / "site.toml"
             if read_text(settings) == SITE_TOML:
@@ -66,7 +66,7 @@ class LocalFederation:
     def open(self) -> None:
         """Start a process for each site.  They end with this process, however it ends."""
         environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        command = [sys.executable, "-m", "piebald.cli", "client"]
+        command = [sys.executable, "-m", "piebald.cli", "site", "up"]
         search = [word for folder in folders() for word in ("--search", str(folder))]
         for name in self._sites:
             credentials = self._folder / name
