@@ -84,7 +84,7 @@ class Entry:
     def join(self, site: str, **fields: Any) -> Welcome:
         """Say hello for a site; `fields` are those of a hello."""
         ready = {"run": self.server.shared.run, "ready": self.server.shared.terms}
-        hello = Hello(protocol=PROTOCOL, version=__version__, incarnation="ab", **{**ready, **ROWS, **fields})
+        hello = Hello(protocol=PROTOCOL, version=__version__, **{"incarnation": "ab", **ready, **ROWS, **fields})
         answer = self.wire.deliver(site, "hello", encode(hello))
         assert answer is not None
         self.welcome = decode(Welcome, answer)[0]

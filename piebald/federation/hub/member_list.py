@@ -15,6 +15,7 @@ from piebald.federation.link.wire_messages import Hello
 
 _PROCESSES = 8  # processes of a site that are remembered
 CHANCES = 3  # tasks that a site may let pass while it is present
+_LINES, _LINE_EVERY = 100, 10.0  # lines of the log about what a site says: at once, and seconds for each further one
 SLOWEST = 8_000  # bytes a second: while a transfer is faster than that, its time is not counted against the site
 
 
@@ -92,6 +93,7 @@ class Member:
         returned: how many hellos came from one after which another one was heard.
         busy: since when something keeps it from tasks (`Hello.doing`), on the monotonic clock, None while nothing does.
         told: when that was logged last.
+        lines: lines about what it says, less those that time has made room for; and when there was the last one.
     """
 
     name: str
@@ -116,6 +118,7 @@ class Member:
     returned: int = 0
     busy: float | None = None
     told: float = 0.0
+    lines: tuple[float, float] = (0.0, 0.0)
 
     @property
     def doubled(self) -> bool:
@@ -124,6 +127,13 @@ class Member:
         A process sends a hello when the one before was answered or is given up, so few of one that ended are late.
         """
         return self.returned > 2
+
+    def worth_a_line(self) -> bool:
+        """Return whether something new of it is logged: a site that says so with each hello would fill the disk."""
+        now = time.monotonic()
+        lines = max(0.0, self.lines[0] - (now - self.lines[1]) / _LINE_EVERY)
+        self.lines = min(lines + 1, _LINES + 1.0), now
+        return lines < _LINES
 
     def sign(self) -> None:
         """Record a sign of life that is no hello: on a slow link hellos wait behind the pieces of a result."""

@@ -92,11 +92,11 @@ class ServerMessages:
         with self._state.lock:
             self.link.shut.pop(origin, None)  # it is here, with a certificate that is admitted
             refused = _refusal(hello, member.rows if hello.ready == self._state.terms else None)
-            if refused and refused != member.refused:
+            if refused and refused != member.refused and member.worth_a_line():
                 fields = {"event": "refused", "site": origin, "why": refused}
                 log.warning("%(site)s does not take part: %(why)s", fields)
                 self.audit.write("does not take part", site=origin, reason=refused)
-            if hello.pending and not (member.hello and member.hello.pending):
+            if hello.pending and not (member.hello and member.hello.pending) and member.worth_a_line():
                 log.warning("%s waits until somebody there approves the experiment", origin)
             before, here, doubled = member.hello, member.rows is not None, member.doubled
             is_known = hello.incarnation in member.processes
@@ -109,10 +109,12 @@ class ServerMessages:
                     raise
         if member.doubled and not doubled:
             self._report_doubled(origin)
-        if not is_known:
+        if not is_known and member.worth_a_line():
             self._log_connected(origin)
-        self.log_doing(member)
-        if not refused and hello.ready == self._state.terms and (before is None or before.ready != hello.ready):
+        if hello.doing and (before is None or before.doing != hello.doing) and member.worth_a_line():
+            self.log_doing(member)
+        joins = not refused and hello.ready == self._state.terms and (before is None or before.ready != hello.ready)
+        if joins and member.worth_a_line():
             place = {"client": self._state.number[origin] + 1, "clients": len(self._state.members)}
             log.info(
                 "%(site)s joined as client %(client)d of %(clients)d", {"event": "joined", "site": origin, **place}
@@ -141,7 +143,8 @@ class ServerMessages:
         log.info("%(site)s connected from %(address)s: its certificate is valid until %(expires)s", fields)
 
     def _on_check(self, origin: str, request: CheckRequest, body: memoryview) -> bytes:
-        log.info("%(site)s looks whether it could take part", {"event": "check", "site": origin})
+        if self._member(origin).worth_a_line():
+            log.info("%(site)s looks whether it could take part", {"event": "check", "site": origin})
         return encode(CheckReply(version=__version__, time=time.time(), terms=self._state.terms))
 
     def _on_terms_request(self, origin: str, request: TermsRequest, body: memoryview) -> bytes:

@@ -29,7 +29,7 @@ from piebald.federation.link.wire_messages import LONGEST, Message, Refused, Rep
 
 SERVER = "server"  # the server's name in its certificate, whatever its host is called
 _IN_PIECES = ("task", "result")  # topics of long bodies, whose pieces are confirmed by receipts
-_REPORTS = 1000  # different sentences that are reported, so that nobody can fill the disk with them
+_REPORTS = 100  # different sentences about a party, or about strangers: nobody fills the disk, or hides others, by them
 
 log = logging.getLogger("piebald.federation")
 
@@ -85,7 +85,7 @@ class Link:
         self._answered = True  # whether there was an answer over this connection
         self._address, self._stopping = address, threading.Event()
         self.shut: dict[str, str] = {}
-        self._report, self._reported, self._lock = report, set[str](), threading.Lock()
+        self._report, self._reported, self._lock = report, dict[str, set[str]](), threading.Lock()
         self._handlers: dict[str, tuple[type[Message], Handler]] = {}
         self._connections: Counter[str] = Counter()  # that there were, by party
         self._open: dict[str, dict[SharedSocket, Connection]] = {}  # by party, the oldest first
@@ -185,12 +185,14 @@ class Link:
         return self._connections[target]
 
     def report(self, sentence: str) -> None:
-        """Report what was refused, each sentence once."""
+        """Report what was refused, each sentence once; it begins with a party's name, an address, or a word of ours."""
         sentence = printable(sentence, 500)
+        about = sentence.partition(" ")[0]
         with self._lock:
-            if sentence in self._reported or len(self._reported) >= _REPORTS:
+            reported = self._reported.setdefault(about if about.isalpha() or self.knows(about) else "", set())
+            if sentence in reported or len(reported) >= _REPORTS:
                 return
-            self._reported.add(sentence)
+            reported.add(sentence)
         self._report(sentence)
 
     @property

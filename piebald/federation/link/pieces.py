@@ -9,6 +9,8 @@ from piebald.core.stored_vectors import LARGE, NamelessFile
 from piebald.federation.link.wire_format import Body, StoredBody, new_digest
 from piebald.federation.link.wire_messages import PIECE, WINDOW, Piece, Refused, Reply
 
+_AHEAD = 256  # pieces ahead of what is there: as many of the shortest that are sent, but for the last, are a window
+
 
 class Assembly:
     """Assembles a body from its pieces, one body after another.
@@ -83,7 +85,7 @@ class Assembly:
     def _add(self, start: int, data: bytes | memoryview) -> None:
         if start > self._there:
             room = WINDOW - sum(map(len, self._ahead.values()))
-            if start <= self._there + WINDOW and len(data) <= room:
+            if start <= self._there + WINDOW and len(data) <= room and len(self._ahead) < _AHEAD:
                 self._ahead[start] = bytes(data)
             return
         self._append(data[self._there - start :])
