@@ -158,7 +158,7 @@ def client(
     work, code = site_work(credentials, data, target, client=client), 0
     with locked(credentials):
         if check:
-            code = _check_site(work, options)
+            code = _checked(work, options)[1]
         else:
             options.start_log()
             with at_work(f"reading the rows {work.source}"):
@@ -187,24 +187,27 @@ def site_up(
     for place in search or ():
         search_in(place)
     with locked(folder):
-        # a server that does not answer yet is waited for; that of a trial hears from the site itself why it refuses
-        if (code := _check_site(work, options, but="server")) and with_parent is None:
-            _end(code)
-        print(f"\n{folder} takes part; Ctrl-C ends it", flush=True)
+        checks, _ = _checked(work, options)
+        crosses = [check.what for check in checks if check.fine is False]
+        # that of a trial hears from the site itself why it refuses
+        if with_parent is None and {*crosses} - {"server"}:
+            _end(2)
+        soon = " as soon as the server answers, for which it waits" if "server" in crosses else ""
+        print(f"\n{folder} takes part{soon}; Ctrl-C ends it", flush=True)
         options.start_log()
         print(printable(join(work, with_parent is None, with_parent)))
     _end(0)
 
 
-def _check_site(work: SiteWork, options: SharedOptions, but: str = "") -> int:
-    """Look whether a site can take part, print what was found, and return the exit code (`_print_checks`)."""
+def _checked(work: SiteWork, options: SharedOptions) -> tuple[list[Check], int]:
+    """Look whether a site can take part, print what was found, and return it with the exit code."""
     from piebald.federation.link.heartbeat import at_work
     from piebald.federation.site.site_check import check_site
 
     replace(options, log_level="error").start_log()
     with at_work(f"reading the rows {work.source}", tell=_to_terminal):
         checks = check_site(work)
-    return _print_checks(checks, but)
+    return checks, _print_checks(checks)
 
 
 def _end(code: int) -> None:
@@ -260,7 +263,9 @@ def status(
     if options.as_json:
         return print_json(values)
     sites = values.pop("sites", [])
-    print_table(("", ""), [item for item in values.items() if item[1] is not None])
+    print_table(
+        ("", ""), [("until" if name == "ends" else name, v) for name, v in values.items() if v not in (None, [])]
+    )
     if sites:
         names = sorted(sites[0], key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
         print()
@@ -294,10 +299,10 @@ def _to_terminal(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)
 
 
-def _print_checks(checks: Sequence[Check], but: str = "") -> int:
-    """Print a table of ticks and crosses, and return the exit code, which is not about the check named `but`."""
+def _print_checks(checks: Sequence[Check]) -> int:
+    """Print a table of ticks and crosses, and return the exit code."""
     print_table(("", "", ""), [(check.mark, check.what, check.told) for check in checks])
-    return 2 if any(check.fine is False and check.what != but for check in checks) else 0
+    return 2 if any(check.fine is False for check in checks) else 0
 
 
 _FIRST = ("site", "state", "heard", "working", "finished", "rows", "refused", "seconds", "staleness")  # if not --wide

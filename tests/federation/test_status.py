@@ -22,6 +22,7 @@ import pytest
 
 from piebald.cli import main
 from piebald.core.errors import SettingError
+from piebald.experiments.file import ExperimentSettings
 from piebald.federation.hub.local_federation import free_port
 from piebald.federation.operate import page_server, status_page
 from piebald.federation.operate.experiment_queue import ExperimentQueue
@@ -32,7 +33,7 @@ from piebald.federation.operate.status import RUN, check_health, killed_process,
 from piebald.storage.lock import RunLock
 from piebald.storage.store import RunStore
 
-from .conftest import provisioned
+from .conftest import Server, Sites, provisioned, until
 
 pytest.importorskip("starlette", reason="needs the extra: pip install '.[page]'")
 HOSTILE = "<script>alert(1)</script>\x1b[2J\"'"
@@ -152,6 +153,66 @@ def test_what_a_server_does_is_one_word_everywhere(
     os.utime(credentials / "status.json", (1e9, 1e9))
     assert read_status(run)["state"] == "stalled"  # whatever it wrote a long time ago
     lock.release()
+
+
+@pytest.mark.long
+def test_a_site_and_a_server_that_are_killed_change_the_word_everywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What log, status, page, metrics and exit code say of real processes: a wrong column, a killed site and server."""
+    folder, run = provisioned(tmp_path / "credentials", ["site-1", "site-2"]), tmp_path / "run"
+    credentials, port, sites = folder / "server", free_port(), Sites(folder)
+    table = tmp_path / "rows.csv"
+    table.write_text("a,b,y\n" + "1.5,2,0\n2,1.5,1\n" * 20)
+    partition = {"kind": "sites", "clients": ["site-1", "site-2"], "inputs": [2], "classes": ["0", "1"]}
+    waits = {"kind": "federation", "patience": 600.0, "silence": 2.0, "wait_for": 2}
+    experiment = {"rounds": 1_000_000, "evaluate": {"every": 0}, "partition": partition, "runtime": waits}
+    experiment |= {"model": {"name": "mlp"}, "recipe": {"name": "fedavg", "batch": 10}}
+    made = ExperimentSettings.of_table(experiment, "the test's settings")
+
+    def says(state: str, code: int = 0) -> bool:
+        values = read_status(run)
+        if not str(values["state"]).startswith(state):
+            return False
+        with socket.create_connection(("127.0.0.1", port), 20):
+            pass
+        view = Viewer(credentials, run).view()
+        assert f'piebald_state{{state="{state.split()[0]}"}} 1.0' in exposition(view)[0].decode()
+        assert f'class="state">{state}' in status_page.page(view)
+        assert main(["status", str(credentials), "--check"]) == code
+        return True
+
+    server = Server(made, credentials, run, "--status-port", str(port))
+    try:
+        sites.start("site-1", "--data", str(table), "--target", "y")
+        sites.start("site-2", "--data", str(table), "--target", "x")
+        until(lambda: (run / "run.db").exists() and says("waiting for site-2"), 120)
+        until(lambda: "there is no column 'x'" in sites.log("site-2"), 120)
+        sites.kill("site-2")
+        sites.start("site-2", "--data", str(table), "--target", "y")
+        until(lambda: server.version() > 2, 120)
+        until(lambda: says("training"), 60)
+        sites.kill("site-2")
+        until(lambda: says("waiting for site-2"), 60)
+        server.process.kill()
+        server.process.wait()
+        assert read_status(run)["state"] == "killed"
+        assert main(["status", str(credentials), "--check"]) == 2
+        assert read_status(run)["again"] == f"piebald resume {run}"
+        server.kill_and_resume()
+        sites.start("site-2", "--data", str(table), "--target", "y")
+        version = server.version()
+        until(lambda: server.version() > version + 1, 120)
+        server.process.terminate()
+        assert server.process.wait(60) == 130
+        assert read_status(run)["state"] == "stopped"
+        assert main(["status", str(credentials), "--check"]) == 2
+        told = re.findall(r"state: (\w+(?: for site-2)?)", server.log.read_text())
+        assert [word for word, after in zip(told, [*told[1:], ""], strict=True) if word != after][-1] == "stopped"
+        assert {"training", "waiting for site-2", "stopped"} <= {*told}
+    finally:
+        sites.close()
+        server.close()
 
 
 def killed_holder(folder: Path) -> int:

@@ -376,7 +376,13 @@ class FederationClient:
         """Return what the site does, and what would end it; see `server_state.Activity`."""
         if self._at_work:
             return {"state": "training", "ends": "its task is done"}
-        return {"state": "waiting for the server", "ends": self._link.trouble or "the server sends a task"}
+        if self._consent.waits:
+            return {"state": "waiting for approval", "ends": f"somebody says piebald approve {self.credentials.folder}"}
+        trouble = self._link.trouble
+        return {
+            "state": "waiting for the server",
+            "ends": f"it answers ({trouble})" if trouble else "the server sends a task",
+        }
 
     def _write_status(self) -> None:
         """Write the status file that `piebald status` reads."""
