@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-import textwrap
+import math
 import tomllib
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,19 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.filesize import decimal as size
 
 from piebald.advice.answer_page import PlainTable, page
-from piebald.advice.client_gains import MOST, ClientGain, table
-from piebald.advice.client_gains import sentences as client_sentences
-from piebald.advice.differences import SHARES, in_points, nearness
+from piebald.advice.client_gains import ClientGain, table
+from piebald.advice.differences import FOUND, SHARES, in_points, nearness
 from piebald.advice.evidence import Checked, Evidence, Loser, Pays
-from piebald.advice.more_data import More, sentences
+from piebald.advice.more_data import More, outlook, sentences
+from piebald.advice.screen import INDENT, WIDTH, Part, fitting, screen, short, wrap
 from piebald.advice.tuning.budget import Cost
 from piebald.core.plain_text import printable
 from piebald.methods import recipes
 from piebald.methods.recipe import Recipe
 from piebald.report.page.markup import html_table, plain_cell
-from piebald.report.page.wording import MetricFormat
+from piebald.report.page.wording import MetricFormat, duration, names, plural
 from piebald.report.paired import Difference, difference
 from piebald.report.verdict import ScoreVerdict
 from piebald.settings.toml_document import dumps
@@ -34,6 +35,8 @@ _COLUMNS = (
     "method", "score", "behind", "error", "lr", "megabytes", "steps", "seconds", "rounds", "seeds", "what became of it",
 )  # fmt: skip
 _DIFFERENCES = ("behind", "error", "gain", "standard error")  # columns of differences between scores
+_NAMED = 12  # clients that are named in a sentence
+EPSILON, _DELTA = 3.0, 1e-5  # of the privacy whose cost is told
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,41 +119,160 @@ class Advice:
         """The label with the best mean on validation rows."""
         return self.verdict.leader
 
+    # ------------------------------------------------------------------------------------------------ on one screen
+
     def headline(self) -> str:
-        """The answer in one sentence."""
+        """The answer in one sentence: the same in the terminal, the page, a notebook, `repr` and JSON."""
         start = {
-            "yes": "Training together pays",
-            "no": "Training together does not pay",
-            "cannot be told": "Whether training together pays cannot be told from these rows",
+            "yes": "Yes, training together pays",
+            "no": "No, training together does not pay",
+            "cannot be told": "Not knowable from these rows: whether training together pays",
         }[self.pays]
         method, plain = f"{self.recommended} ({self.title})", self.against_naive
         if plain is None or plain.naive is None or plain.beats_naive:
-            return f"{start}: {method} is recommended."
+            return f"{start}; {method} is recommended."
         # a method that no constant answer is worse than has learned nothing that is of use
         naive = f"always {plain.naive[0]} ({MetricFormat(self.metric).value(plain.naive[1])})"
         return f"No method is recommended: {method}, the best choice here, is not clearly better than {naive}."
 
     def text(self) -> str:
-        """The answer for a terminal."""
-        return wrapped(self.paragraphs())
+        """The answer on one screen: at most 24 lines of 80 columns."""
+        return screen(self.parts())
+
+    def parts(self) -> list[Part]:
+        """The answer in parts: a heading, its paragraph, and the lines that it may take of a screen."""
+        return [
+            ("Answer", self.headline(), 3),
+            ("Measured", self._measured(), 4),
+            ("Beware", self.imbalance, 3),
+            *((name, text, 2) for name, text in self._who().items()),
+            ("Costs", self._costs(), 2),
+            ("Leaves", self._leaves(), 2),
+            ("Privacy", self._privacy(), 2),
+            ("Next", self._next(), 2),
+        ]
+
+    def _measured(self) -> str:
+        """Return the scores of the recommendation and its rivals, and the comparison that decided."""
+        shown, evidence, plain = MetricFormat(self.metric), self.evidence, self.against_naive
+        means = {checked.label: shown.value(checked.scores.mean) for checked in self.tested}
+        means = means or {self.recommended: shown.value(self.verdict.best)}
+        levels = [f"{label} {mean}" for label, mean in means.items()]
+        if plain is not None and plain.naive is not None:
+            levels.append(f"always {plain.naive[0]} {shown.value(plain.naive[1])}")
+        rows = "test" if self.tested else "validation"
+        return f"{shown.name} on {rows} rows: {', '.join(levels)}.  {self._evidence_sentence(evidence)}"
+
+    def _evidence_sentence(self, evidence: Evidence) -> str:
+        if evidence.gain is None:
+            return ""
+        ours = self.recommended if evidence.rows == "test" else "The best for the other clients"
+        error = "" if evidence.error is None else f" (standard error {self._points(evidence.error)})"
+        kind = "other rows of these clients" if evidence.noise == "rows" else "other clients"
+        chance = "within" if evidence.pays == "cannot be told" else "beyond"
+        rows = "" if evidence.rows == "test" else " on validation rows"
+        return (
+            f"{ours} against every client alone{rows}: {self._points(evidence.gain, True)}{error}, {chance} the chance "
+            f"of {kind}, p = {evidence.p:.2g}."
+        )
+
+    def _who(self) -> dict[str, str]:
+        """Return who gains, who loses, and for whom neither can be said, by name, the largest first."""
+        if all(client.gain is None for client in self.clients):
+            alone = self.tested and self.recommended not in {checked.label for checked in self.tested[1:]}
+            reason = "every client trains alone" if alone else "no client has test rows under both methods"
+            return {"Gain": f"not known by name: {reason}."}
+        unit = " points" if self.metric in SHARES else ""
+        groups: dict[str, list[str]] = {"Gain": [], "Lose": [], "Open": []}
+        for client in sorted(self.clients, key=lambda client: -abs(client.shrunk or 0.0)):
+            if client.shrunk is not None:
+                group = {1: "Gain", -1: "Lose", 0: "Open"}[client.sign]
+                groups[group].append(f"{short(client.client)} {self._points(client.shrunk, True).removesuffix(unit)}")
+        known = any(client.low is not None for client in self.clients)
+        nobody = "nobody beyond chance" if known else f"chance moves the {self.metric} of one client unknown amounts"
+        room = 2 * (WIDTH - INDENT) - 12
+        texts = {name: fitting(items, room) + unit if items else nobody for name, items in groups.items()}
+        return {name: f"{text}." for name, text in texts.items() if name != "Open" or groups[name]}
+
+    def _costs(self) -> str:
+        cost, spent = self.cost, self.spent
+        devices = f", {duration(cost.seconds)} of the devices" if cost.seconds else ""
+        return (
+            f"{plural(self.rounds, 'round')}, {size(cost.bytes)} in all, {duration(60 * cost.minutes)} here{devices}; "
+            f"the search took {plural(spent.rounds, 'round')}, {size(spent.bytes)} and {duration(60 * spent.minutes)}."
+        )
+
+    @property
+    def _sent(self) -> float:
+        """Bytes that a site sends in a round of the recommendation."""
+        return self.cost.bytes / 2 / max(1, self.rounds) / max(1, len(self.clients))
+
+    def _leaves(self) -> str:
+        if not self.cost.bytes:
+            return "nothing: every site trains alone."
+        return (
+            f"{size(round(self._sent))} of model parameters of each site and round, no rows; secure sums hide single "
+            "sites at no loss of accuracy."
+        )
+
+    def _privacy(self) -> str:
+        """Return what hiding rows has spent, or would cost."""
+        if self.privacy:
+            return " ".join(str(budget["meaning"]) for budget in self.privacy)
+        sizes = [client.train for client in self.clients if client.train]
+        if not self.cost.bytes or not sizes:
+            return ""
+        ratio = noise_of_privacy(self.rounds, min(sizes), self._sent / 4)
+        cost = "would drown what it learns" if ratio > 1 else "would cost accuracy"
+        return (
+            f"hiding every row (epsilon {EPSILON:g}) takes noise {ratio:.1g} times as long as a step of the smallest "
+            f"site, {min(sizes):,} rows, which {cost}."
+        )
+
+    def _next(self) -> str:
+        """Return what would settle an open question, or how to go on."""
+        helps = [part for part in self.more or () if part.gain and self._outlook(part).endswith("may help")]
+        hints = [self._outlook(part) for part in helps]
+        if self.pays == "cannot be told" and (settling := self._settling()):
+            hints.insert(0, settling)
+        run = f"piebald run {self.folder / RECIPE}" if self.folder else "piebald.run(advice.recipe, clients, model)"
+        return "; ".join([*hints, run])
+
+    def _settling(self) -> str:
+        """Return how many more rows or clients would find a difference that matters four times in five."""
+        evidence = self.evidence
+        near = nearness(self.metric, self.verdict.best)
+        wanted = next((size for size in (3 * near, near) if evidence.error and evidence.error * FOUND > size), None)
+        if evidence.error is None or wanted is None:
+            return ""
+        rows = sum(client.rows or 0 for client in self.clients) if evidence.noise == "rows" else len(self.clients)
+        missing = rows * ((FOUND * evidence.error / wanted) ** 2 - 1)
+        what = f"{evidence.rows} rows" if evidence.noise == "rows" else "clients"
+        return f"{round_up(missing):,} more {what} would settle {self._points(wanted)}" if rows else ""
+
+    # --------------------------------------------------------------------------------------------------- the details
+
+    def details(self) -> str:
+        """All that was measured, for whoever asks for more than a screen."""
+        return "\n".join(row for line in self.paragraphs() for row in wrap(line)) + "\n"
 
     def paragraphs(self) -> list[str]:
-        """The answer, a sentence or two in each line."""
-        lines = [self.headline(), *self._evidence_lines(), ""]
-        lines.append(f"On validation rows: {self.verdict.sentence()}.")
+        """All that was measured, in sentences."""
+        lines = [f"On validation rows: {self.verdict.sentence()}.", self.verdict.meaning(), self.imbalance]
+        if self.pays == "no" and self.evidence.rows == "test" and self.evidence.gain is not None:
+            lines.append("So the choice by validation rows was not borne out: every client is better off alone.")
         if self.recommended != self.best:
             lines.append(
                 f"{self.best} has the best mean; {self.recommended} is within one standard error and one {self._unit} "
                 "of it, and sends less than half as much."
             )
-        lines += [self.imbalance] if self.imbalance else []
         if self.probability is not None:
             lines.append(
-                f"It is within one {self._unit} of the best tried with a probability of {100 * self.probability:.0f} %."
+                f"{self.recommended} is within one {self._unit} of the best tried with a probability of "
+                f"{100 * self.probability:.0f} %."
             )
-        lines += [*self.reasons, *self._more_lines()]
-        lines += [*self._loser_lines(), *self._unharmed_lines()]
-        return [*lines, "", *self._cost_lines(), "", *self._test_lines()]
+        lines += [*self.reasons, *self._more_lines(), *self._loser_lines(), *self._test_lines()]
+        return [line for line in lines if line]
 
     def amount(self, gain: Difference) -> str:
         """A difference with its interval, in words."""
@@ -173,6 +295,7 @@ class Advice:
             "recommended": self.recommended,
             "title": self.title,
             "headline": self.headline(),
+            "answer": {heading: text for heading, text, _ in self.parts() if text},
             "metric": self.metric,
             "pays": self.pays,
             "evidence": asdict(self.evidence),
@@ -232,22 +355,28 @@ class Advice:
 
     def page(self) -> str:
         """The answer as a page of HTML."""
-        lines = [line for line in self.paragraphs()[1:] if line]
         tables: dict[str, PlainTable] = {}
-        if self.clients:
+        if self.tested:
             heading, rows = table(self.clients)
             shown = self._in_points(heading, rows, self.clients[0].scores)
-            tables["Each client, on test rows"] = ("Scores of each client, and its gain.", heading, shown)
+            tables["Each client"] = ("Scores on test rows, and the gain as it was measured.", heading, shown)
         shown = self._in_points(self.columns, self.rows(), ("score",))
-        tables["What was tried"] = ("Methods that were tried, the best first.", self.columns, shown)
-        return page(self.headline(), lines, self.curves(), tables, self.look or "")
+        tables["What was tried"] = (
+            f"Methods that were tried, the best first, by {MetricFormat(self.metric).name} on validation rows.",
+            self.columns, shown,
+        )  # fmt: skip
+        parts = {heading: text for heading, text, _ in self.parts()[1:] if text}
+        gains = {client.client: client for client in self.clients}
+        unit = (100, " points") if self.metric in SHARES else (1, "")
+        return page(self.headline(), parts, gains, unit, self.paragraphs(), self.curves(), tables, self.look or "")
 
     def curves(self) -> dict[str, dict[str, float]]:
         """The learning curves of the recommendation on validation rows: over rounds, rows and clients."""
-        curves = {f"{self.metric} after so many rounds": {f"{rounds:,}": value for rounds, value in self.curve.items()}}
+        name = MetricFormat(self.metric).name
+        curves = {f"{name} after so many rounds": {f"{rounds:,}": value for rounds, value in self.curve.items()}}
         for part in self.more or ():
             of_all = "the training rows" if part.what == "rows" else "the clients"
-            curves[f"{self.metric} with a part of {of_all}"] = {
+            curves[f"{name} with a part of {of_all}"] = {
                 "all" if share == 1 else f"{100 * share:g} %": value for share, value in part.points.items()
             }
         return curves
@@ -265,11 +394,9 @@ class Advice:
         return f"<Advice: {self.headline()}>"
 
     def _repr_html_(self) -> str:
-        lines = "".join(f"<p>{html.escape(line)}</p>" for line in self.text().splitlines() if line)
-        return f"{lines}{self._tried_table()}"
-
-    def _tried_table(self) -> str:
-        return html_table(self.columns, self._in_points(self.columns, self.rows(), ("score",)))
+        rows = html_table(("", ""), [(heading, text) for heading, text, _ in self.parts()[1:] if text])
+        tried = html_table(self.columns, self._in_points(self.columns, self.rows(), ("score",)))
+        return f"<p>{html.escape(self.headline())}</p>{rows}{tried}"
 
     def _in_points(
         self, heading: Sequence[str], rows: Sequence[Sequence[Any]], scores: Container[str]
@@ -295,6 +422,12 @@ class Advice:
         """The difference that counts as near: a point, or a hundredth of the best's mean if the metric is no share."""
         return "point" if self.metric in SHARES else "hundredth"
 
+    def _outlook(self, part: More) -> str:
+        assert part.gain is not None  # only of what was tried is there an outlook
+        # of the last value: a hundredth of a loss at the start would be a large part of it at the end
+        near = nearness(self.metric, list(self.curve.values())[-1])
+        return outlook(f"more {part.what}", part.gain, self.higher_is_better, near)
+
     def _more_lines(self) -> list[str]:
         if self.more is None:
             return ["What more rows or clients would change was not tried: leave out more_data = false."]
@@ -302,88 +435,71 @@ class Advice:
             f"{part.what} before": part.before for part in self.more
         }
         amounts = {name: self.amount(gain) for name, gain in gains.items() if gain is not None}
-        # of the last value: a hundredth of a loss at the start would be a large part of it at the end
-        near = nearness(self.metric, list(self.curve.values())[-1])
-        return sentences(self.more, self.recommended, amounts, self.higher_is_better, near)
-
-    def _evidence_lines(self) -> list[str]:
-        """Return the evidence of the headline."""
-        evidence = self.evidence
-        if evidence.gain is None:
-            return []
-        ours = self.recommended if evidence.rows == "test" else "the best method for the other clients"
-        error = "" if evidence.error is None else f", standard error {self._points(evidence.error)}"
-        verdict = "within noise"
-        if evidence.pays != "cannot be told":
-            verdict = (
-                f"beyond noise for {'other rows of these clients' if evidence.noise == 'rows' else 'other clients'}"
-            )
-        lines = [
-            f"On {evidence.rows} rows, {ours} against every client alone: {self._points(evidence.gain, True)}{error}, "
-            f"{verdict} (p = {evidence.p:.2g})."
-        ]
-        if evidence.rows == "test" and evidence.pays == "no":
-            lines.append("So the choice by validation rows was not borne out: every client is better off alone.")
-        return lines
+        outlooks = {part.what: self._outlook(part) for part in self.more if part.gain is not None}
+        return sentences(self.more, self.recommended, amounts, outlooks)
 
     def _loser_lines(self) -> list[str]:
-        """Return the clients that lose by joining, and what is best for them; of many only those that lose most."""
+        """Return the clients that lose by joining on validation rows, and what is best for them; of many, some."""
         lines = [
-            f"{loser.client} loses {self._points(loser.loss)} (standard error {self._points(loser.error)}) by joining: "
-            f"give it {loser.instead}, which reaches {plain_cell(loser.score)}."
-            for loser in self.losers[:MOST]
+            f"On validation rows {loser.client} loses {self._points(loser.loss)} by joining (standard error "
+            f"{self._points(loser.error)}): give it {loser.instead}, which reaches {plain_cell(loser.score)}."
+            for loser in self.losers[:_NAMED]
         ]
-        if len(self.losers) > MOST:
-            lines.append(f"{len(self.losers) - MOST:,} more clients lose by joining: `losers` of answer.json has them.")
+        if len(self.losers) > _NAMED:
+            lines.append(
+                f"{len(self.losers) - _NAMED:,} more clients lose by joining: `losers` of answer.json has them."
+            )
+        if self.worse is not None:
+            worse = [f"{client} ({self._points(loss)})" for client, loss in self.worse.items()]
+            lines.append(
+                f"How far chance moves the {self.metric} of one client is not known, so nobody is shown to lose.  "
+                f"Worse than alone under every seed, in the mean: {names(worse, _NAMED) or 'no client'}."
+            )
         return lines
-
-    def _unharmed_lines(self) -> list[str]:
-        """Return a sentence on whether any client loses, where none was named."""
-        if self.worse is None:
-            sure = not self.losers and self.pays != "no" and self.gain_alone is not None
-            text = "No client is shown to lose by joining, beyond two standard errors of its own validation rows."
-            return [text] if sure else []
-        caveat = f"How far chance moves the {self.metric} of one client is not known, so nobody is shown to lose."
-        if not self.worse:
-            return [f"{caveat}  No client is worse off than alone under every seed."]
-        named = [f"{client} ({self._points(loss)})" for client, loss in self.worse.items()]
-        each = _listed(named if len(named) <= MOST else [*named[: MOST - 1], f"{len(named) - MOST + 1:,} more"])
-        return [f"{caveat}  Worse than alone under every seed, in the mean: {each}."]
-
-    def _cost_lines(self) -> list[str]:
-        cost, spent = self.cost, self.spent
-        time = f", {cost.seconds:,.0f} seconds of the devices" if cost.seconds else ""
-        return [
-            f"A run of {self.rounds} rounds costs {cost.bytes / 1e6:,.3g} MB, {cost.steps:,} steps and "
-            f"{60 * cost.minutes:,.3g} seconds here{time}.",
-            f"The search took {spent.rounds:,} rounds, {spent.bytes / 1e6:,.3g} MB and {spent.minutes:,.3g} minutes.",
-            *(budget["meaning"] for budget in self.privacy),
-        ]
 
     def _test_lines(self) -> list[str]:
         if not self.tested:
             return ["No client has test rows, so nothing was checked after the choice."]
-        names = _listed([checked.label for checked in self.tested])
-        lines = [f"Test rows were opened once, after the choice, for {names} only:"]
+        listed = names([checked.label for checked in self.tested])
+        lines = [f"Test rows were opened once, after the choice, for {listed} only."]
         for checked in self.tested:
             gain = self.tested_gain(checked.label)
-            against = "" if gain is None else f"; {self.recommended} against it: {self.amount(gain)}"
-            lines.append(f"  {checked.label}: {self.metric} {checked.scores.mean:.4g}{against}")
-        return [*lines, *client_sentences(self.clients, self.recommended, self._points)]
+            if gain is not None:
+                lines.append(f"{self.recommended} against {checked.label} on test rows: {self.amount(gain)}.")
+        return lines
 
 
-def _listed(labels: Sequence[str]) -> str:
-    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
+def noise_of_privacy(rounds: int, rows: int, numbers: float) -> float:
+    """Return the length of the noise that hides every row of a site, in lengths of its clipped mean gradient.
+
+    By zero-concentrated differential privacy (Bun and Steinke 2016): noise with the multiplier s on the sum of a whole
+    part's clipped gradients in each round spends rho = rounds / (2 s^2) in all, and epsilon = rho + 2 sqrt(rho ln(1 /
+    delta)) with delta = 1e-5.  Noise of this deviation in each of d numbers has a length of about s sqrt(d), and the
+    sum of n gradients one of up to n.
+
+    Args:
+        rounds: in each of which the site makes one step at least.
+        rows: of the site.
+        numbers: that it sends.
+
+    Examples:
+        >>> round(noise_of_privacy(rounds=20, rows=100, numbers=3000), 1)
+        4.2
+    """
+    log = math.log(1 / _DELTA)
+    rho = (math.sqrt(log + EPSILON) - math.sqrt(log)) ** 2
+    return math.sqrt(rounds / (2 * rho) * numbers) / rows
 
 
-def wrapped(lines: Sequence[str]) -> str:
-    """Paragraphs, in lines of at most 80 columns."""
-    rows: list[str] = []
-    for line in lines:
-        indent = " " * (len(line) - len(line.lstrip()))
-        text = printable(line.strip())
-        rows += textwrap.wrap(text, 80, initial_indent=indent, subsequent_indent=f"{indent}  ") or [""]
-    return "\n".join(rows) + "\n"
+def round_up(number: float) -> int:
+    """Return a number rounded up to two digits.
+
+    Examples:
+        >>> round_up(381.2), round_up(7.1)
+        (390, 8)
+    """
+    unit: int = 10 ** max(0, math.floor(math.log10(max(number, 1))) - 1)
+    return math.ceil(number / unit) * unit
 
 
 def _by_client(checked: Checked) -> list[float | None]:

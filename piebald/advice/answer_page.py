@@ -1,22 +1,28 @@
-"""The answer as a page: sentences, learning curves and tables, without a script."""
+"""The answer as a page: each client's gain, sentences, learning curves and tables, without a script."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from piebald.advice.client_gains import ClientGain
 from piebald.report.page import markup
 from piebald.report.page.document import document
 from piebald.report.page.markup import Cell
+from piebald.report.page.wording import MINUS
 
 _LONG = 24  # letters of a cell, beyond which it breaks over several lines
+_DRAWN = 40  # clients of a picture: beyond, those in the middle are left out
 PlainTable = tuple[str, Sequence[str], Sequence[Sequence[Any]]]  # its caption, its heading and its rows
+Unit = tuple[float, str]  # the factor of differences in the picture, and the word behind them
 
 
 def page(
     title: str,
-    paragraphs: Sequence[str],
+    parts: Mapping[str, str],
+    gains: Mapping[str, ClientGain],
+    unit: Unit,
+    details: Sequence[str],
     curves: Mapping[str, Mapping[str, float]],
     tables: Mapping[str, PlainTable],
     look: str,
@@ -25,21 +31,31 @@ def page(
 
     Args:
         title: the answer in one sentence.
-        paragraphs: its other sentences; indented ones are the points of a list under the one before.
+        parts: its other paragraphs by their headings.
+        gains: of each client by its name.
+        unit: of the gains.
+        details: what was measured, in sentences.
         curves: for each learning curve its values by what was trained with, the least first.
         tables: by heading.
         look: what was said before training, empty where nothing was.
     """
     heading = "What more rounds, rows or clients would change"
     figures = [curve(name, points) for name, points in curves.items() if len(points) > 1]
-    sections = [("curves", "Curves", markup.section("curves", heading, "", markup.charts(figures)) if figures else "")]
+    facts = markup.facts("facts", parts.items())
+    sections = [
+        ("gains", "Gains", gain_picture(gains, unit)),
+        ("answer", "Answer", markup.section("answer", "In short", "", facts)),
+        ("curves", "Curves", markup.section("curves", heading, "", markup.charts(figures)) if figures else ""),
+    ]
     for number, (head, (caption, columns, rows)) in enumerate(tables.items()):
         body = markup.table(caption, columns, [[_cell(value) for value in row] for row in rows], kind="list")
         sections.append((f"table-{number}", markup.text(head), markup.section(f"table-{number}", head, "", body)))
+    sentences = "".join(f"<p>{markup.text(line)}</p>" for line in details)
+    sections.append(("details", "Details", markup.section("details", "How it was measured", "", sentences)))
     if look:
         content = markup.folded("Before training", f"<pre>{markup.text(look)}</pre>")
         sections.append(("look", "Before training", f'<section id="look">{content}</section>'))
-    top = f"<h1>{markup.text(title)}</h1>{''.join(_with_lists(paragraphs))}"
+    top = f"<h1>{markup.text(title)}</h1>"
     return document("answer", f"Piebald: {title}", top, sections, "Made with Piebald from one search.")
 
 
@@ -49,12 +65,30 @@ def _cell(value: Any) -> Cell:
     return markup.name(cell) if len(cell) > _LONG else cell
 
 
-def _with_lists(paragraphs: Sequence[str]) -> Iterator[str]:
-    """Yield each paragraph, and each list of indented ones, in HTML."""
-    for is_indented, lines in itertools.groupby(paragraphs, lambda line: line.startswith(" ")):
-        tag = "li" if is_indented else "p"
-        items = "".join(f"<{tag}>{markup.text(line.strip())}</{tag}>" for line in lines)
-        yield f"<ul>{items}</ul>" if is_indented else items
+def gain_picture(gains: Mapping[str, ClientGain], unit: Unit) -> str:
+    """Return the section with a dot and an error bar for each client, the largest gain first; empty without gains."""
+    factor, word = unit
+    bars = [
+        (client.client, factor * client.shrunk, factor * (client.shrunk if client.low is None else client.low),
+         factor * (client.shrunk if client.high is None else client.high))
+        for client in gains.values() if client.shrunk is not None
+    ]  # fmt: skip
+    if not bars:
+        return ""
+    bars.sort(key=lambda bar: -bar[1])
+    omitted = max(0, len(bars) - _DRAWN)
+    del bars[_DRAWN // 2 : _DRAWN // 2 + omitted]
+    note = "Right of the line a client is better off together than alone, left of it worse."
+    if any(low < high for *_, low, high in bars):
+        note += (
+            " A bar is where its true gain lies with 95 % certainty, by the number of its test rows and by how much "
+            "clients differ; one that crosses the line may be chance."
+        )
+    note += f" {omitted:,} clients between the largest and the smallest gains are not drawn." if omitted else ""
+    levels = markup.round_levels(min(0.0, *(bar[2] for bar in bars)), max(0.0, *(bar[3] for bar in bars)))
+    body = markup.dot_chart(bars, levels, lambda value: f"{value:+.3g}".replace("-", MINUS).replace("+0", "0"))
+    title = f"What each client gains by training together{f', in{word}' if word else ''}"
+    return markup.section("gains", title, note, body)
 
 
 def curve(name: str, points: Mapping[str, float]) -> str:

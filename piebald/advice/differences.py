@@ -14,6 +14,7 @@ from piebald.core.errors import SettingError
 DISAGREEMENT = 0.1
 POWER = 0.8
 LEVEL = 0.05
+FOUND = NormalDist().inv_cdf(1 - LEVEL / 2) + NormalDist().inv_cdf(POWER)  # standard errors that are found 4 times in 5
 # Metrics from 0 to 1, whose differences are called points.
 SHARES = ("accuracy", "balanced_accuracy", "token_accuracy", "auc", "f1", "concordance")
 POINT = 0.01

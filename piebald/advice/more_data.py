@@ -140,7 +140,7 @@ def _mean(scores: Scores, clients: Sequence[str]) -> float:
 
 
 def sentences(
-    found: Sequence[More], label: str, amounts: Mapping[str, str], higher: bool, near: float = 0.01
+    effects: Sequence[More], label: str, amounts: Mapping[str, str], outlooks: Mapping[str, str]
 ) -> list[str]:
     """Return the effects in words, one sentence each.
 
@@ -148,22 +148,18 @@ def sentences(
         effects: from `more_data`.
         label: of the recommendation.
         amounts: the gains in words, by `More.what`, those of the doubling before under f"{what} before".
-        higher: whether a larger value of the metric is better.
-        near: what counts as little.
+        outlooks: what the last doubling says about the next one, by `More.what`.
     """
     lines = []
-    for part in found:
+    for part in effects:
         if part.gain is None:
             lines.append(f"What more {part.what} would change was not tried: {part.why}.")
             continue
-        verdict = outlook(f"more {part.what}", part.gain, higher, near)
         opening = {
-            "rows": "With all training rows in place of half of them",
-            "clients": f"With all clients in place of half of them, the {part.clients} that are in both",
+            "rows": f"With all training rows in place of half of them {label} gains",
+            "clients": f"With all clients in place of half of them, the {part.clients} that are in both gain",
         }[part.what]
-        lines.append(
-            f"{opening}{' gain' if part.what == 'clients' else f' {label} gains'} {amounts[part.what]}: {verdict}."
-        )
+        lines.append(f"{opening} {amounts[part.what]}: {outlooks[part.what]}.")
         if part.before is not None:
             lines.append(f"From a quarter to half of the {part.what} it gained {amounts[f'{part.what} before']}.")
     return lines

@@ -38,7 +38,8 @@ class TableLook:
             with most of them, and the preparation that its kind asks for.
         warnings: sentences about what may mislead.
         experiment: an experiment file that says the same, in TOML.
-        clients: the look at the clients of this experiment; None where no column can be trained on.
+        clients: the look at the clients of this experiment; None where no column can be
+            trained on, or where they were not asked for.
     """
 
     sites: list[dict[str, Any]]
@@ -55,7 +56,7 @@ class TableLook:
 
 
 @checked
-def look_at_table(table: Any, *, client: str, target: str, regression: bool = False) -> TableLook:
+def look_at_table(table: Any, *, client: str, target: str, regression: bool = False, clients: bool = True) -> TableLook:
     """Look at a table before any training.
 
     Args:
@@ -63,6 +64,7 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
         client: the column that names the site of each row.
         target: the column to predict.
         regression: the target has amounts, also where all of them are whole.
+        clients: whether the clients of the experiment are looked at as well.
 
     Raises:
         SettingError: the table cannot be read, or has no such column.
@@ -93,8 +95,9 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
     if experiment["data"].get("features") == []:
         warnings.append("no column can be trained on as it is")
         return TableLook(rows, columns, warnings, "", None)
-    clients = look(ExperimentSettings.of(Document.of(experiment, "the experiment")).clients())
-    return TableLook(rows, columns, warnings, dumps(experiment), clients)
+    document = Document.of(experiment, "the experiment")
+    looked = look(ExperimentSettings.of(document).clients()) if clients else None
+    return TableLook(rows, columns, warnings, dumps(experiment), looked)
 
 
 _PREPARATIONS = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,13 +26,18 @@ if TYPE_CHECKING:
     from piebald.methods.recipe import Recipe
 
 
+_CLIENT = typer.Option("--client", help="The column of a table that names the client of each row.")
+_TARGET = typer.Option("--target", help="The column of a table to predict.")
+_Regression = Annotated[bool, typer.Option("--regression", help="The target has amounts and no classes.")]
+
+
 @command("as_json")
 def look(
     options: SharedOptions,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .csv, .tsv or .parquet table.")],
-    client: Annotated[str, typer.Option(help="The column that names the client of each row.")],
-    target: Annotated[str, typer.Option(help="The column to predict.")],
-    regression: Annotated[bool, typer.Option("--regression", help="The target has amounts and no classes.")] = False,
+    client: Annotated[str, _CLIENT],
+    target: Annotated[str, _TARGET],
+    regression: _Regression = False,
 ) -> None:
     """Look at a table before training: sites, columns, what may mislead, and an experiment file that runs."""
     from piebald.advice.table_look import look_at_table
@@ -58,11 +65,15 @@ def look(
 def advise(
     options: SharedOptions,
     file: Annotated[
-        Path, typer.Argument(help="An experiment file; it needs no recipe, those it has are raced as well.")
+        Path, typer.Argument(help="A table, or an experiment file, which needs no recipe; those it has are raced too.")
     ],
+    client: Annotated[str | None, _CLIENT] = None,
+    target: Annotated[str | None, _TARGET] = None,
+    regression: _Regression = False,
     budget: Annotated[
         str | None, typer.Option(help="Of the whole search: '300 rounds', '10 minutes' or '2e9 bytes'; see [advise].")
     ] = None,
+    more: Annotated[bool, typer.Option("--more", help="Print the whole answer and all that was tried.")] = False,
 ) -> None:
     """Choose a method: whether to train together, how, and who loses by it."""
     end_on_term()
@@ -73,8 +84,41 @@ def advise(
     if budget is not None:
         limit = Budget.parse(budget)
         flags.append(f"advise.budget={{ {limit.unit} = {limit.amount} }}")
-    settings = load_settings(file, options, flags, AdviceSettings)
-    _advise(settings, out_folder(settings, settings.label or "advice"), options)
+    text = _experiment_of_table(file, client, target, regression, options)
+    settings = load_settings(file, options, flags, AdviceSettings, text)
+    _advise(settings, out_folder(settings, settings.label or "advice"), options, more)
+
+
+def _experiment_of_table(
+    file: Path, client: str | None, target: str | None, regression: bool, options: SharedOptions
+) -> str | None:
+    """Return the experiment that a table means, by the data plan of `piebald look`; None for an experiment file.
+
+    Raises:
+        SettingError: an option is missing or has no meaning for this file, or no column can be trained on.
+    """
+    from piebald.advice.table_look import look_at_table
+    from piebald.data.clients.table_files import is_table
+    from piebald.settings.toml_document import dumps
+
+    if not is_table(file):
+        if client is not None or target is not None or regression:
+            raise SettingError(
+                f"--client, --target and --regression are for a table, which {file} is not: leave them out"
+            )
+        return None
+    if client is None or target is None:
+        raise SettingError(f"{file} is a table: name its columns with --client COLUMN --target COLUMN")
+    seen = look_at_table(file, client=client, target=target, regression=regression, clients=False)
+    if not seen.experiment:
+        raise SettingError(f"{file}: no column can be trained on as it is; piebald look says why of each")
+    if options.progress:
+        print("".join(f"! {printable(sentence)}\n" for sentence in seen.warnings), end="", file=sys.stderr)
+    experiment = tomllib.loads(seen.experiment)
+    del experiment["recipe"]
+    # validation rows choose among many methods, test rows check the one: both need more than a single run does
+    experiment["split"] |= {"validation": 0.25, "test": 0.25}
+    return dumps(experiment)
 
 
 @command("sets", "scale", "out", "as_json", "quiet", "verbose", "wide")
@@ -145,7 +189,7 @@ def _tuned(settings: ExperimentSettings, plan: Plan, folder: Path, again: str, o
         )
 
 
-def _advise(settings: ExperimentSettings, folder: Path, options: SharedOptions) -> None:
+def _advise(settings: ExperimentSettings, folder: Path, options: SharedOptions, more: bool = False) -> None:
     from piebald import advice
     from piebald.experiments.sections import AdviseSection
 
@@ -169,13 +213,12 @@ def _advise(settings: ExperimentSettings, folder: Path, options: SharedOptions) 
     if options.as_json:
         print_json({**chosen.plain(), "out": str(folder)})
         return
-    if not options.quiet:
+    print(chosen.text(), end="")
+    if more:
         columns = ("method", "score", "behind", "error", "lr", "megabytes", "steps", "rounds", "seeds")
-        print_table(columns, [[row.get(name) for name in columns] for row in chosen.table], options.wide)
         print()
-    print(chosen.text())
-    if not options.quiet:
-        print(f"train it with: piebald run {folder / 'recommended.toml'}")
+        print_table(columns, [[row.get(name) for name in columns] for row in chosen.table], options.wide)
+        print(f"\n{chosen.details()}", end="")
 
 
 def shared_training(recipes: Mapping[str, Recipe]) -> dict[str, Any]:

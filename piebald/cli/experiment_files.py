@@ -20,6 +20,7 @@ def load_settings(
     options: SharedOptions,
     flags: Sequence[str] | None = None,
     kind: type[ExperimentSettings] | None = None,
+    text: str | None = None,
 ) -> ExperimentSettings:
     """Return the settings of a file, or of the built-in experiment, changed by the flags of the command line.
 
@@ -28,6 +29,7 @@ def load_settings(
         options: shared options of the command.
         flags: in place of `options.sets`.
         kind: the class of settings.
+        text: the settings in TOML in place of those of the file, which is then a table.
     """
     from piebald.experiments.file import ExperimentSettings
 
@@ -37,7 +39,7 @@ def load_settings(
         kinds = [] if options.runtime is None else [f"runtime.kind={options.runtime}"]
         changes = [*kinds, *changes, "runtime.deterministic=true"]
     return (kind or ExperimentSettings).load(
-        file, changes, out=options.out, runtime=options.runtime, scale=options.scale
+        file, changes, out=options.out, runtime=options.runtime, scale=options.scale, text=text
     )
 
 

@@ -52,10 +52,17 @@ class ExperimentSettings(ExperimentFields):
         out: str | None = None,
         runtime: str | None = None,
         scale: str | None = None,
+        text: str | None = None,
     ) -> Self:
-        """Load a file, or the built-in experiment, at one of its scales, with the flags of the command line on top."""
+        """Load a file, or the built-in experiment, at one of its scales, with the flags of the command line on top.
+
+        Args:
+            path: the file.
+            flags, out, runtime, scale: of the command line.
+            text: the settings in place of those of the file, which is then a table.
+        """
         name = "the built-in experiment" if path is None else str(path)
-        document = Document(file_text(path), name)
+        document = Document(file_text(path) if text is None else text, name)
         document.choose_scale(scale)
         folder = Path.cwd() if path is None else Path(path).resolve().parent
         place_source(document, folder)

@@ -260,7 +260,7 @@ def line_chart(
     """
     places = [place for curve in curves.values() for place, _ in curve]
     values = [value for curve in curves.values() for _, value in curve]
-    levels = _round_levels(min(values), max(values))
+    levels = round_levels(min(values), max(values))
     low, height = levels[0], levels[-1] - levels[0]
     first, width = min(places), (max(places) - min(places)) or 1.0
     inner, tall = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
@@ -299,13 +299,49 @@ def line_chart(
     return f'<figure class="half">{head}<svg {size} role="img" aria-label="{text(spoken)}">{drawn}</svg></figure>'
 
 
-def _round_levels(low: float, high: float) -> list[float]:
+def dot_chart(
+    bars: Sequence[tuple[str, float, float, float]], levels: Sequence[float], written: Callable[[float], str]
+) -> str:
+    """Return a table with a dot and an error bar for each name, for pages without a script.
+
+    Args:
+        bars: of each row its name, value, and the ends of its bar.
+        levels: of the axis, from its left end to its right, with 0 among them.
+        written: a value as text.
+    """
+    width = levels[-1] - levels[0]
+
+    def at(value: float) -> str:
+        return f"{100 * (value - levels[0]) / width:.2f}%"
+
+    rules = "".join(
+        f'<line class="{"zero" if level == 0 else "rule"}" x1="{at(level)}" x2="{at(level)}" y1="0" y2="100%"/>'
+        for level in levels
+    )
+    rows = ""
+    for name, value, low, high in bars:
+        ends = f" ({written(low)} to {written(high)})" if low < high else ""
+        colour = "group-0" if low > 0 else "group-1" if high < 0 else "soft"
+        drawn = (
+            f'<line x1="{at(low)}" x2="{at(high)}" y1="50%" y2="50%" stroke="var(--{colour})" stroke-width="2.5"/>'
+            f'<circle cx="{at(value)}" cy="50%" r="4.5" fill="var(--{colour})"/>'
+        )
+        rows += (
+            f'<tr><th scope="row">{text(name)}</th><td><svg aria-hidden="true">{rules}{drawn}</svg></td>'
+            f"<td>{text(written(value))}<small>{text(ends)}</small></td></tr>"
+        )
+    ticks = "".join(f'<text x="{at(level)}" y="70%">{text(written(level))}</text>' for level in levels)
+    axis = f'<tr class="axis"><td></td><td><svg aria-hidden="true">{ticks}</svg></td><td></td></tr>'
+    return f'<table class="dots"><tbody>{rows}{axis}</tbody></table>'
+
+
+def round_levels(low: float, high: float) -> list[float]:
     """Return three to five round numbers from `low` or less to `high` or more.
 
     Examples:
-        >>> _round_levels(0.4417, 0.7833)
+        >>> round_levels(0.4417, 0.7833)
         [0.4, 0.6, 0.8]
-        >>> _round_levels(3, 3)
+        >>> round_levels(3, 3)
         [0.0, 3.0, 6.0]
     """
     width = (high - low) or 2 * (abs(low) or 1.0)

@@ -1,0 +1,64 @@
+"""Text for one screen of a terminal: short paragraphs with a heading beside them, none of them longer than agreed."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from piebald.core.plain_text import printable
+
+WIDTH, LINES = 80, 24  # columns and lines of a terminal
+INDENT = 10  # columns of a heading
+_NAME = 26  # columns of a client's name
+_MORE = "\N{HORIZONTAL ELLIPSIS}"
+
+Part = tuple[str, str, int]  # a heading, its paragraph, and the most lines that it may have
+
+
+def screen(parts: Sequence[Part]) -> str:
+    """Return parts as lines of at most 80 columns, without those that have no text."""
+    lines: list[str] = []
+    for heading, text, most in parts:
+        rows = wrap(text, WIDTH - INDENT, most)
+        lines += [f"{'' if place else heading:<{INDENT}}{row}" for place, row in enumerate(rows)]
+    return "\n".join(lines) + "\n"
+
+
+def wrap(text: str, width: int = WIDTH, most: int | None = None) -> list[str]:
+    """Return a paragraph in lines of a width in columns; what goes beyond the most lines is cut.
+
+    Examples:
+        >>> wrap("Nobody gains beyond chance", 14, 1)
+        ['Nobody gains…']
+    """
+    from rich.cells import cell_len
+
+    text = printable(text)
+    # letters of East Asia take two columns, so a line holds fewer of them, half as many at worst
+    letters = max(width // 2, width - (cell_len(text) - len(text)))
+    return textwrap.wrap(text, letters, max_lines=most, placeholder=_MORE)
+
+
+def fitting(items: Sequence[str], columns: int) -> str:
+    """Return as many items as fit into so many columns, and the number of the others.
+
+    Examples:
+        >>> fitting(["north +4.0", "south +3.1", "west +2.2"], 36)
+        'north +4.0, south +3.1 and 1 more'
+    """
+    from rich.cells import cell_len
+
+    shown = ", ".join(items)
+    count = len(items)
+    while count and cell_len(shown) > columns:
+        count -= 1
+        shown = f"{', '.join(items[:count])} and {len(items) - count:,} more"
+    return shown if count else f"{len(items):,} clients" if items else ""
+
+
+def short(name: str) -> str:
+    """Return a client's name in at most 26 columns."""
+    from rich.cells import cell_len, chop_cells
+
+    name = printable(name)
+    return name if cell_len(name) <= _NAME else f"{chop_cells(name, _NAME - 1)[0]}{_MORE}"
