@@ -88,7 +88,8 @@ def advise(
         training: settings that the families' recipes share, such as {"batch": 20, "epochs": 2, "cohort": 10}.
         out: a folder, in which an interrupted search goes on, and which holds answer.json, answer.html and
             recommended.toml at the end; a temporary one by default.
-        progress: print a line to standard error for each event.
+        progress: print a line to standard error for each event; with `out` they go to its log.txt, and the last one
+            is shown.
         look: look at the clients before any training, see `advice.look`; it is said first.
         more_data: keep a tenth of the budget to train the recommendation with half and a quarter of the rows, and of
             the clients, and say what more of them has changed.
@@ -118,7 +119,7 @@ def advise(
     with ExitStack() as stack:
         folder = Path(out if out is not None else stack.enter_context(tempfile.TemporaryDirectory()))
         claim(folder, describe)
-        say = line_writer(progress)
+        say = line_writer(progress, None if out is None else folder / "log.txt")
         look_text = _look_text(runs, model) if look else None
         for line in [*(look_text or "").splitlines(), *_conditions(runs, unusable)]:
             say(line)
@@ -134,6 +135,7 @@ def advise(
             advice = replace(advice, more=gains_of_more, spent=spent + cost)
         advice = replace(advice, look=look_text, privacy=spent_together(folder))
         advice.save(folder)
+        say("")
     return advice
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from rich.filesize import decimal as size
 
-from piebald.advice.answer_page import PlainTable, page
+from piebald.advice.answer_page import Axis, PlainTable, page
 from piebald.advice.client_gains import ClientGain, table
 from piebald.advice.differences import FOUND, SHARES, in_points, nearness
 from piebald.advice.evidence import Checked, Evidence, Loser, Pays
+from piebald.advice.families import title_of
 from piebald.advice.more_data import More, outlook, sentences
 from piebald.advice.screen import INDENT, WIDTH, Part, fitting, screen, short, wrap
 from piebald.advice.tuning.budget import Cost
@@ -34,7 +35,9 @@ RECIPE = "recommended.toml"
 _COLUMNS = (
     "method", "score", "behind", "error", "lr", "megabytes", "steps", "seconds", "rounds", "seeds", "what became of it",
 )  # fmt: skip
-_DIFFERENCES = ("behind", "error", "gain", "standard error")  # columns of differences between scores
+_HEADINGS = {"lr": "learning rate", "behind": "behind the best"}
+_DIFFERENCES = ("behind", "error", "gain", "from", "to")  # columns of differences between scores
+_LINES = {"Open": 1}  # of those for whom nothing can be said; a screen is full if all parts take what they may
 _NAMED = 12  # clients that are named in a sentence
 EPSILON, _DELTA = 3.0, 1e-5  # of the privacy whose cost is told
 
@@ -126,10 +129,12 @@ class Advice:
         start = {
             "yes": "Yes, training together pays",
             "no": "No, training together does not pay",
-            "cannot be told": "Not knowable from these rows: whether training together pays",
+            "cannot be told": "Whether training together pays cannot be known from these rows",
         }[self.pays]
         method, plain = f"{self.recommended} ({self.title})", self.against_naive
         if plain is None or plain.naive is None or plain.beats_naive:
+            if self.pays == "no" and self.evidence.rows == "test":
+                return f"{start}: {method}, the best by validation rows, was not borne out by test rows."
             return f"{start}; {method} is recommended."
         # a method that no constant answer is worse than has learned nothing that is of use
         naive = f"always {plain.naive[0]} ({MetricFormat(self.metric).value(plain.naive[1])})"
@@ -145,36 +150,40 @@ class Advice:
             ("Answer", self.headline(), 3),
             ("Measured", self._measured(), 4),
             ("Beware", self.imbalance, 3),
-            *((name, text, 2) for name, text in self._who().items()),
+            *((name, text, _LINES.get(name, 2)) for name, text in self._who().items()),
             ("Costs", self._costs(), 2),
             ("Leaves", self._leaves(), 2),
             ("Privacy", self._privacy(), 2),
-            ("Next", self._next(), 2),
+            ("Next", self._next(), 3),
         ]
 
     def _measured(self) -> str:
         """Return the scores of the recommendation and its rivals, and the comparison that decided."""
-        shown, evidence, plain = MetricFormat(self.metric), self.evidence, self.against_naive
-        means = {checked.label: shown.value(checked.scores.mean) for checked in self.tested}
-        means = means or {self.recommended: shown.value(self.verdict.best)}
-        levels = [f"{label} {mean}" for label, mean in means.items()]
+        shown, plain = MetricFormat(self.metric), self.against_naive
+        means = {checked.label: checked.scores.mean for checked in self.tested} or {self.recommended: self.verdict.best}
+        levels = [f"{self._named(label)} {shown.value(mean)}" for label, mean in means.items()]
         if plain is not None and plain.naive is not None:
             levels.append(f"always {plain.naive[0]} {shown.value(plain.naive[1])}")
         rows = "test" if self.tested else "validation"
-        return f"{shown.name} on {rows} rows: {', '.join(levels)}.  {self._evidence_sentence(evidence)}"
+        return f"{shown.name} on {rows} rows: {', '.join(levels)}.  {self._evidence_sentence()}"
 
-    def _evidence_sentence(self, evidence: Evidence) -> str:
+    def _named(self, label: str) -> str:
+        """Return a method with its title, but for the recommendation, which the headline explains."""
+        title = "" if label == self.recommended else title_of(label)
+        return f"{title} ({label})" if title else label
+
+    def _evidence_sentence(self) -> str:
+        evidence = self.evidence
         if evidence.gain is None:
             return ""
         ours = self.recommended if evidence.rows == "test" else "The best for the other clients"
-        error = "" if evidence.error is None else f" (standard error {self._points(evidence.error)})"
+        ends = ""
+        if evidence.low is not None and evidence.high is not None:
+            ends = f" (95 %: {self._points(evidence.low, True, '')} to {self._points(evidence.high, True, '')})"
         kind = "other rows of these clients" if evidence.noise == "rows" else "other clients"
         chance = "within" if evidence.pays == "cannot be told" else "beyond"
         rows = "" if evidence.rows == "test" else " on validation rows"
-        return (
-            f"{ours} against every client alone{rows}: {self._points(evidence.gain, True)}{error}, {chance} the chance "
-            f"of {kind}, p = {evidence.p:.2g}."
-        )
+        return f"{ours} against alone{rows}: {self._points(evidence.gain, True)}{ends}, {chance} the chance of {kind}."
 
     def _who(self) -> dict[str, str]:
         """Return who gains, who loses, and for whom neither can be said, by name, the largest first."""
@@ -187,11 +196,14 @@ class Advice:
         for client in sorted(self.clients, key=lambda client: -abs(client.shrunk or 0.0)):
             if client.shrunk is not None:
                 group = {1: "Gain", -1: "Lose", 0: "Open"}[client.sign]
-                groups[group].append(f"{short(client.client)} {self._points(client.shrunk, True).removesuffix(unit)}")
+                groups[group].append(f"{short(client.client)} {self._points(client.shrunk, True, '')}")
         known = any(client.low is not None for client in self.clients)
         nobody = "nobody beyond chance" if known else f"chance moves the {self.metric} of one client unknown amounts"
-        room = 2 * (WIDTH - INDENT) - 12
-        texts = {name: fitting(items, room) + unit if items else nobody for name, items in groups.items()}
+        texts = {
+            # lines break between words, which takes some columns
+            name: fitting(items, _LINES.get(name, 2) * (WIDTH - INDENT - 6) - 12) + unit if items else nobody
+            for name, items in groups.items()
+        }
         return {name: f"{text}." for name, text in texts.items() if name != "Open" or groups[name]}
 
     def _costs(self) -> str:
@@ -259,8 +271,6 @@ class Advice:
     def paragraphs(self) -> list[str]:
         """All that was measured, in sentences."""
         lines = [f"On validation rows: {self.verdict.sentence()}.", self.verdict.meaning(), self.imbalance]
-        if self.pays == "no" and self.evidence.rows == "test" and self.evidence.gain is not None:
-            lines.append("So the choice by validation rows was not borne out: every client is better off alone.")
         if self.recommended != self.best:
             lines.append(
                 f"{self.best} has the best mean; {self.recommended} is within one standard error and one {self._unit} "
@@ -279,7 +289,7 @@ class Advice:
         sign = 1 if self.higher_is_better else -1
         # a loss that falls is a gain, so its interval is turned around
         low, high = sorted((sign * gain.low, sign * gain.high))
-        error = "" if gain.error is None else f"; standard error for other clients {self._points(gain.error)}"
+        error = f"; standard error for other clients {self._points(gain.error)}" if gain.error else ""
         if gain.seeds == 1:
             return f"{self._points(sign * gain.mean, True)} (one seed{error})"
         kind = "95 % interval for clients and seeds" if gain.kind == "interval" else "range over seeds"
@@ -355,20 +365,32 @@ class Advice:
 
     def page(self) -> str:
         """The answer as a page of HTML."""
+        heading, rows = table(self.clients)
         tables: dict[str, PlainTable] = {}
         if self.tested:
-            heading, rows = table(self.clients)
-            shown = self._in_points(heading, rows, self.clients[0].scores)
-            tables["Each client"] = ("Scores on test rows, and the gain as it was measured.", heading, shown)
-        shown = self._in_points(self.columns, self.rows(), ("score",))
+            caption = "Scores on test rows, and the gain, of which the last two columns are the 95 % interval."
+            tables["Each client"] = caption, heading, self._in_points(heading, rows, self.clients[0].scores)
+        tried = self._in_points(_COLUMNS, self.rows(), ("score",))
         tables["What was tried"] = (
-            f"Methods that were tried, the best first, by {MetricFormat(self.metric).name} on validation rows.",
-            self.columns, shown,
-        )  # fmt: skip
+            f"The best first, by {MetricFormat(self.metric).name} on validation rows; error is the standard error of "
+            "how far a method is behind the best, for other clients.",
+            ["method", "in words", *(_HEADINGS.get(name, name) for name in _COLUMNS[1:])],
+            [[label, title_of(label), *row] for label, *row in tried],
+        )
         parts = {heading: text for heading, text, _ in self.parts()[1:] if text}
-        gains = {client.client: client for client in self.clients}
-        unit = (100, " points") if self.metric in SHARES else (1, "")
-        return page(self.headline(), parts, gains, unit, self.paragraphs(), self.curves(), tables, self.look or "")
+        return page(
+            self.headline(), parts, self.clients, 100 if self.metric in SHARES else 1, self.paragraphs(), self.curves(),
+            self._axis(), tables, self.look or "",
+        )  # fmt: skip
+
+    def _axis(self) -> Axis:
+        """The axis of learning curves: it begins at what needs no model, where that is a share, and otherwise at 0."""
+        shown = MetricFormat(self.metric)
+        if self.metric not in SHARES:
+            return 0.0, shown.value, ""
+        naive = self.against_naive.naive if self.against_naive else None
+        note = f"The axis begins near always {naive[0]}." if naive else ""
+        return (naive[1] if naive else 0.0), "{:.0%}".format if shown.percent else "{:.2g}".format, note
 
     def curves(self) -> dict[str, dict[str, float]]:
         """The learning curves of the recommendation on validation rows: over rounds, rows and clients."""
@@ -410,12 +432,12 @@ class Advice:
                 return value
             if name in scores:
                 return f"{100 * value:.1f} %"
-            return self._points(value, name == "gain") if name in _DIFFERENCES else value
+            return self._points(value, name in ("gain", "from", "to")) if name in _DIFFERENCES else value
 
         return [[shown(name, value) for name, value in zip(heading, row, strict=True)] for row in rows]
 
-    def _points(self, value: float, signed: bool = False) -> str:
-        return in_points(self.metric, value, signed)
+    def _points(self, value: float, signed: bool = False, unit: str = " points") -> str:
+        return in_points(self.metric, value, signed, unit)
 
     @property
     def _unit(self) -> str:

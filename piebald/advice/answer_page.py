@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from piebald.advice.client_gains import ClientGain
@@ -14,16 +14,17 @@ from piebald.report.page.wording import MINUS
 _LONG = 24  # letters of a cell, beyond which it breaks over several lines
 _DRAWN = 40  # clients of a picture: beyond, those in the middle are left out
 PlainTable = tuple[str, Sequence[str], Sequence[Sequence[Any]]]  # its caption, its heading and its rows
-Unit = tuple[float, str]  # the factor of differences in the picture, and the word behind them
+Axis = tuple[float, Callable[[float], str], str]  # where it begins, a value as text, and what that means
 
 
 def page(
     title: str,
     parts: Mapping[str, str],
-    gains: Mapping[str, ClientGain],
-    unit: Unit,
+    gains: Sequence[ClientGain],
+    factor: float,
     details: Sequence[str],
     curves: Mapping[str, Mapping[str, float]],
+    axis: Axis,
     tables: Mapping[str, PlainTable],
     look: str,
 ) -> str:
@@ -32,18 +33,19 @@ def page(
     Args:
         title: the answer in one sentence.
         parts: its other paragraphs by their headings.
-        gains: of each client by its name.
-        unit: of the gains.
+        gains: of each client.
+        factor: of gains in the picture, 100 where they are told in points.
         details: what was measured, in sentences.
         curves: for each learning curve its values by what was trained with, the least first.
+        axis: of the curves.
         tables: by heading.
         look: what was said before training, empty where nothing was.
     """
     heading = "What more rounds, rows or clients would change"
-    figures = [curve(name, points) for name, points in curves.items() if len(points) > 1]
+    figures = [curve(name, points, axis) for name, points in curves.items() if len(points) > 1]
     facts = markup.facts("facts", parts.items())
     sections = [
-        ("gains", "Gains", gain_picture(gains, unit)),
+        ("gains", "Gains", gain_picture(gains, factor)),
         ("answer", "Answer", markup.section("answer", "In short", "", facts)),
         ("curves", "Curves", markup.section("curves", heading, "", markup.charts(figures)) if figures else ""),
     ]
@@ -65,13 +67,12 @@ def _cell(value: Any) -> Cell:
     return markup.name(cell) if len(cell) > _LONG else cell
 
 
-def gain_picture(gains: Mapping[str, ClientGain], unit: Unit) -> str:
+def gain_picture(gains: Sequence[ClientGain], factor: float) -> str:
     """Return the section with a dot and an error bar for each client, the largest gain first; empty without gains."""
-    factor, word = unit
     bars = [
         (client.client, factor * client.shrunk, factor * (client.shrunk if client.low is None else client.low),
          factor * (client.shrunk if client.high is None else client.high))
-        for client in gains.values() if client.shrunk is not None
+        for client in gains if client.shrunk is not None
     ]  # fmt: skip
     if not bars:
         return ""
@@ -86,13 +87,15 @@ def gain_picture(gains: Mapping[str, ClientGain], unit: Unit) -> str:
         )
     note += f" {omitted:,} clients between the largest and the smallest gains are not drawn." if omitted else ""
     levels = markup.round_levels(min(0.0, *(bar[2] for bar in bars)), max(0.0, *(bar[3] for bar in bars)))
-    body = markup.dot_chart(bars, levels, lambda value: f"{value:+.3g}".replace("-", MINUS).replace("+0", "0"))
-    title = f"What each client gains by training together{f', in{word}' if word else ''}"
+    form = "{:+.1f}" if factor == 100 else "{:+.3g}"
+    body = markup.dot_chart(bars, levels, lambda value: form.format(value).replace("-", MINUS) if value else "0")
+    title = f"What each client gains by training together{', in points' if factor == 100 else ''}"
     return markup.section("gains", title, note, body)
 
 
-def curve(name: str, points: Mapping[str, float]) -> str:
+def curve(name: str, points: Mapping[str, float], axis: Axis) -> str:
     """Return a learning curve: steps of the same width, which are doublings or nearly so, and an axis of its own."""
     ticks = {float(place): label for place, label in enumerate(points)}
     line = [(float(place), value) for place, value in enumerate(points.values())]
-    return markup.line_chart(name, "", {name: line}, ticks, "{:.4g}".format, dots=True)
+    start, written, note = axis
+    return markup.line_chart(name, note, {name: line}, ticks, written, dots=True, start=start)

@@ -23,7 +23,7 @@ from piebald.report.row_noise import row_difference
 
 Floats = NDArray[np.float64]
 _QUANTILE = 1.96  # of the normal distribution, for intervals of 95 %
-_ROUNDS = 50  # of the iteration for the variance between clients, which settles within a few
+_ROUNDS = 20  # of the iteration for the variance between clients, which settles within a few
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def shrunken(gains: Floats, errors: Floats) -> tuple[Floats, Floats]:
 def table(clients: Sequence[ClientGain]) -> tuple[list[str], list[list[Any]]]:
     """Heading and rows of the table of clients."""
     labels = list(clients[0].scores) if clients else []
-    heading = ["client", "test rows", *labels, "gain", "standard error"]
-    return heading, [
-        [client.client, client.rows, *client.scores.values(), client.gain, client.error] for client in clients
+    return ["client", "test rows", *labels, "gain", "from", "to"], [
+        [client.client, client.rows, *client.scores.values(), client.gain, client.low, client.high]
+        for client in clients
     ]

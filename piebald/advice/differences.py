@@ -16,7 +16,10 @@ POWER = 0.8
 LEVEL = 0.05
 FOUND = NormalDist().inv_cdf(1 - LEVEL / 2) + NormalDist().inv_cdf(POWER)  # standard errors that are found 4 times in 5
 # Metrics from 0 to 1, whose differences are called points.
-SHARES = ("accuracy", "balanced_accuracy", "token_accuracy", "auc", "f1", "concordance")
+SHARES = (
+    "accuracy", "auc", "average_precision", "balanced_accuracy", "concordance", "f1", "sensitivity", "specificity",
+    "token_accuracy",
+)  # fmt: skip
 POINT = 0.01
 
 
@@ -80,8 +83,8 @@ def nearness(metric: str, value: float) -> float:
     return POINT if metric in SHARES else POINT * abs(value)
 
 
-def in_points(metric: str, value: float, signed: bool = True) -> str:
-    """Return a difference of the metric in words: in points where the metric is a share.
+def in_points(metric: str, value: float, signed: bool = True, unit: str = " points") -> str:
+    """Return a difference of the metric in words: in points, with this word behind it, where the metric is a share.
 
     Examples:
         >>> in_points("accuracy", 0.0125), in_points("loss", 0.0125, signed=False)
@@ -89,4 +92,4 @@ def in_points(metric: str, value: float, signed: bool = True) -> str:
     """
     sign = "+" if signed else ""
     # no more digits than rows can show, and no "+1.99e-06 points"
-    return f"{100 * value:{sign}.1f} points" if metric in SHARES else f"{value:{sign}.3g}"
+    return f"{100 * value:{sign}.1f}{unit}" if metric in SHARES else f"{value:{sign}.3g}"

@@ -51,6 +51,7 @@ class Evidence:
         pays: "yes", "no" or "cannot be told".
         rows: "test" where the recommendation was compared with Local on test rows, otherwise "validation".
         gain: of training together against Local, in units of the metric; None where they could not be compared.
+        low, high: its 95 % interval, None where it has none.
         error: its standard error; for other rows of these clients ("rows") or for other clients ("clients").
         noise: which of the two the error is for.
         p: the two-sided p value of "no difference".
@@ -62,6 +63,8 @@ class Evidence:
     error: float | None = None
     noise: Literal["rows", "clients"] = "clients"
     p: float = 1.0
+    low: float | None = None
+    high: float | None = None
 
 
 def whether_it_pays(
@@ -96,12 +99,10 @@ def _compared(ours: Scores, alone: Scores, rows: Split, runs: TrialRuns) -> Evid
     gain = compared(ours, alone)
     if gain is None:
         return Evidence("cannot be told", rows)
-    return _verdict(rows, gain.mean if runs.higher_is_better else -gain.mean, gain.error, gain.noise, gain.p)
-
-
-def _verdict(rows: Split, gain: float, error: float | None, noise: Literal["rows", "clients"], p: float) -> Evidence:
-    pays: Pays = "cannot be told" if p >= ERROR_RATE else "yes" if gain > 0 else "no"
-    return Evidence(pays, rows, gain, error, noise, p)
+    sign = 1 if runs.higher_is_better else -1
+    pays: Pays = "cannot be told" if gain.p >= ERROR_RATE else "yes" if sign * gain.mean > 0 else "no"
+    ends = sorted((sign * gain.low, sign * gain.high)) if gain.kind == "interval" else (None, None)
+    return Evidence(pays, rows, sign * gain.mean, gain.error, gain.noise, gain.p, *ends)
 
 
 def _left_out(runners: Sequence[Runner], higher: bool) -> Scores:

@@ -62,6 +62,11 @@ FAMILIES = (
 )
 
 
+def title_of(recipe: str) -> str:
+    """Return the method of a recipe in plain words, empty where it has no family."""
+    return next((family.title for family in FAMILIES if family.recipe == recipe), "")
+
+
 @dataclass(frozen=True)
 class Entrant:
     """A method in the race.

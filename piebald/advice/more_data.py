@@ -21,6 +21,7 @@ from piebald.advice.tuning.trial_runs import TrialRuns, cost_of
 from piebald.contracts import InMemory
 from piebald.core.errors import SettingError
 from piebald.core.randomness import generator
+from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.paired import Difference, Scores, difference
 from piebald.runs.adaptation.held_out import ClientSubset, PooledClientSubset
 
@@ -166,7 +167,7 @@ def sentences(
 
 
 def outlook(what: str, gain: Difference, higher: bool, near: float) -> str:
-    """Return what the last step of a learning curve says about the next one, as far as its standard error goes.
+    """Return what the last step of a learning curve says about the next one, where it is beyond noise (p < 0.05).
 
     Args:
         what: "more rounds", for example.
@@ -174,11 +175,8 @@ def outlook(what: str, gain: Difference, higher: bool, near: float) -> str:
         higher: whether a larger value of the metric is better.
         near: what counts as little.
     """
-    value = gain.mean if higher else -gain.mean
     if gain.error is None:
         return f"what {what} would change cannot be told"
-    if value > gain.error:
-        return f"{what} may help"
-    if value < -gain.error:
-        return f"{what} did not help"
+    if gain.p < ERROR_RATE:
+        return f"{what} {'may' if (gain.mean > 0) == higher else 'did not'} help"
     return f"{what} would change little" if gain.error <= near else f"what {what} would change is within noise"

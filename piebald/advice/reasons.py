@@ -1,6 +1,8 @@
-"""Reasons for a recommendation: sentences, each of which states a measurement of this search."""
+"""Reasons for a recommendation: sentences, each of which states a difference that is beyond noise (p < 0.05)."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +11,7 @@ from piebald.advice.differences import in_points, nearness
 from piebald.advice.more_data import outlook
 from piebald.advice.race import Runner
 from piebald.advice.tuning.trial_runs import TrialRuns
+from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.page.wording import plural
 from piebald.report.paired import Scores, difference
 
@@ -73,34 +76,33 @@ def _by_property(gain: Floats, values: Floats | None, rival: str, prop: str, run
 
 def _of_rate(chosen: Runner, runs: TrialRuns) -> list[str]:
     """Return the effect of the learning rate, among the recommendation's trials that were judged at the first rung."""
-    first = runs.rungs[0]
-    means = {
-        float(trial.settings["lr"]): float(np.nanmean(trial.scores[first].values))
+    first, sign = runs.rungs[0], 1 if runs.higher_is_better else -1
+    tables = {
+        float(trial.settings["lr"]): trial.scores[first]
         for trial in chosen.trials
-        if first in trial.scores and "lr" in trial.settings
+        if first in trial.scores and "lr" in trial.settings and trial.scores[first].present
     }
-    if len(means) < 2:
+    if len(tables) < 2:
         return []
-    sign = 1 if runs.higher_is_better else -1
-    best, worst = (pick(means, key=lambda rate: sign * means[rate]) for pick in (max, min))
+    best, worst = (pick(tables, key=lambda rate: sign * tables[rate].mean) for pick in (max, min))
+    # the two are the furthest apart of all pairs
+    gap = difference(tables[best], tables[worst], comparisons=math.comb(len(tables), 2))
+    if gap is None or gap.p >= ERROR_RATE:
+        return []
     return [
-        f"Its learning rate matters by {in_points(runs.metric, abs(means[best] - means[worst]), False)} after "
-        f"{plural(first, 'round')}: {means[best]:.3g} with {best:.3g}, {means[worst]:.3g} with {worst:.3g}."
+        f"Its learning rate matters by {in_points(runs.metric, abs(gap.mean), False)} after {plural(first, 'round')}: "
+        f"{tables[worst].mean:.3g} with {worst:.3g}, {tables[best].mean:.3g} with {best:.3g}."
     ]
 
 
 def _of_rounds(chosen: Runner, runs: TrialRuns) -> list[str]:
-    """The learning curve over rungs, and what the second half of the rounds has changed."""
+    """Return what the second half of the rounds has changed, where that is beyond noise."""
     rungs = sorted(chosen.scores)
     if len(rungs) < 2 or rungs[-1] != runs.rungs[-1]:
         return []
-    last, before = chosen.scores[rungs[-1]], chosen.scores[rungs[-2]]
-    step = difference(last, before)
-    if step is None:
+    step = difference(chosen.scores[rungs[-1]], chosen.scores[rungs[-2]])
+    if step is None or step.p >= ERROR_RATE:
         return []
     gain = in_points(runs.metric, step.mean if runs.higher_is_better else -step.mean)
     verdict = outlook("more rounds", step, runs.higher_is_better, nearness(runs.metric, chosen.mean))
-    error = "" if step.error is None else f" (standard error {in_points(runs.metric, step.error, False)})"
-    # of the first seed, which alone has a score at every rung
-    each = ", ".join(f"{float(np.nanmean(chosen.scores[rung].values[:1])):.3g} after {rung}" for rung in rungs)
-    return [f"Over rounds it reached {each}; from {rungs[-2]} to {rungs[-1]} it gained {gain}{error}: {verdict}."]
+    return [f"From {rungs[-2]} to {plural(rungs[-1], 'round')} it gained {gain}: {verdict}."]

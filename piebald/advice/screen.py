@@ -43,8 +43,8 @@ def fitting(items: Sequence[str], columns: int) -> str:
     """Return as many items as fit into so many columns, and the number of the others.
 
     Examples:
-        >>> fitting(["north +4.0", "south +3.1", "west +2.2"], 36)
-        'north +4.0, south +3.1 and 1 more'
+        >>> fitting(["north +4.0", "south +3.1", "west +2.2"], 30)
+        'north +4.0 and 2 more'
     """
     from rich.cells import cell_len
 

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,21 +16,29 @@ from piebald.core.losses import by_example, on_logits, token_cross_entropy
 from piebald.core.pytree import joined, logits
 from piebald.core.targets import IGNORED, known, survival_pair
 
-LOWER_IS_BETTER = frozenset({"loss", "absolute_error", "squared_error", "perplexity"})
+LOWER_IS_BETTER = frozenset({
+    "loss", "absolute_error", "mae", "squared_error", "rmse", "perplexity", "brier", "calibration_error", "log_loss",
+})  # fmt: skip
 # those that are the mean of a share of each example, so that one changes them by one over their number at most
 SHARES = ("accuracy", "token_accuracy", "next_token_accuracy", "label_accuracy")
 _OBJECT = "give torchmetrics' object of it (extra metrics), or a function of (outputs, targets)"
 ELSEWHERE = {  # names of scikit-learn, without "_", and what is the same here
     "accuracyscore": "accuracy",
     "meanabsoluteerror": "absolute_error",
-    "mae": "absolute_error",
+    "rootmeansquarederror": "rmse",
+    "f1macro": "f1",
+    "f1score": "f1",
+    "recall": "sensitivity",
+    "r2score": "r2",
+    "averageprecisionscore": "average_precision",
+    "brierscore": "brier",
+    "ece": "calibration_error",
     "meansquarederror": "squared_error",
     "mse": "squared_error",
     "rocauc": "auc",
     "rocaucscore": "auc",
     "concordanceindex": "concordance",
-    **dict.fromkeys(("f1", "f1score", "f1macro", "f1micro", "balancedaccuracy", "precision", "recall", "r2", "r2score",
-                     "matthewscorrcoef", "averageprecision"), _OBJECT),
+    **dict.fromkeys(("f1micro", "precision", "matthewscorrcoef"), _OBJECT),
 }  # fmt: skip
 _BLOCK = 1024  # examples that are compared with all others at a time
 
@@ -82,12 +93,30 @@ class _Accumulated:
         return torch.cat(outputs), joined(targets)
 
 
-class Auc(_Accumulated):
+class OfAllRows(_Accumulated):
+    """A metric of all examples of a client together; NaN where it is undefined, as an area is with one class alone.
+
+    Args:
+        score: function of (outputs, targets) in float64 on the CPU, with one number.
+        higher_is_better: whether a larger value is better.
+
+    """
+
+    def __init__(self, score: Callable[[Tensor, Tensor], float], higher_is_better: bool = True) -> None:
+        super().__init__()
+        self._score, self.higher_is_better = score, higher_is_better
+
+    def compute(self) -> Tensor:
+        """The metric of all examples."""
+        outputs, targets = self._all()
+        return torch.tensor(float(self._score(outputs.double().cpu(), targets.cpu())), dtype=torch.float64)
+
+
+class Auc(OfAllRows):
     """Area under the ROC curve: the probability that a positive example scores above a negative one; ties count half.
 
     For classes it is the mean of one class against the rest over all classes that occur, which for two classes is the
-    usual definition; for independent labels [batch, labels] or one logit [batch] it is the mean over labels.  It is
-    undefined if only one class occurs, and NaN then.  Computed from ranks (Mann, Whitney 1947).
+    usual definition; for independent labels [batch, labels] or one logit [batch] it is the mean over labels.
 
     Examples:
         >>> auc = Auc()
@@ -96,33 +125,105 @@ class Auc(_Accumulated):
         0.75
     """
 
-    def compute(self) -> Tensor:
-        """The area over all examples."""
-        outputs, targets = self._all()
-        counted = known(targets).reshape(len(targets), -1)
-        if targets.dtype.is_floating_point or outputs.dim() < 2 or outputs.shape[1] == 1:
-            scores = outputs.reshape(len(targets), -1)
-            positive = (targets > 0.5).reshape(len(targets), -1)
-        elif outputs.shape[1] == 2:
-            scores, positive = (outputs[:, 1] - outputs[:, 0]).unsqueeze(1), (targets == 1).unsqueeze(1)
-        else:
-            scores = outputs.double().softmax(1)
-            positive = targets.long().unsqueeze(1) == torch.arange(outputs.shape[1], device=targets.device)
-        counted = counted.expand(positive.shape)
-        # labels of which one class occurs only are NaN and left out of the mean
-        areas = [_area(*(side[counted[:, k], k] for side in (scores, positive))) for k in range(scores.shape[1])]
-        return torch.stack(areas).nanmean()
+    def __init__(self) -> None:
+        super().__init__(functools.partial(over_classes, "roc_auc_score"))
 
 
-def _area(scores: Tensor, positive: Tensor) -> Tensor:
-    """The area for one label: scores [batch], mask of positive examples [batch]."""
-    _, place, count = torch.unique(scores, return_inverse=True, return_counts=True)
-    # float64: sums of ranks exceed the 24 bits of float32 at some thousands of examples
-    last = count.cumsum(0).double()
-    rank = (last - (count - 1) / 2)[place]  # ties share the mean of their ranks
-    many = positive.sum().double()
-    area: Tensor = (rank[positive].sum() - many * (many + 1) / 2) / (many * (len(scores) - many))
-    return area  # 0 / 0 is NaN
+def _sides(outputs: Tensor, targets: Tensor, predicted: bool = False) -> list[tuple[Tensor, Tensor]]:
+    """Scores, or predictions, and the mask of positive examples [n] for each class against the rest, or each label.
+
+    Two classes are one side, the second class; so are one logit [n] and independent labels [n, labels] for each label.
+    """
+    counted = known(targets).reshape(len(targets), -1)
+    if targets.dtype.is_floating_point or outputs.dim() < 2 or outputs.shape[1] == 1:
+        scores, positive = outputs.reshape(len(targets), -1), (targets > 0.5).reshape(len(targets), -1)
+        scores = scores > 0 if predicted else scores
+    else:
+        classes = torch.arange(outputs.shape[1])[-1:] if outputs.shape[1] == 2 else torch.arange(outputs.shape[1])
+        positive = targets.long().unsqueeze(1) == classes
+        scores = outputs.argmax(1, keepdim=True) == classes if predicted else outputs.softmax(1)[:, classes]
+        if outputs.shape[1] == 2 and not predicted:  # probabilities near 1 would tie
+            scores = outputs[:, 1:] - outputs[:, :1]
+    counted = counted.expand(positive.shape)
+    return [(scores[held, k], positive[held, k]) for k, held in enumerate(counted.T)]
+
+
+def over_classes(name: str, outputs: Tensor, targets: Tensor) -> float:
+    """The mean over classes or labels of which both sides occur, of a function of scikit-learn that ranks scores."""
+    from sklearn import metrics
+
+    sides = [(scores, positive) for scores, positive in _sides(outputs, targets) if 0 < positive.sum() < len(positive)]
+    return _mean([getattr(metrics, name)(positive.numpy(), scores.numpy()) for scores, positive in sides])
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean of the values that are numbers, NaN without any."""
+    defined = [value for value in values if not math.isnan(value)]
+    return sum(defined) / len(defined) if defined else math.nan
+
+
+def recall(of_positive: bool, outputs: Tensor, targets: Tensor) -> float:
+    """Sensitivity, or specificity: the share of (not) positive examples that are recognised, the mean over sides."""
+    held = [(scores == of_positive, positive == of_positive) for scores, positive in _sides(outputs, targets, True)]
+    return _mean([float((predicted & true).sum() / true.sum()) for predicted, true in held])
+
+
+def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:
+    """The mean over classes that occur of the share of their examples that are recognised."""
+    sides = _sides(outputs, targets, True)
+    if len(sides) > 1 and not targets.dtype.is_floating_point:
+        return recall(True, outputs, targets)
+    return _mean([_mean([float((s[p == v] == v).double().mean()) for v in (True, False)]) for s, p in sides])
+
+
+def macro_f1(outputs: Tensor, targets: Tensor) -> float:
+    """F1, the mean over classes, or over labels, each of them the harmonic mean of precision and recall."""
+    from sklearn.metrics import f1_score
+
+    if targets.dtype.is_floating_point:
+        return _mean([f1_score(p.numpy(), s.numpy(), zero_division=0.0) for s, p in _sides(outputs, targets, True)])
+    held = known(targets)
+    return float(f1_score(targets[held], outputs[held].argmax(1), average="macro", zero_division=0.0))
+
+
+def _probabilities(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities [n, classes] and the class [n] of known examples; a logit of its own is two classes."""
+    if outputs.dim() < 2 or outputs.shape[1] == 1:
+        outputs = torch.stack([torch.zeros_like(outputs.reshape(-1)), outputs.reshape(-1)], 1)
+    held = known(targets.reshape(-1))
+    return outputs[held].softmax(1), targets.reshape(-1)[held].long()
+
+
+def brier(outputs: Tensor, targets: Tensor) -> float:
+    """The mean squared error of probabilities: of the second of two classes, else the sum over classes (Brier 1950)."""
+    shares, true = _probabilities(outputs, targets)
+    squares = (shares - torch.nn.functional.one_hot(true, shares.shape[1])).square().sum(1)
+    return float(squares.mean()) / (2 if shares.shape[1] == 2 else 1)
+
+
+def calibration_error(outputs: Tensor, targets: Tensor, bins: int = 15) -> float:
+    """The mean gap between confidence and accuracy over bins of confidence, by their examples (Naeini et al. 2015)."""
+    shares, true = _probabilities(outputs, targets)
+    confidence, predicted = shares.max(1)
+    # a confidence on the boundary of two bins belongs to the lower one
+    place = torch.bucketize(confidence, torch.linspace(0, 1, bins + 1, dtype=torch.float64)[1:-1])
+    gaps = torch.zeros(bins, dtype=torch.float64).index_add(0, place, confidence - (predicted == true).double())
+    return float(gaps.abs().sum() / len(true)) if len(true) else math.nan
+
+
+def r2(outputs: Tensor, targets: Tensor) -> float:
+    """The share of the variance that is explained; undefined below two examples."""
+    from sklearn.metrics import r2_score
+
+    held = known(targets)
+    true, predicted = targets[held], outputs.reshape(targets.shape)[held]
+    return float(r2_score(true, predicted)) if len(true) > 1 else math.nan
+
+
+def rmse(outputs: Tensor, targets: Tensor) -> float:
+    """The root of the mean squared error, in the unit of the target."""
+    held = known(targets)
+    return float((outputs.reshape(targets.shape) - targets)[held].square().mean().sqrt())
 
 
 class Perplexity:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
@@ -135,13 +136,28 @@ class Bar:
             self._handle.update(notebook.HTML(bar))
 
 
-def line_writer(wanted: bool) -> Callable[[str], None]:
-    """Return a function that writes a line of progress to standard error, with its indentation, or does nothing."""
+def line_writer(wanted: bool, log: Path | None = None) -> Callable[[str], None]:
+    """Return a function that says a line of progress on standard error, with its indentation.
+
+    Args:
+        wanted: False says nothing.
+        log: a file to which every line is appended; standard error then shows the last one on a terminal, where an
+            empty line clears it, and elsewhere one a minute.
+    """
 
     def write(line: str) -> None:
-        if wanted:
-            indent = " " * (len(line) - len(line.lstrip(" ")))
-            print(f"{indent}{printable(line)}", file=sys.stderr, flush=True)
+        text = f"{' ' * (len(line) - len(line.lstrip(' ')))}{printable(line)}"
+        if log is not None and text:
+            with log.open("a", encoding="utf-8") as file:
+                file.write(f"{text}\n")
+        if not wanted:
+            return
+        if log is None:
+            print(text, file=sys.stderr, flush=True)
+        elif sys.stderr.isatty():
+            print(f"\r\x1b[K{text[:79]}", end="", file=sys.stderr, flush=True)
+        elif text and line_clock.is_due():
+            print(text, file=sys.stderr, flush=True)
 
     return write
 

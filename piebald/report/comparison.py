@@ -24,7 +24,10 @@ from piebald.report.row_noise import COUNTED
 from piebald.report.tables import History, mean
 from piebald.report.verdict import ScoreVerdict, compared
 
-_SHARES = ("accuracy", "auc", "f1", "precision", "recall", "dice", "iou", "jaccard", "concordance")
+_SHARES = (
+    "accuracy", "auc", "f1", "precision", "recall", "dice", "iou", "jaccard", "concordance", "sensitivity",
+    "specificity",
+)  # fmt: skip
 Points = Annotated[int, Field(ge=2)]
 
 _FIGURES = (

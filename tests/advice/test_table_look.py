@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -117,3 +118,25 @@ def test_one_class_and_a_class_that_a_site_lacks(tmp_path: Path) -> None:
 def test_an_unknown_column_is_one_sentence(file: Path, change: dict[str, str], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         look_at_table(file, **{"client": "hospital", "target": "ill"} | change)
+
+
+def test_a_table_is_asked_about_in_one_line(file: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    """Columns, gaps and groups of rows are treated as the experiment says that `piebald look` prints."""
+    monkeypatch.chdir(file.parent)
+    columns = ["--client", "hospital", "--target", "ill"]
+    cheap = ["rounds=2", "advise.seeds=[0]", 'advise.families=["fedavg"]', "advise.more_data=false"]
+    sets = [word for setting in cheap for word in ("--set", setting)]
+    assert main(["advise", str(file), *columns, "--budget", "6 rounds", *sets, "--out", "answer", "--more"]) == 0
+    printed, said = capsys.readouterr()
+    assert printed.startswith("Answer")
+    assert "On validation rows: " in printed
+    assert "column 'code' tells 'ill'" in said
+    told = tomllib.loads((file.parent / "answer" / "recommended.toml").read_text())
+    assert {"test": 0.25, "validation": 0.25, "group": "patient"}.items() <= told["split"].items()
+    assert "patient" not in told["data"]["features"]
+    assert main(["run", "answer/recommended.toml", "--quiet"]) == 0
+    assert main(["advise", str(file), "--client", "hospital"]) == 2
+    assert "name its columns with --client COLUMN --target COLUMN" in capsys.readouterr().err
+    (file.parent / "some.toml").write_text("rounds = 1\n")
+    assert main(["advise", "some.toml", *columns]) == 2
+    assert "are for tables, and some.toml is none: leave them out" in capsys.readouterr().err

@@ -94,7 +94,8 @@ def test_train_means_run(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("roc_auc", "it is 'auc' here"),
         ("MSE", "it is 'squared_error' here"),
-        ("f1_macro", "give torchmetrics' object of it"),
+        ("f1_macro", "it is 'f1' here"),
+        ("precision", "give torchmetrics' object of it"),
     ],
 )
 def test_a_metric_of_scikit_learn_names_what_does_the_same(name: str, says: str) -> None:

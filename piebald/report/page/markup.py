@@ -248,6 +248,7 @@ def line_chart(
     ticks: Mapping[float, str],
     written: Callable[[float], str],
     dots: bool = False,
+    start: float | None = None,
 ) -> str:
     """Return a chart of lines as SVG, for pages without a script.
 
@@ -257,10 +258,12 @@ def line_chart(
         ticks: texts below places of the axis across, in their order.
         written: a value as text.
         dots: mark each point, with its tick and value.
+        start: a value that the axis up shows as well, by default only those of the curves.
     """
     places = [place for curve in curves.values() for place, _ in curve]
     values = [value for curve in curves.values() for _, value in curve]
-    levels = round_levels(min(values), max(values))
+    shown = values if start is None else [start, *values]
+    levels = round_levels(min(shown), max(shown))
     low, height = levels[0], levels[-1] - levels[0]
     first, width = min(places), (max(places) - min(places)) or 1.0
     inner, tall = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
@@ -330,7 +333,8 @@ def dot_chart(
             f'<tr><th scope="row">{text(name)}</th><td><svg aria-hidden="true">{rules}{drawn}</svg></td>'
             f"<td>{text(written(value))}<small>{text(ends)}</small></td></tr>"
         )
-    ticks = "".join(f'<text x="{at(level)}" y="70%">{text(written(level))}</text>' for level in levels)
+    named = [f"{level:+g}".replace("-", "\N{MINUS SIGN}") if level else "0" for level in levels]
+    ticks = "".join(f'<text x="{at(level)}" y="70%">{tick}</text>' for level, tick in zip(levels, named, strict=True))
     axis = f'<tr class="axis"><td></td><td><svg aria-hidden="true">{ticks}</svg></td><td></td></tr>'
     return f'<table class="dots"><tbody>{rows}{axis}</tbody></table>'
 

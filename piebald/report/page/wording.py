@@ -30,7 +30,7 @@ class MetricFormat:
     @property
     def percent(self) -> bool:
         """True for metrics that are written in percent."""
-        return "accuracy" in self.metric
+        return "accuracy" in self.metric or self.metric in ("sensitivity", "specificity")
 
     @property
     def name(self) -> str:

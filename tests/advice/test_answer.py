@@ -1,0 +1,190 @@
+"""The answer: one screen whoever asks, the same sentence everywhere, and gains of clients that are shrunk honestly."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+
+from piebald.advice.answer import Advice, noise_of_privacy
+from piebald.advice.answer_page import gain_picture
+from piebald.advice.client_gains import ClientGain, shrunken, with_shrunk
+from piebald.advice.evidence import Checked, whether_it_pays
+from piebald.advice.more_data import More
+from piebald.advice.reasons import reasons
+from piebald.advice.tuning.budget import Cost
+from piebald.methods import recipes
+from piebald.report.paired import Difference, Scores
+from piebald.report.verdict import ScoreVerdict
+
+LONG = "university hospital of the district of {} and its surroundings (department of cardiology)"
+WIDE = "東京都立広域医療センター循環器内科第{}病棟と関連施設"
+
+
+def answer(
+    gains: Sequence[float],
+    metric: str = "accuracy",
+    name: str = "site {}",
+    rows: int = 60,
+    chosen: str = "ditto",
+    naive: float = 0.5,
+    **changes: Any,
+) -> Advice:
+    """An answer about clients with these true gains over 70 %, measured on rows that are drawn."""
+    rng, names = np.random.default_rng(len(gains)), [name.format(number) for number in range(len(gains))]
+    counted, table = metric == "accuracy", {}
+    for label, own in (("local", np.zeros(len(gains))), ("ditto", np.array(gains)), ("fedavg", np.array(gains) - 0.02)):
+        right = {(0, client): rng.random(rows) < 0.7 + gain for client, gain in zip(names, own, strict=True)}
+        values = np.array([[right[0, client].mean() for client in names]])
+        singles = {cell: values.astype(float) for cell, values in right.items()} if counted else {}
+        table[label] = Scores(values, names, [0], sizes=[rows] * len(names), rows=singles, counted=counted)
+    tested = [Checked(label, table[label], {}) for label in dict.fromkeys((chosen, "local", "fedavg"))]
+    runners = [SimpleNamespace(label=label, last=scores) for label, scores in table.items()]
+    by_label = {runner.label: runner for runner in runners}
+    evidence = whether_it_pays(
+        runners, by_label["local"], by_label[chosen], tested, SimpleNamespace(names=names, higher_is_better=True)
+    )
+    constant = {
+        "the most frequent class": Scores(np.full((1, len(names)), naive), names, [0], sizes=[rows] * len(names))
+    }
+    verdict = ScoreVerdict.of(table, metric, True, "local", constant)
+    against = ScoreVerdict.of({chosen: table[chosen]}, metric, True, naive=constant)
+    assert verdict is not None
+    pairs = zip(*(table[label].values[0] for label in (chosen, "local")), names, strict=True)
+    clients = [
+        ClientGain(client, rows, {chosen: ours, "local": own}, ours - own, 0.06 if counted else None, train=rows)
+        for ours, own, client in pairs
+    ]
+    step = Difference(0.03, 0.03, 0.03, 1, len(names), "range", 0.01, 0.01)
+    fields: dict[str, Any] = {
+        "recommended": chosen, "recipe": recipes.make(chosen), "title": "a personal model beside the shared one",
+        "metric": metric, "higher_is_better": True, "pays": evidence.pays, "evidence": evidence, "verdict": verdict,
+        "against_naive": against, "imbalance": f"One class has over 70% of the judged rows at {names[0]}.",
+        "probability": 0.8, "gain_alone": None, "gain_together": None, "losers": [], "reasons": [], "unusable": {},
+        "table": [{"method": label, "score": scores.mean} for label, scores in table.items()],
+        "curve": {2: 0.6, 20: 0.7}, "cost": Cost(20, 10**7, 0.2, 500, 90.0), "spent": Cost(400, 10**9, 90.0, 10**5),
+        "tested": tested, "clients": with_shrunk(clients) if chosen != "local" else [], "rounds": 20, "seeds": [0],
+        "folder": None, "settings": None, "more": [More("rows", step), More("clients", step, clients=2)],
+    }  # fmt: skip
+    return Advice(**(fields | changes))
+
+
+@pytest.mark.parametrize("count", [3, 200])
+@pytest.mark.parametrize("name", ["site {}", LONG, WIDE])
+@pytest.mark.parametrize("size", [-0.3, 0.25])
+def test_the_answer_is_one_screen_whoever_asks(count: int, name: str, size: float) -> None:
+    given = answer([size if number % 3 else -size for number in range(count)], name=name)
+    for shown in (given, answer([size] * count, "auc", name), answer([size] * count, chosen="local", name=name)):
+        lines = shown.text().splitlines()
+        assert len(lines) <= 24
+        assert max(map(cell_len, lines)) <= 80
+        assert {"Answer", "Measured", "Gain", "Costs", "Leaves", "Next"} <= {line.split(" ")[0] for line in lines}
+        assert " ".join(shown.text().split()).endswith("piebald.run(advice.recipe, clients, model)")
+        assert max(map(cell_len, shown.details().splitlines())) <= 80
+
+
+def test_it_is_named_who_gains_and_who_loses_and_of_many_the_largest() -> None:
+    parts = {heading: text for heading, text, _ in answer([0.25] * 5 + [-0.4] * 5, rows=400).parts()}
+    named = {heading: set(re.findall(r"site \d", parts[heading])) for heading in ("Gain", "Lose")}
+    assert named == {"Gain": {f"site {n}" for n in range(5)}, "Lose": {f"site {n}" for n in range(5, 10)}}
+    many = {heading: text for heading, text, _ in answer([0.25] * 200, rows=400).parts()}
+    assert re.search(r"^site \d+ \+\d\d\.\d, .* and 1\d\d more points\.$", many["Gain"])
+
+
+@pytest.mark.parametrize(("size", "start"), [(0.3, "Yes, "), (-0.3, "No, "), (0.0, "Whether training together pays")])
+def test_the_same_sentence_in_every_place(size: float, start: str) -> None:
+    given = answer([size] * 6, naive=0.2)
+    sentence = given.headline()
+    assert sentence.startswith(start)
+    assert sentence in " ".join(given.text().split())
+    assert repr(given) == f"<Advice: {sentence}>"
+    assert f"<p>{html.escape(sentence)}</p>" in given._repr_html_()
+    assert f"<h1>{html.escape(sentence)}</h1>" in given.page()
+    assert json.loads(json.dumps(given.plain()))["headline"] == sentence
+    assert sentence in given.toml()
+    # and the verdict on validation rows, which comparisons and reports show as well
+    verdict = given.verdict.sentence()
+    assert verdict in " ".join(given.details().split())
+    assert html.escape(verdict) in given.page()
+    assert given.plain()["verdict"]["sentence"] == verdict
+
+
+def test_nothing_is_recommended_that_one_answer_for_all_rows_matches() -> None:
+    assert answer([0.02] * 6, naive=0.9).headline().startswith("No method is recommended: ditto")
+
+
+def test_what_is_open_is_settled_by_so_many_rows_more() -> None:
+    """Four times the rows halve a standard error: of 360 rows with one of 2.1 points, 2.8 of which are 6 points."""
+    given = answer([0.01] * 6)
+    error = given.evidence.error or 0.0
+    missing = 360 * ((2.8016 * error / 0.03) ** 2 - 1)
+    said = re.search(r"([\d,]+) more test rows would settle 3.0 points", " ".join(given.text().split()))
+    assert said is not None
+    assert missing <= int(said[1].replace(",", "")) <= 1.1 * missing + 1
+
+
+def test_noise_that_hides_rows_shrinks_with_their_number_and_is_that_of_the_gaussian_mechanism() -> None:
+    """rho = 0.174 for epsilon 3 and delta 1e-5, so the multiplier of 20 rounds is 7.6."""
+    assert noise_of_privacy(20, 100, 1) == pytest.approx(0.0759, rel=0.01)
+    assert noise_of_privacy(20, 200, 4) == pytest.approx(noise_of_privacy(20, 100, 1))
+
+
+@pytest.mark.parametrize("effects", ["normal", "skewed"])
+@pytest.mark.parametrize(("clients", "spread"), [(2, 0.05), (4, 0.05), (6, 0.1), (10, 0.05), (10, 0.1)])
+def test_intervals_of_shrunk_gains_hold_the_truth(clients: int, spread: float, effects: str) -> None:
+    rng = np.random.default_rng(3)
+    held = []
+    for _ in range(400):
+        drawn = rng.normal(size=clients) if effects == "normal" else rng.exponential(size=clients) - 1
+        truth, errors = 0.02 + spread * drawn, np.sqrt(0.15 / rng.integers(30, 300, clients))
+        values, own = shrunken(truth + errors * rng.normal(size=clients), errors)
+        held += (np.abs(values - truth) < 1.96 * own).tolist()
+    assert 0.93 <= np.mean(held) <= 0.97
+
+
+def test_gains_are_drawn_the_largest_first_on_a_round_axis_with_zero() -> None:
+    gains = with_shrunk([ClientGain(f"<{n}>", 50, {}, (n - 30) / 100, 0.02) for n in range(60)])
+    drawn = gain_picture(gains, 100)
+    shown = [float(value) for value in re.findall(r"<td>([+-]?[\d.]+)<small>", drawn.replace("\u2212", "-"))]
+    assert shown == sorted(shown, reverse=True)
+    assert len(shown) == 40
+    assert "20 clients between" in drawn
+    assert "&lt;59&gt;" in drawn
+    assert ">0</text>" in drawn
+    assert gain_picture([ClientGain("a", 1, {}, None, None)], 1) == ""
+
+
+def test_no_reason_is_given_where_clients_rates_and_rounds_differ_by_noise_alone() -> None:
+    """Two learning rates, two rungs and two rivals of equal methods: one answer in twenty may give one."""
+    rng = np.random.default_rng(1)
+
+    def scores(clients: int, gain: float = 0.0) -> Scores:
+        return Scores(0.7 + gain + 0.05 * rng.normal(size=(1, clients)), [f"c{number}" for number in range(clients)])
+
+    def given(clients: int, gain: float = 0.0) -> list[str]:
+        trials = [
+            SimpleNamespace(settings={"lr": rate}, scores={2: scores(clients, gain * rate)}) for rate in (0.1, 0.5, 1.0)
+        ]
+        held = SimpleNamespace(
+            counts=lambda client, split: [client + 1] * (client + 1), size=lambda client, split: 9 * client
+        )
+        runs: Any = SimpleNamespace(
+            rungs=(2, 4), metric="accuracy", higher_is_better=True, names=range(clients), choosing=held
+        )
+        chosen, alone, together = (
+            SimpleNamespace(
+                scores={2: scores(clients), 4: (last := scores(clients))}, last=last, trials=trials, mean=0.7
+            )
+            for _ in range(3)
+        )
+        return reasons(chosen, alone, together, runs)  # type: ignore[arg-type]
+
+    assert sum(bool(given(4)) for _ in range(100)) <= 12
+    assert any("learning rate matters by" in sentence for sentence in given(12, 0.3))
