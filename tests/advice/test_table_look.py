@@ -139,4 +139,4 @@ def test_a_table_is_asked_about_in_one_line(file: Path, capsys: pytest.CaptureFi
     assert "name its columns with --client COLUMN --target COLUMN" in capsys.readouterr().err
     (file.parent / "some.toml").write_text("rounds = 1\n")
     assert main(["advise", "some.toml", *columns]) == 2
-    assert "are for tables, and some.toml is none: leave them out" in capsys.readouterr().err
+    assert "are for a table, which some.toml is not: leave them out" in capsys.readouterr().err

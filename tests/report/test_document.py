@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from piebald.advice.answer_page import page as answer_page
+from piebald.advice.client_gains import ClientGain, with_shrunk
 from piebald.federation.operate import status_page
 from piebald.federation.operate.run_view import RunView
 from piebald.report.page import markup
@@ -21,7 +22,9 @@ EVIL = "</style></script><b onclick='x'>&\"$policy ${x}"
 
 def answer() -> str:
     curves, row = {EVIL: {EVIL: 0.25, "all": 0.5}}, [EVIL, None, 0.123456]
-    return answer_page(EVIL, [EVIL, f"  {EVIL}"], curves, {EVIL: (EVIL, [EVIL, "", "score"], [row])}, EVIL)
+    gains = with_shrunk([ClientGain(EVIL, 20, {}, 0.1, 0.02)])
+    tables = {EVIL: (EVIL, [EVIL, "", "score"], [row])}
+    return answer_page(EVIL, {EVIL: EVIL}, gains, 100, [EVIL], curves, (0.0, str, EVIL), tables, EVIL)
 
 
 def status() -> str:
