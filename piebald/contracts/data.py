@@ -197,19 +197,27 @@ def lacked_inputs(clients: Clients, client: int) -> frozenset[str]:
     return clients.lacks(client) if isinstance(clients, LacksInputs) and client != SERVER_ID else frozenset()
 
 
-def with_all_inputs(clients: Clients, candidates: Iterable[int]) -> int:
-    """Return the first of some clients that lacks no input, 0 where there are no candidates.
+def rows_with_all_inputs(clients: Clients, candidates: Iterable[int]) -> Rows:
+    """Return training rows of the first of some clients that lacks no input; where each of them lacks one, a row put
+    together from several.
+
+    Args:
+        clients: the clients.
+        candidates: those to look at; client 0 where there are none.
 
     Raises:
-        SettingError: all of them lack one.
+        SettingError: nobody has some input.
     """
-    client = None
-    for client in candidates:
-        if not lacked_inputs(clients, client):
-            return client
-    if client is None:
-        return 0
-    raise SettingError("every client lacks an input, and one with all of them is needed: leave out what nobody uses")
+    numbers = list(candidates)
+    lacked = [lacked_inputs(clients, client) for client in numbers]
+    whole = next((client for client, names in zip(numbers, lacked, strict=True) if not names), None)
+    if whole is not None or not numbers:
+        return clients.rows(whole or 0, "train")
+    if nobody := frozenset.intersection(*lacked):
+        raise SettingError(f"every client lacks an input ({', '.join(sorted(nobody))}): leave out what nobody uses")
+    pieces = [clients.rows(client, "train")[:1] for client in numbers]
+    inputs = {name: leaf for piece in pieces for name, leaf in pytree.named_leaves(piece.x)}
+    return Rows(inputs, pieces[0].y)
 
 
 def without_inputs(x: Tree, names: Collection[str]) -> Tree:

@@ -134,9 +134,12 @@ def failure_kind(reason: str) -> str | None:
     return kind if at and kind.isidentifier() else None
 
 
+TOO_LONG = " is longer than longest_step allows"  # no number, so that a client has one reason in all rounds
+
+
 def diverged(reason: str) -> bool:
-    """Return whether numbers that are not finite are the reason why an update does not count."""
-    return reason.endswith("not finite")
+    """Return whether an update does not count because training went too far: no finite numbers, or too long a step."""
+    return reason.endswith(("not finite", TOO_LONG))
 
 
 def _line(text: str) -> str:

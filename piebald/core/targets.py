@@ -109,8 +109,10 @@ class ClassNumbers(TargetDomain):
             return None
         if self._is_one_hot(targets, outputs):
             mask = known(targets).any(1)
-            wrong = mask & (((targets != 0) & (targets != 1)).any(1) | (targets.sum(1) != 1))
-            return _misfit(targets.sum(1), wrong, "one-hot rows with a single 1 (all -100 where unknown)", part="sum")
+            allowed, odd = "one-hot rows with a single 1 (all -100 where unknown)", (targets != 0) & (targets != 1)
+            return _misfit(targets, mask[:, None] & odd, allowed) or _misfit(
+                targets.sum(1), mask & (targets.sum(1) != 1), allowed, part="the sum"
+            )
         mask, classes = known(targets), (outputs[-1 if self.last else 0] if outputs else 1 << 62)
         wrong = mask & ((targets < 0) | (targets >= classes))
         allowed = f"class numbers from 0 to {classes - 1} (-100 where unknown)"

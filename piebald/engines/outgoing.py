@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import SumRequest, TrainInput, TrainOutput, Update
-from piebald.core.errors import RuntimeFault
+from piebald.core.errors import TOO_LONG, RuntimeFault
 from piebald.core.machine import float64_device, moved
 from piebald.core.parameters import nbytes
 from piebald.core.randomness import key, long_key
@@ -252,7 +252,7 @@ def _reject_reason(norm: float, limit: float) -> str | None:
     """Return why an update of this length may not count, or None."""
     if norm != norm or norm == float("inf"):
         return "not finite"
-    return f"step of length {norm:.3g} is above the limit of {limit:.3g}" if norm > limit else None
+    return f"the step{TOO_LONG}" if norm > limit else None
 
 
 def _compressed(

@@ -72,7 +72,7 @@ class ExperimentFields(Section):
             client by its own validation rows, or its model with its nearest rows ("knn_per", or a table with a kind).
         unseen: a number of clients, a share, or names, that are held out until the end and then adapted to.
         extractor: a frozen network that each client runs once; the model is trained on its outputs.
-        longest_step: refuse an update whose norm exceeds this many times the model's, 1000 by default.
+        longest_step: leave an update out whose norm exceeds this many times the model's, 1000 by default.
         max_examples, max_weight: the most rows that a client counts, and the largest share of one update in a step.
         trackers: experiment trackers, each a name ("tensorboard", "mlflow", "wandb") or a table with a kind.
         tune, advise: the search for settings of the recipes, and for the best method.

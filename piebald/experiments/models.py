@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from piebald.contracts import Clients
-from piebald.contracts.data import with_all_inputs
+from piebald.contracts.data import rows_with_all_inputs
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.objective import unfit_classes
@@ -75,7 +75,7 @@ def _maker(
     name = table.pop("name")
     if name not in models.names() and not isinstance(name, Reference):
         raise SettingError(f"{places.at(*key, 'name')}: {unknown('model', name, models.names())}")
-    rows = clients.rows(0 if form else with_all_inputs(clients, range(len(clients))), "train")
+    rows = clients.rows(0, "train") if form else rows_with_all_inputs(clients, range(len(clients)))
     shape, y = form or pytree.form(rows.x), pytree.leaves(rows.y)
     if clients.classes is None and isinstance(rows.y, Tensor) and not rows.y.dtype.is_floating_point:
         raise SettingError(f"{places.at('data')}: the clients' targets are classes without names: give classes")

@@ -472,7 +472,7 @@ class History:
                 "name": self._name_of(client),
                 "kind": kind,
                 "reason": reason,
-                "rounds": sorted(versions),
+                "rounds": sorted({*versions}),
             }
             for (client, kind, reason), versions in sorted(rounds.items())
         ]

@@ -20,7 +20,7 @@ from piebald.report.callbacks import Tracker, trackers_of
 from piebald.methods.choice import own_choice
 from piebald.methods.client_work import ClientWork
 from piebald.contracts.component import build
-from piebald.contracts import Clients, HasServerRows, RowsAtSites
+from piebald.contracts import Clients, HasServerRows, Rows, RowsAtSites
 from piebald.core.errors import SettingError
 from piebald.experiments.run_models import GivenModels, copied_for_run, outputs_of
 from piebald.experiments.run_models import Model as Model
@@ -37,7 +37,7 @@ from piebald.data.partition.split_settings import division_of
 from piebald.settings.plugins import needed_by, objective_named
 from piebald.privacy.accounting import installed
 from piebald.privacy.several_runs import told_together
-from piebald.contracts.data import blank_row, column_names, public_rows_of, row_form, rows_digest, with_all_inputs
+from piebald.contracts.data import blank_row, column_names, public_rows_of, row_form, rows_digest, rows_with_all_inputs
 from piebald.runs.missing_inputs import models_without_inputs
 from piebald.privacy.spending import Spending
 from piebald.methods.queries.evaluate import Evaluate
@@ -150,7 +150,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     features, target = column_names(all_clients)
     meta["features"] = None if features is None else list(features)
     meta["target"] = target or ((options.settings or {}).get("data") or {}).get("target")
-    meta["rows"] = row_form(federation.rows(_first_with_rows(federation), "train"))
+    meta["rows"] = row_form(_whole_rows(federation))
     meta["split"] = None if division is None else division.model_dump(exclude_defaults=True)
     meta["division"] = "" if division is None else division.title
     plan = PreparedRun(
@@ -271,9 +271,9 @@ def _validate(keep: str | Mapping[str, Any], interval: int, clients: Clients) ->
     return Evaluate(split="validation") if keep == "best" else None
 
 
-def _first_with_rows(clients: Clients) -> int:
-    """Return the first client with training rows that lacks no input."""
-    return with_all_inputs(clients, (client for client in range(len(clients)) if clients.size(client, "train") != 0))
+def _whole_rows(clients: Clients) -> Rows:
+    """Return training rows with all inputs."""
+    return rows_with_all_inputs(clients, (client for client in range(len(clients)) if clients.size(client, "train") != 0))
 
 
 def work_without_rows(
@@ -308,7 +308,7 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
     models = GivenModels.of(model, clients.names, options.seed)
     module = models.modules[0]
     layout = Layout.of(module, recipe.sharing.private(module))
-    rows = clients.rows(_first_with_rows(clients), "train")
+    rows = _whole_rows(clients)
     if len(rows) == 0:
         raise SettingError("no client has a training row")
     objective = in_own_unit(objective_named(rows.y, options.loss, options.metrics), preparation_of(clients))

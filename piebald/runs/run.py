@@ -91,7 +91,7 @@ def run(
         stop: other limits, e.g. ``{"seconds": 3600, "target": 0.9}``, see `server.StoppingCriteria`; the first one that
             is reached ends the run.
         runtime: a runtime's name, table or value, e.g. ``Simulator(engine="vmapped")``.
-        longest_step: an update is refused, and its client excluded, if its norm exceeds this many times the model's.
+        longest_step: an update is left out of its step if its norm exceeds this many times the model's.
         start_from: the folder of a finished run whose models, and what else fits, this one begins with.
         max_examples, max_weight: the most rows that a client counts, and the largest share of one update in a step, in
             (0, 1].

@@ -273,7 +273,8 @@ class ServerLoop:
     def _end(self, result: Result, reason: str) -> None:
         """Record a result that does not count; a client whose result was refused is not asked again.
 
-        Numbers that are not finite are no offence: training can fail, and may not in the next round.
+        Numbers that are not finite and steps that are too long are no offence: training can fail, and may not in the
+        next round.
         """
         refused = (result.refused or result.update is not None) and not diverged(reason)
         self._ended.append((result, "refused" if refused else "lost", reason))

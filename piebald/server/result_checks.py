@@ -14,6 +14,7 @@ from torch import Tensor
 
 from piebald.contracts import MOST_ROWS, KeyAgreement, Result, Update, count_reason, described
 from piebald.contracts.component import Component
+from piebald.core.errors import TOO_LONG
 from piebald.core.machine import raise_if_lost
 from piebald.core.parameters import Layout
 from piebald.methods.client_work import ClientWork
@@ -32,8 +33,8 @@ class ResultChecks(Component):
     """The conditions that an update must satisfy to count.
 
     Attributes:
-        longest_step: refuse a change whose norm is above this many times that of the model (at least of a unit vector),
-            and so other vectors that the server adds to those it sends.
+        longest_step: a change does not count whose norm is above this many times that of the model (at least of a unit
+            vector), and so other vectors that the server adds to those it sends; its client is asked again.
         max_examples: a client's rows count as at most so many, None for no limit.
         max_weight: the largest share of one update in a step, in (0, 1].
     """
@@ -100,10 +101,10 @@ class ResultChecks(Component):
             if not bool(torch.isfinite(update.vectors[name]).all()):
                 return f"{name} is not finite"
         if norm > limit:
-            return f"step of length {norm:.3g} is above the limit of {limit:.3g}"
+            return f"the step{TOO_LONG}"
         for name in uploads:  # what the server adds to a vector that all clients get next time is as short as a step
             if name in result.task.vectors and self.norm(update.vectors[name]) > limit:
-                return f"{name} of length {self.norm(update.vectors[name]):.3g} is above the limit of {limit:.3g}"
+                return f"{name}{TOO_LONG}"
         return self._number_reason(update)
 
     @staticmethod

@@ -85,10 +85,10 @@ def parts(**given: Any) -> dict[str, Any]:
         ((X, Y, pd.date_range("2020", periods=12)), "owners must be one name or whole number"),
         ((X, Y[:5], OWNER), "the data has 12 inputs but 5 targets"),
         ([X, Y, OWNER], r"write \(x, y, owner\), with the owner of each row, as a tuple"),
-        ({"ann": {"test": (X, Y)}}, "client 'ann' has no part 'train', got test"),
+        (parts(train=(X[:0], Y[:0])), "client 'ann' has no rows: leave it out"),
         (parts(tset=(X, Y)), "there is no part of client 'ann' called 'tset': did you mean 'test'"),
         (parts(test=None), "client 'ann', test must be a pair"),
-        (parts(test=(X[:0], Y[:0])), "client 'ann', test has no rows: leave it out"),
+        (parts(test=(X[:0], Y)), "client 'ann', test has 0 inputs but 12 targets"),
         (
             parts(test=(X[:, :2], Y)),
             r"rows \[3\] from client 'ann', train and float32 rows \[2\] from client 'ann', test",

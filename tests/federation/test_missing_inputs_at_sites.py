@@ -145,7 +145,7 @@ def test_a_site_gets_terms_of_its_own_part_and_builds_it() -> None:
         ({"lacks": {"north": ["scent"]}}, "lacks must name inputs, which are table, scan, sound, got 'scent'"),
         ({"lacks": {"west": ["scan"]}}, "lacks has an entry for 'west', but no client has this name"),
         ({"inputs": [3], "lacks": {"north": ["scan"]}}, "lacks must name inputs"),
-        ({"lacks": {"*": ["scan"]}}, "every client lacks an input"),
+        ({"lacks": {"*": ["scan"]}}, "every client lacks an input (scan)"),
         ({"lacks": {"north": ["table"]}}, "client 'north' lacks table, and the model cannot do without"),
     ],
 )

@@ -135,6 +135,22 @@ def test_clients_may_lack_different_inputs_and_each_is_judged_without() -> None:
     assert run.common is not None  # of the rows of those that lack nothing
 
 
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+def test_nobody_need_have_all_inputs_if_each_has_an_owner(engine: dict[str, Any]) -> None:
+    """Layers of an input are those of the one who has it, and what is common is the mean of both."""
+    halves = clients(a=("table", "scan"), b=("table", "sound"))
+    recipe = recipes.fedavg(lr=0.2, batch=4)
+    both = tensors(simulate(recipe, halves, model(), rounds=1, simulator=engine))
+    a, b = (tensors(simulate(recipe, {name: halves[name]}, model(), rounds=1)) for name in "ab")
+    for name, tensor in both.items():
+        owner = a.get(name) if name.startswith("scan") else b.get(name)
+        if name.startswith(("scan", "sound")):
+            assert owner is not None
+            torch.testing.assert_close(tensor, owner, rtol=1e-4, atol=1e-5)
+        else:
+            torch.testing.assert_close(tensor, (10 * a[name] + 16 * b[name]) / 26, rtol=1e-4, atol=1e-5)
+
+
 def test_a_run_is_resumed_to_the_bit(tmp_path: Path) -> None:
     recipe = recipes.fedavg(lr=0.2, cohort=2)
     whole = simulate(recipe, SOME, model(), rounds=4)
@@ -191,7 +207,7 @@ class Needy(Net):
     ("given", "make", "recipe", "message"),
     [
         (SOME, Needy, "fedavg", "client 'b' lacks scan, and the model cannot do without"),
-        (clients(a=("table", "scan"), b=("table", "sound")), Net, "fedavg", "all clients need inputs of one shape"),
+        (clients(a=("table", "scan"), b=("table", "sound")), Needy, "fedavg", "client 'b' lacks scan, and the model"),
         (
             SOME,
             Net,

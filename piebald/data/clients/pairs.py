@@ -81,11 +81,12 @@ def from_pairs(source: Any, tokens: bool, collate: Collate = "stack", length: in
             f"{names[divided.index(True)]!r} is: divide all of them, or none"
         )
     raw_pieces = [piece for name, member in zip(names, members, strict=True) for piece in _pieces(name, member)]
+    if without := [name for name in names if name not in {piece.name for piece in raw_pieces}]:
+        raise SettingError(f"client {without[0]!r} has no rows: leave it out")
     if collate == "pad":
         to = lengths([(piece.who, piece.x, piece.y) for piece in raw_pieces], length)
         raw_pieces = [piece.of(*padded((piece.who, piece.x, piece.y), to)) for piece in raw_pieces]
     pieces = [piece.of(*converted(piece.x, piece.y, piece.who, tokens)) for piece in raw_pieces]
-    pieces = [piece for piece in pieces if pytree.count(piece.x)]
     pieces, lacking = _completed(pieces)
     _check_alike(pieces)
     sizes = [pytree.count(piece.x) for piece in pieces]
@@ -120,9 +121,6 @@ def _completed(pieces: Sequence[_Piece]) -> tuple[list[_Piece], dict[str, frozen
     forms = {name: leaf for x in named for name, leaf in x.items()}
     if len(named) < len(pieces) or all(x.keys() == forms.keys() for x in named):
         return list(pieces), {}
-    whole = max(pieces, key=lambda piece: len(piece.x))
-    if whole.x.keys() != forms.keys():  # nobody has all of them, so they are others and not fewer
-        return list(pieces), {}
     completed, lacking = [], dict[str, frozenset[str]]()
     for piece in pieces:
         names = frozenset(forms.keys() - piece.x.keys())
@@ -132,7 +130,7 @@ def _completed(pieces: Sequence[_Piece]) -> tuple[list[_Piece], dict[str, frozen
             )
         count = pytree.count(piece.x)
         zeros = {name: np.zeros((count, *forms[name].shape[1:]), forms[name].dtype) for name in names}
-        x = {name: piece.x[name] if name in piece.x else zeros[name] for name in whole.x}
+        x = {name: piece.x[name] if name in piece.x else zeros[name] for name in forms}
         completed.append(piece._replace(x=x))
     return completed, {name: names for name, names in lacking.items() if names}
 
@@ -150,12 +148,16 @@ def _pieces(name: str, member: Any) -> list[_Piece]:
     for part in member if _is_divided(member) else ():
         if part not in SPLITS:
             raise unknown(f"part of {who} called", part, SPLITS)
-    if _is_divided(member) and "train" not in member:
-        raise SettingError(f"{who} has no part 'train', got {', '.join(member) or 'nothing'}: give it rows to train on")
     if not _is_divided(member):
         return [_Piece(name, "train", *given(member, who), who)]
     splits: list[Split] = [split for split in SPLITS if split in member]
-    return [_Piece(name, split, *given(member[split], f"{who}, {split}"), f"{who}, {split}") for split in splits]
+    parts = [_Piece(name, split, *given(member[split], f"{who}, {split}"), f"{who}, {split}") for split in splits]
+    return [part for part in parts if not (_is_empty(part.x) and _is_empty(part.y))]  # as if it were not there
+
+
+def _is_empty(value: Any) -> bool:
+    first = next((leaf for _, leaf in pytree.named_leaves(value)), ())
+    return hasattr(first, "__len__") and len(first) == 0
 
 
 def _check_alike(pieces: Sequence[_Piece]) -> None:

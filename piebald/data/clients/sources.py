@@ -197,7 +197,7 @@ def clients_of_table(
     y, named = labelled(table, classes, regression, table.origin)
     parts = _parts(table, y if kind(y) == "whole" and y.ndim == 1 else None, division, names, first)
     whole = [client for client in range(len(names)) if not table.lacking.get(client)]
-    common_rows = np.sort(np.concatenate([parts["test"][client] for client in whole])) if table.lacking else None
+    tested = [parts["test"][client] for client in whole] if table.lacking else [parts["test"].values]
     extra = partial(_extra, x=table.x, y=y, classes=named, tokens=tokens, collate=collate)
     return PooledClients(
         pytree.mapped(torch.from_numpy, table.x),
@@ -205,9 +205,7 @@ def clients_of_table(
         parts,
         names=names,
         classes=named,
-        common=(np.sort(parts["test"].values) if common_rows is None else common_rows)
-        if common is None
-        else extra("common", common),
+        common=np.sort(np.concatenate([*tested, np.empty(0, np.int64)])) if common is None else extra("common", common),
         server_rows=None if server_rows is None else extra("server_rows", server_rows),
         public_rows=None if public_rows is None else extra("public_rows", public_rows),
         features=table.features,
