@@ -324,7 +324,8 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
         module, layout, initial, objective, options.seed, shape, outputs, public_rows=count, public_digest=digest
     )
     check_targets(clients, spec, _target_column(options))
-    tell_of_lacking_rows(clients, spec, options.evaluate_split if options.evaluate_every else None)
+    judged, plain = options.evaluate_split if options.evaluate_every else None, recipe.training
+    tell_of_lacking_rows(clients, spec, judged, lambda name: plain.of_client(name).batch if isinstance(plain, Sgd) else 0)
     for component in recipe.components:
         if reason := component.unsupported_clients(clients.names):
             raise SettingError(reason)
@@ -332,7 +333,6 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
         recipe = recipe.model_copy(update={"aggregation": recipe.aggregation.of_clients(clients.names)})
     adapted = recipe.adapted_to(spec)
     own_query = None if adapted.transforms else adapted.aggregation.sender_query(spec)
-    judged = options.evaluate_split if options.evaluate_every else None
     choice = own_choice(options.keep, judged)
     trainer = recipe.training
     own_models = models.own_models(recipe, spec, rows)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import get_args
 from weakref import WeakKeyDictionary
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from piebald.contracts import Clients, InMemory, Rows, RowsAtSites, Split
 from piebald.contracts.model_spec import ModelSpec
+from piebald.core.errors import SettingError
 from piebald.core.metrics import Auc
 from piebald.core.targets import IGNORED, ClassNumbers, is_one_hot, known
 from piebald.data.clients.pooled_clients import PooledClients
@@ -46,23 +49,31 @@ def check_targets(clients: Clients, spec: ModelSpec, column: str | None = None) 
             _say(clients, text)
 
 
-def tell_of_lacking_rows(clients: Clients, spec: ModelSpec, judged: Split | None) -> None:
+def tell_of_lacking_rows(
+    clients: Clients, spec: ModelSpec, judged: Split | None, batch_of: Callable[[str], int]
+) -> None:
     """Log, before anything is trained, which clients will train nothing or have no score, and why.
 
     Args:
         clients: the clients, whose numbers of rows may not be known.
         spec: the model, and the metrics by which it is judged.
         judged: the rows that models are judged by, None where they are not.
+        batch_of: returns the rows in each step of the client of a name.
+
+    Raises:
+        SettingError: nobody can train.
     """
     auc = judged is not None and any(isinstance(metric, Auc) for metric in spec.objective.metrics.values())
-    mixes = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in spec.model.modules())
-    lacking: dict[str, list[str]] = {}
+    mixes = functools.cache(lambda: _trains_batch_norm(spec.model))
+    lacking, lone = dict[str, list[str]](), list[str]()
     for client in range(min(len(clients), _MOST_NAMED)):
         name, size = str(clients.names[client]), clients.size(client, "train")
         if size == 0:
             lacking.setdefault("no training rows, which train nothing", []).append(name)
-        elif size == 1 and mixes:
-            reason = "one training row, which train nothing, since batch norm cannot train on a single one"
+        elif (size == 1 or batch_of(name) == 1) and mixes():
+            lone.append(name)
+            what = "one training row" if size == 1 else "batches of one row"
+            reason = f"{what}, which train nothing, since batch norm cannot train on a single one"
             lacking.setdefault(reason, []).append(name)
         if judged is None:
             continue
@@ -71,9 +82,28 @@ def tell_of_lacking_rows(clients: Clients, spec: ModelSpec, judged: Split | None
             lacking.setdefault(f"no {judged} rows, which have no score", []).append(name)
         elif counts is not None and sum(count > 0 for count in counts) < 2:
             lacking.setdefault(f"{judged} rows of one class, which have no auc", []).append(name)
+    if len(lone) == len(clients):
+        raise SettingError("batch norm cannot train on a single row: give clients two rows or more and a batch above 1")
     for reason, names in lacking.items():
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         _say(clients, f"clients with {reason}: {shown}")
+
+
+def _trains_batch_norm(model: nn.Module) -> bool:
+    """Return whether a batch norm takes part in training, and not with the statistics that it has."""
+    norms = (
+        layer for layer in copy.deepcopy(model).train().modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    )
+    return any(norm.training for norm in norms)
+
+
+def _are_labels(targets: Tensor) -> bool:
+    """Return whether targets are rows of several numbers, each 0, 1 or unknown."""
+    return (
+        targets.dim() == 2
+        and targets.shape[1] > 1
+        and bool(torch.isin(targets[known(targets)], torch.tensor([0.0, 1.0])).all())
+    )
 
 
 def _say(clients: Clients, text: str) -> None:
@@ -122,6 +152,8 @@ def _oddities(targets: Sequence[Tensor], spec: ModelSpec, classes: Sequence[str]
                 f"{unknown} targets of {IGNORED} or NaN count as unknown, in no loss and no metric: shift the scale if "
                 f"{IGNORED} is a measurement"
             )
+        if objective.name == "regression" and all(_are_labels(part) for part in targets):
+            yield "targets are rows of 0 and 1, predicted as amounts: if they are labels, pass loss='multilabel'"
         return
     if objective.domain.last or not outputs:
         return
