@@ -20,28 +20,7 @@ from piebald.data.preparation import Preparation
 from piebald.experiments.file import ExperimentSettings
 from piebald.report import write_report
 from piebald.runs.finished_run import Run
-
-
-def wards() -> pandas.DataFrame:
-    """The table of case 05: words that not every hospital has, and gaps."""
-    rng, tables = np.random.default_rng(0), []
-    for hospital, rows, names in (("north", 80, "ab"), ("south", 60, "ab"), ("east", 40, "bc")):
-        age, ward = rng.normal(60, 10, rows).round(1), rng.choice(list(names), rows)
-        ill = np.where(age / 60 + 0.3 * (ward == "b") + 0.4 * rng.normal(size=rows) > 1.1, "yes", "no")
-        tables.append(pandas.DataFrame({"hospital": hospital, "age": age, "ward": ward, "ill": ill}))
-    table = pandas.concat(tables, ignore_index=True)
-    table.loc[rng.random(len(table)) < 0.1, "age"] = np.nan
-    return table
-
-
-def prices() -> pandas.DataFrame:
-    """The table of case 08: targets of 200,000."""
-    rng, tables = np.random.default_rng(0), []
-    for town, rows in (("north", 80), ("south", 60)):
-        size = rng.normal(50, 10, rows).round(1)
-        price = (4000 * size + 5000 * rng.normal(size=rows)).round()
-        tables.append(pandas.DataFrame({"town": town, "size": size, "price": price}))
-    return pandas.concat(tables, ignore_index=True)
+from tests.cases.test_tables import prices, wards
 
 
 WARDS = "data = { source = 'rows.csv', client = 'hospital', target = 'ill' }\n"

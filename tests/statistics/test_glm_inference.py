@@ -53,14 +53,6 @@ def design(rows: pandas.DataFrame) -> NDArray[np.float64]:
     return np.asarray(sm.add_constant(rows[["x"]].to_numpy()))
 
 
-def test_rates_with_exposure_are_those_of_the_pooled_rows() -> None:
-    """Case 11 of the public reports: falls per day of stay."""
-    found = fitted(falls(), "falls", family="poisson", offset="logdays")
-    assert found.coefficients.round(4).tolist() == [-2.8686, 0.3495]
-    assert found.errors.round(4).tolist() == [0.0597, 0.0564]
-    assert found.interval().round(3).tolist() == [[-2.986, -2.752], [0.239, 0.460]]
-
-
 @pytest.mark.parametrize(("family", "target"), [("poisson", "falls"), ("binomial", "fell"), ("gaussian", "score")])
 @pytest.mark.parametrize("robust", [{}, {"cluster": "ward"}, {"cluster": "home"}, {"cluster": "client"}])
 def test_offsets_weights_and_clusters(family: Family, target: str, robust: dict[str, str]) -> None:
