@@ -12,9 +12,9 @@ import method_tests
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "crosscheck" / "RESULTS.md"
-ABOUT = """A test is named by its file in `tests` and its function, without `test_`.  *Its claim*: what its paper says
-that it does.  *Without effect*: the setting with which it is FedAvg, or training alone.  All recipes also run on all
-engines, on Ray, in workers and at sites, and are killed and resumed."""
+ABOUT = """*Tests* are files in `tests`: of what its paper claims, and of the setting with which it is FedAvg or
+training alone (`docs/method_tests.py` names the functions).  All recipes also run on all engines, on Ray, in workers and
+at sites, and are killed and resumed."""
 
 
 def lines(name: str) -> list[str]:
@@ -23,11 +23,11 @@ def lines(name: str) -> list[str]:
     Raises:
         LookupError: there is no such test.
     """
-    shown_by = f"its claim, {of_table(method_tests.CLAIMS, name)}; "
-    shown_by += f"without effect, {of_table(method_tests.WITHOUT_EFFECT, name)}"
-    beside = len(rows_of(name))
-    checks = f"{beside} [cross-check{'s' * (beside > 1)}](../../benchmarks/crosscheck/RESULTS.md)"
-    return [f"- Tests: {shown_by}; {checks if beside else of_table(method_tests.EQUATIONS, name)}."]
+    tests = [of_table(table, name) for table in (method_tests.CLAIMS, method_tests.WITHOUT_EFFECT)]
+    tests += [of_table(method_tests.EQUATIONS, name)] if not (beside := len(rows_of(name))) else []
+    files = dict.fromkeys(f"`{test.partition(': ')[0]}`" for test in tests if not test.startswith("none"))
+    checks = [f"{beside} [cross-check{'s' * (beside > 1)}](../../benchmarks/crosscheck/RESULTS.md)"] if beside else []
+    return [f"- Tests: {', '.join([*files, *checks])}."]
 
 
 def of_table(table: Mapping[str, str], recipe: str) -> str:

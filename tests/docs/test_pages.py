@@ -177,7 +177,7 @@ def test_the_readme_is_short_and_names_recipes_that_there_are() -> None:
 
 def test_the_glossary_has_the_words_of_a_recipe() -> None:
     page = (pages.ROOT / "docs" / "reference" / "glossary.md").read_text("utf-8")
-    words = set(re.findall(r"^\| \*\*([\w ]+)\*\*", page, re.MULTILINE))
+    words = set(re.findall(r"^- \*\*([\w ]+)\*\*", page, re.MULTILINE))
     assert {axis.replace("_", " ") for axis in Recipe.axes} <= words
 
 
