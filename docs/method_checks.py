@@ -13,8 +13,8 @@ import method_tests
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "crosscheck" / "RESULTS.md"
 ABOUT = """*Tests* are files in `tests`: of what its paper claims, and of the setting with which it is FedAvg or
-training alone (`docs/method_tests.py` names the functions).  All recipes also run on all engines, on Ray, in workers and
-at sites, and are killed and resumed."""
+training alone (`docs/method_tests.py` names the functions).  All recipes also run on all engines, on Ray, in workers
+and at sites, and are killed and resumed."""
 
 
 def lines(name: str) -> list[str]:
