@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from piebald.core.noise import NoiseSource
-from piebald.core.randomness import long_key
+from piebald.core.randomness import NoiseSource, long_key
 
 if TYPE_CHECKING:
     from torch import Tensor

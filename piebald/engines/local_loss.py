@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from piebald.contracts import LocalLoss, LossBatch, Rows
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.component import ModelSpec
 from piebald.core import pytree
-from piebald.core.input_statistics import InputHooks
 from piebald.core.losses import Loss, mean_over_rows
+from piebald.core.moments import InputHooks
 from piebald.core.parameters import copied, head
 from piebald.engines.device_layers import fit_to_device
 

@@ -22,17 +22,14 @@ from piebald.core.losses import for_training, mean_over_rows
 from piebald.core.machine import moved
 from piebald.core.parameters import Layout, Part, copied
 from piebald.core.randomness import key, torch_seed
-from piebald.engines.clipping import ClippingEngine
-from piebald.engines.compilation import compiled
-from piebald.engines.device_copies import CohortCopies, moved_arrays
+from piebald.engines.device_layers import CohortCopies, moved_arrays
 from piebald.engines.factored.client_state import StatePacker
 from piebald.engines.keyed_dropout import KeyedDropout, mix
 from piebald.engines.local_loss import LossEvaluator
-from piebald.engines.loss_scale import LossScale
 from piebald.engines.model_traits import Traits, passes_of, probe
-from piebald.engines.recomputation import Checkpointing
+from piebald.engines.recomputation import Checkpointing, compiled
 from piebald.engines.recorded_step import BY_HAND, Lane, StepForm, recorder_for, side_by_side
-from piebald.engines.row_gradients import MAX_NUMBERS, noised, row_keys
+from piebald.engines.row_gradients import MAX_NUMBERS, ClippingEngine, noised, row_keys
 from piebald.engines.row_loader import (
     Gathered,
     Places,
@@ -44,7 +41,7 @@ from piebald.engines.row_loader import (
     planned_steps,
 )
 from piebald.engines.scoring import bind
-from piebald.engines.sgd_step import SgdRun, plain_step
+from piebald.engines.sgd_step import LossScale, SgdRun, plain_step
 from piebald.engines.static_buffers import StaticBuffers, StepTables, padded, vectors_of
 from piebald.engines.step_point import Hidden, gradients_of_one
 from piebald.engines.stepper import GroupSpan, Stepper, TableStepper, joined, tensor_spans

@@ -72,8 +72,7 @@ def show(
         SettingError: a name or a setting is wrong.
     """
     from piebald.data.measures import pictures
-    from piebald.data.measures.heterogeneity import UNITS
-    from piebald.data.measures.survey import embedding
+    from piebald.data.measures.heterogeneity import UNITS, embedding
     from piebald.data.partition import Devices, collect, measure
 
     partition_settings, settings_by_prefix = _divided(settings)

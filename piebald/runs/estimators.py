@@ -22,12 +22,12 @@ from piebald.core.errors import SettingError, shown
 from piebald.data.clients.client_tables import is_frame
 from piebald.data.clients.sources import clients_from
 from piebald.methods import recipes
-from piebald.methods.choice.final_models import Keep
+from piebald.methods.choice.candidates import Keep
 from piebald.methods.recipe import Recipe
 from piebald.models import build_model
+from piebald.models.prediction import Predictor
 from piebald.report.page.wording import names
 from piebald.runs.finished_run import Run
-from piebald.models.prediction import Predictor
 from piebald.runs.run import run
 
 _ALONE = "all"  # the one client of rows without groups

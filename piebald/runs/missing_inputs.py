@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from piebald.contracts import Clients, Rows
+from piebald.contracts.component import ModelSpec
 from piebald.contracts.data import LacksInputs, lacked_inputs, without_inputs
-from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.client_models import ClientModels, part_without
 from piebald.core.errors import SettingError
@@ -40,7 +40,9 @@ def models_without_inputs(recipe: Recipe, spec: ModelSpec, clients: Clients, row
     known = rows.x.keys() if isinstance(rows.x, Mapping) else ()
     for name in recipe.sharing.inputs or ():
         if name not in known:
-            raise SettingError(f"inputs of sharing must name inputs, which are {', '.join(known) or 'not named'}, got {name!r}")
+            raise SettingError(
+                f"inputs of sharing must name inputs, which are {', '.join(known) or 'not named'}, got {name!r}"
+            )
     if not kinds:
         return None
     if reason := recipe.parts_reason():

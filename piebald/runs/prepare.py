@@ -12,46 +12,45 @@ from typing import Any, Self
 
 import torch
 
-from piebald.core import pytree
-from piebald.methods import recipes
-from piebald.runs.adaptation import check_newcomers, hold_out
-from piebald.runs.adaptation.held_out import ClientSubset
-from piebald.report.callbacks import Tracker, trackers_of
-from piebald.methods.choice import own_choice
-from piebald.methods.client_work import ClientWork
-from piebald.contracts.component import build
 from piebald.contracts import Clients, HasServerRows, Rows, RowsAtSites
+from piebald.contracts.component import ModelSpec, build
+from piebald.contracts.data import blank_row, column_names, public_rows_of, row_form, rows_digest, rows_with_all_inputs
+from piebald.core import pytree
 from piebald.core.errors import SettingError
-from piebald.experiments.run_models import GivenModels, copied_for_run, outputs_of
-from piebald.experiments.run_models import Model as Model
 from piebald.core.machine import existing_objects_frozen, machine
-from piebald.contracts.model_spec import ModelSpec
 from piebald.core.parameters import Layout, frozen_digest
 from piebald.data.clients.prepared import SitesPrepared, in_own_unit, preparation_of
 from piebald.data.clients.sites import RecordedClients
-from piebald.data.preparation import Preparation
 from piebald.data.clients.sources import clients_of
 from piebald.data.clients.standardise import constants_of, unhidden_reason
 from piebald.data.clients.target_check import check_targets, tell_of_lacking_rows
 from piebald.data.partition.split_settings import division_of
-from piebald.settings.plugins import needed_by, objective_named
-from piebald.privacy.accounting import installed
-from piebald.privacy.several_runs import told_together
-from piebald.contracts.data import blank_row, column_names, public_rows_of, row_form, rows_digest, rows_with_all_inputs
-from piebald.runs.missing_inputs import models_without_inputs
-from piebald.privacy.spending import Spending
+from piebald.data.preparation import Preparation
+from piebald.experiments.run_models import GivenModels, copied_for_run, outputs_of
+from piebald.experiments.run_models import Model as Model
+from piebald.methods import recipes
+from piebald.methods.aggregation.linear import FixedShares
+from piebald.methods.choice import own_choice
+from piebald.methods.client_work import ClientWork
 from piebald.methods.queries.evaluate import Evaluate
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.named import maker
+from piebald.methods.scheduling.cohort import HasCohort, cohort_size
+from piebald.methods.training.base import Trainer
+from piebald.methods.training.sgd import Sgd
+from piebald.privacy.accounting import installed
+from piebald.privacy.several_runs import told_together
+from piebald.privacy.spending import Spending
+from piebald.report.callbacks import Tracker, trackers_of
+from piebald.runs.adaptation import check_newcomers, hold_out
+from piebald.runs.adaptation.held_out import ClientSubset
+from piebald.runs.missing_inputs import models_without_inputs
 from piebald.runs.options import RunOptions
 from piebald.runtimes.base import RuntimeSettings
-from piebald.methods.scheduling.cohort import HasCohort, cohort_size
 from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
 from piebald.server.evaluation import class_query, row_query
 from piebald.server.result_checks import LONGEST_STEP
-from piebald.methods.training.base import Trainer
-from piebald.methods.training.sgd import Sgd
-from piebald.methods.aggregation.linear import FixedShares
+from piebald.settings.plugins import needed_by, objective_named
 from piebald.version import __version__
 
 
@@ -273,11 +272,18 @@ def _validate(keep: str | Mapping[str, Any], interval: int, clients: Clients) ->
 
 def _whole_rows(clients: Clients) -> Rows:
     """Return training rows with all inputs."""
-    return rows_with_all_inputs(clients, (client for client in range(len(clients)) if clients.size(client, "train") != 0))
+    return rows_with_all_inputs(
+        clients, (client for client in range(len(clients)) if clients.size(client, "train") != 0)
+    )
 
 
 def work_without_rows(
-    meta: Mapping[str, Any], table: Sequence[Mapping[str, Any]], model: Model, recipe: Recipe, options: RunOptions, reason: str
+    meta: Mapping[str, Any],
+    table: Sequence[Mapping[str, Any]],
+    model: Model,
+    recipe: Recipe,
+    options: RunOptions,
+    reason: str,
 ) -> tuple[ClientWork, Clients, Recipe]:
     """Return the work of a finished run, and its clients without rows, from what its folder keeps.
 
@@ -325,7 +331,9 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
     )
     check_targets(clients, spec, _target_column(options))
     judged, plain = options.evaluate_split if options.evaluate_every else None, recipe.training
-    tell_of_lacking_rows(clients, spec, judged, lambda name: plain.of_client(name).batch if isinstance(plain, Sgd) else 0)
+    tell_of_lacking_rows(
+        clients, spec, judged, lambda name: plain.of_client(name).batch if isinstance(plain, Sgd) else 0
+    )
     for component in recipe.components:
         if reason := component.unsupported_clients(clients.names):
             raise SettingError(reason)

@@ -10,35 +10,35 @@ from pathlib import Path
 from typing import Any, get_args
 
 import piebald.runtimes  # noqa: F401 - registers the runtimes
+from piebald.contracts import Clients, HoldsRows, RowsAtSites, Split
+from piebald.contracts.component import Component
+from piebald.contracts.data import blank_row
+from piebald.core.arguments import Count, Fraction, PathLike, Positive, Seed, Share, Whole, checked
+from piebald.core.errors import RunFolderError, SettingError, check_names, unknown
+from piebald.core.machine import differences
+from piebald.core.references import USERS, Outside, of_folder
+from piebald.data.clients.client_tables import is_frame
+from piebald.data.clients.sites import RecordedClients
+from piebald.data.clients.standardise import as_in_run
+from piebald.data.measures.weight_divergence import Measure
+from piebald.data.partition import clients_from
 from piebald.methods import recipes
+from piebald.methods.choice.candidates import Keep
+from piebald.methods.client_work import ClientWork
+from piebald.methods.recipe import Recipe
+from piebald.report.callbacks import Callback, Tracker
 from piebald.runs import adaptation
 from piebald.runs.adaptation import Adaptation
-from piebald.core.arguments import Count, Fraction, PathLike, Positive, Seed, Share, Whole, checked
-from piebald.report.callbacks import Callback, Tracker
-from piebald.methods.choice.final_models import Keep
-from piebald.contracts.component import Component
-from piebald.contracts import Clients, HoldsRows, RowsAtSites, Split
-from piebald.core.errors import RunFolderError, SettingError, check_names, unknown
 from piebald.runs.execution import describe, execute, with_mapped_start
 from piebald.runs.finished_run import Run
 from piebald.runs.lineage import FinishedRun, Inheritance, inherit
-from piebald.core.machine import differences
-from piebald.contracts.data import blank_row
-from piebald.data.clients.client_tables import is_frame
-from piebald.data.clients.sites import RecordedClients
-from piebald.methods.client_work import ClientWork
-from piebald.data.partition import clients_from
-from piebald.data.clients.standardise import as_in_run
-from piebald.settings.plugins import read, use_recorded
 from piebald.runs.options import Metrics, RunOptions
 from piebald.runs.prepare import Model, PreparedRun, is_recorded, prepare, work_without_rows
-from piebald.methods.recipe import Recipe
-from piebald.core.references import USERS, Outside, of_folder
-from piebald.storage.store import RunStore
 from piebald.server import StoppingCriteria
 from piebald.server.cluster_state import ModelSnapshot
 from piebald.server.result_checks import LONGEST_STEP
-from piebald.data.measures.weight_divergence import Measure
+from piebald.settings.plugins import read, use_recorded
+from piebald.storage.store import RunStore
 
 _log = logging.getLogger(__name__)
 _OBJECTIVE = ("loss", "metrics")

@@ -1,11 +1,18 @@
-"""Statistics over clients whose rows are on this machine: `piebald.statistics`."""
+"""Statistics over clients whose rows are on this machine: `piebald.statistics`.
+
+Exact statistics: clients answer with counts and moments, which are merged to those of the pooled rows.
+
+Quantiles need no bounds and no sorted rows: the server bisects the order of all float64 numbers, and each client counts
+how many of its numbers are at most the threshold of the question.  After 64 questions at most, an order statistic is
+known to the bit.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -13,19 +20,93 @@ import torch
 from piebald.contracts import Split
 from piebald.core.arguments import Fraction, Positive, checked
 from piebald.core.errors import SettingError
-from piebald.core.moments import Floats, Moments, merged
-from piebald.core.noise import NoiseSource
+from piebald.core.moments import HIGHEST, LOWEST, Floats, Moments, counts_at_most, merged, number_of, order_statistics
+from piebald.core.randomness import NoiseSource
 from piebald.data.partition.split import Ints
 from piebald.privacy.accounting import PrivacyBudget
 from piebald.privacy.ledger import Ledger, budget
-from piebald.statistics import exact
 from piebald.statistics.bounded_sums import STEP, SumPlan, binned_quantiles, secure_sum
 from piebald.statistics.columns import ClientColumns, columns_of
-from piebald.statistics.exact import Answers, LocalAnswers
-from piebald.statistics.pooled_statistics import FederatedStatistics, Mode, NumberColumn, Table, TextColumn
-from piebald.statistics.request import Bins, Quantiles, StatisticsRequest, noise_multiplier, statistics_request
+from piebald.statistics.pooled_statistics import (
+    Bins,
+    FederatedStatistics,
+    Mode,
+    NumberColumn,
+    Quantiles,
+    StatisticsRequest,
+    Table,
+    TextColumn,
+    noise_multiplier,
+    statistics_request,
+)
 
 MOST_CATEGORIES = 10_000
+
+
+class Answers(Protocol):
+    """Answers of clients about d columns of numbers, on this machine or at sites."""
+
+    def moments(self) -> list[Moments]:
+        """Return each client's moments of the columns."""
+
+    def at_most(self, thresholds: Floats) -> Ints:
+        """Count the finite numbers of each client that are at most these thresholds [d, t]: [clients, d, t]."""
+
+
+class LocalAnswers:
+    """Answers of clients on this machine.
+
+    Args:
+        clients: their rows.
+        names: the columns of numbers, in order.
+    """
+
+    def __init__(self, clients: Sequence[ClientColumns], names: Sequence[str]) -> None:
+        self._names = names
+        self._values = [client.matrix(names) for client in clients]
+        self._sorted: list[list[Floats]] | None = None
+
+    def moments(self) -> list[Moments]:
+        """See `Answers`."""
+        return [Moments.of(values, self._names) for values in self._values]
+
+    def at_most(self, thresholds: Floats) -> Ints:
+        """See `Answers`."""
+        if self._sorted is None:
+            self._sorted = [[np.sort(column[np.isfinite(column)]) for column in values.T] for values in self._values]
+        return np.array([counts_at_most(columns, thresholds) for columns in self._sorted], dtype=np.int64)
+
+
+def exact_quantiles(answers: Answers, present: Ints, shares: Sequence[float]) -> Floats:
+    """Return exact_quantiles [d, shares] of the pooled numbers, linear between order statistics like numpy.quantile."""
+    if not shares:
+        return np.zeros((len(present), 0))
+    places = np.maximum(present - 1, 0)[:, None] * np.asarray(shares, dtype=np.float64)
+    below = np.floor(places).astype(np.int64)
+    ranks = np.minimum(np.concatenate([below, below + 1], axis=1), np.maximum(present - 1, 0)[:, None])
+    places_of = order_statistics(lambda keys: answers.at_most(number_of(keys)).sum(0), ranks, LOWEST, HIGHEST)
+    ends = np.where(present[:, None] > 0, number_of(places_of) + 0.0, np.nan)  # -0.0 becomes 0.0
+    lower, upper = ends[:, : len(shares)], ends[:, len(shares) :]
+    part = places - below
+    with np.errstate(over="ignore", invalid="ignore"):
+        between = np.where(part < 0.5, lower + (upper - lower) * part, upper - (upper - lower) * (1 - part))
+    return np.where(part == 0, lower, between)
+
+
+def edges_of(low: Floats, high: Floats, bins: int) -> Floats:
+    """Return edges [d, bins + 1] of bins of one width; as numpy.histogram's, a constant column has ends 1 apart."""
+    same = low == high
+    low, high = np.where(same, low - 0.5, low), np.where(same, high + 0.5, high)
+    return np.stack([np.linspace(a, b, bins + 1) if np.isfinite(a) else np.full(bins + 1, np.nan)
+                     for a, b in zip(low, high, strict=True)]) if len(low) else np.zeros((0, bins + 1))  # fmt: skip
+
+
+def exact_histogram(answers: Answers, edges: Floats) -> Ints:
+    """Return counts of bins [clients, d, bins]: each has its lower edge, and only the last has its upper one, too."""
+    limits = np.nextafter(edges, -np.inf)
+    limits[:, -1] = edges[:, -1]
+    counts = answers.at_most(np.nan_to_num(limits))
+    return np.diff(counts, axis=2)
 
 
 @checked
@@ -179,18 +260,18 @@ def numbers_of(
     pooled = merged(moments)
     quantiles = np.full((len(names), len(request.quantiles)), np.nan)
     if not once:
-        quantiles = exact.quantiles(answers, pooled.present, request.quantiles)
+        quantiles = exact_quantiles(answers, pooled.present, request.quantiles)
     edges: Floats | None = None
     counts = np.zeros((len(moments), len(names), 0), dtype=np.int64)
     if request.bins is not None:
         ends = np.full((len(names), 2), np.nan)
         # stated bounds need no question; without them the extremes are asked for
         if any(name not in request.bounds for name in names):
-            ends = exact.quantiles(answers, pooled.present, (0.0, 1.0))
+            ends = exact_quantiles(answers, pooled.present, (0.0, 1.0))
         for place, name in enumerate(names):
             ends[place] = request.bounds.get(name, ends[place])
-        edges = exact.edges_of(ends[:, 0], ends[:, 1], request.bins)
-        counts = exact.histogram(answers, edges)
+        edges = edges_of(ends[:, 0], ends[:, 1], request.bins)
+        counts = exact_histogram(answers, edges)
     numbers = _columns(names, pooled, request.quantiles, quantiles, edges, counts.sum(0))
     if once and edges is not None:
         numbers = {name: _with_binned(column) for name, column in numbers.items()}

@@ -19,12 +19,10 @@ from piebald.methods.recipes import fedavg
 from piebald.privacy import SecureAggregation
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
-from piebald.statistics.exact_at_sites import stated_questions, statistics_at_sites
-from piebald.statistics.hidden_at_sites import hidden_at_sites, hidden_question
 from piebald.statistics.models.clients import ModelClients, SiteColumns, SiteModelClients
-from piebald.statistics.models.plan import ModelPlan
-from piebald.statistics.pooled_statistics import FederatedStatistics
-from piebald.statistics.request import noise_multiplier, statistics_request
+from piebald.statistics.models.rows import ModelPlan
+from piebald.statistics.pooled_statistics import FederatedStatistics, noise_multiplier, statistics_request
+from piebald.statistics.sites import hidden_at_sites, hidden_question, stated_questions, statistics_at_sites
 
 T = TypeVar("T")
 Options = TypeVar("Options", bound="ModelOptions")

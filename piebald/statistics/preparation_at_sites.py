@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from piebald.contracts import Clients, Runtime
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.component import ModelSpec
 from piebald.core.errors import RuntimeFault, SettingError
 from piebald.data.preparation.agreement import Unanswered, agree
 from piebald.data.preparation.answers import CountsQuestion, KindsQuestion, Question
@@ -18,10 +18,9 @@ from piebald.experiments.file import ExperimentSettings
 from piebald.methods.recipes import fedavg
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
-from piebald.statistics.exact_at_sites import say_left_out
 from piebald.statistics.experiment import question_recipe
 from piebald.statistics.queries.prepare import PrepareQuery, unpacked
-from piebald.statistics.sites import AskedSites
+from piebald.statistics.sites import AskedSites, say_left_out
 
 _ABOUT = ("kinds", "values", "counts", "powers")  # of the questions
 log = logging.getLogger("piebald.statistics")

@@ -26,8 +26,7 @@ from piebald.runs.finished_run import Run
 from piebald.runtimes.workers.pool import can_fork
 from piebald.storage.store import RunStore
 from piebald.testing.component import check_component, promises
-from piebald.testing.federation import hardest_network, uneven_clients
-from piebald.testing.outcome import assert_same
+from piebald.testing.federation import assert_same, hardest_network, uneven_clients
 
 Network = Callable[[int], nn.Module]
 # Whatever could be measured, and so differ from run to run, is named.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.component import ModelSpec
 from piebald.core.objective import OBJECTIVES
 from piebald.core.parameters import Layout
 from piebald.methods.transforms.base import MaskingTransform, Transform

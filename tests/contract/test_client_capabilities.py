@@ -11,9 +11,9 @@ import torch
 from piebald.contracts import HasServerRows, HoldsRows, InMemory, Rows, RowsAtSites, Split
 from piebald.data.clients.sites import SiteClients
 from piebald.data.clients.sources import clients_of
-from piebald.data.measures.survey import embedding
+from piebald.data.measures.heterogeneity import embedding
 from piebald.data.partition import LazyClients, Lists, PooledClients
-from piebald.data.sets.decoded import Decoded
+from piebald.data.sets.dataset import Decoded
 from piebald.engines.row_loader import RowLoader
 from piebald.runs.adaptation.held_out import ClientSubset, PooledClientSubset, hold_out
 

@@ -15,7 +15,7 @@ import piebald
 from piebald import recipes
 from piebald.core.errors import SettingError
 from piebald.data.partition import Lists, PooledClients
-from piebald.engines.loss_scale import LossScale
+from piebald.engines.sgd_step import LossScale
 from piebald.methods.training import Sgd
 from piebald.privacy import accounting
 

@@ -10,7 +10,7 @@ from piebald import data
 from piebald.cli import main
 from piebald.data import DataSet
 from piebald.data.measures import pictures
-from piebald.data.measures.survey import survey
+from piebald.data.measures.heterogeneity import survey
 from piebald.data.partition import Dirichlet, FastSlow, Iid, LazyClients, Lists, PooledClients, clients_from
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from piebald.contracts import Clients, InMemory, Rows, RowsAtSites, Split
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.component import ModelSpec
 from piebald.core.errors import SettingError
 from piebald.core.metrics import Auc
 from piebald.core.targets import IGNORED, ClassNumbers, is_one_hot, known

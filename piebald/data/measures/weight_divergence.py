@@ -16,8 +16,7 @@ from piebald.core.errors import SettingError
 from piebald.core.objective import objective_for
 from piebald.core.parameters import Layout, copied
 from piebald.core.randomness import generator, torch_seed
-from piebald.data.measures.heterogeneity import Heterogeneity, weight_divergence
-from piebald.data.measures.survey import survey
+from piebald.data.measures.heterogeneity import Heterogeneity, survey, weight_divergence
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

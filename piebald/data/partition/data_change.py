@@ -1,4 +1,11 @@
-"""Changes of some clients' rows after the partition, such as flipped labels and noise: the setting `changes`."""
+"""Changes of some clients' rows after the partition, such as flipped labels and noise: the setting `changes`.
+
+Feature shift on any data: noise, contrast, blur and sensor gain, different for each client.
+
+Images [channels, height, width] are in [0, 1] and stay there; of other inputs the last axis is time.
+
+A backdoor in the data: a trigger on the input stands for one class.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +17,17 @@ import numpy as np
 import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from torch import Tensor
+from torch.nn import functional
 
 from piebald.contracts.component import Component, build
 from piebald.core.errors import SettingError
 from piebald.core.pytree import single
-from piebald.core.randomness import generator
+from piebald.core.randomness import generator, torch_generator
 from piebald.data.clients.convert import floats
 from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.partition.split import Ints
 from piebald.data.partition.three_way_split import SPLITS
-from piebald.data.sets.decoded import Decoded
+from piebald.data.sets.dataset import Decoded
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -236,3 +244,113 @@ def _stored(values: Tensor, like: Tensor) -> Tensor:
     if like.dim() == 4:
         values = values.clamp(0, 1)
     return values.to(like.dtype)
+
+
+class Noise(DataChange):
+    """Gaussian noise on the inputs.
+
+    Attributes:
+        sigma: standard deviation, in units of the inputs.
+    """
+
+    sigma: float = Field(default=0.1, ge=0)
+
+    def inputs(self, x: Tensor, client: int) -> Tensor:
+        """New inputs [n, ...]."""
+        rng = torch_generator(self.seed, "change", self.kind, client)
+        return x + self.sigma * torch.randn(x.shape, generator=rng)
+
+
+class Contrast(DataChange):
+    """Contrast of images: distances from a row's own mean times a factor.
+
+    Attributes:
+        factor: below 1 for less, above 1 for more.
+    """
+
+    factor: float = Field(default=0.5, ge=0)
+
+    def inputs(self, x: Tensor, client: int) -> Tensor:
+        """New inputs [n, ...]."""
+        mean = x.mean(tuple(range(1, x.dim())), keepdim=True)
+        return mean + self.factor * (x - mean)
+
+
+class Sensor(DataChange):
+    """A client's own gain and bias on each channel (axis 1): x * exp(gain * a) + bias * b, a and b standard normal.
+
+    Attributes:
+        gain: standard deviation of the logarithm of the gain.
+        bias: standard deviation of the bias, in units of the inputs.
+    """
+
+    gain: float = Field(default=0.2, ge=0)
+    bias: float = Field(default=0.1, ge=0)
+
+    def inputs(self, x: Tensor, client: int) -> Tensor:
+        """New inputs [n, ...]."""
+        channels = x.shape[1]
+        a, b = torch.from_numpy(self.generator("sensor", client).standard_normal((2, channels))).float()
+        shape = (1, channels) + (1,) * (x.dim() - 2)
+        changed: Tensor = x * (self.gain * a).exp().reshape(shape) + (self.bias * b).reshape(shape)
+        return changed
+
+
+class Blur(DataChange):
+    """Gaussian blur along height and width, or along time; edges are repeated.
+
+    Attributes:
+        sigma: standard deviation of the Gaussian, in pixels or samples.
+    """
+
+    sigma: float = Field(default=1.0, gt=0, le=50)
+
+    def inputs(self, x: Tensor, client: int) -> Tensor:
+        """New inputs [n, ...]."""
+        if x.dim() < 3:
+            raise self.refuse(f"inputs must be images or signals, got rows {list(x.shape[1:])}")
+        reach = max(int(3 * self.sigma + 0.5), 1)  # 99.7 % of the Gaussian's weight
+        weight = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / self.sigma) ** 2)
+        weight = (weight / weight.sum()).reshape(1, 1, -1)
+        # A Gaussian is separable: two passes of one dimension instead of one of two.
+        for axis in (-1, -2) if x.dim() > 3 else (-1,):
+            lines = x.movedim(axis, -1)
+            padded = functional.pad(lines.reshape(-1, 1, lines.shape[-1]), (reach, reach), mode="replicate")
+            x = functional.conv1d(padded, weight).reshape(lines.shape).movedim(-1, axis)
+        return x.contiguous()
+
+
+class Backdoor(DataChange):
+    """A trigger on some training rows, which get the target class as label (Gu et al. 2017, BadNets): data poisoning.
+
+    The trigger is a square in the last corner of images, or the last samples of signals and rows, set to `value`.  A
+    model with the backdoor predicts the target class for any marked input and is right on clean ones.
+
+    Attributes:
+        target: the class that the model shall predict for marked inputs.
+        fraction: share of a client's rows that are marked, in [0, 1].
+        size: side of the square in pixels, or number of samples.
+        value: what marked numbers are set to; 1 is white in images.
+    """
+
+    of_both: ClassVar[bool] = True
+
+    target: int = Field(ge=0)
+    fraction: float = Field(default=0.5, ge=0, le=1)
+    size: int = Field(default=3, ge=1)
+    value: float = 1.0
+
+    def mark(self, x: Tensor) -> Tensor:
+        """A copy of inputs [n, ...] with the trigger on each of them."""
+        marked = x.clone()
+        marked[(..., slice(-self.size, None), slice(-self.size, None))[: 3 if x.dim() > 3 else 2]] = self.value
+        return marked
+
+    def rows(self, x: Tensor, y: Ints, classes: int, client: int) -> tuple[Tensor, Ints]:
+        """New inputs and labels for a client's rows."""
+        check_classes(self, [self.target], classes)
+        marked_rows = np.flatnonzero(self.generator("rows", client).random(len(y)) < self.fraction)
+        inputs, labels = x.clone(), y.copy()
+        inputs[marked_rows] = self.mark(x[marked_rows])
+        labels[marked_rows] = self.target
+        return inputs, labels

@@ -22,7 +22,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 from torch import Tensor
 
 from piebald.contracts import MASKING, SIGNATURE, ClientSecrets, Query, ResultForm, Split, Update
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.component import ModelSpec
 from piebald.core.errors import Declined
 from piebald.methods.transforms.base import MaskingTransform
 from piebald.privacy.secure_aggregation import masks
@@ -40,7 +40,7 @@ from piebald.privacy.secure_aggregation.key_material import (
     share_digests,
     shares_by_holder,
 )
-from piebald.privacy.secure_aggregation.masking_graph import (
+from piebald.privacy.secure_aggregation.masks import (
     CONTEXT,
     KEYS,
     MEMBERS,

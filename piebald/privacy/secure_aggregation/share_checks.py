@@ -47,7 +47,7 @@ from piebald.privacy.secure_aggregation.key_queries import (
     known_graph,
     partners_among,
 )
-from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, clients_in, numbers, rows, texts
+from piebald.privacy.secure_aggregation.masks import MaskingGraph, clients_in, numbers, rows, texts
 
 DISPUTED, READERS = MASKING + "disputed", MASKING + "readers"
 SHOWN_BY, SHOWN = MASKING + "shown_by", MASKING + "shown"  # shares that came by way of the server

@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from piebald.methods.choice import local_work
 from piebald.contracts import Clients, OwnChoice, Result
-from piebald.methods.queries import confusion
+from piebald.engines.engine_choice import stack_limit
+from piebald.methods.choice import local_work
+from piebald.methods.queries import row_scores
+from piebald.server import ServerLoop
 from piebald.storage.run_folder import CHOICE_AXIS, recorded_choices, write_chosen_model
 from piebald.storage.store import RunStore
-from piebald.engines.engine_choice import stack_limit
-from piebald.server import ServerLoop
 
 GROUP = 256  # clients that are asked at once, or fewer where their models are large
 _COUNTED = ("ok", "late", "excluded")  # results for which a client has worked
@@ -96,7 +96,7 @@ def _recorded(
             value = query.record(update.metrics, update.examples)
             scores += _scores(server, query, client, value)
             if (matrix := update.vectors.get("confusion")) is not None and query.split is not None:
-                counts += confusion.counted(server.version, client, "chosen", query.split, matrix)
+                counts += row_scores.counted(server.version, client, "chosen", query.split, matrix)
             if query.is_new(value["chosen"]):
                 models[client] = update.vectors["model"]
         notes.append({"axis": CHOICE_AXIS, "cluster": 0, "name": f"client-{client}", "value": value})

@@ -12,21 +12,20 @@ import torch
 
 from piebald import data
 from piebald.contracts import Clients
-from piebald.data.sets.named import named
-from piebald.data.sets.dataset import DataSet
-from piebald.data.sets.decoded import Decoded
-from piebald.data.sets.folders import grey
 from piebald.core.errors import SettingError
-from piebald.data.embeddings.embedded import embedded_by
+from piebald.core.references import USERS, is_reference, of_folder
+from piebald.data.clients.client_tables import is_table, read_table
 from piebald.data.clients.convert import target_arrays
+from piebald.data.clients.data_source import DataSource
 from piebald.data.clients.pairs import from_pairs
 from piebald.data.clients.sources import clients_of_table
+from piebald.data.embeddings.embedded import embedded_by
 from piebald.data.partition import Iid
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.preparation import Preparation
-from piebald.data.clients.client_tables import is_table, read_table
-from piebald.data.clients.data_source import DataSource
-from piebald.core.references import USERS, is_reference, of_folder
+from piebald.data.sets.dataset import DataSet, Decoded
+from piebald.data.sets.folders import grey
+from piebald.data.sets.named import named
 
 
 def from_file(
@@ -58,7 +57,12 @@ def from_file(
 
 
 def _rows(
-    source: str, target: str | None, settings: Mapping[str, Any], meta: Mapping[str, Any], validation: float, test: float
+    source: str,
+    target: str | None,
+    settings: Mapping[str, Any],
+    meta: Mapping[str, Any],
+    validation: float,
+    test: float,
 ) -> Clients:
     data_table, classes = settings.get("data") or {}, meta.get("classes")
     split = SplitSettings.of(settings.get("split"))
@@ -117,9 +121,7 @@ def _like_the_run(split: SplitSettings, columns: list[str], validation: float, t
     group = [name for name in split.groups if name in columns] or None
     order = split.order if split.order in columns else None
     stratify = None if isinstance(split.stratify, str) and split.stratify not in columns else split.stratify
-    return SplitSettings(
-        validation=validation, test=test, seed=split.seed, group=group, order=order, stratify=stratify
-    )
+    return SplitSettings(validation=validation, test=test, seed=split.seed, group=group, order=order, stratify=stratify)
 
 
 def _of_table(

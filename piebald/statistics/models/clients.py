@@ -13,16 +13,14 @@ import torch
 from piebald.contracts import Clients, Runtime, Split
 from piebald.core.errors import RuntimeFault, SettingError, shown, unknown
 from piebald.core.moments import Floats
-from piebald.core.plain_text import printable
+from piebald.core.wording import printable
 from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation
 from piebald.statistics.columns import TARGET, ClientColumns, categories_of, columns_of
-from piebald.statistics.exact_at_sites import column_names, say_left_out
-from piebald.statistics.models.plan import Ask, ModelPlan, Term
-from piebald.statistics.models.rows import ModelRows, joined, model_rows
+from piebald.statistics.models.rows import Ask, ModelPlan, ModelRows, Term, joined, model_rows
 from piebald.statistics.models.sums import client_sums
 from piebald.statistics.queries.models import MaskedModelSumsQuery, ModelSumsQuery, from_limbs
-from piebald.statistics.sites import AskedSites
+from piebald.statistics.sites import AskedSites, column_names, say_left_out
 
 log = logging.getLogger("piebald.statistics")
 
