@@ -22,8 +22,7 @@ from piebald.core.losses import mean_over_rows
 from piebald.core.parameters import Layout, Slot, copied
 from piebald.core.targets import IGNORED
 from piebald.engines.keyed_dropout import KeyedDropout
-from piebald.engines.local_loss import LossEvaluator
-from piebald.engines.row_gradients import noised, row_keys
+from piebald.engines.row_gradients import LossEvaluator, noised, row_keys
 from piebald.engines.row_loader import augmented, pass_slices, planned_steps
 from piebald.engines.sequential import SequentialEngine, step_key
 from piebald.engines.sgd_step import SgdRun

@@ -6,14 +6,11 @@ Nothing is unpickled, and no code that lies beside the weights is imported.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -26,18 +23,6 @@ _FILES = ["config.json", "*.safetensors", INDEX]  # what is fetched, and nothing
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _DEEP = re.compile(r"layer(?!.*(size|dim|norm))|depth")  # in names of what is repeated
 _MOST_LAYERS, _LARGEST = 10_000, 1 << 32  # what is repeated costs memory before a network has parameters
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,27 +199,8 @@ def _weight_files(folder: Path) -> list[Path]:
 def _mapped(file: Path) -> dict[str, Tensor]:
     try:
         regular(file)
-        with safe_open(str(file), framework="pt"):
-            pass  # checks that the header is whole, and that tensors lie inside the file and not in one another
-        raw = torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8)
-        start = 8 + int.from_bytes(raw[:8].numpy().tobytes(), "little")
-        header = json.loads(raw[8:start].numpy().tobytes())
+        with safe_open(str(file), framework="pt") as tensors:  # which maps the file into memory, privately
+            return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 - it cannot be iterated
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:
         message = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise SettingError(f"{file} cannot be read as safetensors: {message[:200]}") from None
-    return {
-        name: _tensor(file, raw[start:], description) for name, description in header.items() if name != "__metadata__"
-    }
-
-
-def _tensor(file: Path, numbers: Tensor, description: Mapping[str, Any]) -> Tensor:
-    dtype = _DTYPES.get(description["dtype"])
-    if dtype is None:
-        raise SettingError(
-            f"{file} holds numbers of type {description['dtype']}: choose the model in its full precision"
-        )
-    begin, end = description["data_offsets"]
-    part = numbers[begin:end]
-    if part.storage_offset() % dtype.itemsize:
-        part = part.clone()  # the official writer aligns tensors, others may not
-    return part.view(dtype).view(description["shape"])

@@ -11,8 +11,7 @@ from torch import Tensor
 from piebald.contracts import Cohort, ServerContext, Update
 from piebald.methods.aggregation.base import Aggregator
 from piebald.methods.aggregation.linear import Linear
-from piebald.testing.component import check_component, promises
-from piebald.testing.recipe import check_runs, in_fedavg
+from piebald.testing.recipe import check_component, check_runs, in_fedavg, promises
 
 _NO_CONTEXT = cast(ServerContext, None)
 

@@ -12,8 +12,7 @@ from piebald.core.objective import OBJECTIVES
 from piebald.core.parameters import Layout
 from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.methods.transforms.compression import Compressor, WireContext
-from piebald.testing.component import check_component, promises
-from piebald.testing.recipe import check_runs, in_fedavg
+from piebald.testing.recipe import check_component, check_runs, in_fedavg, promises
 
 
 @promises(Transform, "a transform")

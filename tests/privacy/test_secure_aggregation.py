@@ -41,15 +41,18 @@ from piebald.privacy.secure_aggregation.key_material import survivor_claim
 from piebald.privacy.secure_aggregation.key_queries import (
     BOXES,
     DIGEST,
+    DISPUTED,
     PUBLISHED,
+    READERS,
     SENDERS,
     SHARES,
     SIGNED,
     AdvertiseKeys,
+    CheckShares,
     ShareKeys,
+    ShowShares,
 )
 from piebald.privacy.secure_aggregation.masks import CONTEXT, KEYS, numbers, rows, texts
-from piebald.privacy.secure_aggregation.share_checks import DISPUTED, READERS, CheckShares, ShowShares
 from piebald.runtimes.simulation.simulation import Simulation
 from tests.fakes import SGD, classified, client_work, few, parameters, seeded, simulate
 

@@ -27,10 +27,10 @@ from piebald.privacy.secure_aggregation.key_queries import (
     AdvertiseKeys,
     CommitKeys,
     ShareKeys,
+    keep_shares,
 )
 from piebald.privacy.secure_aggregation.masks import CONTEXT, MEMBERS, numbers, round_stochastically, rows, texts
 from piebald.privacy.secure_aggregation.server_side import SecureRound
-from piebald.privacy.secure_aggregation.share_checks import keep_shares
 from tests.fakes import classified, seeded, simulate
 
 from .lying_server import Clients

@@ -32,7 +32,7 @@ from piebald.core.wording import printable
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipe_settings import plain
 from piebald.report.paired import Scores, difference
-from piebald.storage.lock import RunLock
+from piebald.storage.schema import RunLock
 
 if TYPE_CHECKING:
     import optuna

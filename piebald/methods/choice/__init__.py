@@ -1,8 +1,7 @@
 """The choice of each client among models that it could use, by its own validation rows."""
 
-from piebald.methods.choice.alone import local_work, plain_sgd, train_alone
 from piebald.methods.choice.best_for_each import BestForEach
-from piebald.methods.choice.candidates import KEEPS, own_choice, reason
+from piebald.methods.choice.candidates import KEEPS, local_work, own_choice, plain_sgd, reason, train_alone
 from piebald.methods.choice.guard import FEWEST_ROWS, Verdict, judge
 from piebald.methods.choice.knn_per import KnnPer
 

@@ -43,17 +43,22 @@ from piebald.privacy.secure_aggregation.key_queries import (
     BOXES,
     COMMITMENTS,
     DIGEST,
+    DISPUTED,
     MASKED,
     PROOF,
     PUBLISHED,
+    READERS,
     SENDERS,
     SHARES,
     SIGNED,
     AdvertiseKeys,
+    CheckShares,
     CommitKeys,
     KeyQuery,
     ShareKeys,
+    ShowShares,
     check_context,
+    held_shares,
     known_graph,
     over_graph,
     partners_among,
@@ -68,7 +73,6 @@ from piebald.privacy.secure_aggregation.masks import (
     rows,
     texts,
 )
-from piebald.privacy.secure_aggregation.share_checks import DISPUTED, READERS, CheckShares, ShowShares, held_shares
 
 Answers = dict[int, Mapping[str, Tensor]]
 MakeGraph = Callable[[Sequence[int], Sequence[bytes]], MaskingGraph]

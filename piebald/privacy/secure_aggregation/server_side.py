@@ -24,9 +24,8 @@ from piebald.privacy.secure_aggregation.key_exchange import (
     exchange_keys,
 )
 from piebald.privacy.secure_aggregation.key_material import BOTH, pair_seed, proof, survivor_claim
-from piebald.privacy.secure_aggregation.key_queries import DIGEST, SENDERS, SHARES, SIGNED
+from piebald.privacy.secure_aggregation.key_queries import DIGEST, SENDERS, SHARES, SHOWN, SHOWN_BY, SIGNED
 from piebald.privacy.secure_aggregation.masks import CONTEXT, MaskingGraph, numbers, rows, texts
-from piebald.privacy.secure_aggregation.share_checks import SHOWN, SHOWN_BY
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -47,7 +47,15 @@ from piebald.methods.transforms.compression import SendsSameNumbers, WireContext
 from piebald.methods.transforms.gaussian import Gaussian
 from piebald.privacy.secure_aggregation import masks
 from piebald.privacy.secure_aggregation.key_material import own_seed, pair_seed, root_of, rounding_seed, shown_to
-from piebald.privacy.secure_aggregation.key_queries import DIGEST, MASKED, SENDERS, known_graph, partners_among
+from piebald.privacy.secure_aggregation.key_queries import (
+    DIGEST,
+    MASKED,
+    SENDERS,
+    all_shares,
+    keep_shares,
+    known_graph,
+    partners_among,
+)
 from piebald.privacy.secure_aggregation.masks import (
     MaskingGraph,
     clients_in,
@@ -57,7 +65,6 @@ from piebald.privacy.secure_aggregation.masks import (
     texts,
 )
 from piebald.privacy.secure_aggregation.server_side import SecureRound
-from piebald.privacy.secure_aggregation.share_checks import all_shares, keep_shares
 
 _HEAD = 2  # numbers before the model: the weight, and weight times loss
 _COARSEST = 1 << 12  # the range must be cut into at least so many steps

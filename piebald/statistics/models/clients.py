@@ -17,8 +17,8 @@ from piebald.core.wording import printable
 from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation
 from piebald.statistics.columns import TARGET, ClientColumns, categories_of, columns_of
+from piebald.statistics.models.fitting import client_sums
 from piebald.statistics.models.rows import Ask, ModelPlan, ModelRows, Term, joined, model_rows
-from piebald.statistics.models.sums import client_sums
 from piebald.statistics.queries.models import MaskedModelSumsQuery, ModelSumsQuery, from_limbs
 from piebald.statistics.sites import AskedSites, column_names, say_left_out
 
