@@ -22,7 +22,7 @@ from piebald.advice.families import title_of
 from piebald.advice.more_data import More, outlook, sentences
 from piebald.advice.screen import INDENT, WIDTH, Part, fitting, screen, short, wrap
 from piebald.advice.tuning.budget import Cost
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 from piebald.methods import recipes
 from piebald.methods.recipe import Recipe
 from piebald.report.page.markup import html_table, plain_cell

@@ -25,7 +25,7 @@ from piebald.advice.unlikeness import Unlikeness, unlikeness
 from piebald.contracts import Clients, Fleet, HoldsRows, RowsAtSites, Split
 from piebald.core.arguments import Fraction, Seed, checked
 from piebald.core.errors import SettingError
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 from piebald.data.clients.sources import clients_of
 from piebald.methods import recipes as all_recipes
 from piebald.methods.recipe import Recipe

@@ -12,7 +12,7 @@ import numpy as np
 from piebald.advice.look import Look, look
 from piebald.core.arguments import checked
 from piebald.core.errors import SettingError, unknown
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 from piebald.data.clients.client_tables import owners, plain
 from piebald.data.clients.table_files import mixed_reason, read_table
 from piebald.data.partition.leakage import RowKeys, with_suspects

@@ -19,9 +19,9 @@ import typer.main
 
 from piebald.cli.app import app
 from piebald.core.errors import PiebaldError
+from piebald.core.plain_text import printable
 from piebald.core.progress import line_clock
 from piebald.core.reading.files import UnfitFile
-from piebald.core.wording import printable
 
 # importing a module registers its commands, in the order of `piebald --help`
 from piebald.cli import new  # noqa: F401  # isort: skip

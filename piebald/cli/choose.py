@@ -14,8 +14,8 @@ from piebald.cli.experiment_files import common_options, guarded, load_settings,
 from piebald.cli.printing import print_json, print_table
 from piebald.cli.statistics import print_narrow
 from piebald.core.errors import RunFolderError, SettingError
+from piebald.core.plain_text import printable
 from piebald.core.reading.files import read_json
-from piebald.core.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

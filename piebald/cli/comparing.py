@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from piebald.cli.printing import print_table
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 from piebald.report.comparison import Comparison
 from piebald.report.findings import notes
 from piebald.report.page.wording import MINUS, MetricFormat, is_significant, megabytes, names

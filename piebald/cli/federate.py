@@ -22,7 +22,7 @@ from piebald.cli.queueing import serve_queue
 from piebald.cli.serving import federation_flags, locked, page_address, relayed, serving, with_sites
 from piebald.cli.train import carry_out
 from piebald.core.errors import SettingError
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 
 if TYPE_CHECKING:
     from piebald.federation.operate.machine_checks import Check

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 
 _NO_TERMINAL = 10_000  # letters of a line where nobody looks at it
 _SHORTEST = 12  # letters of a cell that is cut

@@ -11,7 +11,7 @@ import typer
 from piebald.cli.app import SharedOptions, command
 from piebald.cli.printing import print_json, print_table
 from piebald.core.errors import SettingError, shown
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 
 _LINE_EVERY = 60.0  # seconds between two lines where there is no terminal
 _DRAW_EVERY = 0.2  # seconds between two states of a notebook's bar

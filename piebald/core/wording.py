@@ -2,8 +2,6 @@
 
 Every sentence about a value says the same things in the same words, wherever the value came from: a file, a flag, a
 component's field or an argument of a function.
-
-Text that others wrote, made fit for logs, tables and terminals.
 """
 
 from __future__ import annotations
@@ -12,10 +10,7 @@ import collections.abc
 import re
 import types
 import typing
-import unicodedata
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +22,6 @@ from piebald.core.errors import shown, unknown
 if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
-
 
 _PLAIN = (
     (r"^(\w+)\.(int|float|str|bool)\b", r"\1"),  # pydantic's name for one branch of a union
@@ -53,12 +47,6 @@ _LIMITS: dict[type, Callable[[Any], str]] = {
     Le: lambda rule: f"of at most {rule.le:g}",
     Lt: lambda rule: f"below {rule.lt:g}",
 }
-_SEQUENCE = re.compile(  # what terminals take for a command (ECMA-48), with 7-bit and with 8-bit introducers
-    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # control sequences: colours, cursor movements
-    "|(?:\x1b[\\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)?"  # titles, links, device strings
-    "|\x1b[ -/]*[0-~]"  # all others
-)
-_UNPRINTED = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}  # controls, invisible formats and overrides of direction, surrogates
 
 
 def plain(message: str) -> str:
@@ -142,34 +130,3 @@ def type_in_words(annotation: Any) -> str:
     if isinstance(origin, type):
         return f"a {origin.__name__}"
     return _TYPES.get(annotation) or f"a {getattr(annotation, '__name__', annotation)}"
-
-
-@contextmanager
-def any_letters() -> Iterator[None]:
-    """A context in which matplotlib draws a box for a letter that its font lacks, and says nothing on the terminal."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-        yield
-
-
-def printable(text: object, longest: int | None = None) -> str:
-    r"""One line of visible text, from text that others wrote.
-
-    Escape sequences and characters that are not visible are left out: control characters (C0 and C1), overrides of the
-    writing direction, characters of no width, lone surrogates.  All white space becomes single spaces.  What is left
-    can neither move a terminal's cursor, nor forge a line of a log, nor read differently from what it says.
-
-    Args:
-        text: what others wrote.
-        longest: characters to keep, None for all.
-
-    Examples:
-        >>> printable("red \x1b[31mtext\x1b[0m\nand a second line")
-        'red text and a second line'
-    """
-    visible = "".join(
-        " " if letter.isspace() else letter
-        for letter in _SEQUENCE.sub("", str(text))
-        if letter.isspace() or unicodedata.category(letter) not in _UNPRINTED
-    )
-    return " ".join(visible.split())[:longest]

@@ -8,7 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from piebald.core.wording import any_letters
+from piebald.core.plain_text import any_letters
 from piebald.report import findings
 from piebald.report.comparison import Comparison
 from piebald.report.curve_plot import INK, SOFT, draw_bands, line_style, look, percent_ticks

@@ -22,7 +22,7 @@ from piebald.contracts.component import ModelSpec
 from piebald.core import pytree
 from piebald.core.errors import RuntimeFault, SettingError, unknown
 from piebald.core.moments import Floats, Ints, Moments, keys_of
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation
 from piebald.privacy.ledger import budget

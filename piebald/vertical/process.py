@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from piebald.core.errors import PiebaldError
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 
 
 def main(arguments: list[str]) -> int:

@@ -15,7 +15,7 @@ from piebald.cli import main
 from piebald.cli.printing import print_table
 from piebald.contracts import Update
 from piebald.core.errors import SettingError
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 from piebald.federation.link.wire_format import pack_update, unpack_update
 from piebald.federation.link.wire_messages import Hello, decode
 from piebald.federation.operate.logs import OneLine

@@ -26,9 +26,9 @@ from piebald.advice.tuning.space import Choices, Point, Range, SearchSpace, Valu
 from piebald.advice.tuning.trial import State, Trial, lag_beyond_noise, outside_one_standard_error, words
 from piebald.advice.tuning.trial_runs import TrialRuns, cost_of
 from piebald.core.errors import DeviceLost, PiebaldError, RunFolderError, SettingError
+from piebald.core.plain_text import printable
 from piebald.core.randomness import generator
 from piebald.core.reading.files import UnfitFile, regular
-from piebald.core.wording import printable
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipe_settings import plain
 from piebald.report.paired import Scores, difference

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from piebald.contracts import Clients, Fleet, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError
-from piebald.core.wording import any_letters
+from piebald.core.plain_text import any_letters
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ from functools import partial
 
 from piebald.contracts import Split, Update
 from piebald.core.parameters import nbytes
+from piebald.core.plain_text import printable
 from piebald.core.stored_vectors import LARGE, StoredVectors
-from piebald.core.wording import printable
 from piebald.federation.credentials.audit import AuditLog
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.hub.member_list import Member, OpenTask, stated_rows

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 from piebald.federation.credentials.revocation import name_in
 from piebald.federation.link.shared_socket import SharedSocket
 from piebald.federation.link.tls import receive, send

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from piebald.core.errors import SettingError
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 from piebald.federation.credentials.revocation import Admission, name_in
 from piebald.federation.link.frame_queue import FrameQueue, FrameRoom
 from piebald.federation.link.frames import Connection, Frame, FrameKind

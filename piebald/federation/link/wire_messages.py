@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from piebald.core.errors import PiebaldError
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 
 PROTOCOL = 5
 PIECE = 1 << 18  # bytes of a body in one message, at most

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from piebald.core.errors import PiebaldError, SettingError
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 from piebald.report.callbacks import Callback, RunStart
 
 if TYPE_CHECKING:

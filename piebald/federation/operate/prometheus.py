@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 from piebald.federation.operate.run_view import RunView
 from piebald.federation.operate.status import STATES
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 from piebald.federation.operate.run_view import Curve, RunView
 from piebald.report.page import document, markup, wording
 from piebald.report.page.markup import Cell, Markup

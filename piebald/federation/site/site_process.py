@@ -23,9 +23,9 @@ from piebald.core import pytree
 from piebald.core.errors import PiebaldError, SettingError, shown
 from piebald.core.machine import device_named
 from piebald.core.objective import Objective
+from piebald.core.plain_text import printable
 from piebald.core.reading.files import settings_text
 from piebald.core.references import USERS, Outside, Resolver
-from piebald.core.wording import printable
 from piebald.data.clients.prepared import in_own_unit
 from piebald.data.clients.standardise import StandardisedClients
 from piebald.data.preparation.settings import PrepareSettings

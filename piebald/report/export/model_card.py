@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 from piebald.report.page.wording import MetricFormat, megabytes, plural
 from piebald.report.tables import History, mean
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 from piebald.report.page import document, markup, wording
 from piebald.report.page.markup import Cell, Markup
 from piebald.report.page.wording import NONE, MetricFormat

@@ -13,7 +13,7 @@ import torch
 from piebald.contracts import Clients, Runtime, Split
 from piebald.core.errors import RuntimeFault, SettingError, shown, unknown
 from piebald.core.moments import Floats
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation
 from piebald.statistics.columns import TARGET, ClientColumns, categories_of, columns_of

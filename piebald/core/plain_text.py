@@ -1,0 +1,47 @@
+"""Text that others wrote, made fit for logs, tables and terminals."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_SEQUENCE = re.compile(  # what terminals take for a command (ECMA-48), with 7-bit and with 8-bit introducers
+    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # control sequences: colours, cursor movements
+    "|(?:\x1b[\\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)?"  # titles, links, device strings
+    "|\x1b[ -/]*[0-~]"  # all others
+)
+_UNPRINTED = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}  # controls, invisible formats and overrides of direction, surrogates
+
+
+@contextmanager
+def any_letters() -> Iterator[None]:
+    """A context in which matplotlib draws a box for a letter that its font lacks, and says nothing on the terminal."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        yield
+
+
+def printable(text: object, longest: int | None = None) -> str:
+    r"""One line of visible text, from text that others wrote.
+
+    Escape sequences and characters that are not visible are left out: control characters (C0 and C1), overrides of the
+    writing direction, characters of no width, lone surrogates.  All white space becomes single spaces.  What is left
+    can neither move a terminal's cursor, nor forge a line of a log, nor read differently from what it says.
+
+    Args:
+        text: what others wrote.
+        longest: characters to keep, None for all.
+
+    Examples:
+        >>> printable("red \x1b[31mtext\x1b[0m\nand a second line")
+        'red text and a second line'
+    """
+    visible = "".join(
+        " " if letter.isspace() else letter
+        for letter in _SEQUENCE.sub("", str(text))
+        if letter.isspace() or unicodedata.category(letter) not in _UNPRINTED
+    )
+    return " ".join(visible.split())[:longest]
