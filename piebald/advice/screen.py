@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 
 WIDTH, LINES = 80, 24  # columns and lines of a terminal
 INDENT = 10  # columns of a heading

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from piebald.cli.app import LOG, LOOPBACK, PAGE, SharedOptions, end_on_term
 from piebald.core.errors import SettingError
-from piebald.core.wording import printable
+from piebald.core.plain_text import printable
 
 _RELAY = 0.2  # seconds between two looks at what sites on this machine have printed
 
