@@ -106,7 +106,8 @@ def settings_of(component: type[BaseModel], skip: frozenset[str] = frozenset()) 
         default = None if info.is_required() else info.get_default(call_default_factory=True, validated_data={})
         if name in skip or (isinstance(default, BaseModel) and not isinstance(default, Component)):
             continue  # a section of its own
-        lines.append(setting_line(name, info, allowed(component, name), linked(says.get(name, ""))))
+        if not re.search("(set by the recipe|filled in by)", says.get(name, "")):  # nobody writes those
+            lines.append(setting_line(name, info, allowed(component, name), linked(says.get(name, ""))))
     return "\n".join(lines) if lines else NONE
 
 
