@@ -87,7 +87,7 @@ def _row_gaps(a: Scores, b: Scores) -> Floats | None:
         if any(x is None or y is None for x, y in pairs):
             return None
         gap = np.mean([x - y for x, y in pairs if x is not None and y is not None], axis=0)
-        parts.append(vote / len(gap) * (gap - gap.mean()))
+        parts.append(vote / len(gap) * (gap - gap.mean()) if len(gap) else gap)
     return np.concatenate(parts)
 
 

@@ -138,8 +138,3 @@ def compete(
                 print(f"[{time.monotonic() - began:.0f} s] {federation.name} {method.name} {number} {seed}: "
                       f"{100 * _share(line):.1f} of validation rows, {line['seconds']:.1f} s", flush=True)  # fmt: skip
     return made
-
-
-def absent(federation: Entrants, folder: Path = RESULTS) -> list[str]:
-    """The methods whose runs with all seeds are not there."""
-    return [method.name for method in RUN if next(missing(federation, method, SEEDS, folder), None) is not None]

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from methods import KNN_PER, POOLED, PUBLIC, ROUNDS, TRAINING, Method
+from methods import KNN_PER, POOLED, PUBLIC, ROUNDS, TOGETHER, TRAINING, Method
 
 import piebald
-from piebald import partition
+from piebald import partition, recipes
 from piebald.core.errors import RuntimeFault
 from piebald.data.clients.pooled_clients import Lists
 from piebald.data.partition.three_way_split import SPLITS
@@ -71,14 +71,12 @@ def _runtime(federation: Any, clients: int) -> Simulator:
 
 
 def _length(federation: Any, clients: Any, method: Method) -> tuple[int, dict[str, Any]]:
-    """How often a run is evaluated, and when it ends: after its rounds, or after the virtual seconds of so many."""
+    """How often a run is evaluated, and its end: after its rounds or, of unequal devices, the virtual time of so many."""
     fleet = federation.fleet()
-    if fleet is None:
+    if fleet is None or method.recipe == POOLED:  # one place has no devices
         return EVERY, {"rounds": method.rounds}
-    batch, epochs = TRAINING["batch"], TRAINING["epochs"]
-    seconds = max(
-        fleet.device(c).seconds_per_step * epochs * -(-clients.size(c, "train") // batch) for c in range(len(clients))
-    )
+    steps = recipes.make(TOGETHER, **TRAINING).training.min_steps  # by which the simulator's clock goes, too
+    seconds = max(fleet.device(c).seconds_per_step * steps(clients.size(c, "train")) for c in range(len(clients)))
     every = EVERY if method.recipe == BUFFERED or not method.clock else EVERY * len(clients)
     return every, {"stop": {"seconds": ROUNDS * seconds * 0.999}}
 
@@ -97,7 +95,8 @@ def _of_versions(run: Any, clients: Any, pooled: bool) -> dict[str, Any]:
                 right.get(row["client"], (False, 0.0)), (row["model"] == "personal", row["value"])
             )
     sizes = [clients.size(client, "validation") for client in range(len(clients))]
-    shares = [right[0][1]] * len(sizes) if pooled else [right[client][1] for client in range(len(sizes))]
+    # a client without validation rows has none that are right
+    shares = [right.get(0 if pooled else client, (False, 0.0))[1] for client in range(len(sizes))]
     validation = [round(share * size, 2 if pooled else 0) for share, size in zip(shares, sizes, strict=True)]
     return {"validation": validation, "test": packed(values), "version": version}
 

@@ -131,7 +131,8 @@ def first_to_try(found: Sequence[Standing]) -> list[str]:
 
 
 def _result(lines: Sequence[dict[str, Any]], known: Mapping[str, Any]) -> Result:
-    shares = np.array([line["validation"] for line in lines]) / np.array(known["validation"])
+    held = np.array(known["validation"]) > 0
+    shares = np.array([line["validation"] for line in lines])[:, held] / np.array(known["validation"])[held]
     return Result(
         settings=lines[0]["settings"],
         scores=_scores([line["test"] for line in lines], known),
@@ -148,7 +149,7 @@ def _scores(tests: Sequence[str | list[int]], known: Mapping[str, Any]) -> Score
         if isinstance(test, str):
             parts = dict(zip(known["clients"], np.split(unpacked(test), ends), strict=True))
             rows |= {(seed, client): part for client, part in parts.items()}
-            values.append([part.mean() for part in parts.values()])
+            values.append([part.mean() if len(part) else np.nan for part in parts.values()])
         else:
-            values.append(np.array(test) / sizes)
+            values.append([right / size if size else np.nan for right, size in zip(test, sizes, strict=True)])
     return Scores(np.array(values), known["clients"], list(SEEDS), sizes=sizes, rows=rows, counted=True)

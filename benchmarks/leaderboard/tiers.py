@@ -212,4 +212,3 @@ FEDERATIONS = (
     _real("shakespeare-lstm", "Shakespeare roles, LSTM", INPUTS, "shakespeare", _text, "lstm"),
     _real("heart-table", "heart hospitals, prepared table", OWN, "heart", _tables, "mlp_bn", hidden=[64, 64]),
 )  # fmt: skip
-BY_NAME = {federation.name: federation for federation in FEDERATIONS}

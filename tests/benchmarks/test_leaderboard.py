@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from scipy.stats import norm
 
@@ -152,6 +154,27 @@ def test_neighbours_and_a_network_of_its_own(board: SimpleNamespace, federation:
     )
 
 
+def test_methods_without_rounds_have_the_time_of_the_rounds(board: SimpleNamespace, federation: Any) -> None:
+    """On unequal devices, where fast ones need not wait; everywhere else they are not compared."""
+    unequal, runs, by_name = dataclasses.replace(federation, slow=True), board.runs, board.methods.BY_NAME
+    fitting = {method.name for method in board.methods.RUN if board.competition.fits(unequal, method)}
+    assert fitting == {name for name, method in by_name.items() if method.clock} | {"centralised", "local", "fedavg"}
+    assert not any(board.competition.fits(federation, by_name[name]) for name in ("fedbuff", "async_dvw"))
+    alike, waits, goes_on = (
+        runs.run_one(where, federation.clients(), by_name[name], 1, 0)["steps"]
+        for where, name in ((federation, "fedavg"), (unequal, "fedavg"), (unequal, "async_fedavg"))
+    )
+    assert waits == alike
+    assert goes_on > 1.3 * waits
+
+
+def test_the_network_for_text_reads_the_order_of_characters(board: SimpleNamespace) -> None:
+    network, text = board.tiers.LastCharacter(128, 12, width=8), torch.tensor([[97.0, 98.0, 99.0], [98.0, 97.0, 99.0]])
+    scores = network(text)
+    assert scores.shape == (2, 12)
+    assert not torch.allclose(scores[0], scores[1])
+
+
 # -- the competition and its page
 
 
@@ -175,14 +198,14 @@ def made_up(board: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> list[tup
         ran.append((federation.name, method.name, number, seed))
         random, level = np.random.default_rng([seed, number, *method.name.encode()]), LEVELS[method.name]
         return {
-            "method": method.name, "settings": method.settings()[number], "seed": seed, "rows": [100] * CLIENTS,
-            "validation": [round(100 * level) + (number == 2)] * CLIENTS, "bytes": 10**6, "steps": 1, "seconds": 1.0,
-            "test": packed(bits(random, level - 0.05 * (number == 2))), "version": 16,
+            "method": method.name, "settings": method.settings()[number], "seed": seed, "rows": [100] * CLIENTS + [0],
+            "validation": [round(100 * level) + (number == 2)] * CLIENTS + [0], "bytes": 10**6, "steps": 1,
+            "seconds": 1.0, "test": packed(bits(random, level - 0.05 * (number == 2))), "version": 16,
         }  # fmt: skip
 
     about = {
-        "clients": [f"site {number}" for number in range(CLIENTS)], "train": [100] * CLIENTS,
-        "validation": [100] * CLIENTS, "test": [ROWS] * CLIENTS,
+        "clients": [*(f"site {number}" for number in range(CLIENTS)), "site without rows to judge by"],
+        "train": [100] * (CLIENTS + 1), "validation": [100] * CLIENTS + [0], "test": [ROWS] * CLIENTS + [0],
         "naive": packed(bits(np.random.default_rng(9), 0.3)),
     }  # fmt: skip
     monkeypatch.setattr(board.competition, "run_one", run_one)
