@@ -71,7 +71,7 @@ def _runtime(federation: Any, clients: int) -> Simulator:
 
 
 def _length(federation: Any, clients: Any, method: Method) -> tuple[int, dict[str, Any]]:
-    """How often a run is evaluated, and its end: after its rounds or, of unequal devices, the virtual time of so many."""
+    """How often a run is evaluated, and its end: after its rounds or, on unequal devices, their virtual time."""
     fleet = federation.fleet()
     if fleet is None or method.recipe == POOLED:  # one place has no devices
         return EVERY, {"rounds": method.rounds}
