@@ -170,7 +170,7 @@ def _methods(found: Sequence[Standing], order: Sequence[str]) -> list[str]:
         "Mean over federations, in brackets the interval for other federations; bold where it is above 0.  "
         "*Above*, *below*: federations where it is clearly better or worse than Local; *level*: where it leads or is "
         "not clearly behind the leader; *of* so many.  Methods without rounds stand at the end: they were tried on "
-        "unequal devices.  MB and seconds are of one run.", "",
+        "unequal devices.  MB and seconds are of one run.  In the second picture a star is clearly above or below.", "",
         f"![Points over Local, over federations](images/{IMAGES[0]})", "",
         f"![Points over Local, by federation](images/{IMAGES[1]})", "",
     ]  # fmt: skip

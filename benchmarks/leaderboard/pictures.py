@@ -43,7 +43,7 @@ def draw_means(found: Sequence[Standing], methods: Sequence[str], path: Path) ->
 
 
 def draw_gains(found: Sequence[Standing], methods: Sequence[str], path: Path) -> None:
-    """Points over training alone: a row for each method, a column for each federation; bold where it is clear."""
+    """Points over training alone: a row for each method, a column for each federation, a star where it is clear."""
     methods = [method for method in methods if method != ALONE]
     table = np.array([[one.points(name) if name in one.scores else np.nan for one in found] for name in methods])
     figure = Figure(figsize=(0.95 * len(found) + 2.6, 0.26 * len(methods) + 1.8), layout="constrained")
@@ -51,9 +51,9 @@ def draw_gains(found: Sequence[Standing], methods: Sequence[str], path: Path) ->
     panel.imshow(table, cmap="RdBu", norm=TwoSlopeNorm(0, -MOST, MOST), aspect="auto")
     for (row, column), value in np.ndenumerate(table):
         if not np.isnan(value):
-            panel.text(column, row, f"{value:+.1f}", ha="center", va="center", fontsize=7,
-                       weight="bold" if found[column].side(methods[row]) else "normal",
-                       color="white" if abs(value) > 0.7 * MOST else "black")  # fmt: skip
+            star = "*" if found[column].side(methods[row]) else ""
+            colour = "white" if abs(value) > 0.7 * MOST else "black"
+            panel.text(column, row, f"{value:+.1f}{star}", ha="center", va="center", fontsize=7, color=colour)
     panel.set_xticks(range(len(found)), [one.federation.words for one in found], rotation=35, ha="right", fontsize=8)
     panel.set_yticks(range(len(methods)), [title(method) for method in methods], fontsize=8)
     figure.savefig(path, dpi=100)
