@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ import numpy as np
 
 from piebald.advice.look import Look, look
 from piebald.core.arguments import checked
-from piebald.core.errors import SettingError, unknown
+from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.plain_text import printable
 from piebald.data.clients.client_tables import owners, plain
+from piebald.data.clients.sources import clients_from
 from piebald.data.clients.table_files import mixed_reason, read_table
 from piebald.data.partition.leakage import RowKeys, with_suspects
 from piebald.data.partition.split import Ints
@@ -94,8 +95,15 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
     if experiment["data"].get("features") == []:
         warnings.append("no column can be trained on as it is")
         return TableLook(rows, columns, warnings, "", None)
-    document = Document.of(experiment, "the experiment")
-    looked = look(ExperimentSettings.of(document).clients()) if clients else None
+    settings, looked = ExperimentSettings.of(Document.of(experiment, "the experiment")), None
+    try:
+        if clients:
+            looked = look(clients_from(
+                frame, client=client, target=target, features=experiment["data"].get("features"), split=settings.split,
+                regression=amounts, prepare="federated",
+            ))  # fmt: skip
+    except SettingError as error:
+        warnings.append(f"no run begins before this is mended: {error}")
     return TableLook(rows, columns, warnings, dumps(experiment), looked)
 
 
@@ -105,6 +113,10 @@ _PREPARATIONS = {
     "date": "elapsed days and parts",
     "text": "none: leave it out, or give numbers",
     "identifier": "none: left out",
+}
+_GAP_CODES = {
+    *(-1, -7, -8, -9),
+    *(sign * int(digit * length) for sign in (1, -1) for digit in "789" for length in (2, 3, 4, 5)),
 }
 
 
@@ -182,6 +194,13 @@ def _of_column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> lis
             if lacking := [site for site in names if value not in held[site] and held[site]]:
                 counts.setdefault(_some(lacking), []).append(value)
         sentences += [f"column {name!r} lacks {_some(values)} at {lacking}" for lacking, values in counts.items()]
+        forms: dict[str, str] = {}
+        for value in sorted(set().union(*held.values())):
+            if (other := forms.setdefault(" ".join(value.split()).lower(), value)) != value:
+                sentences.append(
+                    f"column {name!r} has {other!r} and {value!r}, which differ in blanks or capitals alone"
+                )
+                break
         if len(names) > 1 and all(len(values) == 1 for values in held.values()) and series.nunique() == len(names):
             sentences.append(f"column {name!r} has another value at each site, so that it names the site")
     if kind in ("category", "identifier") and (reason := mixed_reason(series)):
@@ -190,9 +209,26 @@ def _of_column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> lis
         constant = [site for place, site in enumerate(names) if series[sites == place].nunique() == 1]
         if constant:
             sentences.append(f"column {name!r} has one value in all rows at {_some(constant)}: is it a code for a gap?")
+        sentences += _of_gap_codes(series)
     if series.nunique() == 1 and not gaps.any():
-        sentences.append(f"column {name!r} has one value alone: {series.iloc[0]!r}")
+        sentences.append(f"column {name!r} has one value alone: {shown(plain(series)[0].item(), 40)}")
     return sentences
+
+
+def _of_gap_codes(series: Any) -> Iterator[str]:
+    """Yield a sentence about the smallest and the largest number if it is far from all others, like -9 or 999."""
+    import pandas
+
+    numbers = pandas.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64)
+    values, counts = np.unique(numbers[np.isfinite(numbers)], return_counts=True)
+    for place, near, rest in ((0, 1, values[1:]), (-1, -2, values[:-1])):
+        if len(values) < 5 or counts[place] < 2 or values[place] not in _GAP_CODES:
+            continue
+        if abs(values[place] - values[near]) > np.ptp(rest) / 2:
+            yield (
+                f"column {series.name!r} has {values[place]:g} in {counts[place]} rows, far from all other numbers: if "
+                f"it stands for a gap, set gaps = ['{values[place]:g}'] in [prepare]"
+            )
 
 
 def _of_leaks(inputs: Any, kinds: Mapping[str, str], goal: Any, amounts: bool, keys: RowKeys, target: str) -> list[str]:
@@ -203,7 +239,7 @@ def _of_leaks(inputs: Any, kinds: Mapping[str, str], goal: Any, amounts: bool, k
         for name, codes in keys.columns.items()
     ]
     if keys.content is not None and (copies := len(goal) - len(np.unique(keys.content))):
-        sentences.append(f"{copies} rows are copies of earlier ones in all columns")
+        sentences.append(f"rows that are copies of earlier ones in all columns: {copies}")
     for name in inputs:
         if kinds[name] not in ("identifier", "text") and (share := _told(inputs[name], goal, amounts)) >= _TELLS:
             sentences.append(f"column {name!r} tells {target!r} in {share:.1%} of the rows: is it known beforehand?")
@@ -219,6 +255,8 @@ def _told(series: Any, goal: Any, amounts: bool) -> float:
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
     known = (series.notna() & goal.notna()).to_numpy()
+    if getattr(series.dtype, "kind", "O") == "f":
+        known = known & np.isfinite(series.to_numpy())
     if known.sum() < _CLASSES or series[known].nunique() < 2 or goal[known].nunique() < 2:
         return 0.0
     y = goal[known] if amounts else pandas.factorize(goal[known])[0]

@@ -88,8 +88,16 @@ def as_the_model_reads(fields: ExperimentFields, clients: Clients) -> Clients:
         settings = fields.prepare if isinstance(fields.prepare, PrepareSettings) else PrepareSettings()
         seeds = fields.seeds or [fields.seed]
         held_out = {number for seed in seeds for number in unseen_numbers(clients.names, fields.unseen, seed)}
-        with fields.errors_placed("prepare", fields.data):
-            return prepared(clients, settings, fields.data.target or "target", held_out)
+        try:
+            return prepared(
+                clients,
+                settings,
+                fields.data.target or "target",
+                held_out,
+                origin=str(fields.data.source or "the rows"),
+            )
+        except SettingError as error:
+            raise SettingError(f"{at('prepare')}: {error}") from None
     if fields.prepare not in (None, "none") and not fields.rows_at_sites:
         raise SettingError(
             f"{at('prepare')}: prepare is for the columns of tables, and these inputs are arrays: leave it out, or set "

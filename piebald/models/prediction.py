@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,6 +32,7 @@ from piebald.data.preparation.preparation import NumberTarget
 if TYPE_CHECKING:
     import pandas as pd
 
+_log = logging.getLogger("piebald.models")
 BLOCK = 2048  # rows in a forward pass
 HOTTEST = 20.0  # temperatures lie between this and its inverse
 AnswerKind = Literal["classes", "labels", "values", "risk", "places"]
@@ -169,6 +171,8 @@ class RawInputs:
         tokens = any(leaf.dtype == torch.int64 for leaf in pytree.leaves(self.like))
         if self.preparation is not None:
             frame = rows if is_frame(rows) else self._frame(rows)
+            for sentence in self.preparation.unknown_categories(frame):
+                _log.warning("%s", sentence)
             return self._checked(torch.from_numpy(self.preparation.transform(frame, self.client)))
         if is_frame(rows):
             if self.features is None:

@@ -67,6 +67,8 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
     def _fitted(self, frame: pd.DataFrame, y: NDArray[Any], groups: Any, classes: Sequence[str] | None) -> Self:
         """Train on the rows of a table and keep the models; targets are class numbers, or numbers to predict."""
         check_consistent_length(frame, y)
+        if groups is not None and (gaps := pd.isna(np.asarray(groups))).any():
+            raise SettingError(f"groups must name the client of each row, got none in row {int(gaps.argmax()) + 1}")
         owners = np.full(len(y), _ALONE) if groups is None else np.asarray(groups).astype(str)
         check_consistent_length(y, owners)
         seed = int(check_random_state(self.random_state).randint(_LARGEST_SEED))
@@ -185,6 +187,10 @@ class FederatedClassifier(ClassifierMixin, _FederatedEstimator):  # type: ignore
             SettingError: a setting is wrong; or a ValueError, as scikit-learn raises them.
         """
         frame, y = self._table(X, reset=True), column_or_1d(y, warn=True)
+        if (gaps := pd.isna(y)).any():
+            raise SettingError(
+                f"y must have a class in each row, got {y[gaps][0]} (NaN) in row {int(gaps.argmax()) + 1}: leave it out"
+            )
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         return self._fitted(frame, codes.astype(np.int64), groups, [str(name) for name in self.classes_])

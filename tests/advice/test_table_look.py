@@ -140,3 +140,25 @@ def test_a_table_is_asked_about_in_one_line(file: Path, capsys: pytest.CaptureFi
     (file.parent / "some.toml").write_text("rounds = 1\n")
     assert main(["advise", "some.toml", *columns]) == 2
     assert "are for a table, which some.toml is not: leave them out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "value", "sentence"),
+    [
+        ("a", 12, "low", "before this is mended: {file}: column 'a' must have a number in each row, got 'low' in row"),
+        ("a", 12, "inf", "column 'a' must have a finite number in each row, got inf in row 13"),
+        ("ill", 3, "", "column 'ill' has no value in 1 of 240 rows (row 4): fill them in, or drop these rows"),
+        ("chol", slice(0, 30), "-9", "column 'chol' has -9 in 31 rows, far from all other numbers: if it stands"),
+        ("ward", 5, "ICU", "column 'ward' has 'ICU' and 'icu', which differ in blanks or capitals alone"),
+        ("b", slice(0, 239), "1", "column 'b' has one value alone: 1"),
+    ],
+)  # fmt: skip
+def test_what_is_odd_is_told_beside_the_rest(tmp_path: Path, column: str, row, value: str, sentence: str) -> None:
+    table = patients().astype({column: object})
+    table["chol"] = np.random.default_rng(0).normal(200, 20, len(table)).round().astype(object)
+    table.loc[row, column] = value
+    table.to_csv(tmp_path / "t.csv", index=False)
+    seen = look_at_table(tmp_path / "t.csv", client="hospital", target="ill")
+    assert any(sentence.format(file=tmp_path / "t.csv") in told for told in seen.warnings), seen.warnings
+    assert seen.sites
+    assert seen.experiment

@@ -224,7 +224,7 @@ def test_cross_validation_has_clients_for_each_fold_and_each_held_out_client() -
         ({"hold_out": ["east"]}, r"no client \(split, hold_out\) 'east'"),
         ({"hold_out": ["north", "south"]}, "holds out or only tests all 2 clients"),
         ({"order": "when"}, "'yesterday' in row 3 and in 9 more, which is no date or number to sort by"),
-        ({"order": "odd"}, "may be read as %d/%m/%Y or %m/%d/%Y"),
+        ({"order": "odd"}, "may be read as day/month/year or month/day/year"),
         ({"group": "gap"}, "column 'gap' divides the rows and has no value in row 2 and in 1 more"),
         ({"column": "ill"}, "column 'ill' must say train, validation or test in each row, got '(yes|no)' in row 1"),
         (7, "split must be a SplitSettings or a table or text, got 7"),

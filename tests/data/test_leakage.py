@@ -54,6 +54,13 @@ def test_copies_of_rows_in_two_parts_are_counted(caplog: pytest.LogCaptureFixtur
     assert "rows for testing or validation are equal to a row for training in all columns: remove copies" in told
 
 
+def test_copies_are_told_in_a_small_table(caplog: pytest.LogCaptureFixture) -> None:
+    """Before, fewer than n**2 possible rows hid them: 12 rows of 12 ages, three times each, are copies."""
+    table = pd.DataFrame({"a": np.arange(12.0), "b": np.arange(12) % 3, "c": 0, "site": 0, "ill": np.arange(12) % 2})
+    told = warnings_of(pd.concat([table] * 3, ignore_index=True), caplog, split={"test": 0.5, "stratify": False})
+    assert "of 18 rows for testing or validation are equal to a row for training" in told
+
+
 def test_equal_rows_mean_nothing_where_few_can_differ(caplog: pytest.LogCaptureFixture) -> None:
     rng = np.random.default_rng(0)
     table = pd.DataFrame(rng.integers(0, 2, (200, 3)), columns=["a", "b", "c"])

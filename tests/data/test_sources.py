@@ -138,7 +138,7 @@ def test_target_columns_of_every_type(dtype: str) -> None:
     )
     clients = clients_from(table, client="hospital", target="goal", test=0.0)
     assert clients.rows(0, "train").y.tolist() == [1, 1, 1]
-    assert clients.y.dtype == (torch.float32 if dtype.lower().startswith("float") else torch.int64)
+    assert clients.y.dtype == torch.int64  # a gap elsewhere makes floats of classes in other programs
 
 
 def test_numbered_clients_are_in_order_of_their_numbers() -> None:

@@ -69,6 +69,64 @@ def test_numbers_with_a_comma(tmp_path: Path, caplog: pytest.LogCaptureFixture, 
     assert f"{ages[0]!r} in row 1" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("values", "read", "told"),
+    [
+        (["31.05.2024", "1.2.2024"], ["2024-05-31", "2024-02-01"], "'31.05.2024' in row 1, read as day.month.year"),
+        (["01/02/2024", "01/31/2024"], ["2024-01-02", "2024-01-31"], "read as month/day/year"),
+        (["01/02/2024", "31/01/2024"], ["2024-02-01", "2024-01-31"], "read as day/month/year"),
+        (["01/02/2024", "03/04/2024"], ["01/02/2024", "03/04/2024"], "may be day/month/year or month/day/year and so"),
+        (["31.05.2024 7:30", ""], ["2024-05-31 07:30:00", None], "read as day.month.year"),
+        (["5 May 2024", "31-Dec-2023"], ["2024-05-05", "2023-12-31"], "read as day, name of the month, year"),
+        (["1.234.567", "89.000"], [1234567.0, 89000.0], "'1.234.567' in row 1, read with a point between thousands"),
+        (["1'234", "56"], [1234.0, 56.0], "an apostrophe between thousands"),
+        (["1 234,5", "?"], [1234.5, None], "a comma before decimals and a blank between thousands"),
+        (["12 %", "7%"], [12.0, 7.0], "read with the unit %"),
+        (["$1,300.00", "$5"], [1300.0, 5.0], "a comma between thousands and the unit $"),
+        (["60,5", "61.5"], [60.5, 61.5], "a comma or a point before decimals"),
+        (["007", "12"], ["007", "12"], "'007' in row 1, whose zeros in front count: it is taken as text"),
+        (["A12", "B7 "], ["A12", "B7"], ""),
+        (["3 kg", "3 lb"], ["3 kg", "3 lb"], ""),
+        (["0.5", "00"], [0.5, 0.0], ""),
+    ],
+)
+def test_forms_of_a_value(tmp_path: Path, caplog: pytest.LogCaptureFixture, values, read, told: str) -> None:
+    pd.DataFrame({"v": values, "w": 1}).to_csv(tmp_path / "t.csv", index=False)
+    with caplog.at_level(logging.WARNING, "piebald"):
+        column = read_table(tmp_path / "t.csv").v
+    assert column.astype(object).where(column.notna(), None).tolist() == read
+    assert told in caplog.text
+    assert bool(caplog.text) == bool(told)
+
+
+def test_a_date_that_is_none_is_told_among_others(tmp_path: Path) -> None:
+    rows = [("Bath", f"{1 + day}.02.2024", "2", ("no", "yes")[day % 2]) for day in range(31)]
+    (tmp_path / "t.csv").write_text(text(rows))
+    with pytest.raises(SettingError, match=r"column 'age' must have a date .* got '30.02.2024' in row 30: correct it"):
+        piebald.clients_from(tmp_path / "t.csv", client="place", target="ill")
+
+
+def test_numbers_among_words_and_classes_that_are_alike_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [("Bath", ("low", "1.5", "2.5")[row % 3], "2", ("no", "yes ", "Yes")[row % 3]) for row in range(30)]
+    (tmp_path / "t.csv").write_text(text(rows))
+    with caplog.at_level(logging.WARNING, "piebald"):
+        clients = piebald.clients_from(tmp_path / "t.csv", client="place", target="ill")
+    assert list(clients.classes) == ["Yes", "no", "yes"]  # without blanks
+    assert "column 'age' has numbers, and 'low' in row 1 and 9 more rows: leave these cells empty" in caplog.text
+    assert "classes 'yes' and 'Yes' differ in blanks or capitals alone" in caplog.text
+
+
+def test_whole_targets_of_a_table_are_classes_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    table = pd.DataFrame({"place": "a", "age": [1.0, 2.0, 4.0], "ill": [0.0, 1.0, 1.0]})
+    with caplog.at_level(logging.WARNING, "piebald"):
+        assert piebald.clients_from(table, client="place", target="ill").classes == ["0", "1"]
+    assert "target 'ill' has 0.0, 1.0, which are taken as classes: set regression = true" in caplog.text
+    assert piebald.clients_from(table, client="place", target="ill", regression=True).classes is None
+    assert piebald.clients_from(table.replace(1.0, 1.5), client="place", target="ill").classes is None
+
+
 def test_another_encoding_is_said_with_its_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "t.csv").write_bytes(text([ROWS[1], *ROWS]).encode("cp1252"))
     with caplog.at_level(logging.WARNING, "piebald"):
@@ -79,7 +137,10 @@ def test_another_encoding_is_said_with_its_line(tmp_path: Path, caplog: pytest.L
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (with_age("1,234", "2,500").encode(), "column 'age' has numbers like '1,234' in row 1, whose comma may stand"),
+        (
+            with_age("1,234", "2,500").encode(),
+            "column 'age' has numbers like '1,234' in row 1, which may be read with a comma before",
+        ),
         (text([("Bath", "1\x00", "2", "no")]).encode(), "has a byte 0x00 in line 2, which is in no text"),
         (
             text([*ROWS, ("Bath", "1", "2", "no", "more")]).encode(),

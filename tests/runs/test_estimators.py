@@ -165,6 +165,10 @@ def test_a_table_may_have_words_and_gaps() -> None:
     assert fitted.score(frame, y) > 0.85
     unseen = pd.DataFrame({"age": [55.0, np.nan], "ward": ["a", "never seen"]})
     assert fitted.predict(unseen)[0] == "ill"
+    with pytest.raises(SettingError, match=r"y must have a class in each row, got nan \(NaN\) in row 4: leave it out"):
+        FederatedClassifier(**QUICK).fit(frame, pd.Series(y, dtype=object).where(np.arange(len(y)) != 3))
+    with pytest.raises(SettingError, match="groups must name the client of each row, got none in row 1"):
+        FederatedClassifier(**QUICK).fit(frame, y, [None, *["north"] * (len(y) - 1)])
     with pytest.raises(ValueError, match="feature names should match"):
         fitted.predict(frame[["ward", "age"]])
     with pytest.raises(ValueError, match="could not convert string to float"):

@@ -20,7 +20,7 @@ from piebald.data.clients.table_files import read_table as read_table
 from piebald.data.partition.leakage import RowKeys, with_suspects
 from piebald.data.partition.split import Ints
 from piebald.data.partition.split_settings import SplitSettings
-from piebald.data.preparation.columns import CodedTable
+from piebald.data.preparation.columns import CodedTable, guess_columns
 
 BY_SHARES = SplitSettings()
 _log = logging.getLogger(__name__)
@@ -158,15 +158,15 @@ def from_frames(
     return from_frame(joined, column, target, features, tokens, split=split, coded=coded)
 
 
-def _warn_of_like_names(names: Sequence[str], origin: str) -> None:
-    """Log a warning where names of clients differ in blanks and case alone."""
+def _warn_of_like_names(names: Sequence[str], origin: str, what: str = "clients") -> None:
+    """Log a warning where names differ in blanks and case alone."""
     by_form: dict[str, str] = {}
     for name in names:
         form = " ".join(name.split()).lower()
         if form in by_form:
             _log.warning(
-                "%sclients %r and %r differ in blanks or capitals alone: correct one if they are one",
-                origin, by_form[form], name,
+                "%s%s %r and %r differ in blanks or capitals alone: correct one if they are one",
+                origin, what, by_form[form], name,
             )  # fmt: skip
             return
         by_form[form] = name
@@ -219,11 +219,15 @@ def from_frame(
     if coded:
         _check_once(frame, chosen)
         columns, x = CodedTable.of(frame[chosen])
+        for name in columns.values:
+            if (reason := mixed_reason(frame[name])) and guess_columns(frame[[name]])[name] == "category":
+                _log.warning("%s%s; else all of them are categories", origin, reason)
     else:
         x = inputs(numbers_of(frame, chosen, tokens), "the table", tokens)
     goal = frame[target]
     if getattr(goal.dtype, "kind", "O") not in "biuf":
-        goal = goal.astype(str)
+        goal = goal.astype(str).str.strip()
+        _warn_of_like_names(goal.unique().tolist(), origin, "classes")
     codes, names = owners(plain(frame[owner])) if owner == client else _single_client(len(frame))
     _warn_of_like_names(names, origin)
     keys = RowKeys.of_table(list(frame.columns), frame.__getitem__, split, client)

@@ -225,7 +225,7 @@ def _within(clients: Any) -> PreparedClients | None:
 
 
 def prepared(
-    clients: Clients, settings: PrepareSettings, target: str, held_out: Collection[int] = (),
+    clients: Clients, settings: PrepareSettings, target: str, held_out: Collection[int] = (), *, origin: str,
     say: Callable[[str], None] = log.info,
 ) -> PreparedClients:  # fmt: skip
     """Return clients with prepared rows; what is not agreed on yet follows from their training rows.
@@ -235,6 +235,7 @@ def prepared(
         settings: the settings of [prepare].
         target: the column to predict.
         held_out: numbers of clients who have no say, since they take no part in the training.
+        origin: the file of the rows, for messages.
         say: called with one line about what was chosen.
 
     Raises:
@@ -243,10 +244,16 @@ def prepared(
     table, agreed = columns_of(clients), settings.agreed
     if table is None:
         raise SettingError("prepare is for the columns of tables, and these inputs are arrays: leave it out")
-    if agreed is None:
-        agreed = _agreed(clients, table, settings, target, held_out)
-        say(agreed.said)
-    return PreparedClients(clients, table, agreed, computed=settings.agreed is None)
+    try:
+        if agreed is None:
+            agreed = _agreed(clients, table, settings, target, held_out)
+            say(agreed.said)
+        made = PreparedClients(clients, table, agreed, computed=settings.agreed is None)
+        if made.in_memory():
+            made.pool()  # now, so that a word among numbers is told with its file
+    except SettingError as error:
+        raise SettingError(f"{origin}: {error}") from None
+    return made
 
 
 def _agreed(

@@ -133,13 +133,7 @@ def clients_from(
         return clients
     if not isinstance(wanted, PrepareSettings):
         wanted = PrepareSettings(**wanted) if isinstance(wanted, Mapping) else PrepareSettings()
-    try:
-        made = prepared(clients, wanted, str(target))
-        if made.in_memory():
-            made.pool()  # now, so that a word among numbers is told with its file
-    except SettingError as error:
-        raise SettingError(f"{table.origin}: {error}") from None
-    return made
+    return prepared(clients, wanted, str(target), origin=table.origin)
 
 
 def cross_validation(
@@ -263,8 +257,14 @@ def _labelled(
         if kind(table.y) not in ("whole", "real"):
             raise SettingError(f"regression needs targets of numbers, got {kind(table.y)} targets in {origin}")
         return target_arrays(table.y.astype(np.float32), origin), None
-    named = classes or table.classes or (np.unique(table.y).tolist() if kind(table.y) == "text" else None)
-    y = target_arrays(table.y, origin, named)
+    named, y = classes or table.classes or (np.unique(table.y).tolist() if kind(table.y) == "text" else None), table.y
+    if table.target is not None and classes is None and _are_whole(y) and np.min(y) >= 0:
+        _log.warning(
+            "%s: target %r has %s, which are taken as classes: set regression = true if they are amounts", origin,
+            table.target, _some(np.unique(y)),
+        )  # fmt: skip
+        y = y.astype(np.int64)
+    y = target_arrays(y, origin, named)
     if named is None and kind(y) == "whole":
         named = [str(number) for number in range(int(y.max()) + 1)]
     return y, None if named is None or kind(y) != "whole" else [str(name) for name in named]
@@ -385,7 +385,7 @@ def _oddity(y: Any, classes: Sequence[str] | None, amounts: bool) -> str | None:
     if len(values) == 1:
         name = values[0] if classes is None else classes[values[0]]
         return f"all {len(y)} targets are the same, {str(name)!r}: there is nothing to learn from them"
-    if kind(y) == "real" and not amounts and len(values) <= _FEW and (values == np.round(values)).all():
+    if not amounts and _are_whole(y):
         return (
             f"targets are real numbers and all of them are whole ({_some(values)}), so they are predicted as amounts: "
             "give whole numbers or text to predict classes, or set regression = true if amounts are meant"
@@ -402,6 +402,14 @@ def _oddity(y: Any, classes: Sequence[str] | None, amounts: bool) -> str | None:
             "of the others as well: number classes from 0, or give their names as text"
         )
     return None
+
+
+def _are_whole(y: Any) -> bool:
+    """Return whether targets are a few real numbers that are whole, as classes beside gaps are in other programs."""
+    if kind(y) != "real" or y.ndim != 1:
+        return False
+    values = np.unique(y)
+    return len(values) <= _FEW and bool((values == np.round(values)).all())
 
 
 def _some(values: Any) -> str:

@@ -21,15 +21,15 @@ import numpy as np
 from piebald.core.errors import SettingError, shown
 from piebald.core.reading.packed import unpacked
 from piebald.core.reading.tables import check_text_table, read_parquet
+from piebald.data.preparation.columns import GAPS
+from piebald.data.preparation.written_forms import date_readings, number_readings
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 OTHERS = (",", ";", "\t", "|")  # what files with these suffixes have as well
 PARQUET = (".parquet", ".pq")
 _CHUNK = 1 << 20
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")  # bytes that no text has
-_DECIMAL = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?|[+-]?\d{1,3}(\.\d{3})+(,\d+)?")  # 1.234,5
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")  # 1,234.5
-_PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_ZERO = re.compile(rb"(?:^|[,;\t|\"\n ])0\d")  # as of 007
 
 _log = logging.getLogger(__name__)
 
@@ -123,16 +123,17 @@ def _unreadable(path: Path, message: str) -> str:
     return f"{path} cannot be read as a table, it may be damaged: replace it ({message})"
 
 
-def _encoding(path: Path) -> str:
-    """Return the encoding of a text file.
+def _encoding(path: Path) -> tuple[str, bool]:
+    """Return the encoding of a text file, and whether a cell may begin with a zero that is no number's.
 
     Raises:
         SettingError: it has bytes that are in no text.
     """
-    encoding, decoder, lines = "utf-8-sig", codecs.getincrementaldecoder("utf-8")(), 1
+    encoding, decoder, lines, zeros = "utf-8-sig", codecs.getincrementaldecoder("utf-8")(), 1, False
     for number, chunk in enumerate(_chunks(path)):
         if not number and chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            return "utf-16"
+            return "utf-16", True
+        zeros = zeros or _ZERO.search(chunk) is not None
         if control := _CONTROL.search(chunk):
             line = lines + chunk[: control.start()].count(b"\n")
             raise SettingError(
@@ -149,7 +150,7 @@ def _encoding(path: Path) -> str:
                     "%s is not in UTF-8 (line %d) and is read as %s: save it as UTF-8 if it is not", path, line, name
                 )
         lines += chunk.count(b"\n")
-    return encoding
+    return encoding, zeros
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
@@ -169,7 +170,7 @@ def _read_text(path: Path, separator: str, names: str | None) -> Any:
     """Read a CSV file with this separator, or with the one that its first line has instead."""
     import pandas
 
-    encoding = _encoding(path)
+    encoding, zeros = _encoding(path)
 
     def read(**options: Any) -> Any:
         with unpacked(path) as file:
@@ -194,9 +195,19 @@ def _read_text(path: Path, separator: str, names: str | None) -> Any:
         if names is not None and names in frame:
             alone: dict[str, Any] = {"usecols": [header.index(names)], "dtype": str, "keep_default_na": False}
             frame[names] = _counted(read(**options, **alone, na_values=[""]).iloc[:, 0])
+        for column in frame.select_dtypes("integer").columns.drop(names or [], errors="ignore") if zeros else ():
+            alone = {"usecols": [header.index(column)], "dtype": str}
+            texts = read(**options, **alone).iloc[:, 0]
+            if (padded := texts.str.fullmatch(r"0\d+", na=False)).any():
+                frame[column] = texts
+                row = int(padded.to_numpy().argmax())
+                _log.warning(
+                    "%s: column %r has values like %r in row %d, whose zeros in front count: it is taken as text",
+                    path, column, texts[row], row + 1,
+                )  # fmt: skip
     for column in frame.columns[frame.dtypes.map(lambda kind: kind.kind in "OTU")]:
         if column != names:
-            frame[column] = _with_numbers(frame[column], path)
+            frame[column] = _plainly_written(frame[column], path)
     return frame
 
 
@@ -221,34 +232,53 @@ def _counted(names: Any) -> Any:
     return names.astype("int64")
 
 
-def _with_numbers(series: Any, path: Path) -> Any:
-    """Return a column of text as numbers where all of its values are numbers with a comma, which is said.
+def _plainly_written(series: Any, path: Path) -> Any:
+    """Return a column of text as numbers, or as dates like 2024-05-31, where its values are such in another form.
+
+    What it is taken for is said.
 
     Raises:
-        SettingError: the comma may stand before decimals or between thousands.
+        SettingError: numbers may be read in two ways.
     """
     import pandas
 
     codes, different = pandas.factorize(series)
     texts = pandas.Series(different, dtype=object).astype(str).str.strip()
-    with_comma = texts[texts.str.contains(",", regex=False)]
-    if not len(with_comma):
+    held = texts[~texts.isin(GAPS)]
+    plain = pandas.Series([*texts, np.nan], dtype=object)
+    if not len(held):
         return series
-    decimal, thousands = (bool(with_comma.str.fullmatch(pattern.pattern).all()) for pattern in (_DECIMAL, _THOUSANDS))
-    plain = texts[~texts.index.isin(with_comma.index)]
-    if not (decimal or thousands) or not plain.str.fullmatch(rf"{_PLAIN.pattern}|{_DECIMAL.pattern}").all():
-        return series
-    example = f"{with_comma.iloc[0]!r} in row {int(np.argmax(codes == with_comma.index[0])) + 1}"
-    if decimal and thousands:
-        raise SettingError(
-            f"{path}: column {series.name!r} has numbers like {example}, whose comma may stand before decimals or "
-            "between thousands: write them with a point, or without the comma"
-        )
-    _log.warning("%s: column %r has numbers like %s, read with a comma %s", path, series.name, example,
-                 "before decimals" if decimal else "between thousands")  # fmt: skip
-    between = "," if thousands else "." if with_comma.str.contains(".", regex=False).any() else ""
-    numbers = pandas.to_numeric(texts.str.replace(between, "", regex=False).str.replace(",", ".", regex=False))
-    return pandas.Series(np.append(numbers.to_numpy(dtype=np.float64), np.nan)[codes], series.index, name=series.name)
+
+    def like(place: Any, what: str) -> str:
+        row = int(np.argmax(codes == place)) + 1
+        return f"{path}: column {series.name!r} has {what} like {texts[place]!r} in row {row}"
+
+    if len(odd := held[pandas.to_numeric(held, errors="coerce").isna()]):
+        numbers = dict(number_readings(held.tolist()))
+        telling = like(odd.str.count(r"[^\w]").idxmax(), "numbers")
+        if len(numbers) > 1:
+            raise SettingError(
+                f"{telling}, which may be read with {' or with '.join(numbers)}: write them with a point before "
+                "decimals, and nothing between thousands"
+            )
+        for reading, values in numbers.items():
+            _log.warning("%s, read with %s", telling, reading)
+            different = pandas.Series(values, held.index).reindex(plain.index).to_numpy()
+            return pandas.Series(different[codes], series.index)
+    if len(dates := date_readings(held)) > 1:
+        _log.warning(
+            "%s, which may be %s and so stay text: write them like 2024-05-31", like(held.index[0], "dates"),
+            " or ".join(dates),
+        )  # fmt: skip
+    elif dates:
+        ((reading, moments),) = dates.items()
+        _log.warning("%s, read as %s", like(held.index[0], "dates"), reading)
+        timed = (moments.dropna() != moments.dropna().dt.normalize()).any()
+        written = moments.dropna().dt.strftime("%Y-%m-%d %H:%M:%S" if timed else "%Y-%m-%d")
+        plain[written.index] = written
+    else:
+        plain[texts.index] = texts
+    return pandas.Series(plain.to_numpy()[codes], series.index)
 
 
 def mixed_reason(series: Any) -> str | None:

@@ -6,7 +6,6 @@ Columns of a table that say how its rows are divided: groups, order, strata and 
 from __future__ import annotations
 
 import logging
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,9 +18,9 @@ from piebald.core.errors import SettingError, shown, unknown
 from piebald.data.clients.lists import Lists
 from piebald.data.partition.split import Bools, Floats, Ints
 from piebald.data.partition.split_settings import SplitSettings
+from piebald.data.preparation.written_forms import date_readings
 
 PARTS = ("train", "validation", "test")
-_DATES = ("ISO8601", "%d.%m.%Y", "%d.%m.%Y %H:%M", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%Y/%m/%d", "%Y%m%d")
 _NAMES = re.compile(
     r"(^|[\W_])(id|nr|patient|subject|person|participant|user|customer|case|family|household|session|device|animal)"
     r"(s|[\W_]?(id|nr|no|number|code|name))?$",
@@ -30,6 +29,7 @@ _NAMES = re.compile(
 _FEWEST, _MOST_ROWS = 5, 20  # values of an identifier, and rows of each in the mean
 _ALIKE = 0.5  # variance within the values of an identifier, as a share of the variance of all rows
 _LOOKED_AT = 50  # columns
+_MOST_PAIRS = 0.5  # of rows that are equal by chance, up to which equal rows mean something
 _LARGEST = 2_000_000  # rows of tables that are looked at
 
 _log = logging.getLogger(__name__)
@@ -145,25 +145,20 @@ def _ranks(series: Any, name: str) -> Ints:
 def _dates(texts: Any, name: str) -> Any:
     import pandas
 
-    readings = {}
-    for style in _DATES:
-        readings[style] = pandas.to_datetime(texts, format=style, errors="coerce", utc=True)
-        if style == "ISO8601" and not readings[style].isna().any():
-            return readings[style]
-    whole = [style for style, dates in readings.items() if not dates.isna().any()]
-    if len(whole) == 1 or (whole and all(readings[style].equals(readings[whole[0]]) for style in whole)):
-        return readings[whole[0]]
-    if whole:
+    dates = pandas.to_datetime(texts, format="ISO8601", errors="coerce", utc=True)
+    readings = date_readings(texts) if dates.isna().any() else {}
+    if len(readings) > 1:
         raise SettingError(
-            f"dates of column {name!r} like {texts.iloc[0]!r} may be read as {' or '.join(whole)}: write them as "
+            f"dates of column {name!r} like {texts.iloc[0]!r} may be read as {' or '.join(readings)}: write them as "
             "2024-12-31"
         )
-    best = min(readings.values(), key=lambda dates: int(dates.isna().sum()))
-    row = int(np.flatnonzero(best.isna().to_numpy())[0])
-    raise SettingError(
-        f"column {name!r} has {shown(texts.iloc[row], 40)} in row {row + 1}{_others(int(best.isna().sum()))}, which is "
-        "no date or number to sort by: write dates as 2024-12-31"
-    )
+    dates = next(iter(readings.values()), dates)
+    if len(gaps := np.flatnonzero(dates.isna().to_numpy())):
+        raise SettingError(
+            f"column {name!r} has {shown(texts.iloc[gaps[0]], 40)} in row {gaps[0] + 1}{_others(len(gaps))}, which is "
+            "no date or number to sort by: write dates as 2024-12-31"
+        )
+    return dates
 
 
 def _parts(series: Any, name: str) -> Ints:
@@ -193,12 +188,21 @@ def with_suspects(keys: RowKeys, frame: Any, target: str | None, apart: Sequence
     columns = {name: series for name, series in frame.items() if name not in apart and _is_plain(series)}
     counts = {name: int(series.nunique()) for name, series in columns.items()}
     unique = {name for name, series in columns.items() if counts[name] == len(frame) and _names_things(series)}
-    compared = [name for name in columns if name not in unique]
-    # where values would repeat by chance, equal rows mean nothing
-    rare = sum(math.log(max(counts[name], 1)) for name in compared) >= 2 * math.log(len(frame))
-    return replace(
-        keys, columns=identifiers(frame[list(columns)], target), content=_hashed(frame[compared]) if rare else None
-    )
+    compared = frame[[name for name in columns if name not in unique]]
+    content = _hashed(compared)
+    if content is not None and _equal_by_chance(compared, content) > _MOST_PAIRS:
+        content = None
+    return replace(keys, columns=identifiers(frame[list(columns)], target), content=content)
+
+
+def _equal_by_chance(frame: Any, content: Ints) -> float:
+    """Return how many pairs of rows would be equal if the columns of different rows were independent."""
+    different = frame.iloc[np.unique(content, return_index=True)[1]]  # copies would make all values look common
+    chance, rows = 1.0, len(different)
+    for name in different:
+        counts = different[name].value_counts(dropna=False).to_numpy()
+        chance *= float((counts * (counts - 1)).sum()) / max(rows * (rows - 1), 1)
+    return chance * len(frame) ** 2 / 2
 
 
 def identifiers(frame: Any, target: str | None) -> dict[str, Ints]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError, shown
+from piebald.data.preparation.written_forms import MOSTLY, date_readings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
 Kind = Literal["number", "category", "boolean", "date", "text", "identifier"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 GAPS = ("", "?", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>")  # text that stands for no value
-_TRUE, _FALSE = frozenset({"true", "yes", "y", "t"}), frozenset({"false", "no", "n", "f"})
+# in English, German, French, Spanish and Italian
+_TRUE = frozenset(["true", "yes", "y", "t", "ja", "j", "wahr", "oui", "vrai", "si", "sí", "verdadero", "vero"])
+_FALSE = frozenset(["false", "no", "n", "f", "nein", "falsch", "non", "faux", "falso"])
 _NUMBER = re.compile(r"[+-]?(0|[1-9]\d*)(\.\d*)?([eE][+-]?\d+)?|[+-]?0?\.\d+([eE][+-]?\d+)?")  # "007" is a name
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{2})?)?")
 _FREE_TEXT = 40  # characters of an average value of free text (skrub's TableVectorizer looks at the number of values)
 _UNIQUE = 0.9  # share of different values from which on a column of words names its rows
-_AMOUNTS, _MOSTLY = 5, 0.9  # different numbers, and share of rows with one, of a column of amounts
+_AMOUNTS = 5  # different numbers of a column of amounts
 _FEWEST = 20  # values from which on this can be told
 PARTS = ("day", "month", "weekday", "hour")  # of a date, besides the elapsed days
 _DAY = 86_400.0  # seconds
@@ -142,8 +145,10 @@ def _kind(series: pd.Series, gaps: Sequence[str]) -> Kind:
         return "boolean" if different else "number"  # a column without a value is what it is elsewhere
     for kind, form in (("number", _NUMBER), ("date", _DATE)):
         fits = np.array([form.fullmatch(word) is not None for word in different])
+        if kind == "date" and not fits.any():
+            fits = ~np.isnan(_days(different))
         # a few odd words in a column of amounts are mistakes, which are named when they are read
-        if fits.all() or (fits.sum() >= _AMOUNTS and counts[fits].sum() > _MOSTLY * rows):
+        if fits.all() or (fits.sum() >= _AMOUNTS and counts[fits].sum() > MOSTLY * rows):
             return kind  # type: ignore[return-value]
     if letters > _FREE_TEXT * rows and any(" " in word for word in different):
         return "text"
@@ -207,10 +212,13 @@ def _days(words: Sequence[str]) -> NDArray[np.float64]:
     """Return the days of all dates at once, NaN for those that are to be looked at one by one."""
     import pandas as pd
 
-    moments = pd.to_datetime(pd.Series(words, dtype=object), utc=True, errors="coerce", format="ISO8601")
+    texts = pd.Series(words, dtype=object)
+    moments = pd.to_datetime(texts, utc=True, errors="coerce", format="ISO8601")
+    moments = moments.where(texts.str.fullmatch(_DATE.pattern).astype(bool))
+    if moments.isna().all() and len(readings := date_readings(texts)) == 1:
+        moments = next(iter(readings.values())).dt.tz_localize("UTC")
     seconds = np.round(moments.dt.as_unit("us").astype("int64").to_numpy() / 1e6, 6)
-    plain = moments.notna().to_numpy() & np.array([_DATE.fullmatch(word) is not None for word in words], dtype=bool)
-    return np.where(plain, seconds / _DAY, np.nan)
+    return np.where(moments.notna(), seconds / _DAY, np.nan)
 
 
 def _parsed(
@@ -246,7 +254,8 @@ def row_number(series: pd.Series, row: int) -> int:
 def _unusable(series: pd.Series, row: int, form: str) -> SettingError:
     value = series.iloc[row]
     value = value.item() if isinstance(value, np.generic) else value
+    origin = f"{series.attrs['file']}: " if "file" in series.attrs else ""
     return SettingError(
-        f"column {shown(str(series.name), 40)} must have {form} in each row, got {shown(value, 40)} in row "
+        f"{origin}column {shown(str(series.name), 40)} must have {form} in each row, got {shown(value, 40)} in row "
         f"{row_number(series, row)}: correct it, leave the cell empty, or name the value in gaps of [prepare]"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -176,6 +176,19 @@ class Preparation(Fields):
         if not len(frame):
             return np.zeros((0, len(self.feature_names_out)), dtype=np.float32)
         return np.asarray(self.transformer.transform(self.parsed(frame, client)), dtype=np.float32)
+
+    def unknown_categories(self, frame: pd.DataFrame) -> Iterator[str]:
+        """Yield a sentence for each column with a category that is none of the agreed ones."""
+        for column in self.columns:
+            if isinstance(column, CategoryColumn) and column.name in frame.columns:
+                words = words_of(frame[column.name], self.gaps)
+                rows = np.flatnonzero([word is not None and word not in column.categories for word in words])
+                if len(rows):
+                    yield (
+                        f"column {shown(column.name, 40)} has {shown(words[rows[0]], 40)} in row {rows[0] + 1}"
+                        f"{f' and others in {len(rows) - 1} more rows' if len(rows) > 1 else ''}, which is none of "
+                        f"the {len(column.categories)} categories that training rows have often: it counts as another"
+                    )
 
     def unscaled(self, frame: pd.DataFrame, client: str | None = None) -> pd.DataFrame:
         """Return the columns of a table as trees read them: numbers as they are, NaN for gaps, and 0/1 for categories.

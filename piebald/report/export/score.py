@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 GAPS = {"", "?", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>", "NaT"}
-TRUE, FALSE = {"true", "yes", "y", "t", "1"}, {"false", "no", "n", "f", "0"}
+TRUE = {"1", *["true", "yes", "y", "t", "ja", "j", "wahr", "oui", "vrai", "si", "sí", "verdadero", "vero"]}
+FALSE = {"0", *["false", "no", "n", "f", "nein", "falsch", "non", "faux", "falso"]}
 DATE = re.compile(
     r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ](\d{1,2}):(\d{2})(?::(\d{2})(\.\d+)?)?(Z|([+-])(\d{2}):?(\d{2}))?)?"
 )
@@ -186,13 +187,15 @@ def _dates(cells: list[str], name: str, gaps: set[str]) -> dict[str, np.ndarray]
 
 
 def _date(cell: str, name: str, row: int) -> list[float]:
-    match = DATE.fullmatch(cell)
-    if match is None:
-        raise ValueError(f"column {name!r} must have a date like 2024-05-31, got {cell!r} in row {row + 1}")
-    *numbers, fraction, _, sign, hours, minutes = match.groups(default="0")
-    year, month, day, hour, minute, second = map(int, numbers)
+    match = DATE.fullmatch(re.sub(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})", r"\3-\2-\1", cell))
+    try:
+        *numbers, fraction, _, sign, hours, minutes = match.groups(default="0")  # type: ignore[union-attr]
+        year, month, day, hour, minute, second = map(int, numbers)
+        moment = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
+    except (AttributeError, ValueError):
+        raise ValueError(f"column {name!r} must have a date like 2024-05-31, got {cell!r} in row {row + 1}") from None
     zone = timedelta(hours=int(hours), minutes=int(minutes)) * (-1 if sign == "-" else 1)
-    moment = datetime(year, month, day, hour, minute, second, tzinfo=UTC) + timedelta(seconds=float(fraction)) - zone
+    moment += timedelta(seconds=float(fraction)) - zone
     parts = moment + timedelta(seconds=0.5)  # to the nearest second
     return [moment.timestamp() / 86_400, parts.day, parts.month, parts.weekday(), parts.hour]
 
@@ -212,7 +215,7 @@ def _is_number(cell: str) -> bool:
         float(cell or 0)
     except ValueError:
         return cell in GAPS
-    return "_" not in cell
+    return "_" not in cell and re.match(r"0\d", cell) is None
 
 
 def _plain(cell: str) -> str:

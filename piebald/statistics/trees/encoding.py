@@ -176,7 +176,7 @@ def tree_data(
             )
         clients = cast(Clients, source)
         if columns_of(clients) is not None and not isinstance(clients, PreparedClients):
-            clients = prepared(clients, settings, name)
+            clients = prepared(clients, settings, name, origin="the rows")
     else:
         given |= {} if split is not None else {"seed": seed}
         if (tables := tables_of(source, client)) is None:

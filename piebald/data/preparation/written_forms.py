@@ -1,0 +1,87 @@
+"""Numbers and dates as people and programs write them: 1.234,5, 12 %, 31.05.2024.
+
+A column is read as what it means if all of its values have one reading alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOSTLY = 0.9  # share of values that have a form, from which on the others are mistakes
+_LOOKED_AT = 1000  # values, after which a form that fits none of them is given up
+_UNIT = re.compile(r"([$€£¥]?)\s*([+-]?[\d.,'\u2019 \u00a0\u202f]*\d(?:[.,]|[eE][+-]?\d+)?)(\s*[%€$£¥]|\s+[^\W\d]\S*)?")
+_BETWEEN = {"": "", "a point": ".", "a comma": ",", "an apostrophe": "'\u2019", "a blank": " \u00a0\u202f"}
+_BEFORE = {"a point": ".", "a comma": ",", "a comma or a point": ".,"}
+_DATE_FORMS = {
+    "day.month.year": ("%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S"),
+    "day/month/year": ("%d/%m/%Y", "%d/%m/%Y %H:%M", "%d/%m/%Y %H:%M:%S"),
+    "month/day/year": ("%m/%d/%Y", "%m/%d/%Y %H:%M", "%m/%d/%Y %H:%M:%S"),
+    "day-month-year": ("%d-%m-%Y", "%d-%m-%Y %H:%M", "%d-%m-%Y %H:%M:%S"),
+    "month-day-year": ("%m-%d-%Y", "%m-%d-%Y %H:%M", "%m-%d-%Y %H:%M:%S"),
+    "year/month/day": ("%Y/%m/%d", "%Y/%m/%d %H:%M", "%Y/%m/%d %H:%M:%S"),
+    "yearmonthday": ("%Y%m%d",),
+    "day, name of the month, year": ("%d-%b-%Y", "%d %b %Y", "%d %B %Y"),
+}
+_LIKE_A_DATE = re.compile(r"\d{1,4}[./ -](\d{1,2}|[A-Za-z]{3,9})[./ -]\d{2,4}( \d{1,2}:\d{2}(:\d{2})?)?|\d{8}")
+
+
+def number_readings(texts: Sequence[str]) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Yield each different reading of texts that are no plain numbers as numbers [n], with what it takes them for.
+
+    A unit or a sign of a currency is left out where all values have the same.
+    """
+    matches = [match for text in texts if (match := _UNIT.fullmatch(text))]
+    units = {match[1] + (match[3] or "").strip() for match in matches}
+    if not texts or len(matches) < len(texts) or len(units) > 1:
+        return
+    bare, unit = [match[2] for match in matches], units.pop()
+    seen: list[NDArray[np.float64]] = []
+    for (between, marks), (before, points) in product(_BETWEEN.items(), _BEFORE.items()):
+        whole = rf"\d{{1,3}}([{marks}]\d{{3}})+|\d+" if marks else r"\d+"
+        form = re.compile(rf"[+-]?({whole})?([{points}]\d*)?([eE][+-]?\d+)?")
+        if {*marks} & {*points} or not all(form.fullmatch(text) for text in bare):
+            continue
+        plain = [re.sub(f"[{marks}]", "", text) if marks else text for text in bare]
+        numbers = np.array([float(text.replace(",", ".")) for text in plain])
+        if not any(np.array_equal(numbers, others) for others in seen):
+            seen.append(numbers)
+            words = [f"{before} before decimals"] if any(mark in "".join(plain) for mark in points) else []
+            words += [f"{between} between thousands"] if plain != bare else []
+            words += [f"the unit {unit}"] if unit else []
+            yield " and ".join(words), numbers
+
+
+def date_readings(texts: pd.Series) -> dict[str, pd.Series]:
+    """Return different readings of texts as dates, by the form; values that it does not fit are NaT.
+
+    Only forms that fit nearly all values count.  Dates as ISO 8601 writes them have no other reading.
+    """
+    readings: dict[str, pd.Series] = {}
+    some = texts.iloc[:_LOOKED_AT]
+    if not len(texts) or some.str.fullmatch(_LIKE_A_DATE.pattern).mean() < MOSTLY:
+        return readings
+    for form, styles in _DATE_FORMS.items():
+        dates = _dates(texts.iloc[:0], styles[0])
+        for style in styles:
+            if not _dates(some, style).isna().all():
+                dates = _dates(texts, style) if not len(dates) else dates.combine_first(_dates(texts, style))
+        fits = len(dates) and dates.notna().mean() > MOSTLY
+        if fits and not any(dates.equals(others) for others in readings.values()):
+            readings[form] = dates
+    most = max((int(dates.notna().sum()) for dates in readings.values()), default=0)
+    return {form: dates for form, dates in readings.items() if dates.notna().sum() == most}
+
+
+def _dates(texts: pd.Series, style: str) -> pd.Series:
+    import pandas as pd
+
+    return pd.to_datetime(texts, format=style, errors="coerce")
