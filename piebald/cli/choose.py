@@ -34,7 +34,7 @@ _Regression = Annotated[bool, typer.Option("--regression", help="The target has 
 @command("as_json")
 def look(
     options: SharedOptions,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .csv, .tsv or .parquet table.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .csv, .tsv, .parquet or .sql table.")],
     client: Annotated[str, _CLIENT],
     target: Annotated[str, _TARGET],
     regression: _Regression = False,

@@ -1,4 +1,4 @@
-"""Tables in files: CSV with its separators, encodings and ways to write numbers, and Parquet.
+"""Tables in files: CSV with its separators, encodings and ways to write numbers, Parquet, and queries of databases.
 
 What can be read in one way alone is read so, and said; what cannot is refused in a sentence with file, column and row.
 """
@@ -21,6 +21,7 @@ import numpy as np
 from piebald.core.errors import SettingError, shown
 from piebald.core.reading.packed import unpacked
 from piebald.core.reading.tables import check_text_table, read_parquet
+from piebald.data.clients.query_files import QUERY, read_query
 from piebald.data.preparation.columns import GAPS
 from piebald.data.preparation.written_forms import date_readings, number_readings
 
@@ -36,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 def is_table(path: str | Path) -> bool:
     """Return whether a path is that of a table, judged by its suffix."""
-    return Path(str(path).removesuffix(".gz")).suffix.lower() in (*SEPARATORS, *PARQUET)
+    return Path(str(path).removesuffix(".gz")).suffix.lower() in (*SEPARATORS, *PARQUET, QUERY)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -46,7 +47,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_table(path: Path, names: str | None = None) -> Any:
-    """Read a CSV or Parquet file, or several with the same columns, as a pandas DataFrame.
+    """Read a CSV or Parquet file, or several with the same columns, or a query of a database, as a pandas DataFrame.
 
     A text file may have commas, semicolons (with decimal commas or points), tabs or bars, and a byte order mark.  It is
     in UTF-8, in UTF-16 with a byte order mark, or else in Windows-1252, which is said.
@@ -68,11 +69,15 @@ def read_table(path: Path, names: str | None = None) -> Any:
     if not path.is_file():
         raise SettingError(f"there is no file {path}: give the path of a CSV or Parquet file")
     if not is_table(path):
-        raise SettingError(f"a table must be a .csv, .tsv or .parquet file, got {path}: save it as one of them")
+        raise SettingError(f"a table must be a .csv, .tsv, .parquet or .sql file, got {path}: save it as one of them")
     suffix = Path(str(path).removesuffix(".gz")).suffix.lower()
     try:
         if suffix in PARQUET:
             frame = read_parquet(path)
+        elif suffix == QUERY:
+            frame = read_query(path)
+            for column in frame.columns[frame.dtypes.map(lambda kind: kind.kind in "OTU")]:
+                frame[column] = frame[column] if column == names else _plainly_written(frame[column], path)
         else:
             check_text_table(path, "".join(OTHERS))
             frame = _read_text(path, SEPARATORS[suffix], names)
