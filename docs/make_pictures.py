@@ -1,10 +1,16 @@
 """Draw the pictures of docs/images/partitions: partitions, sizes, changes and fleets, on the digits.
 
 python docs/make_pictures.py
+python docs/make_pictures.py status-page  # images/status-page.png, of a federation of three sites, by chromium
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,5 +162,72 @@ def vertical(figure: Figure) -> Figure:
     return figure
 
 
+FEDERATION = """
+name = "three-hospitals"
+host = "localhost"
+port = 28477
+sites = ["north", "south", "east"]
+"""
+EXPERIMENT = """
+rounds = 2000
+evaluate = { every = 10 }
+
+[partition]
+kind = "sites"
+clients = ["north", "south", "east"]
+inputs = [30]
+classes = ["benign", "malignant"]
+
+[model]
+name = "mlp"
+
+[recipe]
+name = "fedavg"
+lr = 0.1
+epochs = 1
+"""
+PAGE = 28478  # port of the status page
+
+
+def status_page(steps: int = 120) -> None:
+    """Take a picture of the status page of a federation that has made so many steps."""
+    import numpy as np
+    from sklearn.datasets import load_breast_cancer
+
+    measured = load_breast_cancer(as_frame=True)
+    table = np.log1p(measured.data)
+    table["diagnosis"] = measured.target.map({0: "malignant", 1: "benign"})
+    sites = ("north", "south", "east")
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / "federation.toml").write_text(FEDERATION)
+        (folder / "experiment.toml").write_text(EXPERIMENT)
+        piebald = [sys.executable, "-m", "piebald.cli"]
+        subprocess.run([*piebald, "provision", "federation.toml"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        commands = [["server", "credentials/server", "experiment.toml", "--out", "run", "--status-port", str(PAGE)]]
+        for number, site in enumerate(sites):
+            table[number::3].to_csv(folder / f"{site}.csv", index=False)
+            commands.append(["client", f"credentials/{site}", "--data", f"{site}.csv", "--target", "diagnosis"])
+        with (folder / "log.txt").open("wb") as log:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            parties = [
+                subprocess.Popen([*piebald, *command], cwd=folder, stdout=log, stderr=log, env=environment)
+                for command in commands
+            ]
+            try:
+                while f"step {steps}/".encode() not in (folder / "log.txt").read_bytes():
+                    if parties[0].poll() is not None:
+                        raise SystemExit((folder / "log.txt").read_text())
+                    time.sleep(1)
+                picture = FOLDER.parent / "status-page.png"
+                flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+                shot = ["--window-size=1400,1400", f"--screenshot={picture}", f"http://localhost:{PAGE}/"]
+                subprocess.run(["chromium", *flags, *shot], check=True, stderr=subprocess.DEVNULL, timeout=120)
+            finally:
+                for party in parties:
+                    party.kill()
+                    party.wait()
+
+
 if __name__ == "__main__":
-    main()
+    status_page() if sys.argv[1:] == ["status-page"] else main()

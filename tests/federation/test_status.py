@@ -146,7 +146,7 @@ def test_what_a_server_does_is_one_word_everywhere(
         view = Viewer(*places).view()
         assert f'piebald_state{{state="{state.split()[0]}"}} 1.0' in exposition(view)[0].decode()
         page = status_page.page(view)
-        for words in ("<title>Piebald: oncology: fedavg</title>", state, f" s, until {ends}"):
+        for words in ("<title>Piebald: oncology: fedavg</title>", state, f" s, until {ends}</small></dd>"):
             assert words in page, words
         assert main(["status", str(credentials), "--check"]) == code
         assert (f"is {state} until {ends}" in capsys.readouterr().err) == bool(code)

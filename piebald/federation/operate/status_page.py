@@ -43,16 +43,13 @@ def _name(view: RunView) -> str:
     return printable(": ".join(str(name) for name in names if name), 80)
 
 
-def _state(view: RunView) -> str:
-    return markup.text(view.status.get("state", "starting"))
-
-
-def _until(view: RunView) -> Markup:
-    """Since when the state is so, and what would end it."""
-    since, ends = view.status.get("since"), view.status.get("ends")
+def _state(view: RunView) -> Markup:
+    """Return the state, since when it is so, and what would end it."""
+    state, since, ends = view.status.get("state", "starting"), view.status.get("since"), view.status.get("ends")
     shown = [] if since is None else [f"for {wording.duration(max(0, int(time.time() - since)))}"]
     shown += [] if ends is None else [f"until {printable(ends, 200)}"]
-    return Markup(f" <small>{markup.text(', '.join(shown))}</small>" if shown else "")
+    until = f"<small>{markup.text(', '.join(shown))}</small>" if shown else ""
+    return Markup(f'<span class="state">{markup.text(state)}</span>{until}')
 
 
 def _top(view: RunView) -> str:
@@ -61,10 +58,7 @@ def _top(view: RunView) -> str:
     rounds, steps = view.meta.get("rounds"), view.status.get("steps", 0)
     end = "no fixed end" if rounds is None else f"of {rounds:,}"
     tiles: list[tuple[str, Cell]] = [
-        (
-            "State",
-            Markup(f'<span class="state">{markup.text(view.status.get("state", "starting"))}</span>{_until(view)}'),
-        ),
+        ("State", _state(view)),
         ("Server steps", markup.small(f"{steps:,}", end)),
         ("Sites ready", markup.small(f"{ready:,}", f"of {len(sites):,}")),
     ]
