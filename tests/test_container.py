@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from piebald.federation.credentials import startup_kit
 from tests.deployment_files import DEPLOY, INSTRUCTIONS, LAST, health, parse
 
 
@@ -155,13 +156,19 @@ def test_the_commands_of_the_container_in_an_empty_environment(tmp_path: Path) -
 
 
 @pytest.mark.full
-def test_an_engine_builds_and_runs_the_image() -> None:
+@pytest.mark.parametrize("of", ["deploy", "a startup kit"])
+def test_an_engine_builds_and_runs_the_image(of: str, tmp_path: Path) -> None:
     for engine in ("docker", "podman"):
         if shutil.which(engine) and subprocess.run([engine, "info"], capture_output=True, check=False).returncode == 0:
             break
     else:
         pytest.skip("no container engine answers: the commands are run without one instead")
-    build = [engine, "build", "-q", "-f", str(DEPLOY / "Containerfile"), "-t", "piebald-test", str(DEPLOY.parent)]
+    file, context = DEPLOY / "Containerfile", DEPLOY.parent
+    if of != "deploy":  # beside a wheel, as its first lines say
+        file, context = Path(startup_kit.__file__).parent / "kit" / "Containerfile", tmp_path
+        wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(DEPLOY.parent)]
+        subprocess.run(wheel, check=True)
+    build = [engine, "build", "-q", "-f", str(file), "-t", "piebald-test", str(context)]
     made = subprocess.run(build, capture_output=True, text=True, check=False, timeout=850)
     if made.returncode and "download" in (made.stderr + made.stdout).lower():
         pytest.skip("the engine cannot download what the image is made of")
