@@ -123,13 +123,12 @@ KNOWN = [  # file, function, what stands there once, and what is put in its plac
 
 REASONS = {  # by the names of mutants that survive and may: most are the same program in other words
     "cohort._cohort:bound:2": "a cohort of 1.0 is a whole number",
-    "positions._from_gaps:swap:2": "a body that is too short has too few ones, which is refused two lines later",
+    "compression._from_gaps:swap:2": "a body that is too short has too few ones, which is refused two lines later",
     "candidates.ClientCandidates.__init__:max(self.shared - 1, 0)": "where nothing is shared there is one model, "
     "and the last is the first",
     "crossed_effects.CrossedEffects.p:clamp:0": "twice the tail of a distribution is at most one",
     "party.Party.share:bound:0": "labels are 1 and -1",
     "seal.SealContext.encode_blocks:bound:0": "both ways make the same plaintexts",
-    "masking_graph.MaskingGraph.place:constant:0": "shares may lie at any different places but 0",
     "bfv.BfvBackend.announced:swap:0": "a limit with room to spare: one key for rotations has a prime less",
     "irls.shared_ranks:swap:0": "the last place is the end of its equals, so what fills the others is never the least",
     "channel.connect:bound:0": "two readings of a clock are never equal",
