@@ -111,12 +111,13 @@ def recipes(
 ) -> None:
     """List the recipes, with their papers and settings."""
     from piebald.methods import recipes as registry
+    from piebald.methods.recipes.named import unknown_recipe
 
     listing = registry.listing()
     if name is not None:
         listing = [entry for entry in listing if entry["name"] == name]
         if not listing:
-            raise unknown("recipe", name, registry.names())
+            raise unknown_recipe(name)
     if options.as_json:
         print_json(listing)
     elif name is None:

@@ -213,6 +213,8 @@ def _syntax(error: tomllib.TOMLDecodeError, text: str, name: str) -> str:
     reason, line, column = match.groups()
     if line is None:  # at the end of the document
         line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
+    if name.lower().endswith((".csv", ".parquet", ".tsv")):
+        return f"{name} is a table: name it as source in [data] of an experiment file; piebald look writes one"
     return f"{name}:{line}:{column}: this is not TOML: {reason[0].lower()}{reason[1:]}"
 
 

@@ -334,6 +334,17 @@ def test_clients_that_need_losses_alone_compute_no_metric(recipe: Any, engine: s
     assert not asked
 
 
+def test_ifca_sends_no_more_models_than_there_are_clusters() -> None:
+    """With nine models for three clients, six copies travelled down in each round, and none could be chosen."""
+    rows = Iid(clients=3, limit=120).split(data.digits())
+    few, many = (
+        simulate(recipes.ifca(k=k), rows, build_model("logistic", (1, 8, 8), 10), rounds=3, evaluate_every=0)
+        for k in (3, 9)
+    )
+    assert few.final["bytes_down"] == many.final["bytes_down"]
+    assert all(torch.equal(one, many.cluster_models[number]) for number, one in few.cluster_models.items())
+
+
 def test_ifca_clients_choose_by_their_own_loss() -> None:
     """Of several candidates, no client takes one that was trained on other classes."""
     run = trained(recipes.ifca(k=3, **TRAINING), planted(), rounds=3)

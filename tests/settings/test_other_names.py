@@ -82,6 +82,16 @@ def test_mnist_is_read_from_its_four_files(monkeypatch: pytest.MonkeyPatch, tmp_
     assert (mnist.train.tolist(), mnist.test.tolist()) == ([0, 1, 2, 3, 4, 5], [6, 7, 8])
 
 
+def test_a_recipe_of_another_name_and_a_table_in_place_of_a_file_are_told_at_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["recipes", "fedper"]) == 2
+    assert "hdafl keeps the classifier private" in capsys.readouterr().err
+    (tmp_path / "patients.csv").write_text("age,ill\n1,0\n", "utf-8")
+    assert main(["run", str(tmp_path / "patients.csv")]) == 2
+    assert "patients.csv is a table: name it as source in [data]" in capsys.readouterr().err
+
+
 def test_train_means_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--help"]) == 0
     assert "Train with one recipe" in capsys.readouterr().out

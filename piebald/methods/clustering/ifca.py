@@ -67,7 +67,8 @@ class Ifca(Clustering):
     def candidates(self, models: Mapping[int, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
         if self.warm and len(models) < 2:
             return {}
-        fresh = [models.get(number) for number in range(self.k)]
+        count = max(models) + 1 if self.warm else self.k  # k-means forms no more clusters than there are clients
+        fresh = [models.get(number) for number in range(count)]
         drawn = [
             model if model is not None else self._drawn(number, models, spec) for number, model in enumerate(fresh)
         ]
