@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from piebald.experiments.file import ExperimentSettings
     from piebald.methods.recipe import Recipe
 
-
+log = logging.getLogger("piebald.cli")
+_Settings = TypeVar("_Settings", bound="ExperimentSettings")
 _CLIENT = typer.Option("--client", help="The column of a table that names the client of each row.")
 _TARGET = typer.Option("--target", help="The column of a table to predict.")
 _Regression = Annotated[bool, typer.Option("--regression", help="The target has amounts and no classes.")]
@@ -85,7 +87,7 @@ def advise(
         limit = Budget.parse(budget)
         flags.append(f"advise.budget={{ {limit.unit} = {limit.amount} }}")
     text = _experiment_of_table(file, client, target, regression, options)
-    settings = load_settings(file, options, flags, AdviceSettings, text)
+    settings = _first_fold(load_settings(file, options, flags, AdviceSettings, text))
     _advise(settings, out_folder(settings, settings.label or "advice"), options, more)
 
 
@@ -128,9 +130,17 @@ def tune(
 ) -> None:
     """Choose settings of recipes by validation rows, each recipe with the same budget."""
     end_on_term()
-    settings = load_settings(file, options)
+    settings = _first_fold(load_settings(file, options))
     folder = out_folder(settings)
     _print(_tuned(settings, settings.plan(), folder, f"piebald resume {folder}", options), folder, options)
+
+
+def _first_fold(settings: _Settings) -> _Settings:
+    """Return the settings with the first of their folds, by which a search chooses, if they have several."""
+    if settings.split is None or settings.split.folds is None or settings.split.fold is not None:
+        return settings
+    log.warning("settings and methods are chosen in the first of %d folds: compare them in all", settings.split.folds)
+    return settings.model_copy(update={"split": settings.split.with_(fold=0)})
 
 
 def tuned_first(settings: ExperimentSettings, plan: Plan, folder: Path, again: str, options: SharedOptions) -> Tuning:

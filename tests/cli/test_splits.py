@@ -98,6 +98,21 @@ def test_a_run_of_one_fold_goes_on_with_its_own_rows(command: Command, visits: p
     assert json.loads(again.out)["accuracy"] == json.loads(whole.out)["accuracy"]
 
 
+def test_a_search_takes_the_first_of_several_folds(
+    command: Command, visits: pd.DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
+    short = ["--set", "model.hidden=[4]", "--set", "rounds=1", "--set", "tune.budget={ rounds = 2 }", "--json"]
+    folds = command("tune", "case.toml", *short, "--set", "split={ folds = 3 }", "--out", "folds")
+    assert "settings and methods are chosen in the first of 3 folds: compare them in all" in caplog.text
+    caplog.clear()
+    first = command("tune", "case.toml", *short, "--set", "split={ folds = 3, fold = 0 }", "--out", "first")
+    assert "in the first of" not in caplog.text
+    scores = [[trial["score"] for trial in json.loads(told.out)["trials"]] for told in (folds, first)]
+    assert scores[0] == scores[1] != []
+    each = command("tune", "case.toml", *short, "--set", "split.hold_out=each", "--out", "each")
+    assert "hold_out of split asks for several runs" in each.err
+
+
 def test_a_client_column_with_validation_rows_needs_no_partition(command: Command, visits: pd.DataFrame) -> None:
     short = ["--set", "rounds=1", "--set", "model.hidden=[4]", "--set", "split.validation=0.1"]
     told = json.loads(command("run", "case.toml", "--json", *short, "--set", "unseen=['east']").out)

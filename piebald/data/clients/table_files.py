@@ -290,12 +290,13 @@ def mixed_reason(series: Any) -> str | None:
     """Return a sentence about a column of numbers with some words among them, None of other columns."""
     import pandas
 
-    texts = series.dropna()
-    words = texts[pandas.to_numeric(texts, errors="coerce").isna()]
-    if not len(words) or 2 * len(words) > len(texts):
+    codes, different = pandas.factorize(series)
+    is_word = pandas.to_numeric(pandas.Series(different, dtype=object), errors="coerce").isna().to_numpy()
+    words = np.flatnonzero(np.append(is_word, False)[codes])
+    if not len(words) or 2 * len(words) > (codes >= 0).sum():
         return None
     others = f" and {len(words) - 1} more rows" if len(words) > 1 else ""
     return (
-        f"column {series.name!r} has numbers, and {shown(words.iloc[0], 40)} in row {words.index[0] + 1}{others}: "
+        f"column {series.name!r} has numbers, and {shown(series.iloc[words[0]], 40)} in row {words[0] + 1}{others}: "
         "leave these cells empty, or correct them"
     )
