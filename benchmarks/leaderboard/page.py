@@ -103,18 +103,20 @@ def _first(found: Sequence[Standing]) -> list[str]:
         order = [name for name in first_to_try(own) if name != ALONE][:3]
         clear = _count(own, order[0], 1) > _count(own, order[0], -1)
         begin = f"{title(order[0])} first" if clear else "Local first, since nothing is clearly above it on test rows"
-        after = [f"{title(name)} {_points(own, lambda one, name=name: name)}" for name in order]
-        lines.append(f"- **{words}** ({_names(own)}): {begin}.  Points over Local, by validation rows the best first: "
-                     f"{'; '.join(after)}.  {title(order[0])} is clearly {_sure(own, order[0])}, FedAvg "
-                     f"{_sure(own, TOGETHER)}.{_scope(own)}")  # fmt: skip
+        points = [f"{title(name)} {_points(own, lambda one, name=name: name)}" for name in order]
+        sure = [f"{title(name)} {_sure(own, name)}" for name in dict.fromkeys((order[0], TOGETHER))]
+        lines.append(f"- **{words}** ({_names(own)}): {begin}.  Points over Local, the best by validation rows first: "
+                     f"{'; '.join(points)}.  Clearly above or below Local: {'; '.join(sure)}.")  # fmt: skip
     even = [one for one in found if not one.federation.slow]
     chosen = _points(even, lambda one: one.best([name for name in one.results if name not in NOT_FEDERATED]))
     level = [one for one in found if ALONE in one.near]
     return [
         *lines, "",
         f"Whoever tries all methods where devices are alike, and takes the best by validation rows, has {chosen} "
-        f"points over Local.{_scope(even)}  Local is not clearly behind the leader in {len(level)} of {len(found)} "
-        f"federations{f' ({_names(level)})' if level else ''}.  FedAvg is clearly {_sure(found, TOGETHER)}.", "",
+        f"points over Local.  Local is not clearly behind the leader in {len(level)} of {len(found)} "
+        f"federations{f' ({_names(level)})' if level else ''}.  FedAvg is clearly {_sure(found, TOGETHER)}.  "
+        f"Brackets are the interval for other federations from {FEWEST} data sets; below that they are the range over "
+        f"federations or, of one, the interval for its clients, and of others there is {LITTLE}.", "",
     ]  # fmt: skip
 
 
@@ -128,14 +130,6 @@ def _points(found: Sequence[Standing], pick: Callable[[Standing], str]) -> str:
         if len(found) == 1 and gap is not None:
             low, high = 100 * gap.low, 100 * gap.high
     return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
-
-
-def _scope(found: Sequence[Standing]) -> str:
-    """What the brackets hold for, where that is not other federations."""
-    if len({one.federation.rows for one in found}) >= FEWEST:
-        return ""
-    brackets = "the interval for these clients" if len(found) == 1 else f"the range over {len(found)} federations"
-    return f"  Brackets are {brackets}; of others {LITTLE}."
 
 
 def _names(those: Sequence[Standing]) -> str:
