@@ -16,6 +16,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import IntEnum
 
 from piebald.core.plain_text import printable
@@ -101,6 +102,7 @@ class Connection:
         secured: the connection, after its handshake.
 
     Attributes:
+        secured: the connection, after its handshake.
         name: the name in the other end's certificate.
         address: where it connected from, or the address that was connected to; "" where it has gone already.
         certificate: as of `ssl.SSLSocket.getpeercert`.
@@ -109,7 +111,7 @@ class Connection:
     """
 
     def __init__(self, secured: SharedSocket) -> None:
-        self._secured, self._sending = secured, threading.Lock()
+        self.secured, self._sending = secured, threading.Lock()
         self._greeted = False  # whether the opening was sent
         self.farewell, self.ended, self.address = "", False, ""
         self.certificate = secured.getpeercert() or {}
@@ -118,9 +120,9 @@ class Connection:
             self.address = str(secured.getpeername()[0])
 
     @property
-    def expires(self) -> float:
-        """When the other end's certificate expires, in seconds since the epoch."""
-        return ssl.cert_time_to_seconds(str(self.certificate["notAfter"]))
+    def expires(self) -> str:
+        """When the other end's certificate expires, as a date."""
+        return f"{datetime.fromtimestamp(ssl.cert_time_to_seconds(str(self.certificate['notAfter'])), UTC):%Y-%m-%d}"
 
     def open(self) -> None:
         """Exchange the openings.
@@ -132,7 +134,7 @@ class Connection:
         with self._sending:
             self._greet()
         opening = bytearray()
-        if not receive(self._secured.recv, opening, len(_MAGIC) + 1):
+        if not receive(self.secured.recv, opening, len(_MAGIC) + 1):
             raise OSError("the connection was closed by the other end")
         if not opening.startswith(_MAGIC):
             raise Refused("bytes of another protocol than Piebald's")
@@ -149,9 +151,9 @@ class Connection:
             if self.ended:
                 return False
             try:
-                send(self._secured, frame)
+                send(self.secured, frame)
             except (OSError, ValueError):  # a frame that was sent in part leaves the connection unusable
-                self._secured.close()
+                self.secured.close()
                 return False
         return True
 
@@ -163,12 +165,12 @@ class Connection:
             Refused: the other end sent what is no frame.
         """
         data = bytearray()
-        if not receive(self._secured.recv, data, _LENGTH):
+        if not receive(self.secured.recv, data, _LENGTH):
             return None
         length = int.from_bytes(data, "little")
         if not _HEAD.size - _LENGTH <= length <= FRAME:
             raise Refused(f"a frame that claims {length:,} bytes, where at most {FRAME:,} are allowed")
-        if not receive(self._secured.recv, data, _LENGTH + length):
+        if not receive(self.secured.recv, data, _LENGTH + length):
             return None
         frame = decode_frame(data)
         if frame.kind is FrameKind.FAREWELL:
@@ -185,21 +187,21 @@ class Connection:
                 try:
                     self._greet()
                     word = encode_frame(FrameKind.FAREWELL, 0, "", reason[:_REASON].encode())
-                    self._secured.send_within(word, _LAST_WORD / 2)
-                    self._secured.shutdown(socket.SHUT_WR)
+                    self.secured.send_within(word, _LAST_WORD / 2)
+                    self.secured.shutdown(socket.SHUT_WR)
                 finally:
                     self._sending.release()
                 # bytes that were not read when a connection is closed would take the last word with them
-                while (rest := until - time.monotonic()) > 0 and self._secured.recv_within(1 << 14, rest):
+                while (rest := until - time.monotonic()) > 0 and self.secured.recv_within(1 << 14, rest):
                     pass
-        self._secured.close()
+        self.secured.close()
 
     def close(self) -> None:
         """Close it, unless `end` is about to."""
         if not self.ended:
-            self._secured.close()
+            self.secured.close()
 
     def _greet(self) -> None:
         if not self._greeted:
-            send(self._secured, _MAGIC + bytes([FRAMING]))
+            send(self.secured, _MAGIC + bytes([FRAMING]))
             self._greeted = True

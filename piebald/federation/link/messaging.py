@@ -13,8 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +34,6 @@ log = logging.getLogger("piebald.federation")
 Handler = Callable[[str, Any, memoryview], bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """The other end of a connection.
-
-    Attributes:
-        name: the name in its certificate.
-        address: where it connected from, or the address that was connected to.
-        expires: when its certificate expires, as a date.
-    """
-
-    name: str
-    address: str
-    expires: str
-
-
 class Link:
     """One party's connection to the federation.
 
@@ -63,7 +46,7 @@ class Link:
 
     Attributes:
         received, sent: bytes of messages, by party.
-        peers: the other ends that have connected, by name.
+        peers: the last connection of each party, which may have ended.
         trouble: why a site is not connected to the server, "" where it is.
         shut: why parties were shut out, see `revocation.Admission`.
     """
@@ -79,7 +62,7 @@ class Link:
         self.name, self.knows = name, knows
         self.received: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
-        self.peers: dict[str, Peer] = {}
+        self.peers: dict[str, Connection] = {}
         self.trouble = ""
         self._troubles: set[str] = set()  # those that were logged since the server answered last
         self._answered = True  # whether there was an answer over this connection
@@ -88,7 +71,7 @@ class Link:
         self._report, self._reported, self._lock = report, dict[str, set[str]](), threading.Lock()
         self._handlers: dict[str, tuple[type[Message], Handler]] = {}
         self._connections: Counter[str] = Counter()  # that there were, by party
-        self._open: dict[str, dict[SharedSocket, Connection]] = {}  # by party, the oldest first
+        self._open: dict[str, list[Connection]] = {}  # by party, the oldest first
         self._numbers = itertools.count(1)
         self._replies: dict[int, tuple[Connection, Future[memoryview]]] = {}  # that are waited for
         self._receipts: dict[tuple[str, str], Callable[[Reply], None]] = {}  # by receiver and digest
@@ -133,7 +116,7 @@ class Link:
             self._listener.shutdown()
             self._listener.server_close()
         with self._lock:
-            connections = [one for several in self._open.values() for one in several.values()]
+            connections = list(itertools.chain(*self._open.values()))
         ending = [threading.Thread(target=one.end, args=(self._last_word,), daemon=True) for one in connections]
         for thread in ending:
             thread.start()
@@ -210,7 +193,7 @@ class Link:
         queue = FrameQueue[Frame](lambda frame: self._serve(connection, frame), self._room)
         try:
             connection.open()
-            self._register(secured, connection)
+            self._register(connection)
             if self._stopping.is_set():  # `stop` did not see this one any more
                 return connection.end(self._last_word)
             while (frame := connection.read()) is not None:
@@ -222,16 +205,15 @@ class Link:
             pass
         finally:
             queue.end()
-            self._forget(secured, connection)
+            self._forget(connection)
             connection.close()
 
-    def _register(self, secured: SharedSocket, connection: Connection) -> None:
-        expires = f"{datetime.fromtimestamp(connection.expires, UTC):%Y-%m-%d}"
+    def _register(self, connection: Connection) -> None:
         with self._lock:
-            self._open.setdefault(connection.name, {})[secured] = connection
+            self._open.setdefault(connection.name, []).append(connection)
             self._answered = False
             self._connections[connection.name] += 1
-            self.peers[connection.name] = Peer(connection.name, connection.address, expires)
+            self.peers[connection.name] = connection
 
     def _take(self, connection: Connection, frame: Frame, queue: FrameQueue[Frame]) -> None:
         """Hand a frame to whoever waits for it, or to the handler of its topic."""
@@ -263,10 +245,12 @@ class Link:
         elif answer and frame.topic in _IN_PIECES:
             connection.send(FrameKind.MESSAGE, 0, "receipt", answer)
 
-    def _forget(self, secured: SharedSocket, connection: Connection) -> None:
+    def _forget(self, connection: Connection) -> None:
         """Stop waiting for replies over a connection that has ended; a site says that it has."""
         with self._lock:
-            was_open = self._open.get(connection.name, {}).pop(secured, None) is not None
+            connections = self._open.get(connection.name, [])
+            if was_open := connection in connections:
+                connections.remove(connection)
         for number in [number for number, (asked, _) in list(self._replies.items()) if asked is connection]:
             if (waiting := self._replies.pop(number, None)) is not None:
                 waiting[1].cancel()
@@ -278,7 +262,7 @@ class Link:
     def _connection_to(self, target: str) -> Connection | None:
         """Return the newest open connection to a party, None where there is none."""
         with self._lock:
-            connections = [one for one in self._open.get(target, {}).values() if not one.ended]
+            connections = [connection for connection in self._open.get(target, ()) if not connection.ended]
         return connections[-1] if connections else None
 
     def _sent_over(self, connection: Connection, kind: FrameKind, number: int, topic: str, data: bytes) -> bool:
@@ -301,8 +285,9 @@ class Link:
     def _end(self, secured: SharedSocket, why: str) -> None:
         """End a connection of a party that is shut out, or has too many, and tell it why."""
         with self._lock:
-            connections = [one for several in self._open.values() if (one := several.get(secured)) is not None]
-        (connections[0] if connections else Connection(secured)).end(why)
+            connections = itertools.chain(*self._open.values())
+            connection = next((connection for connection in connections if connection.secured is secured), None)
+        (connection or Connection(secured)).end(why)
 
     def _on_refused(self, who: str, error: Exception) -> None:
         """Report a handshake that failed; a site says why it has no connection, each reason once until it has one."""

@@ -7,14 +7,14 @@ from datetime import datetime
 from typing import Any
 
 from piebald.contracts import Task
-from piebald.federation.link.messaging import Peer
+from piebald.federation.link.frames import Connection
 from piebald.federation.site.client_session import Delivery, StartedTask
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 
 log = logging.getLogger("piebald.federation")
 
 
-def connected(address: str, server: Peer | None, expires: datetime) -> None:
+def connected(address: str, server: Connection | None, expires: datetime) -> None:
     """Log that the server answers."""
     fields = {"event": "connected", "address": address, "certificate": "server"}
     fields |= {"expires": "" if server is None else server.expires, "own_expires": f"{expires:%Y-%m-%d}"}
