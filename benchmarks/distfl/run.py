@@ -41,8 +41,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import piebald
 from piebald import recipes
-from piebald.core.metrics import accuracy
-from piebald.methods.attacks.success import AttackSuccess
+from piebald.core.metrics import AttackSuccess, accuracy
 from piebald.methods.recipe import Recipe
 from piebald.server.result_checks import LONGEST_STEP
 

@@ -76,8 +76,8 @@ def distfl(part: str, method: str, seed: int) -> Case:
     import federations
     import settings
 
+    from piebald.core.metrics import AttackSuccess
     from piebald.core.objective import accuracy
-    from piebald.methods.attacks.success import AttackSuccess
 
     _, _, recipe, federation, rounds = next(job for job in conditions.full_jobs(part, seed) if job[1] == method)
     clients, _ = federation()

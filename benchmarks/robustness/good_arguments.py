@@ -178,7 +178,7 @@ def _of_searches(finished: piebald.Run) -> dict[str, Any]:
 def _of_tables() -> dict[str, Any]:
     """Of attacks, and of tables in settings."""
     made: dict[str, Any] = {
-        "piebald.methods.attacks.AttackSuccess.flips": {0: 4},
+        "piebald.core.metrics.AttackSuccess.flips": {0: 4},
         "piebald.methods.training.LearnerGroup.clients": (1,),
     }
     made |= {"piebald.methods.training.LearnerGroup.vc_loss": 1.0, "piebald.methods.training.LearnerGroup.vc_tomb": 1}

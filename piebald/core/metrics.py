@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from piebald.core.arguments import checked_class
+from piebald.core.errors import SettingError
 from piebald.core.losses import by_example, on_logits, token_cross_entropy
 from piebald.core.pytree import joined, logits
 from piebald.core.targets import IGNORED, known, survival_pair
@@ -283,3 +285,53 @@ class Concordance(_Accumulated):
             comparable = comparable + pairs.sum()
             right = right + 2 * (pairs & (sooner > hazard)).sum() + (pairs & (sooner == hazard)).sum()
         return (right.double() / (2 * comparable)).float()
+
+
+@checked_class
+class AttackSuccess:
+    """Attack success rate of flipped labels: a metric of runs (DistFL, eq. 9, averaged over the flipped classes).
+
+    Of the test rows of class a, the share that the model takes for b, where a was flipped to b; then the mean over the
+    flipped classes that have rows.  NaN where none has.  Its name needs the pairs of classes that were swapped:
+    ``metrics=["accuracy", {"name": "attack_success", "pairs": [[0, 4]]}]``.
+
+    Args:
+        flips: what each flipped class became.
+    """
+
+    higher_is_better = False
+
+    def __init__(self, flips: Mapping[int, int]) -> None:
+        if not flips or any(a == b for a, b in flips.items()):
+            raise SettingError(f"flips must say what each flipped class became, like {{0: 4, 4: 0}}, got {flips!r}")
+        self.flips = dict(flips)
+        self.reset()
+
+    @classmethod
+    def of_pairs(cls, pairs: Sequence[Sequence[int]]) -> AttackSuccess:
+        """For classes swapped in pairs, as the change `flip_pairs` does it."""
+        return cls({a: b for first, second in pairs for a, b in ((first, second), (second, first))})
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The rate of these rows alone."""
+        self.reset()
+        self.update(outputs, targets)
+        return self.compute()
+
+    def reset(self) -> None:
+        """Forget all rows."""
+        self._rows = dict.fromkeys(self.flips, 0)
+        self._hits = dict.fromkeys(self.flips, 0)
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Count rows: logits [n, classes] and true classes [n]."""
+        predicted = outputs.argmax(1)
+        for source, goal in self.flips.items():
+            of_source = targets == source
+            self._rows[source] += int(of_source.sum())
+            self._hits[source] += int((predicted[of_source] == goal).sum())
+
+    def compute(self) -> Tensor:
+        """The rate so far."""
+        rates = [self._hits[source] / rows for source, rows in self._rows.items() if rows]
+        return torch.tensor(sum(rates) / len(rates) if rates else math.nan)

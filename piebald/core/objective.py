@@ -34,6 +34,7 @@ from piebald.core.losses import (
 )
 from piebald.core.metrics import (
     ELSEWHERE,
+    AttackSuccess,
     Auc,
     Concordance,
     OfAllRows,
@@ -195,6 +196,8 @@ METRICS: dict[str, Any] = {
     "squared_error": squared_error,
     "token_accuracy": token_accuracy,
 }
+# by the name in a table, whose other entries are arguments
+_WITH_SETTINGS: dict[str, Callable[..., Any]] = {"attack_success": AttackSuccess.of_pairs}
 # what a name of METRICS means for an objective, where it means something else
 _MEANT: dict[str, dict[str, Any]] = {
     "multilabel": {"log_loss": binary_cross_entropy},
@@ -330,16 +333,34 @@ def _accumulates(metric: object) -> bool:
     return all(hasattr(metric, name) for name in ("update", "compute", "reset"))
 
 
-def named_metrics(metrics: Mapping[str, Any] | Sequence[str], objective: str) -> Mapping[str, Any]:
-    """Metrics by name, looked up for an objective if only names are given."""
+def named_metrics(metrics: Mapping[str, Any] | Sequence[str | Mapping[str, Any]], objective: str) -> Mapping[str, Any]:
+    """Metrics by name, looked up for an objective if only names are given, or tables of a name and settings."""
     if isinstance(metrics, Mapping):
         return metrics
     if isinstance(metrics, str):
         raise SettingError(f"metrics must be a list of names, got {shown(metrics)}: write metrics=[{shown(metrics)}]")
-    for name in metrics:
-        if name not in METRICS:
-            raise unknown("metric", name, METRICS, ELSEWHERE)
-    return {name: _MEANT.get(objective, METRICS).get(name, METRICS[name]) for name in metrics}
+    return dict(_named_metric(metric, objective) for metric in metrics)
+
+
+def _named_metric(metric: str | Mapping[str, Any], objective: str) -> tuple[str, Any]:
+    """Return the name of a metric and the metric."""
+    if isinstance(metric, Mapping):
+        settings = dict(metric)
+        name = settings.pop("name", None)
+        if name not in _WITH_SETTINGS:
+            raise unknown("metric with settings", name, _WITH_SETTINGS)
+        try:
+            return name, _WITH_SETTINGS[name](**settings)
+        except SettingError:
+            raise
+        except (TypeError, ValueError):
+            allowed = ", ".join(inspect.signature(_WITH_SETTINGS[name]).parameters)
+            raise SettingError(f"metric {name} needs {allowed}, like pairs = [[0, 4]], got {shown(settings)}") from None
+    if metric in _WITH_SETTINGS:
+        raise SettingError(f"metric {metric} needs settings: write {{ name = {metric!r}, pairs = [[0, 4]] }}")
+    if metric not in METRICS:
+        raise unknown("metric", metric, METRICS, ELSEWHERE)
+    return metric, _MEANT.get(objective, METRICS).get(metric, METRICS[metric])
 
 
 def _higher_is_better(metrics: Mapping[str, Any]) -> bool:

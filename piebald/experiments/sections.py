@@ -109,14 +109,15 @@ class Evaluation(Section):
         clients: the number of clients to evaluate on, all by default.
         split: the split to evaluate on.
         per_class: whether right and wrong answers are counted by class at the end; by default only in simulations.
-        metrics: names of metrics, or "module:name", the main metric first; chosen by the targets by default.
+        metrics: names of metrics, or "module:name", or tables of a name and settings, the main metric first; chosen by
+            the targets by default.
     """
 
     every: int = Field(default=1, ge=0)
     clients: int | None = Field(default=None, ge=1)
     split: Split = "test"
     per_class: bool | None = None
-    metrics: list[Text] | None = Field(default=None, min_length=1)
+    metrics: list[Text | dict[str, Any]] | None = Field(default=None, min_length=1)
 
 
 class TuneSection(Section):

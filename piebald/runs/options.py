@@ -16,7 +16,7 @@ from piebald.report.callbacks import Tracker
 from piebald.server import StoppingCriteria
 from piebald.server.result_checks import LONGEST_STEP
 
-Metrics = Mapping[str, Any] | Sequence[str]
+Metrics = Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 
 _ALWAYS_RECORDED = ("rounds", "seed", "runtime", "checkpoint_every", "label", "settings")
 # Folders of earlier versions lack some of these.

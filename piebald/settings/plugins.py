@@ -128,7 +128,7 @@ def objective_named(targets: Tree, loss: Any, metrics: Any) -> Objective:
         loss = _with_settings(named, settings)
     if isinstance(metrics, list | tuple) and any(isinstance(metric, Reference) for metric in metrics):
         name = objective_for(targets, loss).name
-        metrics = {_short(metric): _metric(metric, name) for metric in metrics}
+        metrics = dict(_metric(metric, name) for metric in metrics)
     objective = objective_for(targets, loss, metrics)
     return replace(objective, name=str(named)) if isinstance(named, Reference) else objective
 
@@ -146,15 +146,13 @@ def _with_settings(named: Reference, settings: Mapping[str, Any]) -> Any:
     return partial(loss, **settings)
 
 
-def _short(metric: str) -> str:
-    return metric.rpartition(":")[2].rpartition(".")[2]
-
-
-def _metric(name: str, objective: str) -> Any:
+def _metric(name: Any, objective: str) -> tuple[str, Any]:
+    """Return the name of a metric of a list and the metric."""
     if not isinstance(name, Reference):
-        return named_metrics([name], objective)[name]
+        return next(iter(named_metrics([name], objective).items()))
     metric = name.resolved("metric")
-    return metric() if isinstance(metric, type) else metric  # a class of torchmetrics
+    short = name.rpartition(":")[2].rpartition(".")[2]
+    return short, metric() if isinstance(metric, type) else metric  # a class of torchmetrics
 
 
 def needed_by(values: Iterable[Any], named: Any = None) -> tuple[Plugin, ...]:

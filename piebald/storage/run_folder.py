@@ -143,7 +143,7 @@ class RunMeta(TypedDict, total=False):
     loss: str | dict[str, Any] | None
     objective: str | None
     metric: str
-    metrics: list[str] | None
+    metrics: list[str | dict[str, Any]] | None
     per_class: bool | None
     higher_is_better: bool
     model: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ import piebald
 from piebald import data, recipes
 from piebald.contracts import Rows
 from piebald.core.errors import SettingError
-from piebald.core.metrics import accuracy
+from piebald.core.metrics import AttackSuccess, accuracy
+from piebald.core.objective import named_metrics
 from piebald.data.partition import Backdoor, FlipPairs, Iid
 from piebald.methods.attacks import Collusion, InnerProduct, LittleIsEnough, ModelReplacement, RandomUpdate, SignFlip
-from piebald.methods.attacks.success import AttackSuccess, backdoor_success
+from piebald.methods.attacks.success import backdoor_success
 from piebald.models import build_model
 from tests.fakes import FakeMasking, classified, seeded, simulate
 
@@ -141,6 +143,36 @@ def test_attack_success_is_the_mean_over_flipped_classes() -> None:
 def test_flips_must_flip(flips: dict[int, int]) -> None:
     with pytest.raises(SettingError, match="flips"):
         AttackSuccess(flips)
+
+
+def test_attack_success_has_a_name_that_a_run_folder_keeps(tmp_path: Path) -> None:
+    x, y = torch.eye(3).repeat(8, 1), torch.arange(3).repeat(8)
+    clients = piebald.clients_from({"a": (x, y), "b": (x, y)}, test=0.5)
+    metrics = ["accuracy", {"name": "attack_success", "pairs": [[0, 1]]}]
+    model = build_model("mlp", (3,), 3)
+    run = piebald.run(recipes.fedavg(lr=0.5), clients, model, rounds=1, metrics=metrics, out=tmp_path / "run")
+    run = piebald.resume(tmp_path / "run", clients, rounds=2)
+    rates = [row["value"] for row in run.scores if row["metric"] == "attack_success" and row["version"] == 2]
+    predicted = run.model()(x).argmax(1)
+    swapped = {0: 1, 1: 0}
+    assert set(rates) == {np.mean([float((predicted[y == a] == b).float().mean()) for a, b in swapped.items()])}
+    assert run.metric == "accuracy"
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        ("attack_success", "metric attack_success needs settings: write"),
+        ({"name": "attack_success"}, "metric attack_success needs pairs"),
+        ({"name": "attack_success", "pairs": [[1, 1]]}, "flips must say what each flipped class became"),
+        ({"name": "attack_success", "pairs": [1]}, "metric attack_success needs pairs"),
+        ({"name": "attack", "pairs": [[0, 1]]}, "metric with settings.*'attack'"),
+        ({"pairs": [[0, 1]]}, "metric with settings"),
+    ],
+)
+def test_a_metric_with_wrong_settings_is_told(metric: Any, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        named_metrics(["accuracy", metric], "classification")
 
 
 @pytest.mark.full
