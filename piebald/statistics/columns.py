@@ -20,7 +20,7 @@ from piebald.data.clients.convert import class_numbers
 from piebald.data.clients.prepared import columns_of as coded_columns
 from piebald.data.clients.prepared import frame_of
 from piebald.data.partition import clients_from
-from piebald.data.preparation.columns import guess_columns, numbers_of, words_of
+from piebald.data.preparation.columns import dates_of, guess_columns, numbers_of, words_of
 from piebald.statistics.bounded_sums import as_text
 
 TARGET = "target"  # the name of a column of targets that has no name
@@ -35,7 +35,7 @@ class ClientColumns:
     Attributes:
         name: the client's name.
         rows: number of rows.
-        numbers: columns of numbers [n] float64 by name; NaN where a value is missing.
+        numbers: columns of numbers [n] float64 by name, and of dates in days since 1970; NaN where a value is missing.
         texts: columns of text [n] by name; None where a value is missing.
     """
 
@@ -117,9 +117,12 @@ def _of_frame(name: str, frame: Any, columns: Sequence[str] | None) -> ClientCol
         series = frame[column] if column in frame.columns else frame.iloc[:, names.index(column)]
         if getattr(series.dtype, "kind", "O") in "biuf":
             numbers[column] = np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
-        elif guess_columns(series.to_frame(column))[column] == "number":
-            # of text, too; a column without a value takes the type that it has at the other clients
+            continue
+        kind = guess_columns(series.to_frame(column))[column]
+        if kind == "number":  # of text, too; a column without a value takes the type that it has at the other clients
             numbers[column] = numbers_of(series)
+        elif kind == "date":
+            numbers[column] = dates_of(series)["days"]
         else:
             texts[column] = words_of(series)
     return ClientColumns(name, len(frame), numbers, texts)

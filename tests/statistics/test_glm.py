@@ -81,6 +81,16 @@ def test_numbers_that_one_can_compute_by_hand() -> None:
     assert found.p_values[1] == pytest.approx(math.erfc(found.statistics[1] / math.sqrt(2)))
 
 
+def test_dates_count_in_days() -> None:
+    days = np.random.default_rng(0).integers(0, 900, 40)
+    seen = pandas.Series(pandas.to_datetime("2022-03-01") + pandas.to_timedelta(days, unit="D"))
+    y = 0.25 * days + np.random.default_rng(1).normal(size=40)
+    for form in ("%Y-%m-%d", "%d.%m.%Y"):
+        table = pandas.DataFrame({"seen": seen.dt.strftime(form), "y": y})
+        found = piebald.glm({"a": table[::2], "b": table[1::2]}, target="y")
+        assert found.coefficients[1] == pytest.approx(np.polyfit(days, y, 1)[0], rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("change", "family", "sentence"),
     [
