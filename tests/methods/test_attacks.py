@@ -151,7 +151,7 @@ def test_attack_success_has_a_name_that_a_run_folder_keeps(tmp_path: Path) -> No
     metrics = ["accuracy", {"name": "attack_success", "pairs": [[0, 1]]}]
     model = build_model("mlp", (3,), 3)
     run = piebald.run(recipes.fedavg(lr=0.5), clients, model, rounds=1, metrics=metrics, out=tmp_path / "run")
-    run = piebald.resume(tmp_path / "run", clients, rounds=2)
+    run = piebald.resume(tmp_path / "run", clients, model, rounds=2)
     rates = [row["value"] for row in run.scores if row["metric"] == "attack_success" and row["version"] == 2]
     predicted = run.model()(x).argmax(1)
     swapped = {0: 1, 1: 0}
