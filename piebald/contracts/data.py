@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
     from piebald.core.pytree import Tree
 
 
+C = TypeVar("C")
+R = TypeVar("R")
 Split = Literal["train", "validation", "test"]
 
 
 _ROW_TYPES = ("float32", "float64", "int64", "uint8", "bool")
+_TRIED = 5  # candidates of a trial
 _LARGEST_ROW = 1 << 28  # numbers of a row that is made up from a description
 
 SERVER_ID = -1  # the client number of the server itself, which may hold a common test set
@@ -208,16 +212,33 @@ def rows_with_all_inputs(clients: Clients, candidates: Iterable[int]) -> Rows:
     Raises:
         SettingError: nobody has some input.
     """
-    numbers = list(candidates)
-    lacked = [lacked_inputs(clients, client) for client in numbers]
-    whole = next((client for client, names in zip(numbers, lacked, strict=True) if not names), None)
-    if whole is not None or not numbers:
-        return clients.rows(whole or 0, "train")
-    if nobody := frozenset.intersection(*lacked):
+    seen = dict[int, frozenset[str]]()
+    for client in candidates:
+        seen[client] = lacked_inputs(clients, client)
+        if not seen[client]:
+            return clients.rows(client, "train")
+    if not seen:
+        return clients.rows(0, "train")
+    if nobody := frozenset.intersection(*seen.values()):
         raise SettingError(f"every client lacks an input ({', '.join(sorted(nobody))}): leave out what nobody uses")
-    pieces = [clients.rows(client, "train")[:1] for client in numbers]
+    pieces = [clients.rows(client, "train")[:1] for client in seen]
     inputs = {name: leaf for piece in pieces for name, leaf in pytree.named_leaves(piece.x)}
     return Rows(inputs, pieces[0].y)
+
+
+def first_passing(trial: Callable[[C], R], candidates: Iterable[C]) -> tuple[C, R]:
+    """Return the first of a few candidates that a trial does not refuse, and its result: one client's rows may be odd.
+
+    Raises:
+        SettingError: that of the first one, where all are refused.
+    """
+    refusal = SettingError("there is nothing to try")
+    for place, candidate in enumerate(itertools.islice(candidates, _TRIED)):
+        try:
+            return candidate, trial(candidate)
+        except SettingError as error:
+            refusal = error if place == 0 else refusal
+    raise refusal
 
 
 def without_inputs(x: Tree, names: Collection[str]) -> Tree:

@@ -53,7 +53,7 @@ from piebald.core.metrics import (
     token_accuracy,
 )
 from piebald.core.pytree import Tree, count, described, logits
-from piebald.core.targets import ClassNumbers, Labels, TargetDomain, TimesAndEvents, is_one_hot
+from piebald.core.targets import ClassNumbers, Labels, TargetDomain, TimesAndEvents, is_one_hot, survival_pair
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def objective_for(
     if objective.name in ("classification", "token_classification", "language_modelling"):
         _check_classes(objective.name, targets)
     if objective.name == "survival":
-        objective.check_targets(targets, (), "survival")
+        survival_pair(targets)  # refuses another form
     return objective
 
 

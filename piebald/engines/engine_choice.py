@@ -89,7 +89,8 @@ def make_engine(
         recorded: whether steps are recorded, where the device can.
     """
     row_loader = RowLoader(clients, device, work)
-    engine = ENGINES[name](work, row_loader, probe(work, row_loader.trial_rows()), device, bfloat16, recorded)
+    traits = row_loader.tried(lambda rows: probe(work, rows))
+    engine = ENGINES[name](work, row_loader, traits, device, bfloat16, recorded)
     if compiles:
         engine.compile()
     if (refusal := _refusal(engine)) is not None:

@@ -56,16 +56,18 @@ def probe(work: ClientWork, rows: Rows) -> Traits:
     # batch norm refuses a single row; a repeated one will do
     few = rows[:4] if len(rows) > 1 else rows[[0, 0]]
     x, y = few.x, few.y
+    outputs = loss = None
     with torch.no_grad(), torch_seed(0, device):
         try:
             outputs, again = _run(module, x, 0), _run(module, x, 1)
             random_plain = not _equal(outputs, again)  # before the loss, which may write into what it is given
-            loss = None
             loss = work.objective.loss(outputs, y)
         except Exception as error:  # whatever the user's own code may raise
             raise_if_lost(error, device)
             reason = _first_line(error)
-            if loss is None and isinstance(error, RuntimeError | TypeError):  # in words of torch or of Python
+            if (
+                outputs is not None and loss is None and isinstance(error, RuntimeError | TypeError)
+            ):  # in words of torch or of Python
                 reason = (
                     "the loss cannot take (outputs, targets), outputs being "
                     f"{pytree.described(outputs)}: give targets and outputs the shapes that it needs, or another loss"

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from piebald.contracts import SERVER_ID, Clients, HasServerRows, InMemory, Rows, SgdConfig, Split
 from piebald.contracts.component import ModelSpec
-from piebald.contracts.data import LacksInputs, lacked_inputs, public_rows_of, without_inputs
+from piebald.contracts.data import LacksInputs, first_passing, lacked_inputs, public_rows_of, without_inputs
 from piebald.core import pytree
 from piebald.core.errors import CannotTrain, RuntimeFault
 from piebald.core.losses import MixedTargets
@@ -26,6 +26,7 @@ from piebald.core.randomness import permutation, torch_generator
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
 RngKey = tuple[int | str, ...]
+T = TypeVar("T")
 
 
 class Gathered(NamedTuple):
@@ -55,6 +56,7 @@ class RowLoader:
         self._fetcher: ThreadPoolExecutor | None = None  # started at the first need, so after a fork
         self._held: tuple[Sequence[int], Gathered] | None = None  # by `holding`
         self._public: Gathered | None = None  # from the first need on
+        self._trial: tuple[int, Split] | None = None  # whose rows a model passed
         self._indexed: InMemory | None = None  # the clients, where they share a pool in memory
         if isinstance(clients, InMemory) and clients.in_memory():
             pool = self._prepared(clients.pool())
@@ -180,20 +182,28 @@ class RowLoader:
 
     def sample(self) -> pytree.Tree:
         """Two rows of the first client that has any, to try a model on."""
-        rows = self.gather(*self._first())
+        client, split = self._trial or next(self._trials())
+        rows = self.gather([client], split)
         return rows.take(torch.from_numpy(rows.places[0][:2]).to(self.device)).x
 
     def trial_rows(self) -> Rows:
         """The rows of the first client that has any, to try a model on: training rows, if there are any at all."""
-        (client,), split = self._first()
+        client, split = self._trial or next(self._trials())
         return self._prepared(self.clients.rows(client, split))
 
-    def _first(self) -> tuple[list[int], Split]:
-        """The first client that has rows and all inputs, and the split that it has."""
+    def tried(self, trial: Callable[[Rows], T]) -> T:
+        """Return the result of a trial on the rows of the first client that passes it, which `trial_rows` are then."""
+        held, result = first_passing(lambda held: trial(self._prepared(self.clients.rows(*held))), self._trials())
+        self._trial = held
+        return result
+
+    def _trials(self) -> Iterator[tuple[int, Split]]:
+        """Yield clients that have rows and all inputs, each with a split that it has; client 0 where there is none."""
         splits: tuple[Split, ...] = ("train", "validation", "test")  # a client that only tests has no training rows
         held = ((c, split) for split in splits for c in range(len(self.clients)) if self.clients.size(c, split) != 0)
-        client, split = next(((c, s) for c, s in held if not lacked_inputs(self.clients, c)), (0, "train"))
-        return [client], split
+        whole = ((client, split) for client, split in held if not lacked_inputs(self.clients, client))
+        first = next(whole, (0, splits[0]))
+        return itertools.chain([first], whole)
 
     def rng_key(self, seed: int | str, client: int, rng_version: int | str, phase: int) -> RngKey:
         """The rng key of a client's task: its name, not its number, which depends on who joined first."""

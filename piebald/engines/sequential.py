@@ -132,7 +132,8 @@ class SequentialEngine(ClippingEngine):
         if number not in self._own_engines:
             work = self.work.numbered(number)
             # a part of this model behaves like it; with few channels, a trial might not show how
-            traits = self.traits if self.work.held(number) is not None else probe(work, self.row_loader.trial_rows())
+            part = self.work.held(number) is not None
+            traits = self.traits if part else self.row_loader.tried(lambda rows: probe(work, rows))
             self._own_engines[number] = self._sibling(type(self), work, traits)
         return self._own_engines[number]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 from collections.abc import Mapping, Sequence
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from torch import nn
 
 from piebald.contracts import Clients, HasServerRows, Rows, RowsAtSites
 from piebald.contracts.component import ModelSpec, build
-from piebald.contracts.data import blank_row, column_names, public_rows_of, row_form, rows_digest, rows_with_all_inputs
+from piebald.contracts.data import blank_row, column_names, first_passing, public_rows_of, row_form, rows_digest, rows_with_all_inputs
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.machine import existing_objects_frozen, machine
@@ -270,11 +272,23 @@ def _validate(keep: str | Mapping[str, Any], interval: int, clients: Clients) ->
     return Evaluate(split="validation") if keep == "best" else None
 
 
-def _whole_rows(clients: Clients) -> Rows:
-    """Return training rows with all inputs."""
-    return rows_with_all_inputs(
-        clients, (client for client in range(len(clients)) if clients.size(client, "train") != 0)
-    )
+def _whole_rows(clients: Clients, after: int = 0) -> Rows:
+    """Return training rows with all inputs, of the first client that has some and whose number is at least `after`."""
+    held = (client for client in range(after, len(clients)) if clients.size(client, "train") != 0)
+    return rows_with_all_inputs(clients, held)
+
+
+def _tried(module: nn.Module, clients: Clients) -> tuple[Rows, tuple[int, ...]]:
+    """Return training rows with all inputs that a model takes, and the shape of its outputs for one of them."""
+
+    def trial(client: int) -> tuple[Rows, tuple[int, ...]]:
+        rows = _whole_rows(clients, client)
+        return rows, outputs_of(module, rows)
+
+    held = (client for client in range(len(clients)) if clients.size(client, "train") != 0)
+    if (first := next(held, None)) is None:
+        raise SettingError("no client has a training row")
+    return first_passing(trial, itertools.chain([first], held))[1]
 
 
 def work_without_rows(
@@ -314,16 +328,14 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
     models = GivenModels.of(model, clients.names, options.seed)
     module = models.modules[0]
     layout = Layout.of(module, recipe.sharing.private(module))
-    rows = _whole_rows(clients)
-    if len(rows) == 0:
-        raise SettingError("no client has a training row")
+    rows, outputs = _tried(module, clients)
     objective = in_own_unit(objective_named(rows.y, options.loss, options.metrics), preparation_of(clients))
     _check_validation(recipe, clients)
     initial = layout.flatten(module)
     # Refuses a model with room for fewer clients.
     recipe.sharing.initial_private(initial[layout.shared :], layout, len(clients) - 1)
     module = copied_for_run(module)
-    shape, outputs = pytree.form(rows.x), outputs_of(module, rows)
+    shape = pytree.form(rows.x)
     public = public_rows_of(clients)
     count, digest = 0 if public is None else len(public), rows_digest(public)
     spec = ModelSpec(

@@ -60,9 +60,10 @@ def survival(rows: int, first: float) -> tuple[Any, Any]:
     return draw.normal(size=(rows, 3)).astype(np.float32), (time, np.ones(rows, np.float32))
 
 
-def test_a_negative_time_is_refused_before_training_whoever_has_it() -> None:
-    rows = {"north": survival(20, 1.0), "south": survival(12, -1.0)}
-    with pytest.raises(SettingError, match=r"client .south., train rows: .* got -1 in the time of row"):
+@pytest.mark.parametrize("odd", ["north", "south"])
+def test_a_negative_time_is_refused_before_training_whoever_has_it(odd: str) -> None:
+    rows = {name: survival(count, -1.0 if name == odd else 1.0) for name, count in (("north", 20), ("south", 12))}
+    with pytest.raises(SettingError, match=rf"client '{odd}', train rows: .* got -1 in the time of row"):
         simulate("fedavg", rows, nn.Linear(3, 1), rounds=1, loss="survival")
 
 

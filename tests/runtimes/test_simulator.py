@@ -290,9 +290,28 @@ def test_a_model_that_cannot_take_the_rows_is_refused_first() -> None:
         simulate("fedavg", classified(5, 6), nn.Linear(4, 2), loss="regression")
 
 
-def test_a_loss_that_fails_on_the_first_rows_is_refused_first() -> None:
-    with pytest.raises(SettingError, match=r"the model cannot be trained on these rows .*: no such class"):
-        simulate("fedavg", poisoned(0, 5, 6), nn.Linear(4, 2), loss=stumbling)
+@pytest.mark.parametrize("engine", ["sequential", "batched", "vmapped"])
+def test_a_loss_that_fails_on_the_first_clients_rows_leaves_it_out(engine: str) -> None:
+    """Although the first client's rows are those that a model is tried on."""
+    options: dict[str, Any] = {"evaluate_every": 0, "simulator": {"engine": engine, "stack": 3}}
+    run = simulate("fedavg", poisoned(0, 5, 6, 7), nn.Linear(4, 2), loss=stumbling, **options)
+    assert failures(run) == [("site 0", "train", "ZeroDivisionError at the client: no such class")]
+
+
+def test_a_model_that_fails_on_the_first_clients_rows_leaves_it_out() -> None:
+    class Fussy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if bool((x > POISON / 2).any()):
+                raise ValueError("that is too much")
+            return super().forward(x)
+
+    clients = classified(5, 6, 7)
+    clients.x[:5] = POISON
+    run = simulate("fedavg", clients, Fussy(4, 2), evaluate_every=0)
+    assert failures(run) == [("client 0", "train", "ValueError at the client: that is too much")]
+    clients.x[:] = POISON
+    with pytest.raises(SettingError, match=r"the model fails on an input of shape \[4\]: ValueError: that is too much"):
+        simulate("fedavg", clients, Fussy(4, 2), evaluate_every=0)
 
 
 def test_a_mask_that_is_not_finite_is_refused_first() -> None:
