@@ -54,6 +54,38 @@ def test_intervals_hold_for_other_clients_and_seeds(seeds, clients, effects, mis
     assert hit / runs >= 0.95 - 3 * (0.95 * 0.05 / runs) ** 0.5  # within three standard errors of the simulation
 
 
+@pytest.mark.parametrize(("effects", "least"), [("normal", 0.93), ("exponential", 0.93), ("lognormal", 0.84)])
+@pytest.mark.parametrize("clients", [2, 4, 10])
+def test_intervals_hold_where_few_clients_gain_much_more_than_the_others(clients, effects, least):
+    """Of lognormal effects they cannot: `paired` says so."""
+    random, held, runs = np.random.default_rng(5), 0, 400
+    for _ in range(runs):
+        drawn = {
+            "normal": lambda: random.standard_normal(clients),
+            "exponential": lambda: random.exponential(size=clients) - 1,
+            "lognormal": lambda: random.lognormal(size=clients) - np.exp(0.5),
+        }[effects]()
+        table = drawn + crossed(random, 3, clients, 0.2, 0.0, 0.3)
+        gap = difference(scores(table + 0.5), scores(np.full(table.shape, 0.5)))
+        held += gap.low <= 0 <= gap.high
+        assert (gap.p < 0.05) == (not gap.low <= 0 <= gap.high)
+    assert least <= held / runs <= 0.99
+
+
+@pytest.mark.parametrize("share", [0.95, 0.99, 0.999])
+@pytest.mark.parametrize("clients", [2, 10])
+@pytest.mark.parametrize("alike", [True, False])
+def test_intervals_hold_where_nearly_all_rows_are_right(share, clients, alike):
+    """Where clients show no spread at all, an interval of theirs has no width: the truth was in 22 % of them."""
+    random, held, runs = np.random.default_rng(6), 0, 300
+    for _ in range(runs):
+        truth = np.full(clients, share) if alike else random.beta(20 * share, 20 * (1 - share), clients)
+        values = np.tile(random.binomial(50, truth) / 50, (3, 1))
+        ends = level(scores(values, sizes=[50] * clients, counted=True), bounds=(0, 1))
+        held += ends.low <= share <= ends.high
+    assert held / runs >= (0.93 if alike else 0.9)
+
+
 def test_intervals_of_accuracies_hold_and_stay_inside():
     random = np.random.default_rng(8)
     hit, runs = 0, 300
@@ -124,7 +156,8 @@ def test_of_a_whole_table_the_error_is_that_of_the_analysis_of_variance(effects,
     found = difference(scores(table), scores(np.zeros(table.shape)))
     assert found.error == pytest.approx((variance / table.size) ** 0.5)
     half = stdtrit(max(satterthwaite, seeds - 1), 0.975) * found.error
-    assert (found.low, found.high) == pytest.approx((found.mean - half, found.mean + half))
+    # an end is further away where some clients gain much more than the others
+    assert min(found.mean - found.low, found.high - found.mean) == pytest.approx(half)
 
 
 @pytest.mark.parametrize("methods", [2, 3, 5])
