@@ -215,7 +215,7 @@ def _measuring(
     query, higher = Evaluate(split=options.evaluate_split), work.objective.higher_is_better
     clients_asked = min(options.evaluate_clients or len(clients), len(clients)) if interval else 0
     count = class_query(options.per_class, work, clients, options.evaluate_split, clients_asked, runtime.simulates)
-    rows = row_query(work, clients, options.evaluate_split, clients_asked) if runtime.simulates else None
+    rows = row_query(work, clients, options.evaluate_split, clients_asked, runtime.simulates)
     return EvaluationPlan(query, interval, options.evaluate_clients, common, higher, validate, count, rows)
 
 

@@ -14,7 +14,7 @@ from piebald.core.errors import SettingError
 from piebald.core.objective import has_value_for_each
 from piebald.core.randomness import select
 from piebald.methods.client_work import ClientWork
-from piebald.methods.queries.row_scores import Confusion, Naive, RowScores, counted
+from piebald.methods.queries.row_scores import Confusion, Naive, NaiveScores, RowScores, counted
 from piebald.server.cluster_models import ClusterModels
 from piebald.server.cluster_state import ClusterModel, ModelSnapshot
 from piebald.server.records import TableRow
@@ -53,8 +53,8 @@ class EvaluationPlan:
     @property
     def asked(self) -> list[Query]:
         """All that clients may be asked."""
-        queries = (self.query, self.validate, self.count) if self.every else ()
-        return [query for query in queries if query is not None]
+        queries = (self.query, self.validate, self.count, self.rows) if self.every else ()
+        return [query for query in queries if query is not None and query.asked_of != "itself"]
 
     def is_due(self, version: int, rounds: int | None, last: bool) -> bool:
         """Return whether a version is evaluated; `last` says that the run ends with it."""
@@ -173,11 +173,11 @@ def class_query(
     return None
 
 
-def row_query(work: ClientWork, clients: Clients, split: Split, asked: int) -> RowScores | None:
-    """The query about single rows and constant answers of a simulation, None where there is nothing to ask.
+def row_query(work: ClientWork, clients: Clients, split: Split, asked: int, simulates: bool) -> RowScores | None:
+    """The query about single rows and constant answers, None where there is nothing to ask.
 
     Args:
-        work, clients, split, asked: as for `class_query`.
+        work, clients, split, asked, simulates: as for `class_query`; real sites say nothing of single rows.
     """
     sizes = [clients.size(client, split) for client in range(min(len(clients), MOST_CLIENTS + 1))]
     # of clients that choose among models, the chosen one is judged elsewhere
@@ -192,6 +192,8 @@ def row_query(work: ClientWork, clients: Clients, split: Split, asked: int) -> R
         naive = "median" if "absolute_error" in objective.metrics else "mean"
     elif objective.name in ("multilabel", "survival"):
         naive = "labels" if objective.name == "multilabel" else "equal"
+    if not simulates:
+        return NaiveScores(split=split, naive=naive) if naive else None
     counts = [clients.counts(client, "train") for client in range(len(clients))] if naive == "classes" else []
     of_all = tuple(map(sum, zip(*[row for row in counts if row], strict=True))) if None not in counts else ()
     rows = main is not None and has_value_for_each(main)

@@ -13,6 +13,7 @@ from piebald.core.errors import SettingError
 from piebald.core.references import USERS
 from piebald.experiments.file import ExperimentSettings
 from piebald.privacy.accounting import of_rows
+from piebald.report.comparison import Comparison
 
 from .in_process import InProcess, InProcessSites, in_process
 
@@ -102,3 +103,13 @@ def test_a_site_that_joins_late_with_fewer_rows_counts_from_then_on() -> None:
     site = in_process(given, data=DATA, policy={"plugins": [HERE]})
     run = carried_out(given, Late(experiment=site.experiment, site=site.site))
     assert len(run.rounds) == 2
+
+
+def test_real_sites_say_how_their_most_frequent_class_scores_and_the_verdict_names_it() -> None:
+    there = experiment(0.0, partition=SITES, recipe={"name": "fedavg"}, rounds=1)
+    plan = there.plan()
+    site = in_process(there, data=DATA, policy={"plugins": [HERE]})
+    run = piebald.run("fedavg", plan.clients, plan.model, rounds=1, runtime=site)
+    assert run.naive("naive") == {0: 0.5, 1: 0.5, 2: 0.5}
+    assert run.values_of_rows("rows") == {}
+    assert "always the most frequent class" in Comparison([run]).headline()

@@ -14,11 +14,13 @@ import torch
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
 from piebald.contracts import ClientContext, Task, TrainInput, TrainOutput, Update
+from piebald.core.errors import SettingError
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.client_work import ClientWork
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.methods.queries.evaluate import Validate
+from piebald.methods.queries.row_scores import NaiveScores
 from piebald.methods.training import Sgd
 from piebald.privacy.ledger import OverBudget, TrainingLedger
 from piebald.runs.options import RunOptions
@@ -96,6 +98,26 @@ def test_queries_that_are_not_allowed_get_no_answer() -> None:
         None,
         "this site answers no queries beside gaussian, unless its policy names them",
     )
+
+
+def test_a_site_says_how_its_most_frequent_class_scores_and_nothing_of_single_rows() -> None:
+    query, plan = NaiveScores(naive="classes"), prepared({"name": "fedavg"})
+    task = Task(1, 0, 0, {"model": plan.work.initial[: plan.work.layout.shared]}, query)
+    answer, _, _ = TaskRunner(SiteClient(plan.work, plan.clients, 0), Policy(), "cpu").serve(task, None)
+    assert answer is not None
+    trained, judged = (plan.clients.rows(0, split).y for split in ("train", "test"))  # type: ignore[arg-type]
+    most = torch.bincount(trained, minlength=10).argmax()
+    assert answer.metrics["naive/accuracy"] == pytest.approx(float((judged == most).float().mean()))
+    assert not answer.vectors
+    assert answer.examples == len(judged)
+    for policy, says in (
+        (Policy(queries=["evaluate"]), "does not answer"),
+        (Policy(splits=["test"]), "its train rows"),
+    ):
+        refused = TaskRunner(SiteClient(plan.work, plan.clients, 0), policy, "cpu").serve(task, None)[1]
+        assert says in (refused or "")
+    with pytest.raises(SettingError):
+        NaiveScores(naive="classes", rows=True)  # type: ignore[arg-type]
 
 
 def test_counts_by_class_leave_a_site_only_where_its_policy_names_them() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -48,7 +48,7 @@ class RowScores(Query):
         of_all: the training rows of each class of all clients together, for an answer from those; empty for none.
     """
 
-    asked_of = "itself"
+    asked_of: ClassVar[Literal["clients", "server", "itself"]] = "itself"
 
     split: Split = "test"
     rows: bool = True
@@ -100,6 +100,31 @@ class RowScores(Query):
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         vectors = (*(["rows"] if self.rows else []), NAIVE, NAIVE_OF_ALL)
         return ResultForm({name: (rows[self.split],) for name in vectors}, None, rows[self.split], 0)
+
+
+class NaiveScores(RowScores):
+    """Score all rows by the answer that is the same for every row, from the client's own training rows.
+
+    A site answers with the means that it would give of a model, and says nothing of single rows.  They tell the share
+    of its most frequent class, so that the same policy and limits hold as for other scores of a model.
+
+    Attributes:
+        split, rows, naive, of_all: see `RowScores`; `rows` is False, and `of_all` empty.
+    """
+
+    asked_of: ClassVar[Literal["clients", "server", "itself"]] = "clients"
+
+    rows: Literal[False] = False
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        names = {f"{NAIVE}/{metric}" for metric in ("loss", *spec.objective.metrics)}
+        return ResultForm({}, names, rows[self.split], 0)
+
+    def most_asked(self, hides: bool) -> int:
+        return 10 if hides else 100
+
+    def fewest_rows(self, answer: Update) -> int | None:
+        return answer.examples or None
 
 
 class Confusion(Query):
