@@ -20,7 +20,7 @@ from piebald.advice.differences import FOUND, SHARES, in_points, nearness
 from piebald.advice.evidence import Checked, Evidence, Loser, Pays
 from piebald.advice.families import title_of
 from piebald.advice.more_data import More, outlook, sentences
-from piebald.advice.screen import INDENT, WIDTH, Part, fitting, screen, short, wrap
+from piebald.advice.screen import Part, fitting, screen, short, wrap
 from piebald.advice.tuning.budget import Cost
 from piebald.core.plain_text import printable
 from piebald.methods import recipes
@@ -200,8 +200,8 @@ class Advice:
         known = any(client.low is not None for client in self.clients)
         nobody = "nobody beyond chance" if known else f"chance moves the {self.metric} of one client unknown amounts"
         texts = {
-            # lines break between words, which takes some columns
-            name: fitting(items, _LINES.get(name, 2) * (WIDTH - INDENT - 6) - 12) + unit if items else nobody
+            # of a line of 70 columns, the unit takes eight, and a break between words some of the next one
+            name: fitting(items, 54 * _LINES.get(name, 2) + 8) + unit if items else nobody
             for name, items in groups.items()
         }
         return {name: f"{text}." for name, text in texts.items() if name != "Open" or groups[name]}
