@@ -42,7 +42,6 @@ class Federation:
         partition: the table of the partition.
         labels_of: clients whose labels are swapped in all their rows, test rows too: their truth is another.
         slow: whether half of the devices take five times as long.
-        held_back: not looked at while the adviser was built; scored once, at the end.
         loss, metric: what is trained and what is scored; higher is better.
     """
 
@@ -52,10 +51,14 @@ class Federation:
     partition: dict[str, Any]
     labels_of: tuple[int, ...] = ()
     slow: bool = False
-    held_back: bool = False
     limit: int = field(default=1500)
     loss: str | None = None
     metric: str = "accuracy"
+
+    @property
+    def data_set(self) -> str:
+        """The data set that its rows are from."""
+        return {"writers": "mnist"}.get(self.rows, self.rows)
 
     def clients(self) -> Clients:
         """Its clients."""
@@ -290,29 +293,28 @@ FEDERATIONS = (
     Federation("digits-iid", "digits, alike", "digits", IID),
     Federation("digits-dirichlet", "digits, Dirichlet 0.3", "digits", _dirichlet(0.3)),
     Federation("digits-disjoint", "digits, two classes each", "digits",
-               {"kind": "disjoint", "clients": 10, "classes_each": 2, "shared_by": 2}, held_back=True),
+               {"kind": "disjoint", "clients": 10, "classes_each": 2, "shared_by": 2}),
     Federation("digits-swapped", "digits, half with other labels", "digits", IID, labels_of=(0, 2, 4, 6, 8)),
     Federation("digits-sizes", "digits, few large clients", "digits", IID | {"sizes": FEW}),
     Federation("digits-sensor", "digits, other sensors", "digits", IID | {"changes": [SENSOR]}),
     Federation("digits-slow", "digits, Dirichlet 0.3, half of the devices slow", "digits", _dirichlet(0.3), slow=True),
     Federation("mnist-writers", "MNIST writers", "writers", by_owner("writer")),
-    Federation("mnist-dirichlet", "MNIST, Dirichlet 0.1", "mnist", _dirichlet(0.1), held_back=True),
-    Federation("mnist-swapped", "MNIST, a third with other labels", "mnist", IID, labels_of=(1, 4, 7), held_back=True),
+    Federation("mnist-dirichlet", "MNIST, Dirichlet 0.1", "mnist", _dirichlet(0.1)),
+    Federation("mnist-swapped", "MNIST, a third with other labels", "mnist", IID, labels_of=(1, 4, 7)),
     Federation("mnist-sensor", "MNIST, other sensors", "mnist", _dirichlet(1.0) | {"changes": [SENSOR]}),
-    Federation("cifar10-iid", "CIFAR-10, alike", "cifar10", IID, held_back=True),
+    Federation("cifar10-iid", "CIFAR-10, alike", "cifar10", IID),
     Federation("cifar10-dirichlet", "CIFAR-10, Dirichlet 0.1", "cifar10", _dirichlet(0.1)),
     Federation("cifar10-disjoint", "CIFAR-10, two classes each", "cifar10",
                {"kind": "disjoint", "clients": 10, "classes_each": 2, "shared_by": 2}),
     Federation("cifar10-sizes", "CIFAR-10, Dirichlet 0.5, few large clients", "cifar10", _dirichlet(0.5, sizes=FEW)),
     Federation("har-subjects", "HAR subjects", "har", by_owner("subject", 10)),
-    Federation("har-dirichlet", "HAR, Dirichlet 0.3", "har", _dirichlet(0.3), held_back=True),
+    Federation("har-dirichlet", "HAR, Dirichlet 0.3", "har", _dirichlet(0.3)),
     Federation("har-swapped", "HAR, half with other labels", "har", by_owner("subject", 10), labels_of=(0, 1, 2, 3, 4)),
-    Federation("har-slow", "HAR subjects, half of the devices slow", "har", by_owner("subject", 10), slow=True,
-               held_back=True),
+    Federation("har-slow", "HAR subjects, half of the devices slow", "har", by_owner("subject", 10), slow=True),
     Federation("heart", "heart hospitals", "heart", by_owner("site")),
-    Federation("heart-iid", "heart patients, dealt at random", "heart", IID | {"clients": 6}, held_back=True),
+    Federation("heart-iid", "heart patients, dealt at random", "heart", IID | {"clients": 6}),
     Federation("contraception", "districts (Contraception)", "contraception", by_owner("site")),
-    Federation("exam", "schools (Exam)", "exam", by_owner("site"), held_back=True),
+    Federation("exam", "schools (Exam)", "exam", by_owner("site")),
     Federation("office", "Office-Caltech domains", "office", by_owner("domain"), limit=1200),
     Federation("office-dirichlet", "Office-Caltech, Dirichlet 0.3", "office", _dirichlet(0.3, 6)),
     Federation("shakespeare", "Shakespeare roles", "shakespeare", by_owner("role"), limit=2500),

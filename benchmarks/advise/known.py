@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from federations import FEDERATIONS, Federation
 from grid import DEFAULT_RATE, RATES
+from grid import entries as grid_entries
 from numpy.typing import NDArray
-from truth import SCALE
+from truth import SCALE, known_rows, read
 
 Floats = NDArray[np.float64]
 
@@ -18,7 +22,7 @@ class Entry:
     """What is known of a recipe with settings.
 
     Attributes:
-        label, recipe, rate: of the entry.
+        label, recipe, rate, settings: of the entry.
         validation: accuracy in points [seeds, rungs, clients].
         test: accuracy in points at the end [seeds, clients].
         bytes, steps: sent and made in a run, the means over seeds.
@@ -27,6 +31,7 @@ class Entry:
     label: str
     recipe: str
     rate: float
+    settings: Mapping[str, Any]
     validation: Floats
     test: Floats
     bytes: float
@@ -36,6 +41,47 @@ class Entry:
     def truth(self) -> float:
         """Mean test accuracy over seeds and clients, in points."""
         return float(self.test.mean())
+
+
+@dataclass(frozen=True)
+class Known:
+    """A federation with its truth: the entries that were run, and the seeds that all of them have.
+
+    Attributes:
+        federation: its clients.
+        entries: what is known of each recipe with settings.
+        rows: the number of rows of each client, by split.
+    """
+
+    federation: Federation
+    entries: list[Entry]
+    rows: Mapping[str, Sequence[int]]
+
+    @property
+    def name(self) -> str:
+        """The name of the federation."""
+        return self.federation.name
+
+    @property
+    def seeds(self) -> list[int]:
+        """Places of the seeds."""
+        return list(range(len(self.entries[0].test)))
+
+    @property
+    def best(self) -> float:
+        """Points of the best on test rows."""
+        return max(entry.truth for entry in tuned(self.entries))
+
+
+def known_federations(folder: Path) -> list[Known]:
+    """The federations whose grid is complete for at least one seed, in the order of the benchmark."""
+    rows = known_rows(folder)
+    found = [Known(one, entries_of(read(folder, one.name)), rows.get(one.name, {})) for one in FEDERATIONS]
+    return [one for one in found if one.entries and _complete(one)]
+
+
+def _complete(known: Known) -> bool:
+    return {one.label for one in grid_entries(known.federation.slow)} <= {one.label for one in known.entries}
 
 
 def entries_of(lines: Sequence[Mapping[str, object]]) -> list[Entry]:
@@ -52,6 +98,7 @@ def entries_of(lines: Sequence[Mapping[str, object]]) -> list[Entry]:
         points = 100 / SCALE
         found.append(Entry(
             label, str(own[0]["recipe"]), float(own[0]["settings"]["lr"]),  # type: ignore[index]
+            dict(own[0]["settings"]),  # type: ignore[call-overload]
             points * np.array([one["validation"] for one in own], float),
             points * np.array([one["test"] for one in own], float),
             float(np.mean([one["bytes"] for one in own])),  # type: ignore[list-item]

@@ -2,8 +2,9 @@
 
     truth       train every recipe with every setting on every federation; what is in truth/ is not repeated
     references  measure the unlikeness of the federations, and write piebald/advice/references.json
-    advise      run the adviser on truth/ instead of training, and write advice.json
-    changes     replay changes of the adviser on truth/, and write changes.json; what is in it is not repeated
+    portfolio   learn the portfolio of settings from truth/, and write piebald/advice/portfolio.json
+    advise      run the race on truth/ instead of training, and write advice.json
+    simulated   train on federations that were made up, draw scores of others, and write simulated.json
     score       score the adviser and simple rules by truth/, and write RESULTS.md
 
 All need the prepared data sets (PIEBALD_DATA).  `truth` takes minutes for one seed on one core and can be stopped at
@@ -22,7 +23,7 @@ import truth
 def main() -> int:
     """Run one of the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("truth", "references", "advise", "changes", "score"))
+    parser.add_argument("part", choices=("truth", "references", "portfolio", "advise", "simulated", "score"))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(truth.SEEDS), help="seeds of runs")
     parser.add_argument("--federations", nargs="+", default=[], help="only these")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many minutes")
@@ -37,10 +38,15 @@ def main() -> int:
 
         print(references.write())
         return 0
-    if options.part == "changes":
-        import changes
+    if options.part == "portfolio":
+        import portfolio
 
-        print(changes.write(options.truth))
+        print(portfolio.write(options.truth))
+        return 0
+    if options.part == "simulated":
+        import simulated
+
+        print(simulated.write())
         return 0
     import score
 

@@ -11,13 +11,15 @@ from typing import Any, ClassVar
 
 from piebald.advice.answer import Advice
 from piebald.advice.client_gains import client_gains
-from piebald.advice.differences import nearness
+from piebald.advice.differences import in_points, nearness
 from piebald.advice.evidence import check, losers, whether_it_pays, worse_off
-from piebald.advice.families import ALONE, TOGETHER, Entrant, check_training, entrants
+from piebald.advice.families import ALONE, TOGETHER, check_training, entrants
 from piebald.advice.look import look as look_at
 from piebald.advice.more_data import SHARE
 from piebald.advice.more_data import more_data as train_with_parts
-from piebald.advice.race import Race, Runner, lag_behind
+from piebald.advice.odd_sites import odd_sites
+from piebald.advice.own_methods import own_methods
+from piebald.advice.race import Race, Runner, lag_behind, methods_of
 from piebald.advice.reasons import reasons
 from piebald.advice.tuning.budget import Budget, Cost, rungs_of
 from piebald.advice.tuning.search import ROUNDS, claim, spent_together
@@ -31,14 +33,15 @@ from piebald.data.clients.sources import clients_of
 from piebald.experiments.file import ExperimentSettings
 from piebald.methods.recipe import Recipe
 from piebald.report.naive import imbalance
-from piebald.report.paired import difference, probability_within
+from piebald.report.page.wording import names, plural
+from piebald.report.paired import Scores, difference, probability_within
 from piebald.report.tables import History
 from piebald.report.verdict import ScoreVerdict
 from piebald.runs.prepare import Model
 from piebald.runtimes.base import SimulatesDevices
 
 BUDGET = 20  # whole runs
-FACTOR = 2
+RUNGS, FACTOR = 3, 2  # settings are judged after a quarter and half of the rounds, and at the end
 CLEARLY_LESS = 0.5  # of the traffic of the best method
 
 
@@ -68,10 +71,10 @@ def advise(
 ) -> Advice:
     """Choose a method for clients that are not alike: whether to train together, how, and who loses by it.
 
-    A race over families of methods, each tuned with the same budget: short runs choose settings, the best of each
-    method goes on, what is beyond one standard error of the best is dropped halfway, and what is left is repeated with
-    other seeds.  Only validation rows are looked at; where no client has any, a fifth of each client's training rows is
-    held out.  At the end test rows are opened once, for the recommendation, Local and FedAvg.
+    A race over a portfolio of recipes with settings that have done well elsewhere: all are trained for a quarter of the
+    rounds, the best six for half of them, the best three to the end, and Local with them; the best two and Local are
+    repeated with other seeds.  Only validation rows are looked at; where no client has any, a fifth of each client's
+    training rows is held out.  At the end test rows are opened once, for the recommendation, Local and FedAvg.
 
     The recommendation is the method with the best mean, unless another one within one standard error of it, and within
     one point (one hundredth of the best, where the metric is no share), sends less than half as much: then the one that
@@ -80,12 +83,12 @@ def advise(
     Args:
         clients, model: see `run`.
         budget: of the search: a number of server steps over all runs, words such as "10 minutes", or {"bytes": 10**9};
-            20 whole runs by default.  Each method is tried at least once, and Local and FedAvg are trained to the end.
+            20 whole runs by default.  Local and one other are trained to the end whatever they cost.
         rounds: server steps of a whole run.
         seeds: the race is run with the first; what is left at the end with the others as well.
-        methods: recipes to race beside those of the families; one of a family's own recipe stands for that family.
-        families: the recipes to race, all by default that need not be named; Local and FedAvg always are.
-        training: settings that the families' recipes share, such as {"batch": 20, "epochs": 2, "cohort": 10}.
+        methods: recipes to race beside the portfolio, each as it is and with its settings of the portfolio.
+        families: the recipes to race in place of the portfolio; Local and FedAvg always are.
+        training: settings that all recipes share, such as {"batch": 20, "epochs": 2, "cohort": 10}.
         out: a folder, in which an interrupted search goes on, and which holds answer.json, answer.html and
             recommended.toml at the end; a temporary one by default.
         progress: print a line to standard error for each event; with `out` they go to its log.txt, and the last one
@@ -109,12 +112,16 @@ def advise(
     check_training(shared)
     raced_too = recipes_by_label(methods) if methods else {}
     limit = Budget.of(BUDGET * rounds if budget is None else budget)
-    runs = TrialRuns.of({}, federation, model, rungs_of(rounds, 4, FACTOR), options)
-    runs, racing, unusable = _usable(runs, entrants(federation, _fleet(runs), shared, raced_too, families))
+    runs = TrialRuns.of({}, federation, model, rungs_of(rounds, RUNGS, FACTOR), options)
+    judge = Judge(runs)
+    field, unusable = entrants(federation, _fleet(runs), shared, raced_too, families, refused=judge.refused)
+    if not field:
+        raise SettingError(f"no method can be trained by these clients: {next(iter(unusable.values()))}")
+    runs = judge.runs
     describe = {
         "kind": "advise", "rounds": rounds, "seeds": list(seeds), "budget": str(limit), "clients": len(federation),
         "more_data": more_data,
-        "recipes": {entrant.label: entrant.recipe.model_dump() for entrant in racing}, "settings": settings,
+        "recipes": [entrant.recipe.model_dump() for entrant in field], "settings": settings,
     }  # fmt: skip
     with ExitStack() as stack:
         folder = Path(out if out is not None else stack.enter_context(tempfile.TemporaryDirectory()))
@@ -125,7 +132,8 @@ def advise(
             say(line)
         # a share is kept back, or the race would leave nothing for the parts of the rows
         racing_budget = limit.part(1 - SHARE) if more_data else limit
-        runners, failed, spent = Race(runs, tuple(seeds), folder, racing_budget, FACTOR, say).run(racing)
+        raced, failed, spent = Race(runs, tuple(seeds), folder, racing_budget, say).run(field)
+        runners = methods_of(raced, runs.higher_is_better)
         advice = _answer(
             runners, runs, {**unusable, **failed}, spent, seeds, None if out is None else folder, settings, folder
         )
@@ -139,18 +147,23 @@ def advise(
     return advice
 
 
-def _usable(runs: TrialRuns, racing: Sequence[Entrant]) -> tuple[TrialRuns, list[Entrant], dict[str, str]]:
-    """Return the methods that these clients can train, and the reasons why others cannot be."""
-    usable, unusable = [], {}
-    for entrant in racing:
+class Judge:
+    """Asks which recipes these clients can train.
+
+    Attributes:
+        runs: the settings of the runs, with the metric by which the last usable recipe is judged.
+    """
+
+    def __init__(self, runs: TrialRuns) -> None:
+        self.runs = runs
+
+    def refused(self, recipe: Recipe, label: str) -> str:
+        """Return the reason why a recipe cannot be trained, empty if it can."""
         try:
-            runs = runs.judged_as(entrant.recipe, entrant.label)
-            usable.append(entrant)
+            self.runs = self.runs.judged_as(recipe, label)
         except SettingError as error:
-            unusable[entrant.label] = str(error)
-    if not usable:
-        raise SettingError(f"no method can be trained by these clients: {next(iter(unusable.values()))}")
-    return runs, usable, unusable
+            return str(error)
+        return ""
 
 
 def _look_text(runs: TrialRuns, model: Model) -> str:
@@ -190,15 +203,9 @@ def _answer(
     by_label, higher = {runner.label: runner for runner in finished}, runs.higher_is_better
     alone, together = (next((x for x in finished if x.entrant.recipe.name == name), None) for name in (ALONE, TOGETHER))
     label_alone = None if alone is None else alone.label
-    # a method that was lucky once does not win over those that were repeated
-    repeated = [runner for runner in finished if len(runner.last.seeds) > 1] or finished
-    scores = {runner.label: runner.last for runner in repeated}
-    naive = runs.naive(repeated[0].folders, runs.rungs[-1])
-    sent = {runner.label: float(_traffic(runner)) for runner in repeated}
-    verdict = ScoreVerdict.of(scores, runs.metric, higher, label_alone, naive, sent)
-    assert verdict is not None  # what was finished has scores
-    best = by_label[verdict.leader]
-    chosen = recommended([by_label[label] for label in verdict.near], best, runs)
+    naive = runs.naive(finished[0].folders, runs.rungs[-1])
+    chosen, verdict = choose(finished, label_alone, naive, runs)
+    best, scores = by_label[verdict.leader], {label: by_label[label].last for label in verdict.leads}
     # a method without common seeds and clients has no difference whose chance could be drawn
     paired = {label: table for label, table in scores.items() if difference(table, chosen.last) is not None}
     probability = probability_within(paired, chosen.label, nearness(runs.metric, best.mean), higher)
@@ -211,6 +218,12 @@ def _answer(
     for history in histories:
         history.close()
     losing = losers(chosen, alone, finished, higher)
+    own = own_methods(scores, chosen.label, higher)
+    best_rounds, better = rounds_of(chosen, runs)
+    better += odd_sites(alone and alone.last, together and together.last, naive, runs.metric, higher)
+    stays = [client for client, label in own.items() if label == label_alone != chosen.label]
+    if stays:
+        better = [*better, f"Better off alone, after shrinkage: {names(stays)}."]
     return Advice(
         recommended=chosen.label,
         recipe=chosen.recipe,
@@ -229,7 +242,7 @@ def _answer(
         gain_together=None if together is None or together is chosen else difference(chosen.last, together.last),
         losers=losing or [],
         worse=worse_off(chosen, alone, runs) if losing is None else None,
-        reasons=reasons(chosen, alone, together, runs),
+        reasons=[*reasons(chosen, alone, together, runs), *better],
         table=_table(runners, best, runs),
         curve={rounds: table.of_seeds(table.seeds[:1]).mean for rounds, table in sorted(chosen.scores.items())},
         cost=chosen.run or Cost(),
@@ -241,7 +254,50 @@ def _answer(
         seeds=list(seeds),
         folder=kept_folder,
         settings=settings,
+        own=own,
+        best_rounds=best_rounds,
+        # held-out rows are the search's own: another run has none to choose by
+        keep="best_for_each" if stays and not runs.choosing.held_out else None,
     )
+
+
+def rounds_of(chosen: Runner, runs: TrialRuns) -> tuple[int, list[str]]:
+    """Return the server steps after which a method was best on validation rows, and a sentence where they are fewer.
+
+    They are fewer than those of the run only where the mean was better by more than one standard error.
+    """
+    last = runs.rungs[-1]
+    with ExitStack() as stack:
+        histories = [stack.enter_context(History(place)) for place in chosen.folders.values()]
+        tables = {step: runs.scores(histories, step) for step in [*range(runs.every, last, runs.every), last]}
+    sign = 1 if runs.higher_is_better else -1
+    steps = max((step for step, table in tables.items() if table.present), key=lambda step: sign * tables[step].mean)
+    lead = difference(tables[steps], tables[last])
+    if steps == last or lead is None or sign * lead.mean <= (lead.error or 0.0):
+        return last, []
+    gain = in_points(runs.metric, sign * lead.mean)
+    return steps, [f"After {plural(steps, 'round')} it was better than after {last} ({gain}): recommended.toml has {steps}."]
+
+
+def choose(
+    finished: Sequence[Runner], alone: str | None, naive: Mapping[str, Scores], runs: TrialRuns
+) -> tuple[Runner, ScoreVerdict]:
+    """Return the recommendation, and the verdict on the methods that were repeated, if any were.
+
+    Args:
+        finished: the methods that were trained to the end.
+        alone: the label of Local among them, None if it is not there.
+        naive: scores of answers that need no model.
+        runs: the settings by which they were scored.
+    """
+    # a method that was lucky once does not win over those that were repeated
+    repeated = {runner.label: runner for runner in finished if len(runner.last.seeds) > 1}
+    by_label = repeated or {runner.label: runner for runner in finished}
+    scores = {label: runner.last for label, runner in by_label.items()}
+    sent = {label: float(_traffic(runner)) for label, runner in by_label.items()}
+    verdict = ScoreVerdict.of(scores, runs.metric, runs.higher_is_better, alone, naive, sent)
+    assert verdict is not None  # what was finished has scores
+    return recommended([by_label[label] for label in verdict.near], by_label[verdict.leader], runs), verdict
 
 
 def _with_rows(runner: Runner, runs: TrialRuns) -> Runner:
@@ -282,10 +338,10 @@ def _table(runners: Sequence[Runner], best: Runner, runs: TrialRuns) -> list[dic
         cost = runner.run or Cost()
         rows.append(
             {"method": runner.label, "score": runner.mean, "behind": lag, "error": error,
-             "lr": runner.best.settings.get("lr"), "settings": words(runner.best.settings),
+             "lr": runner.entrant.settings.get("lr"), "settings": words(runner.entrant.settings),
              "megabytes": cost.bytes / 1e6 if runner.run else None, "steps": cost.steps if runner.run else None,
              "seconds": 60 * cost.minutes if runner.run else None, "rounds": runner.reached,
-             "seeds": len(runner.last.seeds), "trials": len(runner.trials),
+             "seeds": len(runner.last.seeds), "trials": runner.tried,
              "what became of it": runner.state if not runner.why else f"{runner.state}: {runner.why}"}
         )  # fmt: skip
     return rows

@@ -7,7 +7,7 @@ import json
 import math
 import tomllib
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,9 @@ class Advice:
         look: the text of the look before training, None where it was not asked for.
         more: the effect of more rows and clients, None where it was not asked for, see `more_data`.
         privacy: the privacy budgets of all runs of the search together, see `privacy.several_runs.together`.
+        own: the method for each client by validation rows, see `own_methods`.
+        best_rounds: the server steps after which the recommendation was best on validation rows.
+        keep: what a run of the recommendation should keep for clients, see `run`; None for its default.
     """
 
     recommended: str
@@ -109,6 +112,9 @@ class Advice:
     worse: Mapping[str, float] | None = None
     more: Sequence[More] | None = None
     privacy: Sequence[Mapping[str, Any]] = ()
+    own: Mapping[str, str] = field(default_factory=dict)
+    best_rounds: int = 0
+    keep: str | None = None
 
     def tested_gain(self, label: str) -> Difference | None:
         """The difference of the recommendation to a method on test rows, None where there is none."""
@@ -121,6 +127,11 @@ class Advice:
     def best(self) -> str:
         """The label with the best mean on validation rows."""
         return self.verdict.leader
+
+    @property
+    def better_alone(self) -> list[str]:
+        """The clients for which training alone is better than the recommendation, after shrinkage."""
+        return [client for client, label in self.own.items() if label != self.recommended and label == self.verdict.alone]
 
     # ------------------------------------------------------------------------------------------------ on one screen
 
@@ -333,6 +344,9 @@ class Advice:
             "clients": [asdict(client) for client in self.clients],
             "unusable": dict(self.unusable),
             "look": self.look,
+            "own": dict(self.own),
+            "keep": self.keep,
+            "best_rounds": self.best_rounds,
             "rounds": self.rounds,
             "seeds": list(self.seeds),
             "recipe": self.recipe.model_dump(),
@@ -344,10 +358,12 @@ class Advice:
         Where the search was started from Python, data, model and partition are for the user to write.
         """
         head = f"# {printable(self.headline())}\n# Chosen by validation rows; see answer.json.\n"
+        head += "".join(f"# {printable(client)}: stay alone\n" for client in self.better_alone)
+        run = {"rounds": self.best_rounds or self.rounds} | ({"keep": self.keep} if self.keep else {})
         if self.settings is None:
             return (
                 f"{head}# Write [data], [partition] and [model] yourself: the search was started from Python.\n"
-                + dumps({"rounds": self.rounds})
+                + dumps(run)
                 + "\n"
                 + recipes.toml(self.recipe)
             )
@@ -355,7 +371,7 @@ class Advice:
         left_out = ("recipe", "recipes", "grid", "tune", "advise", "seeds", "out", "label", "rounds", "stop")
         table = {name: value for name, value in self.settings.items() if name not in left_out}
         recipe = tomllib.loads(recipes.toml(self.recipe))["recipe"]
-        return head + dumps({"rounds": self.rounds, **table, "seed": self.seeds[0], "recipe": recipe})
+        return head + dumps({**run, **table, "seed": self.seeds[0], "recipe": recipe})
 
     def save(self, folder: Path) -> None:
         """Write answer.json, answer.html and recommended.toml into a folder."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from piebald.advice.differences import nearness
 from piebald.advice.race import Runner
 from piebald.advice.tuning.study import folder_name
 from piebald.advice.tuning.trial_runs import TrialRuns
@@ -21,6 +23,7 @@ from piebald.report.verdict import compared
 from piebald.runs.run import resume
 from piebald.storage.store import RunStore
 
+_QUANTILE = 1.96  # of the normal distribution, for 95 %
 Pays = Literal["yes", "no", "cannot be told"]
 
 
@@ -66,6 +69,12 @@ class Evidence:
     low: float | None = None
     high: float | None = None
 
+    @property
+    def at_most(self) -> float:
+        """The end of the 95 % interval of the gain."""
+        known = self.gain is not None and self.error is not None
+        return (self.gain or 0.0) + _QUANTILE * (self.error or 0.0) if known else math.inf
+
 
 def whether_it_pays(
     finished: Sequence[Runner], alone: Runner | None, chosen: Runner, tested: Sequence[Checked], runs: TrialRuns
@@ -74,7 +83,9 @@ def whether_it_pays(
 
     Where the recommendation shares something, its test rows decide: nothing was chosen by them, so one comparison is
     made, and it is fair.  Otherwise validation rows do, by which the best method was chosen, too; that would flatter
-    it, so each client's gain is that of the method that is best on all *other* clients (leave-one-out).
+    it, so each client's gain is that of the method that is best on all *other* clients (leave-one-out).  Where the
+    recommendation is to train alone, it does not pay either if the 95 % interval of the gain ends below what counts as
+    little (one point).
 
     The question is that of the clients at hand, see `report.verdict.compared`.
 
@@ -92,7 +103,13 @@ def whether_it_pays(
     # test rows had no part in the choice, so one comparison on them is not flattered
     if chosen is not alone and {chosen.label, alone.label} <= opened.keys():
         return _compared(opened[chosen.label], opened[alone.label], "test", runs)
-    return _compared(_left_out(rivals, runs.higher_is_better), alone.last, "validation", runs)
+    # all are judged on the seeds of all, and one seed may have been luck
+    rivals = [runner for runner in rivals if len(runner.last.seeds) > 1] or rivals
+    evidence = _compared(_left_out(rivals, runs.higher_is_better), alone.last, "validation", runs)
+    little = nearness(runs.metric, alone.last.mean)
+    if chosen is alone and evidence.pays == "cannot be told" and evidence.at_most < little:
+        return replace(evidence, pays="no")
+    return evidence
 
 
 def _compared(ours: Scores, alone: Scores, rows: Split, runs: TrialRuns) -> Evidence:

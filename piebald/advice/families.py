@@ -1,9 +1,19 @@
-"""The methods that the adviser tries: for each family a recipe, and its main setting besides the learning rate."""
+"""The field of the race: settings of recipes that have done well elsewhere, the most useful first.
+
+`portfolio.json` was learned from the truth of `benchmarks/advise`: greedily, each setting adds most to what the best of
+those before it reaches, over federations of many kinds.  So any prefix of it is a portfolio, too.
+
+Source: Xu, Hoos and Leyton-Brown, *Hydra: automatically configuring algorithms for portfolio-based selection*, AAAI
+2010.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from piebald.advice.tuning.space import has_setting, setting_of, with_settings
@@ -13,79 +23,67 @@ from piebald.methods import recipes
 from piebald.methods.recipe import Recipe
 
 ALONE, TOGETHER = "local", "fedavg"
-RATES = (0.1, 0.5, 0.02, 0.25, 0.05)  # in this order: benchmarks/advise measures what another order costs
+MOST = 20  # settings of the portfolio that are raced
+RATES = (0.1, 0.5)  # of what the portfolio does not have; most of its settings have one of these
 UNEQUAL = 2.0  # times that the slowest device takes longer than the fastest from which rounds cost waiting
-
-
-@dataclass(frozen=True)
-class Family:
-    """A kind of method.
-
-    Attributes:
-        recipe: the recipe that stands for it, by name.
-        title: the method in plain words.
-        space: the values of its main setting besides the learning rate.
-        fewest: clients that it needs.
-        unequal: whether it is tried only where devices are unequal.
-        by_name_only: whether it is tried only where it is named.
-    """
-
-    recipe: str
-    title: str
-    space: Mapping[str, Any] = field(default_factory=dict)
-    fewest: int = 2
-    unequal: bool = False
-    by_name_only: bool = False
-
-
-# The simplest first.  Those that are only tried where they are named take a share of the budget from the others, and
-# benchmarks/advise has measured the race with the defaults; docs/leaderboard.md has them all.
-FAMILIES = (
-    Family(ALONE, "every client alone", fewest=1),
-    Family(TOGETHER, "one model for all"),
-    Family("fine_tuned", "one model, fine-tuned by each client", {"tune_epochs": [1, 4]}),
-    Family("scaffold", "one model, with corrected steps"),
-    Family("hdafl", "a private classifier over shared layers"),
-    Family("fedrep", "a private classifier, trained before shared layers", by_name_only=True),
-    Family("fedrod", "a private classifier beside a shared one", by_name_only=True),
-    Family("fedbn", "private batch norm"),
-    Family("lg_fedavg", "private layers under a shared classifier"),
-    Family("ditto", "a personal model beside the shared one", {"lam": [0.1, 1.0]}),
-    Family("fedala", "one model, of which each client takes over what serves it", by_name_only=True),
-    Family("per_fedavg", "one model that is meant to be adapted", {"alpha": [0.01, 0.1]}, by_name_only=True),
-    Family("apfl", "a mixture of the shared model and one's own", by_name_only=True),
-    Family("pfedme", "a personal model that the shared one follows", {"lam": [2.0, 15.0]}, by_name_only=True),
-    Family("fedamp", "a model for each client, drawn towards those alike", {"sigma": [1.0, 100.0]}, by_name_only=True),
-    Family("ifca", "a model for each group of clients", {"k": [2, 3]}, fewest=4),
-    Family("sync_dvw", "one model, weighted by validation scores"),
-    Family("fedbuff", "one model without rounds", {"buffer_size": [2, 5]}, fewest=4, unequal=True),
-)
-
-
-def title_of(recipe: str) -> str:
-    """Return the method of a recipe in plain words, empty where it has no family."""
-    return next((family.title for family in FAMILIES if family.recipe == recipe), "")
+FEWEST = {"ifca": 4, "fedbuff": 4}  # clients that a recipe needs to make sense
+# in plain words, the simplest first
+TITLES = {
+    ALONE: "every client alone",
+    TOGETHER: "one model for all",
+    "fedavgm": "one model for all, with momentum",
+    "fedprox": "one model for all, with steps held back",
+    "scaffold": "one model, with corrected steps",
+    "sync_dvw": "one model, weighted by validation scores",
+    "fedbuff": "one model without rounds",
+    "fine_tuned": "one model, fine-tuned by each client",
+    "hdafl": "a private classifier over shared layers",
+    "fedrep": "a private classifier, trained before shared layers",
+    "fedrod": "a private classifier beside a shared one",
+    "fedbn": "private batch norm",
+    "lg_fedavg": "private layers under a shared classifier",
+    "ditto": "a personal model beside the shared one",
+    "fedala": "one model, of which each client takes over what serves it",
+    "per_fedavg": "one model that is meant to be adapted",
+    "apfl": "a mixture of the shared model and one's own",
+    "pfedme": "a personal model that the shared one follows",
+    "fedamp": "a model for each client, drawn towards those alike",
+    "ifca": "a model for each group of clients",
+}
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """A method in the race.
+    """A recipe with settings in the race.
 
     Attributes:
-        label: its name in the race.
-        recipe: with the shared settings.
+        label: of the method; several settings of one recipe share it.
+        recipe: with these settings.
         title: the method in plain words.
-        rank: its place by simplicity, the simplest is 0.
-        space: the values of its settings.
-        first: the settings that are tried first.
+        settings: those that were chosen for the race.
+        late: whether it is trained when the race has chosen, as a measure only, if the budget lasts.
     """
 
     label: str
     recipe: Recipe
     title: str
-    rank: int
-    space: Mapping[str, Any]
-    first: tuple[Mapping[str, Any], ...]
+    settings: Mapping[str, Any]
+    late: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Its place by simplicity, the simplest is 0."""
+        return list(TITLES).index(self.recipe.name) if self.recipe.name in TITLES else len(TITLES)
+
+
+@cache
+def portfolio() -> tuple[Mapping[str, Any], ...]:
+    """Settings in the order of their use, each a table with the name of its recipe.
+
+    `python benchmarks/advise/run.py portfolio` makes the file.
+    """
+    text = files("piebald.advice").joinpath("portfolio.json").read_text(encoding="utf-8")
+    return tuple(json.loads(text)["settings"])
 
 
 def entrants(
@@ -94,40 +92,67 @@ def entrants(
     training: Mapping[str, Any],
     methods: Mapping[str, Recipe],
     names: Sequence[str] | None = None,
-) -> list[Entrant]:
-    """The methods of the race, the simplest first.
+    settings: Sequence[Mapping[str, Any]] | None = None,
+    refused: Callable[[Recipe, str], str] = lambda recipe, label: "",
+) -> tuple[list[Entrant], dict[str, str]]:
+    """The field of the race in its order, and the reasons why methods cannot be in it.
 
     Args:
-        clients: their number decides which families make sense.
+        clients: their number decides which recipes make sense.
         fleet: their devices, None where all are instant.
-        training: settings that the families' recipes share, such as the batch size; a recipe takes those that it has.
-        methods: recipes by label to race as well; one with the name of a family's recipe stands for that family.
-        names: of the families' recipes to race, by default all but those that are only tried where they are named;
-            Local and FedAvg always are.
+        training: settings that the recipes share, such as the batch size; a recipe takes those that it has.
+        methods: recipes by label to race as well, with their own settings and those of the portfolio.
+        names: the recipes to race in place of those of the portfolio; Local and FedAvg always are.
+        settings: the portfolio, by default the one that comes with the package.
+        refused: gives the reason why a recipe with a label cannot be trained by these clients, empty if it can.
 
     Raises:
-        SettingError: there is no such family.
+        SettingError: there is no such recipe.
     """
-    recipe_names = [family.recipe for family in FAMILIES]
     for name in names or ():
-        if name not in recipe_names:
-            raise unknown("family called", name, recipe_names)
-    # methods that do not wait for slow devices are tried only where there are some
-    unequal = fleet is not None and _ratio(fleet, len(clients)) >= UNEQUAL
-    label_of = {recipe.name: label for label, recipe in methods.items()}
-    methods_raced: list[tuple[str, Recipe, str, Mapping[str, Any]]] = []
-    for family in FAMILIES:
-        always = family.recipe in (ALONE, TOGETHER) or family.recipe in label_of
-        fits = len(clients) >= family.fewest and (unequal or not family.unequal)
-        chosen = not family.by_name_only if names is None else family.recipe in names
-        if not always and not (fits and chosen):
+        if name not in recipes.names():
+            raise unknown("family called", name, recipes.names())
+    portfolio_settings = portfolio() if settings is None else settings
+    labels = {recipe.name: label for label, recipe in methods.items()}
+    bases = {name: shared(recipes.make(name), training) for name in (ALONE, TOGETHER)}
+    bases |= {recipe.name: recipe for recipe in methods.values()}
+    # Local is tried with more than one rate in any case: a weak measure flatters everything else
+    points: list[tuple[str, Mapping[str, Any]]] = [(ALONE, {"lr": rate}) for rate in RATES]
+    for recipe in methods.values():
+        points += [(recipe.name, {}), *((recipe.name, {"lr": rate}) for rate in RATES)]
+    if names is not None and (TOGETHER in names or not {*names} - {ALONE}):
+        points += [(TOGETHER, {"lr": rate}) for rate in RATES]
+    waiting = fleet is not None and _ratio(fleet, len(clients)) >= UNEQUAL
+    if names is None and waiting:
+        points += [("fedbuff", {"lr": rate, "buffer_size": 5}) for rate in RATES]
+    first = len(points)
+    known = [(str(point["recipe"]), {k: v for k, v in point.items() if k != "recipe"}) for point in portfolio_settings]
+    points += [(name, point) for name, point in known if names is None or name in names]
+    points += [(name, {"lr": rate}) for name in names or () if name not in dict(known) for rate in RATES]
+    field, reasons, before = list[Entrant](), dict[str, str](), 0
+    for place, (name, point) in enumerate(points):
+        before = len(field) if place == first else before
+        label, base = labels.get(name, name), bases.setdefault(name, shared(recipes.make(name), training))
+        if label not in {*reasons, *(entrant.label for entrant in field)}:
+            few = len(clients) < FEWEST.get(name, 0) and name not in labels
+            reason = f"it needs at least {FEWEST[name]} clients, and there are {len(clients)}" if few else ""
+            reasons |= {label: reason} if (reason := reason or refused(base, label)) else {}
+        if label in reasons or (place >= first and len(field) - before == MOST):
             continue
-        label = label_of.get(family.recipe, family.recipe)
-        recipe = methods[label] if family.recipe in label_of else shared(recipes.make(family.recipe), training)
-        methods_raced.append((label, recipe, family.title, family.space))
-    raced = {label for label, *_ in methods_raced}
-    methods_raced += [(label, recipe, recipe.name, {}) for label, recipe in methods.items() if label not in raced]
-    return [_entrant(rank, *method) for rank, method in enumerate(methods_raced)]
+        taken = {setting: value for setting, value in point.items() if has_setting(base, setting)}
+        recipe = with_settings(base, taken) if taken else base
+        if all(recipe != entrant.recipe for entrant in field):
+            shown = taken or ({"lr": setting_of(recipe, "lr")} if has_setting(recipe, "lr") else {})
+            field.append(Entrant(label, recipe, title_of(name) or name, shown))
+    if all(entrant.recipe.name != TOGETHER for entrant in field):
+        recipe = with_settings(bases[TOGETHER], {"lr": RATES[0]})
+        field.append(Entrant(TOGETHER, recipe, TITLES[TOGETHER], {"lr": RATES[0]}, late=True))
+    return field, reasons
+
+
+def title_of(recipe: str) -> str:
+    """Return the method of a recipe in plain words, empty where there are none."""
+    return TITLES.get(recipe, "")
 
 
 def shared(recipe: Recipe, training: Mapping[str, Any]) -> Recipe:
@@ -141,22 +166,6 @@ def check_training(training: Mapping[str, Any]) -> None:
     if "lr" in training:
         raise SettingError("lr is chosen for each method: leave it out of training")
     with_settings(recipes.make(TOGETHER), training)
-
-
-def _entrant(rank: int, label: str, recipe: Recipe, title: str, space: Mapping[str, Any]) -> Entrant:
-    rate = float(setting_of(recipe, "lr"))
-    # wider than the rates that are tried first, so that the best of them is not at an end of the range
-    values: dict[str, Any] = {"lr": {"low": min(rate, *RATES) / 2, "high": 2 * max(rate, *RATES), "log": True}}
-    main = {}
-    for name, choices in space.items():
-        default = setting_of(recipe, name)
-        # the recipe's own value first: it is what users would run
-        main[name] = [*([] if default in choices else [default]), *choices]
-    first = tuple(
-        {"lr": rate} | {name: choices[number % len(choices)] for name, choices in main.items()}
-        for number, rate in enumerate(RATES)
-    )
-    return Entrant(label, recipe, title, rank, values | main, first)
 
 
 def _ratio(fleet: Fleet, clients: int) -> float:

@@ -1,72 +1,87 @@
-"""The race: every method is tuned with the same budget, the best settings of each go on, the last ones are repeated.
+"""The race: a portfolio of settings is halved on shared rungs, and what is left is repeated with other seeds.
 
-1. Each method tries learning rates, and values of its main setting, in short runs; Optuna samples and prunes.
-2. The best of each goes on, in the same run, and those beyond one standard error of the best are dropped halfway.
-   Local and FedAvg are the measure of the others, and always go to the end.
-3. The second-best settings of what was trained to the end go on as well, the best method first: short runs may have
-   misled.  They get half of what is left, and all of it if there is one seed.
-4. What cannot be told apart by then is repeated with other seeds, and so are Local and FedAvg.
+1. All settings are trained for a quarter of the rounds, the best six go on to half of them, the best three to the end.
+   The best setting of Local goes to the end in any case: it is the measure of the others.
+2. Local and the two best get a second seed before anybody gets a third: the luck of seeds is as large as what settings
+   differ by, and the best of many has had luck.  Only what was repeated may win.
+3. FedAvg, as a measure that everybody knows, is trained if the budget lasts.
 
 All runs of a seed have the same clients, cohorts and first model, so that scores can be paired.  Only validation rows
-are looked at.
+are looked at.  The same function is replayed on known results in `benchmarks/advise`.
+
+Source: Jamieson and Talwalkar, *Non-stochastic best arm identification and hyperparameter optimization*, AISTATS 2016.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from piebald.advice.families import ALONE, TOGETHER, Entrant
+from piebald.advice.families import ALONE, Entrant
 from piebald.advice.tuning.budget import Budget, Cost
-from piebald.advice.tuning.search import study_of
-from piebald.advice.tuning.space import Choices, SearchSpace, with_settings
-from piebald.advice.tuning.study import Study, folder_name, storage_in
-from piebald.advice.tuning.trial import Trial, best_of, lag_beyond_noise, words
+from piebald.advice.tuning.space import with_settings
+from piebald.advice.tuning.study import folder_name, scores_from_json, scores_to_json
+from piebald.advice.tuning.trial import words
 from piebald.advice.tuning.trial_runs import TrialRuns, cost_of
-from piebald.core.errors import DeviceLost, PiebaldError
+from piebald.core.errors import DeviceLost, PiebaldError, RunFolderError
+from piebald.core.reading.files import json_value, read_bytes
 from piebald.methods.recipe import Recipe
 from piebald.report.paired import Scores, difference
+from piebald.storage.lock import RunLock
 
-TUNED = 0.5  # share of the budget that tuning takes; the rest is for going on and for other seeds
-_RACE, _SECOND = "race", "race with smaller steps"
+KEPT = (6, 3)  # settings that go on after each rung but the last
+SHARES = (0.45, 0.6, 0.75)  # of the budget that may be spent by the end of each rung; the rest is for other seeds
+REPEATED = 2  # of the best settings, and Local
+RECORD = "race.json"  # in the folder of a search: what each rung of each run has scored and cost
 
 
 @dataclass(frozen=True, eq=False)
 class Runner:
-    """A method that was tuned.
+    """A recipe with settings, as far as it was trained.
 
     Attributes:
-        entrant: the method.
-        recipe: with the settings that were chosen.
-        best: the trial in which they were.
-        trials: all that were tried.
-        reached: server steps that it was trained for.
-        state: "finished", or "dropped" before, or "failed".
-        why: it was dropped or failed.
+        entrant: the recipe with its settings.
         scores: of each seed and client after each rung, by server steps.
         folders: of its runs, by seed.
-        run: the cost of a whole run, the mean over seeds; None if it was not finished.
+        state: "finished", or "dropped" before, or "failed".
+        why: it was dropped or failed.
+        run: the cost of a run, the mean over seeds; None if it was not finished.
+        tried: the number of settings of the same method that were tried.
     """
 
     entrant: Entrant
-    recipe: Recipe
-    best: Trial
-    trials: Sequence[Trial]
-    reached: int
-    state: str
-    why: str
-    scores: Mapping[int, Scores]
-    folders: Mapping[int, Path]
-    run: Cost | None
+    scores: Mapping[int, Scores] = field(default_factory=dict)
+    folders: Mapping[int, Path] = field(default_factory=dict)
+    state: str = "dropped"
+    why: str = ""
+    run: Cost | None = None
+    tried: int = 1
 
     @property
     def label(self) -> str:
-        """Its name in the race."""
+        """The name of its method."""
         return self.entrant.label
+
+    @property
+    def name(self) -> str:
+        """Its method and its settings."""
+        return f"{self.label} {words(self.entrant.settings)}"
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe with its settings."""
+        return self.entrant.recipe
+
+    @property
+    def reached(self) -> int:
+        """Server steps that it was trained for."""
+        return max(self.scores, default=0)
 
     @property
     def last(self) -> Scores:
@@ -78,247 +93,211 @@ class Runner:
         """The mean of the metric over clients and seeds at the end."""
         return self.last.mean
 
+    def with_run(self, scores: Scores, rung: int, seed: int, folder: Path, cost: Cost, is_last: bool) -> Runner:
+        """The same with a run of one more seed, or with one more rung of its run."""
+        count = len(self.folders) if rung in self.scores else 0
+        if count:
+            values, seeds = np.concatenate([self.last.values, scores.values]), [*self.last.seeds, seed]
+            scores = replace(self.last, values=values, seeds=seeds, trained=None)
+        mean = cost if not count or self.run is None else self.run.averaged(cost, count)
+        grown = replace(self, scores={**self.scores, rung: scores}, folders={**self.folders, seed: folder})
+        return replace(grown, state="finished", why="", run=mean) if is_last else grown
 
-@dataclass(frozen=True)
+
 class Race:
-    """A race of methods, from tuning to repetitions with other seeds.
+    """A race of recipes with settings.
 
-    Attributes:
+    Args:
         runs: the settings by which they are trained and scored, with all rungs.
-        seeds: the first is raced with, the others repeat the last ones.
-        folder: of all runs.
-        budget: of the whole race.
-        factor: of successive halving.
+        seeds: the first is raced with, the others repeat the best.
+        folder: of all runs, in which an interrupted race goes on.
+        budget: of the whole race.  Local and one other are trained to the end whatever they cost.
         say: takes a line for each event.
     """
 
-    runs: TrialRuns
-    seeds: Sequence[int]
-    folder: Path
-    budget: Budget
-    factor: int
-    say: Callable[[str], None]
+    def __init__(
+        self, runs: TrialRuns, seeds: Sequence[int], folder: Path, budget: Budget, say: Callable[[str], None]
+    ) -> None:
+        self.runs, self.seeds, self.folder, self.budget, self.say = runs, seeds, folder, budget, say
+        self.runners: list[Runner] = []
+        self.spent = Cost()
+        self._paid: dict[tuple[int, int], Cost] = {}
+        self._not_repeated: set[int] = set()
 
-    def run(self, entrants: Sequence[Entrant]) -> tuple[list[Runner], dict[str, str], Cost]:
-        """Return the methods that were tuned, the reasons why others could not be, and the cost of the race."""
-        with storage_in(self.folder) as storage:
-            tuned, failed = self._tuned(storage, entrants)
-            spent = sum((trial.cost for runner in tuned for trial in runner.trials), Cost())
-            runners, raced = self._raced(storage, _RACE, tuned, spent)
-            if second := self._smaller_rates(runners):
-                again, extra = self._raced(storage, _SECOND, second, spent + raced)
-                runners, raced = self._better(runners, again), raced + extra
-        again, extra_cost = self._other_settings(runners, [*tuned, *second], spent + raced)
-        runners, raced = self._better(runners, again), raced + extra_cost
-        runners, repeated = self._repeated(runners, spent + raced)
-        return runners, failed, spent + raced + repeated
+    def run(self, field: Sequence[Entrant]) -> tuple[list[Runner], dict[str, str], Cost]:
+        """Return what was trained, the reasons why other methods were not, and the cost of the race."""
+        self.runners = [Runner(entrant) for entrant in field]
+        with closing(Record(self.folder)) as self._record:
+            self._halve([number for number, entrant in enumerate(field) if not entrant.late])
+            self._repeat(2)
+            self._train_late()
+            self._repeat(len(self.seeds))
+        trained = [runner for runner in self.runners if runner.scores]
+        known = {runner.label for runner in trained}
+        left_out = {
+            runner.label: runner.why or "the budget was used up" for runner in self.runners if runner.label not in known
+        }
+        return trained, left_out, self.spent
 
-    def _tuned(self, storage: Any, entrants: Sequence[Entrant]) -> tuple[list[Runner], dict[str, str]]:
-        # tuning ends two rungs before the end: what is left of the budget trains the best to the end
-        short = replace(self.runs, rungs=self.runs.rungs[: max(1, len(self.runs.rungs) - 2)])
-        share = self.budget.part(TUNED / len(entrants))
-        tuned: list[Runner] = []
-        failed: dict[str, str] = {}
-        for entrant in entrants:
-            self.say(f"{entrant.label}: {entrant.title}; tuned with {share}")
-            space = SearchSpace.of(entrant.space).of_recipe(entrant.recipe)
-            study = study_of(
-                entrant.label, entrant.recipe, space, short, self.folder, "tpe", entrant.first,
-                seeds=self.seeds[:1], seed=self.seeds[0], factor=self.factor, most=8, say=self.say,
-            )  # fmt: skip
-            trials = study.search(storage, share)
-            best = best_of(trials, self.runs.higher_is_better)
-            if best is None:
-                failed[entrant.label] = trials[0].why
-                continue
-            recipe = with_settings(entrant.recipe, best.settings)
-            folder = study.place(best.number, best.settings) / f"seed-{self.seeds[0]}"
-            scores = dict(best.scores)
-            tuned.append(
-                Runner(entrant, recipe, best, trials, best.rounds, "dropped", "", scores, {self.seeds[0]: folder}, None)
-            )
-        return tuned, failed
+    # -- the stages
 
-    def _smaller_rates(self, runners: Sequence[Runner]) -> list[Runner]:
-        """Return the methods that got worse as they went on, each with the best of the smaller rates that were tried.
+    def _halve(self, numbers: Sequence[int]) -> None:
+        """Train settings from rung to rung, and keep the best of them."""
+        rungs = self.runs.rungs
+        measures = self._measures(numbers)
+        for place, rung in enumerate(rungs):
+            left = len(rungs) - 1 - place
+            # without other seeds, nothing is kept back for them
+            limit = self.budget.part(SHARES[-1 - left] if len(self.seeds) > 1 else SHARES[-1 - left] / SHARES[-1])
+            for number in numbers:
+                if number not in measures and not self._affords(limit, rung - self.runners[number].reached):
+                    self._drop(number, "the budget was used up")
+                else:
+                    self._train(number, self.seeds[0], rung)
+            numbers = self._best_first(number for number in numbers if self.runners[number].reached == rung)
+            measures = self._measures(numbers)
+            if left:
+                kept = [*dict.fromkeys([*numbers[: KEPT[-left]], *measures])]
+                for number in numbers:
+                    if number not in kept:
+                        lag, _ = lag_behind(self.runners[numbers[0]], self.runners[number], self.runs.higher_is_better)
+                        self._drop(number, f"{lag:.3g} behind {self.runners[numbers[0]].name}")
+                numbers = kept
 
-        The best rate of a short run may be too large for a long one.
-        """
-        sign = 1 if self.runs.higher_is_better else -1
-        retried = []
-        for runner in runners:
-            before, rate = runner.best.score or 0.0, runner.best.settings["lr"]
-            if runner.state != "failed" and (
-                runner.reached == runner.best.rounds or sign * runner.mean >= sign * before
-            ):
-                continue
-            # a rate that diverges late looks best in a short run
-            smaller = [trial for trial in runner.trials if trial.settings["lr"] < rate]
-            best = best_of(smaller, self.runs.higher_is_better)
-            if best is None:
-                continue
-            self.say(f"{runner.label}: got worse when it went on, tried again with {words(best.settings)}")
-            folder = runner.folders[self.seeds[0]].parent.parent / str(best.number) / f"seed-{self.seeds[0]}"
-            recipe = with_settings(runner.entrant.recipe, best.settings)
-            again = replace(runner, recipe=recipe, best=best, reached=best.rounds, scores=dict(best.scores), run=None)
-            retried.append(replace(again, state="dropped", why="", folders={self.seeds[0]: folder}))
-        return retried
+    def _repeat(self, most: int) -> None:
+        """Repeat the best and Local with other seeds, each once before any twice, until all have so many."""
+        while self._affords(self.budget, self.runs.rungs[-1]):
+            order = self._best_first(n for n, runner in enumerate(self.runners) if runner.state == "finished")
+            wanted = dict.fromkeys([*order[:REPEATED], *self._alone(order)[:1]])
+            counts = {number: len(self.runners[number].folders) for number in wanted}
+            waiting = [n for n, count in counts.items() if count < min(most, len(self.seeds)) and n not in self._not_repeated]
+            if not waiting:
+                return
+            number = min(waiting, key=lambda number: counts[number])
+            self._train(number, self.seeds[counts[number]], self.runs.rungs[-1])
 
-    def _better(self, runners: Sequence[Runner], again: Sequence[Runner]) -> list[Runner]:
-        """Return for each method the try that went further, or else the better one."""
-        sign = 1 if self.runs.higher_is_better else -1
-        seconds = {runner.label: runner for runner in again}
+    def _train_late(self) -> None:
+        """Train what is only a measure with the learning rate of the best, if the budget lasts."""
+        order = self._best_first(n for n, runner in enumerate(self.runners) if runner.state == "finished")
+        for number, runner in enumerate(self.runners):
+            if runner.entrant.late and order and self._affords(self.budget, self.runs.rungs[-1]):
+                rate = {k: v for k, v in self.runners[order[0]].entrant.settings.items() if k == "lr"}
+                recipe = with_settings(runner.recipe, rate) if rate else runner.recipe
+                entrant = replace(runner.entrant, recipe=recipe, settings=rate or runner.entrant.settings)
+                self.runners[number] = replace(runner, entrant=entrant)
+                self._train(number, self.seeds[0], self.runs.rungs[-1])
 
-        def rank(runner: Runner) -> tuple[bool, int, float]:
-            return runner.state != "failed", runner.reached, sign * runner.mean
+    # -- one run
 
-        return [max((runner, seconds.get(runner.label, runner)), key=rank) for runner in runners]
+    def _train(self, number: int, seed: int, rung: int) -> None:
+        """Train a run to a rung, or read what it has scored before an interruption."""
+        runner = self.runners[number]
+        folder = self.folder / "runs" / folder_name(runner.label) / str(number) / f"seed-{seed}"
+        place = f"{number}/{seed}/{rung}"
+        if place not in self._record.entries:
+            self._record.add(place, self._trained(runner, folder, seed, rung))
+        table, cost, reason = self._record.read(place, self.runs, seed)
+        if table is None:
+            self.say(f"{runner.name}: failed with seed {seed}: {reason}")
+            self._not_repeated.add(number)
+            if seed == self.seeds[0]:
+                self.runners[number] = replace(runner, state="failed", why=reason)
+            return
+        self.spent += cost - self._paid.get((number, seed), Cost())
+        self._paid[number, seed] = cost
+        self.say(f"{runner.name}: {self.runs.metric} {table.mean:.4g} after {rung} rounds, seed {seed}")
+        self.runners[number] = runner.with_run(table, rung, seed, folder, cost, rung == self.runs.rungs[-1])
 
-    def _raced(self, storage: Any, name: str, tuned: Sequence[Runner], spent: Cost) -> tuple[list[Runner], Cost]:
-        by_label = {runner.label: runner for runner in tuned}
-        sign = -1 if self.runs.higher_is_better else 1
-        baselines = [runner.label for runner in tuned if runner.entrant.recipe.name in (ALONE, TOGETHER)]
-        rest = sorted(
-            (runner for runner in tuned if runner.label not in baselines), key=lambda runner: sign * runner.mean
-        )
-        order = [*baselines, *(runner.label for runner in rest)]
-        rungs = self.runs.rungs[max(1, len(self.runs.rungs) - 2) :] or self.runs.rungs[-1:]
-        study = Study(
-            name,
-            SearchSpace({"method": Choices(tuple(by_label))} if len(by_label) > 1 else {}),
-            lambda point: by_label[point.get("method", order[0])].recipe,
-            lambda number, point: by_label[point.get("method", order[0])].folders[self.seeds[0]].parent,
-            replace(self.runs, rungs=rungs),
-            self.seeds[:1],
-            first=[{"method": label} for label in order] if len(by_label) > 1 else [{}],
-            sampler="grid",
-            factor=self.factor,
-            least=len(baselines) or int(name == _RACE),
-            paid=lambda point: by_label[point.get("method", order[0])].best.cost,
-            say=self.say,
-        )
-        trials = study.search(storage, _rest_of(self.budget, spent))
-        raced = []
-        for trial in trials:
-            runner = by_label[trial.settings.get("method", order[0])]
-            scores = {**runner.scores, **trial.scores}
-            run = trial.cost + runner.best.cost if trial.state == "finished" else None
-            raced.append(replace(runner, reached=max(scores), state=trial.state, why=trial.why, scores=scores, run=run))
-        tried = {runner.label for runner in raced}
-        untried = [replace(runner, why="the budget was used up") for runner in tuned if runner.label not in tried]
-        return [*raced, *untried], sum((trial.cost for trial in trials), Cost())
-
-    def _other_settings(
-        self, runners: Sequence[Runner], raced: Sequence[Runner], spent: Cost
-    ) -> tuple[list[Runner], Cost]:
-        """The second-best settings of each method that was trained to the end, and what they have cost."""
-        finished = [runner for runner in runners if runner.state == "finished"]
-        room = _rest_of(self.budget, spent)
-        # half is kept for other seeds, which say what is chance
-        limit = room.part(0.5) if len(self.seeds) > 1 else room
-        done = {(runner.label, runner.best.number) for runner in raced}
-        sign = -1 if self.runs.higher_is_better else 1
-        retried, cost = [], Cost()
-        for runner in sorted(finished, key=lambda runner: sign * runner.mean):
-            trials = [trial for trial in runner.trials if (runner.label, trial.number) not in done]
-            trial = best_of(trials, self.runs.higher_is_better)
-            if trial is None or not self._affords(limit, cost, self.runs.rungs[-1] - trial.rounds):
-                continue
-            best = min(finished, key=lambda runner: sign * runner.mean)
-            try:
-                again = self._to_the_end(runner, trial, best)
-            except DeviceLost:
-                raise
-            except PiebaldError as error:
-                self.say(f"{runner.label} {words(trial.settings)}: not continued: {error}")
-                continue
-            cost += (again.run or Cost()) - trial.cost
-            retried.append(again)
-        return retried, cost
-
-    def _to_the_end(self, runner: Runner, trial: Trial, best: Runner) -> Runner:
-        """A method with the settings of another trial, trained to the end unless it falls behind the best."""
-        seed, scores = self.seeds[0], dict(trial.scores)
-        folder = runner.folders[seed].parent.parent / str(trial.number) / f"seed-{seed}"
-        recipe = with_settings(runner.entrant.recipe, trial.settings)
-        name, cost, reason = f"{runner.label} {words(trial.settings)}", Cost(), ""
-        for rung in [rung for rung in self.runs.rungs if rung > trial.rounds]:
-            run = self.runs.train(recipe, folder, runner.label, seed, rung)
-            scores[rung], cost = self.runs.scores([run], rung), cost_of([run])
+    def _trained(self, runner: Runner, folder: Path, seed: int, rung: int) -> dict[str, Any]:
+        try:
+            run = self.runs.train(runner.recipe, folder, runner.label, seed, rung)
+            scores, cost = self.runs.scores([run], rung), cost_of([run])
             run.close()
-            self.say(f"{name}: {self.runs.metric} {scores[rung].mean:.4g} after {rung} rounds")
-            of_best = best.scores.get(rung) if rung < self.runs.rungs[-1] else None
-            lag = None if of_best is None else lag_beyond_noise(of_best, scores[rung], self.runs.higher_is_better)
-            if lag is not None:
-                reason = f"{lag:.3g} behind {best.label}"
-                self.say(f"{name}: dropped, {reason}")
-                break
-        reached = max(scores)
-        state = "dropped" if reason else "finished"
-        trained = replace(runner, recipe=recipe, best=trial, reached=reached, state=state, why=reason, scores=scores)
-        return replace(trained, folders={seed: folder}, run=cost)
+        except DeviceLost:
+            raise  # the next run would fail as well
+        except PiebaldError as error:
+            return {"why": str(error)}
+        if np.isnan(scores.values).all():
+            return {"why": "no client has a finite score on its validation rows"}
+        return {"scores": scores_to_json(scores), "cost": asdict(cost)}
 
-    def _affords(self, limit: Budget, spent: Cost, rounds: int) -> bool:
-        room = limit.unit != "rounds" or spent.rounds + rounds <= limit.amount
-        return room and not spent.used_up(limit)
+    def _drop(self, number: int, reason: str) -> None:
+        self.runners[number] = replace(self.runners[number], why=reason)
+        self.say(f"{self.runners[number].name}: dropped, {reason}")
 
-    def _repeated(self, runners: Sequence[Runner], spent: Cost) -> tuple[list[Runner], Cost]:
-        """The race with other seeds for what cannot be told apart so far, and for the baselines."""
-        extra, cost = list(self.seeds[1:]), Cost()
-        finished = [runner for runner in runners if runner.state == "finished"]
-        if not extra or not finished:
-            return list(runners), cost
+    def _affords(self, limit: Budget, rounds: int) -> bool:
+        room = limit.unit != "rounds" or self.spent.rounds + rounds <= limit.amount
+        return room and not self.spent.used_up(limit)
+
+    def _best_first(self, numbers: Iterable[int]) -> list[int]:
         sign = -1 if self.runs.higher_is_better else 1
-        best = min(finished, key=lambda runner: sign * runner.mean)
-        near = [
-            runner
-            for runner in finished
-            if lag_beyond_noise(best.last, runner.last, self.runs.higher_is_better) is None
-        ]
-        baselines = [
-            runner for runner in finished if runner.entrant.recipe.name in (ALONE, TOGETHER) and runner not in near
-        ]
-        # Local and FedAvg are always repeated: the answer compares the recommendation with them
-        needed = [best, *baselines, *(runner for runner in near if runner.entrant.recipe.name in (ALONE, TOGETHER))]
-        queue = list(dict.fromkeys([*needed, *sorted(near, key=lambda runner: sign * runner.mean)]))
-        done = {runner.label: runner for runner in queue}
-        # every method gets another seed before any gets a third: a mean over more seeds is less lucky
-        for seed in extra:
-            for label, runner in list(done.items()):
-                if not self._affords(self.budget, spent + cost, self.runs.rungs[-1]):
-                    self.say(f"{label}: not repeated with seed {seed}, the budget is used up")
-                    continue
-                try:
-                    done[label], run_cost = self._repeat(runner, seed)
-                except DeviceLost:
-                    raise
-                except PiebaldError as error:
-                    self.say(f"{label}: not repeated with seed {seed}: {error}")
-                    continue
-                cost += run_cost
-        return [done.get(runner.label, runner) for runner in runners], cost
+        return sorted(numbers, key=lambda number: sign * self.runners[number].mean)
 
-    def _repeat(self, runner: Runner, seed: int) -> tuple[Runner, Cost]:
-        folder = self.folder / "seeds" / folder_name(runner.label) / f"seed-{seed}"
-        rounds, count = self.runs.rungs[-1], len(runner.last.seeds)
-        run = self.runs.train(runner.recipe, folder, runner.label, seed, rounds)
-        repeated, cost = self.runs.scores([run], rounds), cost_of([run])
-        run.close()
-        values = np.concatenate([runner.last.values, repeated.values])
-        scores = self.runs.table(values, [*runner.last.seeds, seed])
-        self.say(f"{runner.label}: {self.runs.metric} {repeated.mean:.4g} with seed {seed}")
-        # the cost of one run, as the mean over all seeds
-        mean = cost if runner.run is None else runner.run.averaged(cost, count)
-        return replace(
-            runner, scores={**runner.scores, rounds: scores}, folders={**runner.folders, seed: folder}, run=mean
-        ), cost
+    def _measures(self, numbers: Sequence[int]) -> list[int]:
+        """Return what goes to the end whatever it costs: the first Local, and the first of the others."""
+        alone = self._alone(numbers)
+        return [*alone[:1], *[number for number in numbers if number not in alone][:1]]
+
+    def _alone(self, numbers: Sequence[int]) -> list[int]:
+        return [number for number in numbers if self.runners[number].recipe.name == ALONE]
 
 
-def _rest_of(budget: Budget, spent: Cost) -> Budget:
-    """Return the rest of a budget, which is never empty."""
-    rest = budget.amount - spent.of(budget.unit)
-    # a budget of zero is refused; this one is used up by the first step
-    return Budget(max(rest, 1e-9) if budget.unit == "minutes" else max(1, int(rest)), budget.unit)
+class Record:
+    """What each rung of each run has scored and cost, in a file, so that an interrupted race decides as before.
+
+    Attributes:
+        entries: by the number of the setting, the seed and the rung.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._lock, self._file = RunLock(folder), folder / RECORD
+        self.entries: dict[str, Any] = {}
+        try:
+            if self._file.exists() or self._file.is_symlink():
+                self.entries = dict(json_value(read_bytes(self._file, links=False), self._file))
+        except (OSError, ValueError, TypeError):
+            self.close()
+            raise self._unreadable() from None
+
+    def add(self, place: str, entry: Mapping[str, Any]) -> None:
+        """Keep what a rung has scored; renamed when it is complete, so that a kill leaves what was there."""
+        self.entries[place] = entry
+        partial = self._file.with_suffix(".part")
+        partial.write_text(json.dumps(self.entries), encoding="utf-8")
+        partial.replace(self._file)
+
+    def read(self, place: str, runs: TrialRuns, seed: int) -> tuple[Scores | None, Cost, str]:
+        """The scores of a rung, what its run has cost so far, and the reason where there are none.
+
+        Raises:
+            RunFolderError: the file holds something else.
+        """
+        entry = self.entries[place]
+        try:
+            if "why" in entry:
+                return None, Cost(), str(entry["why"])
+            return scores_from_json(entry["scores"], runs, [seed]), Cost(**entry["cost"]), ""
+        except (KeyError, TypeError, ValueError, PiebaldError):
+            raise self._unreadable() from None
+
+    def close(self) -> None:
+        """Let others use the folder."""
+        self._lock.release()
+
+    def _unreadable(self) -> RunFolderError:
+        return RunFolderError(f"{self._file} cannot be read: remove it, or choose another folder")
+
+
+def methods_of(runners: Sequence[Runner], higher_is_better: bool) -> list[Runner]:
+    """The best setting of each method, the simplest method first: those that went furthest, and were repeated, win."""
+    sign = 1 if higher_is_better else -1
+    by_label: dict[str, list[Runner]] = {}
+    for runner in sorted(runners, key=lambda runner: runner.entrant.rank):
+        by_label.setdefault(runner.label, []).append(runner)
+    return [
+        replace(max(own, key=lambda x: (x.reached, len(x.folders) > 1, sign * x.mean)), tried=len(own))
+        for own in by_label.values()
+    ]
 
 
 def lag_behind(best: Runner, other: Runner, higher_is_better: bool) -> tuple[float, float | None]:

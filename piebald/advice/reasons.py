@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +19,7 @@ _LEVEL = 0.05 / 4  # of each reason: two properties and two rivals are looked at
 
 
 def reasons(chosen: Runner, alone: Runner | None, together: Runner | None, runs: TrialRuns) -> list[str]:
-    """Return sentences on the clients that gain, on the effect of settings, and on that of more rounds."""
+    """Return sentences on the clients that gain, and on the effect of more rounds."""
     sentences = []
     for rival, name in ((together, "FedAvg"), (alone, "training alone")):
         if rival is None or rival is chosen:
@@ -29,7 +27,6 @@ def reasons(chosen: Runner, alone: Runner | None, together: Runner | None, runs:
         gain = _gain(chosen, rival, runs.higher_is_better)
         sentences += _by_property(gain, _classes(runs), name, "classes", runs)
         sentences += _by_property(gain, _rows(runs), name, "training rows", runs)
-    sentences += _of_rate(chosen, runs)
     sentences += _of_rounds(chosen, runs)
     return sentences
 
@@ -72,27 +69,6 @@ def _by_property(gain: Floats, values: Floats | None, rival: str, prop: str, run
         return []
     below, above = (in_points(runs.metric, float(half.mean())) for half in (few, many))
     return [f"Against {rival}, clients with fewer than {middle:,.0f} {prop} gain {below}, the others {above}."]
-
-
-def _of_rate(chosen: Runner, runs: TrialRuns) -> list[str]:
-    """Return the effect of the learning rate, among the recommendation's trials that were judged at the first rung."""
-    first, sign = runs.rungs[0], 1 if runs.higher_is_better else -1
-    tables = {
-        float(trial.settings["lr"]): trial.scores[first]
-        for trial in chosen.trials
-        if first in trial.scores and "lr" in trial.settings and trial.scores[first].present
-    }
-    if len(tables) < 2:
-        return []
-    best, worst = (pick(tables, key=lambda rate: sign * tables[rate].mean) for pick in (max, min))
-    # the two are the furthest apart of all pairs
-    gap = difference(tables[best], tables[worst], comparisons=math.comb(len(tables), 2))
-    if gap is None or gap.p >= ERROR_RATE:
-        return []
-    return [
-        f"Its learning rate matters by {in_points(runs.metric, abs(gap.mean), False)} after {plural(first, 'round')}: "
-        f"{tables[worst].mean:.3g} with {worst:.3g}, {tables[best].mean:.3g} with {best:.3g}."
-    ]
 
 
 def _of_rounds(chosen: Runner, runs: TrialRuns) -> list[str]:

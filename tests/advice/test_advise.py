@@ -19,7 +19,7 @@ import piebald
 from piebald import models, partition, recipes
 from piebald.advice import Advice, advise
 from piebald.advice.answer_page import curve
-from piebald.advice.families import FAMILIES, entrants
+from piebald.advice.families import MOST, RATES, entrants, portfolio
 from piebald.advice.more_data import outlook
 from piebald.advice.tuning import Budget
 from piebald.advice.tuning.chosen_rows import PartOfRows, PooledPartOfRows
@@ -325,16 +325,37 @@ def test_a_bad_argument_is_refused_in_one_sentence(options: dict[str, Any], why:
         advise(alike(), network, **options)
 
 
-def test_methods_that_lead_the_leaderboard_are_raced_where_they_are_named() -> None:
-    """The default race costs what it did, and a name in `families` takes the place of the others."""
-    asked = {family.recipe for family in FAMILIES if family.by_name_only}
-    assert {"fedrod", "fedala", "fedrep"} <= asked
-    usual = entrants(alike(), None, {}, {})
-    assert not asked & {one.recipe.name for one in usual}
-    named = entrants(alike(), None, {"batch": 7}, {}, ["fedala", "pfedme"])
-    assert [one.label for one in named] == ["local", "fedavg", "fedala", "pfedme"]
-    assert named[2].recipe.training.batch == 7  # type: ignore[attr-defined]
-    assert [one["lam"] for one in named[3].first][:3] == [2.0, 15.0, 2.0]
+def test_the_field_is_the_portfolio_without_what_cannot_run_there() -> None:
+    """Local with both rates leads it, and what cannot be trained is replaced by the next of the portfolio."""
+    field, reasons = entrants(alike(), None, {"batch": 7}, {}, refused=lambda recipe, _: "none" * (recipe.name == "fedbn"))
+    assert reasons == {"fedbn": "none"}
+    assert [(one.label, one.settings["lr"]) for one in field[:2]] == [("local", rate) for rate in RATES]
+    raced = [{"recipe": one.label, **one.settings} for one in field[2:] if not one.late]
+    assert raced == [point for point in portfolio() if point["recipe"] != "fedbn"][:MOST]
+    assert len(raced) == MOST
+    assert [one.label for one in field if one.late] == ["fedavg"]  # a measure that costs the race nothing
+    assert all(one.recipe.training.batch == 7 for one in field)  # type: ignore[attr-defined]
+    few, reasons = entrants(alike(clients=3), None, {}, {})
+    assert reasons == {"ifca": "it needs at least 4 clients, and there are 3"}
+    assert "ifca" not in {one.label for one in few}
+
+
+def test_named_recipes_take_the_place_of_the_portfolio() -> None:
+    field, _ = entrants(alike(), None, {"batch": 7}, {"mine": recipes.ditto(lr=0.3)}, ["fedala", "ditto"])
+    rates = {label: [one.settings["lr"] for one in field if one.label == label] for label in ("local", "mine", "fedala")}
+    assert rates["fedala"] == rates["local"] == list(RATES)
+    # a recipe of one's own is raced as it is first, and stands for that of its name
+    assert rates["mine"][:3] == [0.3, *RATES]
+    assert "ditto" not in {one.label for one in field}
+    assert {one.settings.get("lam") for one in field if one.label == "mine"} == {
+        None, *(point["lam"] for point in portfolio() if point["recipe"] == "ditto")
+    }  # fmt: skip
+
+
+def test_buffered_steps_are_raced_where_devices_are_unequal() -> None:
+    slow = partition.FastSlow(share_slow=0.5, slow_factor=5.0)
+    assert "fedbuff" in {one.label for one in entrants(alike(), slow, {}, {})[0]}
+    assert "fedbuff" not in {one.label for one in entrants(alike(), None, {}, {})[0]}
 
 
 def test_budgets_in_words() -> None:

@@ -24,7 +24,7 @@ def runner(label: str, *points: float, **rows: Any) -> Any:
 
 def runs(higher: bool = True) -> Any:
     """How methods were scored."""
-    return SimpleNamespace(names=NAMES, higher_is_better=higher)
+    return SimpleNamespace(names=NAMES, higher_is_better=higher, metric="accuracy" if higher else "mae")
 
 
 LOCAL = runner("local", *[0.7] * 6)
@@ -50,6 +50,15 @@ def test_validation_rows_decide_where_the_recommendation_is_to_train_alone() -> 
     assert whether_it_pays([LOCAL, worse], LOCAL, LOCAL, [], runs()).pays == "no"
     assert whether_it_pays([LOCAL], LOCAL, LOCAL, [], runs()).pays == "cannot be told"
     assert whether_it_pays([BETTER], None, BETTER, [], runs()).pays == "cannot be told"
+
+
+@pytest.mark.parametrize(("rows", "said"), [(400, "cannot be told"), (40_000, "no")])
+def test_federating_does_not_pay_where_less_than_a_point_is_to_be_gained(rows: int, said: str) -> None:
+    """So much is known only with many rows; where the recommendation shares something, a gain is not called none."""
+    known = {"sizes": [rows] * 6, "counted": True}
+    alone, joined = runner("local", *[0.95] * 6, **known), runner("ditto", *[0.951] * 6, **known)
+    assert whether_it_pays([alone, joined], alone, alone, [], runs()).pays == said
+    assert whether_it_pays([alone, joined], alone, joined, [], runs()).pays == "cannot be told"
 
 
 def test_the_luckiest_of_many_methods_does_not_pay() -> None:

@@ -1,0 +1,77 @@
+"""Sites whose rows are at odds with those of the others, by name, so that somebody looks at them before any training.
+
+Two kinds can be told by scores: where one model for all is far worse than a site's own, its labels or inputs mean
+something else there; where neither is better than one answer for every row, its labels follow from nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from statistics import NormalDist
+
+from piebald.advice.differences import LEVEL, in_points
+from piebald.report.page.wording import names
+from piebald.report.paired import Difference, Scores
+from piebald.report.row_noise import row_difference
+
+_MOST = 0.34  # share of the clients that may be odd: where more are, they are many kinds and nobody is
+
+
+def odd_sites(
+    alone: Scores | None, together: Scores | None, naive: Mapping[str, Scores], metric: str, higher_is_better: bool = True
+) -> list[str]:
+    """Return a sentence for each kind of odd sites that there is.
+
+    A site is named only beyond the chance of its rows, with all sites looked at together (Bonferroni), and where most
+    others are not like it.
+
+    Args:
+        alone, together: the scores of Local and of one model for all on the same rows.
+        naive: those of answers that need no model, by name.
+        metric, higher_is_better: of the scores.
+    """
+    if alone is None:
+        return []
+    sentences = []
+    sign = 1 if higher_is_better else -1
+    bound = NormalDist().inv_cdf(1 - LEVEL / len(alone.clients))
+    worse = {} if together is None else _gaps(together, alone, sign)
+    contradicting = [name for name, gap in worse.items() if gap.mean < -bound * (gap.error or 0.0)]
+    if contradicting and len(contradicting) <= _MOST * len(worse):
+        largest = min(worse[name].mean for name in contradicting)
+        sentences.append(
+            f"At odds with the others: {names(contradicting, 12)}, where one model for all is up to "
+            f"{in_points(metric, -largest, False)} worse than a model of its own: do labels or inputs mean the same there?"
+        )
+    for constant in naive.values():
+        over = [_gaps(scores, constant, sign) for scores in (alone, together) if scores is not None]
+        clear = [name for name in over[0] if any(_beyond(gaps.get(name), bound) for gaps in over)]
+        usual = sorted(max(gaps[name].mean for gaps in over if name in gaps) for name in clear)
+        half = usual[len(usual) // 2] / 2 if usual else 0.0
+        # the site must be shown to be unlike the others: little beyond the constant answer, by any method
+        blank = [
+            name for name in over[0]
+            if name not in clear
+            and all(name in gaps and gaps[name].mean + bound * (gaps[name].error or 0.0) < half for gaps in over)
+        ]  # fmt: skip
+        if blank and len(blank) <= _MOST * len(over[0]):
+            sentences.append(
+                f"Not better than one answer for every row by any method: {names(blank, 12)}: are the labels right there?"
+            )
+            break
+    return sentences
+
+
+def _gaps(a: Scores, b: Scores, sign: int) -> dict[str, Difference]:
+    """The gain of each client by `a` over `b`, where the noise of its rows is known."""
+    gaps = {}
+    for name in a.clients:
+        gap = row_difference(a.of_client(name), b.of_client(name)) if name in b.clients else None
+        if gap is not None and gap.error:
+            gaps[name] = replace(gap, mean=sign * gap.mean)
+    return gaps
+
+
+def _beyond(gap: Difference | None, bound: float) -> bool:
+    return gap is not None and gap.mean > bound * (gap.error or 0.0)
