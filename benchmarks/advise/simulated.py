@@ -80,9 +80,8 @@ def sites(count: int, **usual: Any) -> Callable[..., Callable[[np.random.Generat
 
 MADE = {
     "alike, few rows": Made("everybody gains", ("yes",), sites(8, train=16)()),
-    "alike, plenty of rows": Made("nothing is left to gain", ("no",), sites(6, train=1500, held=1500, noise=0.02)()),
     "a rule for each site, plenty of rows": Made(
-        "nobody has anything to learn from others", ("no",), sites(6, train=1500, held=1500, noise=0.02)(own_rules=True)
+        "nobody has anything to learn from others", ("no",), sites(6, train=400, held=400, noise=0.02)(own_rules=True)
     ),
     "one site contradicts": Made(
         "the others gain, and s3 must not follow them", ("yes",), sites(8, train=16)({3: {"flip": True}}), ("s3",)
@@ -94,7 +93,7 @@ MADE = {
         "the others gain, and the labels of s5 follow from nothing", ("yes",),
         sites(8, train=16)({5: {"noise": np.inf}}), ("s5",)
     ),
-    "one huge among tiny": Made("the tiny ones gain", ("yes",), sites(8, train=10)({0: {"train": 1500}})),
+    "one huge among tiny": Made("the tiny ones gain", ("yes",), sites(8, train=10)({0: {"train": 500}})),
     "pure noise": Made("there is nothing to learn", ("cannot be told",), sites(8, train=30, noise=np.inf)()),
     "hardly any rows to judge by": Made("everybody gains, and nobody can see it", ("cannot be told",),
                                         sites(4, train=16, held=3)()),

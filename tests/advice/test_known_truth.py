@@ -1,0 +1,108 @@
+"""What is said of federations whose truth is known: it pays, it does not, it cannot be known; and who is named."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from piebald.advice.odd_sites import odd_sites
+from piebald.advice.own_methods import own_methods, shrunk
+from piebald.report.paired import Scores
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "advise" / "simulated.py"
+SMALL: dict[str, Any] = {"rounds": 4, "seeds": (0, 1), "budget": 80, "families": ["scaffold", "ifca"]}
+
+
+@pytest.fixture(scope="module")
+def simulated() -> Any:
+    """The federations of the benchmark."""
+    spec = importlib.util.spec_from_file_location("simulated", FILE)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["simulated"] = module  # where its dataclasses look for it
+    assert spec.loader is not None
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["simulated"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "alike, few rows", "a rule for each site, plenty of rows", "one site contradicts", "hardly any rows to judge by",
+        *(pytest.param(name, marks=pytest.mark.full) for name in
+          ("two groups", "one site with random labels", "one huge among tiny", "pure noise")),
+    ],
+)  # fmt: skip
+def test_what_is_said_is_true(name: str, simulated: Any) -> None:
+    made = simulated.MADE[name]
+    answer = simulated.advise(made, **SMALL)
+    assert answer.pays in made.pays
+    named = simulated.sites_named(answer, [f"s{number}" for number in range(8)])
+    assert set(made.named) <= set(named)
+    # one innocent site in twenty federations may be named by chance, and a huge one may well be better off alone
+    assert len(set(named) - set(made.named)) <= 1
+
+
+def test_nobody_is_told_that_it_pays_where_nobody_gains(simulated: Any) -> None:
+    said = simulated.without_gain(60)
+    assert said["pays"] <= 6  # 5 % of 60 are 3
+    assert said["does not pay"] <= 6
+    assert said["wrongly named"] <= 0.04 * said["sites"]
+
+
+NAMES = [f"s{number}" for number in range(8)]
+
+
+def scores(*shares: float, rows: int = 200) -> Scores:
+    return Scores([list(shares)], NAMES, sizes=[rows] * 8, counted=True)
+
+
+ALONE = scores(*[0.7] * 8)
+CONSTANT = {"the most frequent class": scores(*[0.5] * 8)}
+
+
+def test_a_site_is_odd_where_one_model_for_all_is_far_worse_than_its_own() -> None:
+    (said,) = odd_sites(ALONE, scores(*[0.75] * 7, 0.3), CONSTANT, "accuracy")
+    assert said.startswith("At odds with the others: s7, where one model for all is up to 40.0 points worse")
+    assert odd_sites(ALONE, scores(*[0.75] * 7, 0.65), CONSTANT, "accuracy") == []  # within the chance of 200 rows
+    assert odd_sites(ALONE, scores(*[0.75] * 4, *[0.3] * 4), CONSTANT, "accuracy") == []  # two kinds, and nobody is odd
+    assert odd_sites(None, ALONE, CONSTANT, "accuracy") == []
+
+
+def test_a_site_is_blank_where_no_method_beats_a_constant() -> None:
+    (said,) = odd_sites(scores(*[0.9] * 7, 0.5), scores(*[0.9] * 7, 0.52), CONSTANT, "accuracy")
+    assert said == "Not better than one answer for every row by any method: s7: are the labels right there?"
+    hard = scores(*[0.9] * 7, 0.65)  # what is learned there is little, and not nothing
+    assert odd_sites(hard, hard, CONSTANT, "accuracy") == []
+    few = [scores(*[0.9] * 7, 0.5, rows=10)] * 2
+    assert odd_sites(*few, {"constant": scores(*[0.5] * 8, rows=10)}, "accuracy") == []
+
+
+def test_a_client_leaves_the_others_only_where_it_differs_beyond_noise() -> None:
+    """Eight alike with noise stay together, and one that is far better off alone leaves."""
+    rng = np.random.default_rng(0)
+    joined = scores(*(0.8 + rng.normal(0, 0.02, 8)))
+    alone = scores(*(0.75 + rng.normal(0, 0.02, 8)))
+    assert set(own_methods({"fedavg": joined, "local": alone}, "fedavg").values()) == {"fedavg"}
+    odd = scores(*joined.values[0, :7], 0.4)
+    assert own_methods({"fedavg": odd, "local": alone}, "fedavg") == dict.fromkeys(NAMES[:7], "fedavg") | {"s7": "local"}
+    of_error = own_methods({"fedavg": alone, "local": odd}, "fedavg", higher_is_better=False)
+    assert of_error["s7"] == "local"
+
+
+def test_the_noisier_a_gain_is_the_further_it_is_drawn_to_the_mean() -> None:
+    """With equal errors the estimator is that of DerSimonian and Laird in closed form."""
+    gains = np.array([0.3, 0.1, 0.0, -0.2, 0.05])
+    error = 0.1
+    between = max(0.0, gains.var(ddof=1) - error**2)
+    expected = gains.mean() + between / (between + error**2) * (gains - gains.mean())
+    np.testing.assert_allclose(shrunk(gains, [error] * 5), expected)
+    np.testing.assert_allclose(shrunk(gains, [10.0] * 5), gains.mean())
+    noisy = shrunk(gains, [0.02, 0.02, 0.02, 0.5, 0.02])
+    assert abs(noisy[3] - gains[3]) > 10 * abs(noisy[0] - gains[0])
