@@ -86,7 +86,9 @@ def write_advice(folder: Path) -> str:
             print(name, one.name, found, flush=True)
     parts = []
     for name, federations in said.items():
-        rows = ",\n".join(f"  {json.dumps(federation)}: {json.dumps(found)}" for federation, found in federations.items())
+        rows = ",\n".join(
+            f"  {json.dumps(federation)}: {json.dumps(found)}" for federation, found in federations.items()
+        )
         parts.append(f" {json.dumps(name)}: {{\n{rows}\n }}")
     ADVICE.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
     return str(ADVICE)
@@ -276,9 +278,7 @@ def _by_federation(
         best = max(tuned(one.entries), key=lambda entry: entry.truth)
         name = one.federation.name
         regrets = " | ".join(f"{verdicts[name][rule].regret:.1f}" for rule in shown)
-        lines.append(
-            f"| {BY_NAME[name].words} | {best.label} | {best.truth:.1f} | {words[pays[name]]} | {regrets} |"
-        )
+        lines.append(f"| {BY_NAME[name].words} | {best.label} | {best.truth:.1f} | {words[pays[name]]} | {regrets} |")
     return "\n".join(lines) + "\n"
 
 
@@ -306,7 +306,10 @@ def _said(known: Sequence[Known]) -> dict[str, str]:
     words = {True: "yes", False: "no"}
     cases = [(words[truth], row) for name, truth in clear.items() for row in advice()[ADVISER][name]]
     unclear = [
-        row["pays"] for one in known if one.federation.name not in clear for row in advice()[ADVISER][one.federation.name]
+        row["pays"]
+        for one in known
+        if one.federation.name not in clear
+        for row in advice()[ADVISER][one.federation.name]
     ]
     before = [row["before"] == truth for truth, row in cases]
     wrong = [row["before"] not in (truth, "cannot be told") for truth, row in cases]
@@ -337,7 +340,8 @@ NOTES = """
   two rows is what the portfolio has learned.
 - *Each client its own*: a client takes another repeated method where its gain on validation rows is above 0 after it
   was shrunk towards that of all clients; with fewer than five clients everybody takes the recommendation.
-- *Pays* is what is said after the check: the recommendation against training alone on test rows, under the noise of
+- *Pays* is what is said after the check; the replays know no single rows, so they compare shares, which finds less than
+  the paired test of real runs.  It compares the recommendation with training alone on test rows, under the noise of
   these clients' rows.  The truth is measured on the same test rows, with the best of all settings and with all
   seeds, and is a difference for other clients.  So both share the noise of these rows.  Before the check, by
   validation rows alone, the adviser is right in {before}.

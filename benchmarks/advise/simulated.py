@@ -46,7 +46,7 @@ class Made:
 def site(
     rng: np.random.Generator, weights: Any, train: int, held: int = 100, flip: bool = False, noise: float = 0.5
 ) -> Parts:
-    """The rows of a site: two classes on the two sides of a plane, with noise; by chance alone where noise is infinite."""
+    """The rows of a site: two classes on the two sides of a plane, with noise; by chance where noise is infinite."""
     parts = {}
     for split, count in (("train", train), ("validation", held), ("test", held)):
         x = rng.normal(size=(count, FEATURES))
@@ -133,7 +133,9 @@ def drawn(rng: np.random.Generator, gains: Any, rows: int) -> tuple[str, list[st
     ours, theirs = scores()
     joined, local = SimpleNamespace(label="joined", last=ours), SimpleNamespace(label="local", last=theirs, mean=0.7)
     runs: Any = SimpleNamespace(higher_is_better=True, names=names, metric="accuracy")
-    tested = [SimpleNamespace(label=label, scores=table) for label, table in zip(("joined", "local"), scores(), strict=True)]
+    tested = [
+        SimpleNamespace(label=label, scores=table) for label, table in zip(("joined", "local"), scores(), strict=True)
+    ]
     finished: Any = [local, joined]
     pays = whether_it_pays(finished, finished[0], finished[1], tested, runs).pays  # type: ignore[arg-type]
     return pays, [loser.client for loser in losers(finished[1], finished[0], finished, True) or []]
@@ -177,13 +179,14 @@ def table() -> str:
     for name, answers in said["trained"].items():
         made = MADE[name]
         right = sum(a["pays"] in made.pays and set(made.named) <= set(a["named"]) for a in answers)
-        cells = (", ".join(dict.fromkeys(a["pays"] for a in answers)), ", ".join(dict.fromkeys(a["recommended"] for a in answers)),
-                 ", ".join(dict.fromkeys(site for a in answers for site in a["named"])) or "-")  # fmt: skip
+        named = [site for a in answers for site in a["named"]] or ["-"]
+        columns = ([a["pays"] for a in answers], [a["recommended"] for a in answers], named)
+        cells = [", ".join(dict.fromkeys(column)) for column in columns]
         lines.append(f"| {name} | {made.truth} | {' | '.join(cells)} | {right} of {len(answers)} |")
     of = said["drawn"]
     lines.append(
-        f"\nOf {of['federations']} federations whose scores were drawn, with no gain in the mean, {of['pays']} were told "
-        f"that it pays and {of['does not pay']} that it does not; {of['wrongly named']} of {of['sites']} sites were named "
-        "as losing that do not lose."
+        f"\nOf {of['federations']} federations whose scores were drawn, with no gain in the mean, {of['pays']} were "
+        f"told that it pays and {of['does not pay']} that it does not; {of['wrongly named']} of {of['sites']} sites "
+        "were named as losing that do not lose."
     )
     return "\n".join(lines) + "\n"

@@ -42,6 +42,7 @@ from piebald.runtimes.base import SimulatesDevices
 
 BUDGET = 20  # whole runs
 RUNGS, FACTOR = 3, 2  # settings are judged after a quarter and half of the rounds, and at the end
+_SURELY = 2.0  # standard errors by which a client must be better off alone to be told so
 CLEARLY_LESS = 0.5  # of the traffic of the best method
 
 
@@ -218,12 +219,15 @@ def _answer(
     for history in histories:
         history.close()
     losing = losers(chosen, alone, finished, higher)
-    own = own_methods(scores, chosen.label, higher)
+    pair = {runner.label: runner.last for runner in (chosen, alone) if runner is not None}
+    own = own_methods(pair, chosen.label, higher, errors=_SURELY)
+    better_alone = [client for client, label in own.items() if label != chosen.label]
     best_rounds, better = rounds_of(chosen, runs)
-    better += odd_sites(alone and alone.last, together and together.last, naive, runs.metric, higher)
-    stays = [client for client, label in own.items() if label == label_alone != chosen.label]
-    if stays:
-        better = [*better, f"Better off alone, after shrinkage: {names(stays)}."]
+    better += odd_sites(
+        None if alone is None else alone.last, None if together is None else together.last, naive, runs.metric, higher
+    )
+    if better_alone:
+        better = [*better, f"Better off alone, beyond chance: {names(better_alone, 12)}."]
     return Advice(
         recommended=chosen.label,
         recipe=chosen.recipe,
@@ -254,10 +258,11 @@ def _answer(
         seeds=list(seeds),
         folder=kept_folder,
         settings=settings,
-        own=own,
+        own=own_methods(scores, chosen.label, higher),
+        better_alone=better_alone,
         best_rounds=best_rounds,
         # held-out rows are the search's own: another run has none to choose by
-        keep="best_for_each" if stays and not runs.choosing.held_out else None,
+        keep="best_for_each" if better_alone and not runs.choosing.held_out else None,
     )
 
 
@@ -276,7 +281,8 @@ def rounds_of(chosen: Runner, runs: TrialRuns) -> tuple[int, list[str]]:
     if steps == last or lead is None or sign * lead.mean <= (lead.error or 0.0):
         return last, []
     gain = in_points(runs.metric, sign * lead.mean)
-    return steps, [f"After {plural(steps, 'round')} it was better than after {last} ({gain}): recommended.toml has {steps}."]
+    said = f"After {plural(steps, 'round')} it was better than after {last} ({gain}): recommended.toml has {steps}."
+    return steps, [said]
 
 
 def choose(

@@ -78,6 +78,7 @@ class Advice:
         more: the effect of more rows and clients, None where it was not asked for, see `more_data`.
         privacy: the privacy budgets of all runs of the search together, see `privacy.several_runs.together`.
         own: the method for each client by validation rows, see `own_methods`.
+        better_alone: the clients for which training alone is better than the recommendation, beyond chance.
         best_rounds: the server steps after which the recommendation was best on validation rows.
         keep: what a run of the recommendation should keep for clients, see `run`; None for its default.
     """
@@ -113,6 +114,7 @@ class Advice:
     more: Sequence[More] | None = None
     privacy: Sequence[Mapping[str, Any]] = ()
     own: Mapping[str, str] = field(default_factory=dict)
+    better_alone: Sequence[str] = ()
     best_rounds: int = 0
     keep: str | None = None
 
@@ -127,11 +129,6 @@ class Advice:
     def best(self) -> str:
         """The label with the best mean on validation rows."""
         return self.verdict.leader
-
-    @property
-    def better_alone(self) -> list[str]:
-        """The clients for which training alone is better than the recommendation, after shrinkage."""
-        return [client for client, label in self.own.items() if label != self.recommended and label == self.verdict.alone]
 
     # ------------------------------------------------------------------------------------------------ on one screen
 
@@ -345,6 +342,7 @@ class Advice:
             "unusable": dict(self.unusable),
             "look": self.look,
             "own": dict(self.own),
+            "better_alone": list(self.better_alone),
             "keep": self.keep,
             "best_rounds": self.best_rounds,
             "rounds": self.rounds,

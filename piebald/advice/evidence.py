@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,6 @@ from piebald.report.verdict import compared
 from piebald.runs.run import resume
 from piebald.storage.store import RunStore
 
-_QUANTILE = 1.96  # of the normal distribution, for 95 %
 Pays = Literal["yes", "no", "cannot be told"]
 
 
@@ -69,12 +67,6 @@ class Evidence:
     low: float | None = None
     high: float | None = None
 
-    @property
-    def at_most(self) -> float:
-        """The end of the 95 % interval of the gain."""
-        known = self.gain is not None and self.error is not None
-        return (self.gain or 0.0) + _QUANTILE * (self.error or 0.0) if known else math.inf
-
 
 def whether_it_pays(
     finished: Sequence[Runner], alone: Runner | None, chosen: Runner, tested: Sequence[Checked], runs: TrialRuns
@@ -106,10 +98,9 @@ def whether_it_pays(
     # all are judged on the seeds of all, and one seed may have been luck
     rivals = [runner for runner in rivals if len(runner.last.seeds) > 1] or rivals
     evidence = _compared(_left_out(rivals, runs.higher_is_better), alone.last, "validation", runs)
-    little = nearness(runs.metric, alone.last.mean)
-    if chosen is alone and evidence.pays == "cannot be told" and evidence.at_most < little:
-        return replace(evidence, pays="no")
-    return evidence
+    is_little = evidence.high is not None and evidence.high < nearness(runs.metric, alone.last.mean)
+    unclear = chosen is alone and evidence.pays == "cannot be told"
+    return replace(evidence, pays="no") if unclear and is_little else evidence
 
 
 def _compared(ours: Scores, alone: Scores, rows: Split, runs: TrialRuns) -> Evidence:

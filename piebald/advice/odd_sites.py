@@ -19,7 +19,11 @@ _MOST = 0.34  # share of the clients that may be odd: where more are, they are m
 
 
 def odd_sites(
-    alone: Scores | None, together: Scores | None, naive: Mapping[str, Scores], metric: str, higher_is_better: bool = True
+    alone: Scores | None,
+    together: Scores | None,
+    naive: Mapping[str, Scores],
+    metric: str,
+    higher_is_better: bool = True,
 ) -> list[str]:
     """Return a sentence for each kind of odd sites that there is.
 
@@ -42,7 +46,7 @@ def odd_sites(
         largest = min(worse[name].mean for name in contradicting)
         sentences.append(
             f"At odds with the others: {names(contradicting, 12)}, where one model for all is up to "
-            f"{in_points(metric, -largest, False)} worse than a model of its own: do labels or inputs mean the same there?"
+            f"{in_points(metric, -largest, False)} worse than a model of its own: do labels or inputs mean the same?"
         )
     for constant in naive.values():
         over = [_gaps(scores, constant, sign) for scores in (alone, together) if scores is not None]
@@ -57,7 +61,7 @@ def odd_sites(
         ]  # fmt: skip
         if blank and len(blank) <= _MOST * len(over[0]):
             sentences.append(
-                f"Not better than one answer for every row by any method: {names(blank, 12)}: are the labels right there?"
+                f"Not better than one answer for every row by any method: {names(blank, 12)}: are the labels right?"
             )
             break
     return sentences

@@ -170,7 +170,8 @@ class Race:
             order = self._best_first(n for n, runner in enumerate(self.runners) if runner.state == "finished")
             wanted = dict.fromkeys([*order[:REPEATED], *self._alone(order)[:1]])
             counts = {number: len(self.runners[number].folders) for number in wanted}
-            waiting = [n for n, count in counts.items() if count < min(most, len(self.seeds)) and n not in self._not_repeated]
+            needed = min(most, len(self.seeds))
+            waiting = [n for n, count in counts.items() if count < needed and n not in self._not_repeated]
             if not waiting:
                 return
             number = min(waiting, key=lambda number: counts[number])

@@ -57,7 +57,11 @@ SEEDS = (0, 1, 2)
 
 
 def raced(
-    levels: Mapping[float, Sequence[float]], field: Sequence[Entrant], folder: Path, budget: Any = 400, seeds: Any = SEEDS
+    levels: Mapping[float, Sequence[float]],
+    field: Sequence[Entrant],
+    folder: Path,
+    budget: Any = 400,
+    seeds: Any = SEEDS,
 ) -> tuple[Any, list[Runner], Mapping[str, str], Any]:
     runs: Any = FakeRuns(levels)
     runners, left_out, spent = Race(runs, seeds, folder, Budget.of(budget), lambda line: None).run(field)
@@ -96,7 +100,7 @@ def test_what_was_lucky_once_makes_room_for_the_next_best(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("budget", [1, 60, 120, 200, {"bytes": 1000}, {"minutes": 5}])
 def test_a_budget_is_kept_but_for_local_and_one_other(budget: Any, tmp_path: Path) -> None:
-    runs, runners, _, spent = raced(LEVELS, FIELD, tmp_path, budget)
+    _, runners, _, spent = raced(LEVELS, FIELD, tmp_path, budget)
     limit = Budget.of(budget)
     last_run = {"rounds": 0, "bytes": 160, "minutes": 1}[limit.unit]  # whose cost is not known before
     assert spent.of(limit.unit) <= max(limit.amount + last_run, 2 * 16)
@@ -105,7 +109,7 @@ def test_a_budget_is_kept_but_for_local_and_one_other(budget: Any, tmp_path: Pat
 
 def test_fedavg_is_trained_late_with_the_rate_of_the_best(tmp_path: Path) -> None:
     field = [*FIELD, entrant("fedavg", 0.5, late=True)]
-    runs, runners, _, _ = raced(LEVELS, field, tmp_path)
+    runs, _, _, _ = raced(LEVELS, field, tmp_path)
     assert [row for row in runs.trained if row[0] == "fedavg"] == [("fedavg", 0.1, 0, 16)]
     assert runs.trained.index(("fedavg", 0.1, 0, 16)) < runs.trained.index(("ditto", 0.1, 2, 16))
     (little := tmp_path / "little").mkdir()
@@ -136,7 +140,9 @@ def test_a_race_goes_on_from_its_record_without_training_anything_twice(tmp_path
     assert cost == spent
 
 
-@pytest.mark.parametrize("text", ["[1]", "{", '{"0/0/4": {"scores": [["x"]], "cost": {}}}', '{"0/0/4": {"scores": [[1]]}}'])
+@pytest.mark.parametrize(
+    "text", ["[1]", "{", '{"0/0/4": {"scores": [["x"]], "cost": {}}}', '{"0/0/4": {"scores": [[1]]}}']
+)
 def test_a_record_of_something_else_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / RECORD).write_text(text, encoding="utf-8")
     with pytest.raises(RunFolderError, match=f"{RECORD} cannot be read: remove it, or choose another folder"):
