@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from piebald.advice.tuning.budget import Budget, Cost, rungs_of
-from piebald.advice.tuning.space import Point, SearchSpace, has_setting, with_settings
+from piebald.advice.tuning.space import SearchSpace, has_setting, with_settings
 from piebald.advice.tuning.study import Sampler, Study, first_points, folder_name, grid, storage_in
 from piebald.advice.tuning.trial import Trial, best_of, words
 from piebald.advice.tuning.trial_runs import TrialRuns, recipes_by_label
@@ -202,7 +202,6 @@ def study_of(
     runs: TrialRuns,
     folder: Path,
     sampler: Sampler,
-    first: Sequence[Point] = (),
     **more: Any,
 ) -> Study:
     """The search for one recipe's settings, its own ones first."""
@@ -212,7 +211,7 @@ def study_of(
         functools.partial(with_settings, recipe),
         lambda number, point: folder / "trials" / folder_name(label) / str(number),
         runs,
-        first=[*first_points(space, recipe, sampler), *first],
+        first=first_points(space, recipe, sampler),
         sampler=sampler,
         **more,
     )

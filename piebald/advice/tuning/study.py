@@ -55,9 +55,6 @@ class Study:
         seeds: each trial has a run for each.
         first: settings to try before the sampler is asked.
         seed, sampler, factor: of the sampler, and of successive halving.
-        most: the largest number of trials, None where only the budget ends the search.
-        least: the number of trials that are trained to the end whatever they cost.
-        paid: the cost of a trial's runs before this search.
         say: takes a line for each event.
     """
 
@@ -71,9 +68,6 @@ class Study:
     seed: int = 0
     sampler: Sampler = "tpe"
     factor: int = 3
-    most: int | None = None
-    least: int = 1
-    paid: Callable[[Point], Cost] = lambda point: Cost()
     say: Callable[[str], None] = lambda line: None
 
     def name(self, point: Point) -> str:
@@ -119,9 +113,9 @@ class Study:
         else:
             ended = [earlier for earlier in trials if earlier.state.is_finished()]
             waiting = len(trials) > len(ended)
-            if len(ended) >= self.least and not self._affords(study, budget, self.runs.rungs[0]):
+            if ended and not self._affords(study, budget, self.runs.rungs[0]):
                 return None
-            if (self.sampler == "grid" and not waiting) or (self.most is not None and len(ended) >= self.most):
+            if self.sampler == "grid" and not waiting:
                 return None
             # a sampler of its own for each trial makes a resumed search draw as one that was never stopped
             study.sampler = self._sampler(len(ended))
@@ -158,7 +152,7 @@ class Study:
         point = self._point(trial.params)
         name = self.name(point)
         # the first trial has the recipe's own settings, and is the measure of the others
-        is_kept = trial.number < self.least
+        is_kept = trial.number == 0
         reached = 0
         for rung in self.runs.rungs:
             if not is_kept and not self._affords(study, budget, rung - reached):
@@ -262,7 +256,7 @@ class Study:
     def _cost(self, trial: Any) -> Cost:
         """Return the cost of a trial, as it was recorded after its last rung."""
         recorded = {int(name[5:]): cost for name, cost in trial.user_attrs.items() if name.startswith("cost/")}
-        return Cost(**recorded[max(recorded)]) - self.paid(self._point(trial.params)) if recorded else Cost()
+        return Cost(**recorded[max(recorded)]) if recorded else Cost()
 
     def _scores_of(self, trial: Any, rung: int) -> Scores | None:
         recorded = trial.user_attrs.get(f"scores/{rung}")
