@@ -153,7 +153,7 @@ def without_gain(count: int = COUNT) -> dict[str, Any]:
         said["pays"] += pays == "yes"
         said["does not pay"] += pays == "no"
         said["sites"] += clients
-        said["wrongly named"] += sum(gains[int(name[1:])] >= 0 for name in lose)
+        said["wrongly named"] += sum(bool(gains[int(name[1:])] >= 0) for name in lose)
     return said
 
 
