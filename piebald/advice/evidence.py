@@ -12,8 +12,7 @@ import numpy as np
 
 from piebald.advice.differences import nearness
 from piebald.advice.race import Runner
-from piebald.advice.tuning.study import folder_name
-from piebald.advice.tuning.trial_runs import TrialRuns
+from piebald.advice.tuning.trial_runs import TrialRuns, folder_name
 from piebald.contracts import Split
 from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.paired import Difference, Scores

@@ -26,9 +26,8 @@ import numpy as np
 from piebald.advice.families import ALONE, Entrant
 from piebald.advice.tuning.budget import Budget, Cost
 from piebald.advice.tuning.space import with_settings
-from piebald.advice.tuning.study import folder_name, scores_from_json, scores_to_json
 from piebald.advice.tuning.trial import words
-from piebald.advice.tuning.trial_runs import TrialRuns, cost_of
+from piebald.advice.tuning.trial_runs import TrialRuns, cost_of, folder_name, scores_from_json, scores_to_json
 from piebald.core.errors import DeviceLost, PiebaldError, RunFolderError
 from piebald.core.reading.files import json_value, read_bytes
 from piebald.methods.recipe import Recipe

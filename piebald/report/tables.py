@@ -282,14 +282,18 @@ class History:
     @cached_property
     def per_client(self) -> dict[int, float]:
         """The metric of each client at its last evaluation (up to the best version where that one is kept)."""
+        return self.values_at(None)
+
+    def values_at(self, version: int | None) -> dict[int, float]:
+        """The metric of each client that was evaluated at a version, None for the last evaluation of each."""
+        first, last = (0, self._final_version) if version is None else (version, version)
         # SQLite returns the other columns of the row that has the maximum
-        last = self._store.query(
-            f"SELECT client, value, max(version) FROM ({_JUDGED}) WHERE version <= ? GROUP BY client ORDER BY client",
-            self.metric,
-            self.split,
-            self._final_version,
+        rows = self._store.query(
+            f"SELECT client, value, max(version) FROM ({_JUDGED}) WHERE version BETWEEN ? AND ? GROUP BY client"
+            " ORDER BY client",
+            *(self.metric, self.split, first, last),
         )
-        return {row["client"]: row["value"] for row in last}
+        return {row["client"]: row["value"] for row in rows}
 
     @cached_property
     def common(self) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,7 @@ from typing import Any
 
 from piebald.advice.tuning.budget import Budget, Cost, rungs_of
 from piebald.advice.tuning.space import SearchSpace, has_setting, with_settings
-from piebald.advice.tuning.study import Sampler, Study, first_points, folder_name, grid, storage_in
-from piebald.advice.tuning.trial import Trial, best_of, words
+from piebald.advice.tuning.trial import Sampler, Trial, best_of, words
 from piebald.advice.tuning.trial_runs import TrialRuns, recipes_by_label
 from piebald.contracts import Clients
 from piebald.core.arguments import Count, PathLike, Seed, Seeds, checked
@@ -152,6 +150,8 @@ def tune(
         >>> [trial.settings["lr"] for trial in tuning.trials][-2:]
         [0.0001, 1.0]
     """
+    from piebald.advice.tuning.study import Study, storage_in  # loads Optuna
+
     if factor < 2:
         raise SettingError(f"factor must be at least 2, got {factor}")
     recipes = recipes_by_label(methods)
@@ -162,7 +162,7 @@ def tune(
     limit = Budget.of(10 * rounds * len(seeds) if budget is None else budget)
     if sampler == "grid":
         for values in spaces.values():
-            grid(values)
+            values.grid()  # refuses what has no end of values before the first run
     describe = {
         "kind": "tune", "recipes": {label: recipe.model_dump() for label, recipe in recipes.items()},
         "space": {label: values.plain() for label, values in spaces.items()}, "rungs": list(steps),
@@ -176,8 +176,7 @@ def tune(
         storage = stack.enter_context(storage_in(folder))
         trials: list[Trial] = []
         for label, recipe in recipes.items():
-            study = study_of(label, recipe, spaces[label], runs, folder, sampler, seeds=tuple(seeds), seed=seed,
-                             factor=factor, say=say)  # fmt: skip
+            study = Study(label, recipe, spaces[label], folder, runs, seeds, seed, sampler, factor, say)
             trials += study.search(storage, limit)
         kept_folder = None if out is None else folder
         tuning = Tuning(*chosen(recipes, trials, runs), trials, runs.metric, kept_folder, spent_together(folder))
@@ -193,28 +192,6 @@ def spent_together(folder: Path) -> list[dict[str, Any]]:
         with RunStore.open_read_only(database.parent) as store:
             metas.append(store.meta)
     return together(metas)
-
-
-def study_of(
-    label: str,
-    recipe: Recipe,
-    space: SearchSpace,
-    runs: TrialRuns,
-    folder: Path,
-    sampler: Sampler,
-    **more: Any,
-) -> Study:
-    """The search for one recipe's settings, its own ones first."""
-    return Study(
-        label,
-        space,
-        functools.partial(with_settings, recipe),
-        lambda number, point: folder / "trials" / folder_name(label) / str(number),
-        runs,
-        first=first_points(space, recipe, sampler),
-        sampler=sampler,
-        **more,
-    )
 
 
 def chosen(

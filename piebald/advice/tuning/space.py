@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -144,6 +145,23 @@ class SearchSpace:
         """The recipe's own values of these settings; None where one is outside of its range."""
         point = {name: setting_of(recipe, name) for name in self.values}
         return point if all(self.values[name].holds(value) for name, value in point.items()) else None
+
+    def grid(self) -> list[dict[str, Value]]:
+        """All combinations of the values.
+
+        Raises:
+            SettingError: a range of numbers that are not whole has no end of values.
+        """
+        for name, values in self.values.items():
+            if isinstance(values, Range) and not values.whole:
+                raise SettingError(
+                    f"sampler 'grid' tries all combinations, so {name} needs a list of values: give one, or choose "
+                    "sampler 'tpe'"
+                )
+        lists = [
+            v.values if isinstance(v, Choices) else range(int(v.low), int(v.high) + 1) for v in self.values.values()
+        ]
+        return [dict(zip(self.values, point, strict=True)) for point in itertools.product(*lists)]
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""

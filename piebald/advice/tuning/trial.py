@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from piebald.advice.tuning.budget import Cost
 from piebald.advice.tuning.space import Point
 from piebald.report.paired import Scores, difference
 
-if TYPE_CHECKING:
-    import optuna
-
-ScoresOf = Callable[[Any, int], Scores | None]  # of a trial, after a number of server steps
+Sampler = Literal["tpe", "random", "grid"]
 State = Literal["finished", "dropped", "failed"]
 
 
@@ -48,7 +45,7 @@ class Trial:
         return {
             "label": self.label,
             "trial": self.number,
-            **{name: value for name, value in self.settings.items()},
+            **self.settings,
             "rounds": self.rounds,
             "score": self.score,
             "state": self.state,
@@ -77,48 +74,16 @@ def words(point: Point) -> str:
     return ", ".join(f"{name} {value}" for name, value in shown.items()) or "as it is"
 
 
-def outside_one_standard_error(
-    wrapped: optuna.pruners.BasePruner, scores_of: ScoresOf, higher_is_better: bool
-) -> optuna.pruners.BasePruner:
-    """A pruner that drops what another one drops, where the paired difference to the best exceeds its standard error.
+def lag_beyond_noise(best: Scores, other: Scores, higher_is_better: bool) -> tuple[float, float] | None:
+    """Return the lag of a method behind another one and its standard error, None where it is within one of them.
 
-    Trials are compared on the same validation rows of the same clients and seeds, so what makes a client hard for both
-    drops out; what is left is the noise that the choice would be made under (Kuo et al. 2023, On noisy evaluation in
-    federated hyperparameter tuning).
-
-    Args:
-        wrapped: the pruner whose decisions are checked.
-        scores_of: the scores of a trial after so many server steps, None where it has none.
-        higher_is_better: whether a larger value of the metric is better.
-    """
-    import optuna
-
-    class OutsideOneStandardError(optuna.pruners.BasePruner):
-        def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
-            if not wrapped.prune(study, trial):
-                return False
-            step = trial.last_step
-            scores = None if step is None else scores_of(trial, step)
-            # without scores there is nothing to doubt the pruner by
-            if step is None or scores is None:
-                return True
-            rivals = [
-                scores_of(rival, step) for rival in study.get_trials(deepcopy=False) if rival.number != trial.number
-            ]
-            return any(
-                lag_beyond_noise(table, scores, higher_is_better) is not None for table in rivals if table is not None
-            )
-
-    return OutsideOneStandardError()
-
-
-def lag_beyond_noise(best: Scores, other: Scores, higher_is_better: bool) -> float | None:
-    """Return the lag of a method behind another one, None where it is within one standard error of the difference.
-
-    Where the standard error is unknown, with a single client, everything is within it.
+    Methods are compared on the same validation rows of the same clients and seeds, so what makes a client hard for both
+    drops out; what is left is the noise that a choice would be made under (Kuo et al. 2023, On noisy evaluation in
+    federated hyperparameter tuning).  Where the standard error is unknown, with a single client, everything is within
+    it.
     """
     lead = difference(best, other)
     if lead is None or lead.error is None:
         return None
     lag = lead.mean if higher_is_better else -lead.mean
-    return lag if lag > lead.error else None
+    return (lag, lead.error) if lag > lead.error else None

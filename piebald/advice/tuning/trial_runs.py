@@ -126,19 +126,8 @@ class TrialRuns:
 
     def scores(self, runs: Sequence[History], version: int) -> Scores:
         """The main metric of each client's validation rows after so many server steps, under the seeds of runs."""
-        table = np.full((len(runs), len(self.choosing)), math.nan)
-        for row, history in zip(table, runs, strict=True):
-            personal: set[int] = set()
-            for score in history.scores:
-                judged = score["split"] == "validation" and score["metric"] == self.metric
-                if not judged or score["version"] != version or score["value"] is None:
-                    continue
-                client = score["client"]
-                # the personal model counts where a client has one, in whichever order rows come
-                if client is not None and (score["model"] == "personal" or client not in personal):
-                    row[client] = score["value"]
-                    personal |= {client} if score["model"] == "personal" else set()
-        return self.table(np.where(np.isfinite(table), table, math.nan), [history.seed or 0 for history in runs])
+        rows = [self._row(history.values_at(version)) for history in runs]
+        return self.table(np.array(rows), [history.seed or 0 for history in runs])
 
     def table(
         self,
@@ -161,22 +150,19 @@ class TrialRuns:
             version: server steps, None for the last.
             model: "rows" for the clients' models, "naive" or "naive_of_all", see `History.values_of_rows`.
         """
-        values, rows = np.full((len(folders), len(self.choosing)), math.nan), dict[Any, Floats]()
+        values, rows = [], dict[Any, Floats]()
         split: Split = "validation"
-        for place, (seed, folder) in enumerate(folders.items()):
+        for seed, folder in folders.items():
             with History(folder) as history:
                 single = history.values_of_rows(model, version)
                 rows |= {(seed, self.names[client]): numbers for client, numbers in single.items()}
                 split = "test" if history.split == "test" else "validation"
-                if model != "rows":
-                    for client, value in history.naive(model, version=version).items():
-                        values[place, client] = value
-                elif version is None:
-                    for client, value in history.per_client.items():
-                        values[place, client] = value
-                else:
-                    values[place] = self.scores([history], version).values[0]
-        return self.table(values, list(folders), split, rows) if np.isfinite(values).any() else None
+                is_model = model == "rows"
+                values.append(
+                    self._row(history.values_at(version) if is_model else history.naive(model, version=version))
+                )
+        table = np.array(values)
+        return self.table(table, list(folders), split, rows) if np.isfinite(table).any() else None
 
     def naive(self, folders: Mapping[int, Path], version: int | None = None) -> dict[str, Scores]:
         """The scores of answers that need no model on the same rows, by name, see `report.naive`."""
@@ -191,6 +177,10 @@ class TrialRuns:
         names = [str(name) for name in self.choosing.names]
         repeat = len(set(names)) < len(names)
         return [f"{name} ({number})" for number, name in enumerate(names)] if repeat else names
+
+    def _row(self, values: Mapping[int, float]) -> list[float]:
+        row = [values.get(client, math.nan) for client in range(len(self.choosing))]
+        return [value if math.isfinite(value) else math.nan for value in row]
 
     def _options(self, rounds: int, seed: int) -> dict[str, Any]:
         of_run = {"rounds": rounds, "seed": seed, "evaluate_every": self.every, "evaluate_split": "validation"}
@@ -220,6 +210,21 @@ def cost_of(runs: Sequence[History]) -> Cost:
             final["seconds"],
         )
     return spent
+
+
+def scores_to_json(scores: Scores) -> list[list[float | None]]:
+    """Scores as JSON, None where a client has none."""
+    return [[None if value != value else value for value in row] for row in scores.values.tolist()]
+
+
+def scores_from_json(table: Sequence[Sequence[float | None]], runs: TrialRuns, seeds: Sequence[int]) -> Scores:
+    """Scores that `scores_to_json` wrote."""
+    return runs.table(np.array(table, dtype=np.float64), list(seeds))
+
+
+def folder_name(label: str) -> str:
+    """A label as the name of a folder."""
+    return "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in label).strip(".-") or "recipe"
 
 
 def recipes_by_label(methods: Mapping[str, Recipe | str] | Sequence[Recipe | str] | Recipe | str) -> dict[str, Recipe]:
