@@ -63,13 +63,6 @@ def kinds(axis: str) -> list[tuple[str, type[Component]]]:
     ]
 
 
-def base_class(axis: str) -> type[Component]:
-    """The class that all components of an axis derive from."""
-    first = kinds(axis)[0][1]
-    heads = [cls for cls in first.__mro__ if issubclass(cls, Component) and cls is not Component]
-    return heads[-1]
-
-
 def summary(thing: Any) -> str:
     """A docstring without its sections, as one paragraph for each of its paragraphs."""
     text = re.split(r"\n\s*(?:Attributes|Args|Raises|Returns|Examples):", inspect.getdoc(thing) or "")[0]
@@ -97,6 +90,12 @@ def written(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(written(one) for one in value) + "]"
     return str(value)
+
+
+def brief(line: str) -> str:
+    """A setting's line without references in brackets, and without remarks that nobody needs to write a file."""
+    line = re.sub(r" \((?=[^()]*(?:\b(?:19|20)\d\d\b|section|table \d|algorithm))[^()]{25,}\)", "", line)
+    return re.split(r"\. (?=(?:Ours|With|Running|The paper|The file|The larger|Numbers are|Where all) ?)", line)[0]
 
 
 def settings_of(component: type[BaseModel], skip: frozenset[str] = frozenset()) -> str:
@@ -144,7 +143,10 @@ def recipe_page() -> str:
     text += [
         "them, `piebald recipes NAME` prints one as TOML.  FedAvg has the default [components](components.md); each"
     ]
-    text += ["recipe names those in which it differs, where its settings are explained.", ""]
+    text += [
+        "recipe names those in which it differs, where its settings are explained; a default stands here where it is"
+    ]
+    text += ["the recipe's own.", ""]
     text += ["## Settings of all recipes", ""]
     cohort = listing["fedavg"]["fields"]["cohort"]
     text += [f"- `cohort = {written(cohort['default'])}`: {cohort['doc']}"]
@@ -152,7 +154,11 @@ def recipe_page() -> str:
     general = {"cohort", *Sgd.model_fields}
     for name, entry in listing.items():
         own = {field: info for field, info in entry["fields"].items() if field not in general}
-        settings = ", ".join(f"`{field} = {written(info['default'])}`" for field, info in own.items())
+        usual = usual_defaults(name)
+        settings = ", ".join(
+            f"`{field}`" if usual.get(field) == info["default"] else f"`{field} = {written(info['default'])}`"
+            for field, info in own.items()
+        )
         text += ["", f"## {name}", "", f"{entry['summary']}  *{entry['paper']}.*", ""]
         if parts := parts_of(name):
             text += [f"- Components: {', '.join(parts)}."]
@@ -160,6 +166,13 @@ def recipe_page() -> str:
         text += method_checks.lines(name)
     text += ["", "## Tests of recipes", "", *method_checks.ABOUT.splitlines()]
     return "\n".join(text) + "\n"
+
+
+def usual_defaults(recipe: str) -> dict[str, Any]:
+    """Defaults of the settings of a recipe's components, which the page of components has."""
+    made = piebald.methods.recipes.make(recipe)
+    parts = [part for axis in AXES for part in (made.transforms if axis == "transforms" else [getattr(made, axis)])]
+    return {name: info.default for part in parts for name, info in type(part).model_fields.items()}
 
 
 def parts_of(name: str) -> list[str]:
@@ -181,11 +194,12 @@ def components_page() -> str:
     text += ["`piebald.Recipe` and the key in a TOML file.  A component is chosen by its kind:", ""]
     text += ['```toml\n[recipe]\nname = "fedavg"\naggregation = { kind = "equal_weighted" }\n```', ""]
     text += ['In Python: `recipes.fedavg().with_(aggregation="equal_weighted")`, or an object, `EqualWeighted()`.']
-    text += ["Equations, and departures from papers: `help(piebald.methods.aggregation.EqualWeighted)`."]
+    text += [
+        "The whole text, with papers, equations and departures: `help(piebald.methods.aggregation.EqualWeighted)`."
+    ]
     known: dict[str, str] = {}
     for axis, question in AXES.items():
-        base = base_class(axis)
-        text += ["", f"## {axis}", "", f"{question}  Base class: `{base.__module__}.{base.__name__}`."]
+        text += ["", f"## {axis}", "", question]
         if axis == "training":
             text += ["", "All trainers but those of scikit-learn have the settings of [sgd](#training--sgd) too."]
         for name, component in kinds(axis):
@@ -209,20 +223,21 @@ def component_lines(axis: str, name: str, component: type[Component], known: dic
     """
     from piebald.methods.training import Sgd
 
-    about = re.sub(r', "[^"]{20,}"', "", first_paragraph(component))  # a paper's title, which the recipe's section has
+    about = re.sub(r" \((?:[^()]|\([^()]*\))*\b(?:19|20)\d\d\b(?:[^()]|\([^()]*\))*\)", "", first_paragraph(component))
     text = ["", f"### {axis} = {name}", "", about]
     shared = issubclass(component, Sgd) and component is not Sgd
     own = settings_of(component, frozenset(Sgd.model_fields) if shared else frozenset())
     if own == NONE:
         return text
+    here, elsewhere = f"{axis}--{name}", dict[str, list[str]]()
     lines = []
-    for line in own.splitlines():
-        home = known.setdefault(line, f"{axis}--{name}")
-        lines.append(
-            line
-            if len(line) < 60 or home == f"{axis}--{name}"
-            else f"{line.partition(': ')[0]}: as of {linked_kind(home)}"
-        )
+    for line in map(brief, own.splitlines()):
+        home = known.setdefault(line, here)
+        if len(line) < 60 or home == here:
+            lines.append(line)
+        else:
+            elsewhere.setdefault(home, []).append(re.sub(r"^- (`\w+).*?`.*", r"\1`", line))
+    lines += [f"- {', '.join(names)}: as of {linked_kind(home)}" for home, names in elsewhere.items()]
     return [*text, "", *lines]
 
 
@@ -234,6 +249,7 @@ def linked_kind(home: str) -> str:
 def partition_page() -> str:
     """docs/reference/partitions.md."""
     from piebald.data.partition.data_change import DataChange
+    from piebald.data.partition.devices import Devices
     from piebald.data.partition.partition import Partition
 
     shared = frozenset(Partition.model_fields)
@@ -275,8 +291,16 @@ def partition_page() -> str:
     text += ["", "## Devices: how fast clients are", ""]
     text += ["In a TOML file: `[fleet]` with a `kind`.  In Python: `Simulator(fleet=partition.FastSlow())`."]
     text += ["", "![devices](../images/partitions/fleets.png)"]
+    text += ["", "All have these settings:", "", settings_of(Devices)]
     for name, component in kinds("fleet"):
-        text += ["", f"### {name}", "", first_paragraph(component), "", settings_of(component)]
+        text += [
+            "",
+            f"### {name}",
+            "",
+            first_paragraph(component),
+            "",
+            settings_of(component, frozenset(Devices.model_fields)),
+        ]
     return "\n".join([*text, *model_lines(), *dataset_lines()]) + "\n"
 
 
@@ -285,16 +309,18 @@ def model_lines() -> list[str]:
     text = ["", "## Models", ""]
     text += ["In a TOML file: `[model]` with a `name`.  In Python: `models.build_model(name, ...)`, or any `nn.Module`"]
     text += ["of [your own](../howto/your-model.md)."]
+    text += ["", "| model | what it is | settings |", "|---|---|---|"]
     classes = {name.lower(): getattr(models, name) for name in models.__all__}
     for name in models.names():
-        made = classes[name.replace("_", "")]
+        factory = classes[name.replace("_", "")]
         given = ("input_shape", "outputs", "seed")  # by the data and the run
-        settings = [one for one in inspect.signature(made).parameters.values() if one.name not in given]
+        settings = [setting for setting in inspect.signature(factory).parameters.values() if setting.name not in given]
         shown = ", ".join(
-            f"`{one.name}` (required)" if one.default is one.empty else f"`{one.name} = {written(one.default)}`"
-            for one in settings
-        )
-        text += ["", f"### {name}", "", first_paragraph(made), "", f"Settings: {shown}." if shown else NONE]
+            f"`{setting.name}` (required)" if setting.default is setting.empty
+            else f"`{setting.name} = {written(setting.default)}`"
+            for setting in settings
+        )  # fmt: skip
+        text += [f"| `{name}` | {first_paragraph(factory)} | {shown} |"]
     return text
 
 
@@ -304,10 +330,8 @@ def dataset_lines() -> list[str]:
     text += ["`digits` and `breast_cancer` come with scikit-learn.  The others are looked for in the folder that the"]
     text += ["environment variable `PIEBALD_DATA` names (see [data files](data-files.md)), then in the cache, and are"]
     text += ["otherwise downloaded from their publishers.  `piebald data` lists what is missing, and where it was"]
-    text += ["looked for."]
-    for name in data.names():
-        text += ["", f"### {name}", "", first_paragraph(getattr(data, name))]
-    return text
+    text += ["looked for.", "", "| name | what it is |", "|---|---|"]
+    return [*text, *(f"| `{name}` | {first_paragraph(getattr(data, name))} |" for name in data.names())]
 
 
 def transfer_page() -> str:

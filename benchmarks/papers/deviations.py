@@ -1,7 +1,8 @@
 """Write each paper's conditions beside ours into its page: python benchmarks/papers/deviations.py [PAPER ...].
 
 What the paper prints stands below; ours is read from the recipe, the clients and the model that the benchmark's own
-program would run for the table (`shared.capture`).  The data sets must be in `PIEBALD_DATA`.
+program would run for the table (`shared.capture`).  The row of a table whose data set is not in `PIEBALD_DATA` stays
+as it is.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 from shared.capture import Case, capture
-from shared.markdown import put, table
+from shared.markdown import block, cells, put, table
+
+from piebald.core.errors import SettingError
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = Path("nowhere")
@@ -145,8 +148,29 @@ def _cohort(cohort: float) -> str:
 
 def row(name: str, paper: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
     """Return a table's name, and what differs from what the paper prints."""
-    apart = {what: here for what, here in ours.items() if paper.get(what, here) != here}
+    apart = {what: here for what, here in ours.items() if paper.get(what, here) not in (here, "not printed")}
     return [name, "; ".join(f"{what} {paper[what]} → {here}" for what, here in apart.items())]
+
+
+def page(text: str, rows: list[list[str]]) -> str:
+    """Return a paper's page with one row for each of its tables that differs; an empty row stays as the page has it."""
+    before = {(line := cells(row))[0]: line for row in block(text, "deviations").splitlines()}
+    rows = [given if len(given) > 1 else before.get(given[0], [given[0], ""]) for given in rows]
+    text = text if HEADING in text else f"{text.rstrip()}\n\n{HEADING}\n"
+    inside = table(["table", "the paper → here"], [given for given in rows if given[1]])
+    return put(text, "deviations", inside, append=True)
+
+
+def read(paper: str) -> list[list[str]]:
+    """Return the rows of a paper's tables; that of a table whose data are not here has its name only."""
+    rows = []
+    for name, printed, begin, seeds in globals()[paper]():
+        try:
+            rows.append(row(name, printed, described(capture(begin), seeds) if callable(begin) else begin))
+        except SettingError as error:
+            print(f"{paper}, {name}: its row stays: {error}", file=sys.stderr)
+            rows.append([name])
+    return rows
 
 
 def main(papers: list[str]) -> None:
@@ -156,20 +180,13 @@ def main(papers: list[str]) -> None:
             [sys.executable, __file__, "--read", paper], cwd=ROOT / "benchmarks" / paper, stdout=subprocess.PIPE,
             text=True, check=True,
         )  # fmt: skip
-        page = ROOT / "docs" / "papers" / f"{paper}.md"
-        made = table(["table", "the paper → here"], json.loads(done.stdout.splitlines()[-1]))
-        text = page.read_text("utf-8")
-        text = text if HEADING in text else f"{text.rstrip()}\n\n{HEADING}\n"
-        page.write_text(put(text, "deviations", made, append=True), "utf-8")
+        path = ROOT / "docs" / "papers" / f"{paper}.md"
+        path.write_text(page(path.read_text("utf-8"), json.loads(done.stdout.splitlines()[-1])), "utf-8")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--read"]:
         sys.path[:0] = [str(ROOT / "benchmarks" / sys.argv[2]), str(ROOT)]
-        found = []
-        for cell in globals()[sys.argv[2]]():
-            name, paper, begin, seeds = cell
-            found.append(row(name, paper, described(capture(begin), seeds) if callable(begin) else begin))
-        print(json.dumps(found))
+        print(json.dumps(read(sys.argv[2])))
     else:
         main(sys.argv[1:])
