@@ -167,7 +167,7 @@ def test_numbered_clients_are_in_order_of_their_numbers() -> None:
         (
             None,
             {"client": "hospital", "target": "ill"},
-            r"column 'job' must hold numbers, got .* like 'x': set prepare = 'federated', by which all",
+            r"column 'job' must hold numbers, got .* like 'x': set prepare = 'federated' .an argument of cli",
         ),
         ({"age": ["1", "2", "old", "4", "5", "6"]}, {}, "column 'age' has numbers, and 'old' in row 3: leave"),
         ({"age": [1, None, 3, 4, 5, 6]}, {}, "column 'age' has no value in 1 of 6 rows .row 2.: set prepare = 'fed"),

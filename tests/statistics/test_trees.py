@@ -186,6 +186,7 @@ def test_patience_and_balanced_classes() -> None:
         ({"max_depth": 11}, "boosting 'trees': max_depth must be at most 10, got 11"),
         ({"max_dept": 3}, "did you mean 'max_depth'"),
         ({"target": "diagnosi"}, "did you mean 'diagnosis'"),
+        ({"target": None}, r"name the column to predict, target \(--target\): there are "),
         ({"columns": ["diagnosis"]}, "columns must not include the target"),
         ({"columns": ()}, "columns must name at least one column"),
         ({"objective": "regression"}, "holds text, so objective must be 'binary' or 'multiclass'"),

@@ -121,6 +121,7 @@ def _columns(
     return client, target, chosen
 
 
+PREPARE = "prepare = 'federated' (an argument of clients_from, a line of an experiment file)"
 _roles = {"client": "names the client of each row", "target": "is to be predicted"}
 
 
@@ -247,14 +248,14 @@ def numbers_of(frame: Any, columns: Sequence[str], whole: bool = False) -> Array
 
     if missing := [column for column in columns if column not in frame.columns]:
         raise unknown("column", missing[0], map(str, frame.columns))
-    _check_complete(frame, columns, "set prepare = 'federated'")
+    _check_complete(frame, columns, f"set {PREPARE}, by which all clients fill gaps alike")
     for column in columns:
         series = frame[column]
         if getattr(series.dtype, "kind", "O") not in "biuf":
             words = series[pandas.to_numeric(series, errors="coerce").isna()]
             reason = mixed_reason(series) or (
                 f"column {column!r} must hold numbers, got {series.dtype} like {[*words, *series][0]!r}: set "
-                "prepare = 'federated', by which all clients encode it alike, or leave it out of features"
+                f"{PREPARE}, by which all clients encode it alike, or leave it out of features"
             )
             raise SettingError(f"{_origin(frame)}{reason}")
     chosen = frame[list(columns)]

@@ -182,7 +182,7 @@ def tree_data(
         if (tables := tables_of(source, client)) is None:
             clients = clients_from(source, **given)
         else:
-            tables, dropped = _with_targets(tables, name)
+            tables, dropped = _with_targets(tables, name, named=target is not None)
             tables, about = _labelled(tables, name, objective)
             objective = about.pop("objective", objective)
             clients = clients_from(
@@ -195,13 +195,17 @@ def tree_data(
     return TreeData(rows, encoding, chosen, name, classes, dropped)
 
 
-def _with_targets(tables: Any, name: str) -> tuple[Any, int]:
+def _with_targets(tables: Any, name: str, *, named: bool) -> tuple[Any, int]:
     """Return the rows that have a target, and how many others there are."""
     if isinstance(tables, Mapping):
-        kept = {client: _with_targets(table, name) for client, table in tables.items()}
+        kept = {client: _with_targets(table, name, named=named) for client, table in tables.items()}
         return {client: table for client, (table, _) in kept.items()}, sum(count for _, count in kept.values())
     if name not in tables.columns:
-        raise unknown("column", name, map(str, tables.columns))
+        given = [str(column) for column in tables.columns]
+        raise (
+            unknown("column", name, given) if named
+            else SettingError(f"name the column to predict, target (--target): there are {', '.join(given)}")
+        )  # fmt: skip
     known = factorized(tables[name])[0] >= 0
     return (tables, 0) if known.all() else (tables[known], int((~known).sum()))
 
