@@ -95,7 +95,10 @@ def written(value: Any) -> str:
 def brief(line: str) -> str:
     """A setting's line without references in brackets, and without remarks that nobody needs to write a file."""
     line = re.sub(r" \((?=[^()]*(?:\b(?:19|20)\d\d\b|section|table \d|algorithm))[^()]{25,}\)", "", line)
-    return re.split(r"\. (?=(?:Ours|With|Running|The paper|The file|The larger|Numbers are|Where all) ?)", line)[0]
+    line = re.split(r"\. (?=(?:Ours|With|Running|The paper|The file|The larger|Numbers are|Where all) ?)", line)[0]
+    name, _, about = line.partition(": ")
+    first, _, rest = about.partition("; ")
+    return line if not rest or re.search(r'["`\[]|None|default|refused|above|at least', rest) else f"{name}: {first}"
 
 
 def settings_of(component: type[BaseModel], skip: frozenset[str] = frozenset()) -> str:
