@@ -19,6 +19,7 @@ from piebald.core.errors import PiebaldError, SettingError, shown
 LOOPBACK = "127.0.0.1"
 LOG = ("log_level", "log_json", "log_file")  # options of a process that writes a log
 PAGE = ("status_port", "status_host")  # options of a server
+ROWS = ("client", "column", "split", "categories", "credentials", "secure")  # options of a question about rows
 
 app = typer.Typer(
     name="piebald",
@@ -71,6 +72,19 @@ class SharedOptions:
         str,
         typer.Option("--status-host", help="The page's address; other than loopback it is HTTPS and needs a token."),
     ] = LOOPBACK
+    client: Annotated[str | None, typer.Option("--client", help="The column of a table that names the client.")] = None
+    column: Annotated[list[str] | None, typer.Option("--column", help="A column that is wanted; repeatable.")] = None
+    split: Annotated[
+        Literal["train", "validation", "test"] | None,
+        typer.Option("--split", help="Whose rows, where clients have splits: train by default."),
+    ] = None
+    categories: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN=A,B", help="The categories of a column; repeatable.")
+    ] = None
+    credentials: Annotated[
+        Path | None, typer.Option("--credentials", help="Ask the sites of a federation: the server's credentials.")
+    ] = None
+    secure: Annotated[bool, typer.Option("--secure", help="Add clients' sums up under masks.")] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False
     wide: Annotated[bool, typer.Option("--wide", help="Print all columns, however wide the table is.")] = False

@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from piebald.cli.app import SharedOptions, command
-from piebald.cli.printing import print_json
+from piebald.cli.app import ROWS, SharedOptions, command
 from piebald.cli.statistics import (
-    ClientColumn,
-    ColumnNames,
     Source,
-    SplitName,
     asked_rows,
     asks_sites,
     categories_of,
+    print_model,
     print_narrow,
     refuse_local_flags,
     site_flags,
@@ -28,17 +25,9 @@ from piebald.core.errors import SettingError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from piebald.contracts import Split
     from piebald.statistics.linear_models import Glm, MixedGlm, PooledGlm
     from piebald.statistics.survival import Cox, Survival
 
-Credentials = Annotated[
-    Path | None, typer.Option("--credentials", help="Ask the sites of a federation: the server's credentials.")
-]
-Secure = Annotated[bool, typer.Option("--secure", help="Add sites' sums up under masks.")]
-Categories = Annotated[
-    list[str] | None, typer.Option(metavar="COLUMN=A,B", help="The categories of a column of codes; repeatable.")
-]
 Offset = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="A column added to the predictor, as the log of an exposure.")
 ]
@@ -51,7 +40,7 @@ TimeColumn = Annotated[str, typer.Option(metavar="COLUMN", help="The time to an 
 EventColumn = Annotated[str, typer.Option(metavar="COLUMN", help="Whether it was an event: 1 or 0.")]
 
 
-@command("sets", "runtime", "as_json")
+@command(*ROWS, "sets", "runtime", "as_json")
 def glm(
     options: SharedOptions,
     file: Source,
@@ -60,9 +49,6 @@ def glm(
         Literal["gaussian", "binomial", "poisson", "negative_binomial"],
         typer.Option(help="The distribution of the target."),
     ] = "gaussian",
-    client: ClientColumn = None,
-    column: ColumnNames = None,
-    split: SplitName = None,
     offset: Offset = None,
     weights: Weights = None,
     robust: Robust = False,
@@ -74,9 +60,6 @@ def glm(
     max_likelihood: Annotated[
         bool, typer.Option("--ml", help="In one stage, maximise the likelihood and not the restricted one.")
     ] = False,
-    categories: Categories = None,
-    credentials: Credentials = None,
-    secure: Secure = False,
 ) -> None:
     """Fit a generalised linear model to the rows of all clients, as if they were pooled."""
     from piebald.statistics.linear_models import GlmOptions, fit_glm
@@ -85,23 +68,15 @@ def glm(
         "target": target, "family": family, "offset": offset, "weights": weights, "robust": robust, "cluster": cluster,
         "random_intercept": random_intercept, "reml": not max_likelihood,
     }  # fmt: skip
-    model = _fitted(options, file, fit_glm, GlmOptions, wanted, client, column, split, categories, credentials, secure)
-    if options.as_json:
-        return print_json(model.plain())
-    heading, *rows = model.table()
-    print_narrow(heading, rows)
-    print("\n" + _about_glm(model))
+    print_model(options, _fitted(options, file, fit_glm, GlmOptions, wanted, options.column), _about_glm)
 
 
-@command("sets", "runtime", "as_json")
+@command(*ROWS, "sets", "runtime", "as_json")
 def cox(
     options: SharedOptions,
     file: Source,
     time: TimeColumn,
     event: EventColumn,
-    client: ClientColumn = None,
-    column: ColumnNames = None,
-    split: SplitName = None,
     entry: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="The times after which rows are observed.")
     ] = None,
@@ -116,9 +91,6 @@ def cox(
     transform: Annotated[
         Literal["identity", "log", "km", "rank"], typer.Option(help="Of time, in the test of proportional hazards.")
     ] = "identity",
-    categories: Categories = None,
-    credentials: Credentials = None,
-    secure: Secure = False,
 ) -> None:
     """Fit Cox's proportional-hazards model to the rows of all clients, stratified by client."""
     from piebald.statistics.survival import CoxOptions, fit_cox
@@ -127,32 +99,22 @@ def cox(
         "time": time, "event": event, "offset": offset, "stratified": not pooled, "ties": ties, "robust": robust,
         "cluster": cluster, "transform": transform, "entry": entry, "weights": weights,
     }  # fmt: skip
-    model = _fitted(options, file, fit_cox, CoxOptions, wanted, client, column, split, categories, credentials, secure)
-    if options.as_json:
-        return print_json(model.plain())
-    heading, *rows = model.table()
-    print_narrow(heading, rows)
-    print("\n" + _about_cox(model))
+    print_model(options, _fitted(options, file, fit_cox, CoxOptions, wanted, options.column), _about_cox)
 
 
-@command("sets", "runtime", "as_json")
+@command(*(name for name in ROWS if name != "column"), "sets", "runtime", "as_json")
 def survival(
     options: SharedOptions,
     file: Source,
     time: TimeColumn,
     event: EventColumn,
     group: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column whose values are groups.")] = None,
-    client: ClientColumn = None,
-    split: SplitName = None,
     times: Annotated[
         str | None, typer.Option(metavar="FIRST:LAST:STEP", help="Times at which rows are counted, as 30:3600:30.")
     ] = None,
     stratified: Annotated[
         bool, typer.Option("--stratified", help="Compare rows with rows of their own client only, in the test.")
     ] = False,
-    categories: Categories = None,
-    credentials: Credentials = None,
-    secure: Secure = False,
 ) -> None:
     """Estimate Kaplan-Meier curves of all clients' rows, and test by log-rank whether groups differ."""
     from piebald.statistics.survival import SurvivalOptions, fit_survival
@@ -162,39 +124,35 @@ def survival(
         "stratified": stratified,
     }  # fmt: skip
     names = [time, event] + ([] if group is None else [group])
-    found = _fitted(
-        options, file, fit_survival, SurvivalOptions, wanted, client, names, split, categories, credentials, secure
-    )
-    if options.as_json:
-        return print_json(found.plain())
-    for name, curve in found.curves.items():
+    model = _fitted(options, file, fit_survival, SurvivalOptions, wanted, names)
+    for name, curve in ({} if options.as_json else model.curves).items():
         print(name)
         columns = (curve.times, curve.at_risk, curve.events, curve.survival, curve.errors, *curve.interval.T)
         heading = ["time", "at risk", "events", "survival", "std. error", "2.5 %", "97.5 %"]
         shown = range(0, len(curve.times), max(len(curve.times) // 12, 1))
         print_narrow(heading, [[f"{column[place]:.6g}" for column in columns] for place in shown])
         print()
-    heading, *rows = found.table()
-    print_narrow(heading, rows)
-    print("\n" + _about_survival(found))
+    print_model(options, model, _about_survival)
 
 
 def _fitted(
-    options: SharedOptions, file: Path, fit: Callable[[Any, Any], Any], kind: Callable[..., Any],
-    wanted: Mapping[str, Any], client: str | None, column: list[str] | None, split: str | None,
-    categories: list[str] | None, credentials: Path | None, secure: bool,
-) -> Any:  # fmt: skip
+    options: SharedOptions,
+    file: Path,
+    fit: Callable[[Any, Any], Any],
+    kind: Callable[..., Any],
+    wanted: Mapping[str, Any],
+    column: list[str] | None,
+) -> Any:
     """Return what a command fits, of rows on this machine or at sites."""
     from piebald.statistics.columns import TARGET
     from piebald.statistics.models.clients import LocalModelClients
 
-    codes = dict(map(categories_of, categories or ()))
-    wanted, part = dict(wanted), cast("Split", split or "train")
+    codes, wanted, part = categories_of(options), dict(wanted), options.split or "train"
     accepts_columns = "columns" in {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    if asks_sites(credentials, options.runtime):
+    if asks_sites(options):
         from piebald.statistics.experiment import model_of_sites
 
-        refuse_local_flags(client, None, None)
+        refuse_local_flags(options.client, None, None)
         if wanted.get("stratified") is False and "ties" in wanted:
             raise SettingError("--pooled compares rows of different clients, which sites do not show: leave it out")
         if wanted.get("times", 0) is None:
@@ -203,13 +161,11 @@ def _fitted(
             wanted["target"] = wanted["target"] or TARGET
         if accepts_columns:
             wanted["columns"] = column
-        flags = site_flags(file, options.sets, credentials)
-        return model_of_sites(
-            file, flags, credentials, fit, kind(**wanted), split=part, categories=codes, secure=secure
-        )
-    if secure:
+        question: dict[str, Any] = {"split": part, "categories": codes, "secure": options.secure}
+        return model_of_sites(file, site_flags(file, options), options.credentials, fit, kind(**wanted), **question)
+    if options.secure:
         raise SettingError("--secure is for sites: rows on this machine are all in this process, leave it out")
-    source = asked_rows(file, client, options.sets, split)
+    source = asked_rows(file, options)
     if "target" in wanted:
         wanted["target"] = wanted["target"] or source.target or TARGET
     columns = column or (source.features if source.columns else None)

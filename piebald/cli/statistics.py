@@ -8,47 +8,34 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from piebald.cli.app import SharedOptions, command
+from piebald.cli.app import ROWS, SharedOptions, command
 from piebald.cli.printing import print_json, print_table
 from piebald.core.errors import SettingError, shown
 from piebald.core.plain_text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from piebald.statistics import FederatedStatistics, Ledger
 
 _WIDTH = 80
 _LISTED = 12  # categories, bins and clients in one table
 Source = Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file, or a .csv, .tsv or .parquet table.")]
-ClientColumn = Annotated[str | None, typer.Option("--client", help="The column of a table that names the client.")]
-ColumnNames = Annotated[list[str] | None, typer.Option("--column", help="A column that is wanted; repeatable.")]
-SplitName = Annotated[
-    Literal["train", "validation", "test"] | None,
-    typer.Option("--split", help="Whose rows, where clients have splits: train by default."),
-]
 
 
-@command("sets", "runtime", "as_json")
+@command(*ROWS, "sets", "runtime", "as_json")
 def statistics(
     options: SharedOptions,
     file: Source,
-    client: ClientColumn = None,
-    column: ColumnNames = None,
-    split: SplitName = None,
     quantile: Annotated[list[float] | None, typer.Option(help="A share in [0, 1]; repeatable.")] = None,
     bins: Annotated[int | None, typer.Option(help="Bins of a histogram of each column of numbers.")] = None,
     bounds: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN=LOW:HIGH", help="The range of a column; repeatable.")
     ] = None,
-    categories: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN=A,B", help="The categories of a column; repeatable.")
-    ] = None,
     table: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN,COLUMN", help="Columns to count together; repeatable.")
     ] = None,
     by_client: Annotated[bool, typer.Option("--by-client", help="Each client's own numbers, too.")] = False,
-    secure: Annotated[bool, typer.Option("--secure", help="Add clients' sums up under masks.")] = False,
     epsilon: Annotated[float | None, typer.Option(help="Hide single rows by noise: the budget of this call.")] = None,
     delta: Annotated[float | None, typer.Option(help="Of the budget: below one over the number of rows.")] = None,
     noise_at: Annotated[
@@ -56,9 +43,6 @@ def statistics(
     ] = None,
     ledger: Annotated[Path | None, typer.Option(help="A file that counts the budget of all calls.")] = None,
     budget: Annotated[float | None, typer.Option(help="With --ledger: epsilon of all calls together.")] = None,
-    credentials: Annotated[
-        Path | None, typer.Option(help="Ask the sites of a federation: the server's credentials.")
-    ] = None,
     standardise: Annotated[
         bool, typer.Option("--standardise", help="Print the constants of [data] standardise, and nothing else.")
     ] = False,
@@ -70,21 +54,22 @@ def statistics(
     if noise_at is not None and epsilon is None:
         raise SettingError("--noise-at belongs to noise: give --epsilon and --delta, too, or leave it out")
     shares = () if standardise else (0.25, 0.5, 0.75) if quantile is None else quantile
-    limits, values = dict(map(_bounds, bounds or ())), dict(map(categories_of, categories or ()))
+    limits, values = dict(map(_bounds, bounds or ())), categories_of(options)
     pairs = [[name.strip() for name in pair.split(",")] for pair in table or ()]
     question: dict[str, Any] = {
         "quantiles": shares, "bins": bins, "bounds": limits, "categories": values, "tables": pairs,
-        "by_client": by_client, "split": split or "train", "secure": secure, "epsilon": epsilon, "delta": delta,
+        "by_client": by_client, "split": options.split or "train", "secure": options.secure, "epsilon": epsilon,
+        "delta": delta,
     }  # fmt: skip
-    if asks_sites(credentials, options.runtime):
+    column = options.column
+    if asks_sites(options):
         from piebald.statistics.experiment import statistics_of_sites
 
-        refuse_local_flags(client, ledger, noise_at)
-        flags = site_flags(file, options.sets, credentials)
-        answer = statistics_of_sites(file, flags, credentials, **question)
+        refuse_local_flags(options.client, ledger, noise_at)
+        answer = statistics_of_sites(file, site_flags(file, options), options.credentials, **question)
         answer = answer if column is None else answer.only(column)
     else:
-        rows = asked_rows(file, client, options.sets, split, divided=standardise)
+        rows = asked_rows(file, options, divided=standardise)
         names: dict[str, Any] = {"client": rows.client, "columns": column or rows.columns, "features": rows.inputs}
         answer = statistics(rows.source, **names, **question, noise_at=noise_at or "server", ledger=counted)
     if standardise:
@@ -95,12 +80,13 @@ def statistics(
         _print(answer)
 
 
-def asks_sites(credentials: Path | None, runtime: str | None) -> bool:
+def asks_sites(options: SharedOptions) -> bool:
     """Return whether sites are asked, instead of reading rows on this machine.
 
     Raises:
         SettingError: another runtime is named, which these commands have no use for.
     """
+    credentials, runtime = options.credentials, options.runtime
     if runtime not in (None, "simulator", "federation"):
         raise SettingError(
             f"--runtime must be 'federation', or be left out where rows are on this machine, got {shown(runtime)}: a "
@@ -111,15 +97,15 @@ def asks_sites(credentials: Path | None, runtime: str | None) -> bool:
     return credentials is not None or runtime == "federation"
 
 
-def site_flags(file: Path, sets: list[str] | None, credentials: Path | None) -> list[str]:
+def site_flags(file: Path, options: SharedOptions) -> list[str]:
     """Return the settings of the user, with the sites that credentials list where the experiment takes any."""
-    if credentials is None:
-        return list(sets or ())
+    if options.credentials is None:
+        return list(options.sets or ())
     from piebald.cli.serving import with_sites
     from piebald.federation.credentials.provisioning import read
     from piebald.statistics.experiment import QuestionExperiment
 
-    return with_sites(file, sets, read(credentials).sites(), QuestionExperiment)
+    return with_sites(file, options.sets, read(options.credentials).sites(), QuestionExperiment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +137,11 @@ class AskedRows:
         return self.features if hasattr(self.source, "rows") else None
 
 
-def asked_rows(
-    file: Path, client: str | None, sets: list[str] | None, split: str | None, divided: bool = False
-) -> AskedRows:
+def asked_rows(file: Path, options: SharedOptions, divided: bool = False) -> AskedRows:
     """Return the rows of a table, or of an experiment.
 
     Args:
-        file, client, sets, split: what the user gave.
+        file, options: what the user gave.
         divided: rows as the experiment's clients have them, in splits, also where they come from a table.
 
     Raises:
@@ -167,8 +151,9 @@ def asked_rows(
     from piebald.data.preparation import PrepareSettings
     from piebald.experiments.file import ExperimentSettings
 
+    client, split = options.client, options.split
     if is_table(file):
-        if sets:
+        if options.sets:
             raise SettingError("--set changes an experiment file, got a table: leave it out")
         _refuse_split(split, file)
         return AskedRows(str(file), client)
@@ -176,7 +161,7 @@ def asked_rows(
     class Settings(ExperimentSettings):
         needs_recipe = False
 
-    settings = Settings.load(file, sets or ())
+    settings = Settings.load(file, options.sets or ())
     section = settings.data
     table = section.source if section.source is not None and is_table(section.source) else None
     names = section.features
@@ -247,12 +232,24 @@ def _bounds(text: str) -> tuple[str, tuple[float, float]]:
         raise SettingError(f"--bounds must be COLUMN=LOW:HIGH, like age=0:120, got {shown(text)}") from None
 
 
-def categories_of(text: str) -> tuple[str, list[str]]:
-    """Return a column and its categories, written as COLUMN=A,B."""
-    name, equals, values = text.partition("=")
-    if not equals or not values:
-        raise SettingError(f"--categories must be COLUMN=A,B, got {shown(text)}")
-    return name, [value.strip() for value in values.split(",")]
+def categories_of(options: SharedOptions) -> dict[str, list[str]]:
+    """Return the categories of columns, each written as COLUMN=A,B."""
+    categories = {}
+    for text in options.categories or ():
+        name, equals, values = text.partition("=")
+        if not equals or not values:
+            raise SettingError(f"--categories must be COLUMN=A,B, got {shown(text)}")
+        categories[name] = [value.strip() for value in values.split(",")]
+    return categories
+
+
+def print_model(options: SharedOptions, model: Any, about: Callable[[Any], str]) -> None:
+    """Print what was fitted, and sentences about it."""
+    if options.as_json:
+        return print_json(model.plain())
+    heading, *rows = model.table()
+    print_narrow(heading, rows)
+    print("\n" + about(model))
 
 
 def _print(answer: FederatedStatistics) -> None:

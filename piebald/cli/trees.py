@@ -9,7 +9,7 @@ import typer
 
 from piebald.cli.app import SharedOptions, command, end_on_term
 from piebald.cli.printing import print_json
-from piebald.cli.statistics import ClientColumn, ColumnNames, Source, asks_sites, print_narrow, site_flags
+from piebald.cli.statistics import Source, asks_sites, print_narrow, site_flags
 from piebald.core.errors import SettingError
 
 if TYPE_CHECKING:
@@ -20,13 +20,11 @@ if TYPE_CHECKING:
 _LISTED = 8  # columns by their importance
 
 
-@command("sets", "runtime", "as_json", "quiet")
+@command("client", "column", "credentials", "sets", "runtime", "as_json", "quiet")
 def trees(
     options: SharedOptions,
     file: Source,
     target: Annotated[str | None, typer.Option(help="The column to predict; the target by default.")] = None,
-    client: ClientColumn = None,
-    column: ColumnNames = None,
     objective: Annotated[
         Literal["binary", "multiclass", "regression"] | None, typer.Option(help="By default what the target is.")
     ] = None,
@@ -38,9 +36,6 @@ def trees(
     no_compare: Annotated[
         bool, typer.Option("--no-compare", help="Do not also score trees grown alone and from pooled rows.")
     ] = False,
-    credentials: Annotated[
-        Path | None, typer.Option(help="Ask the sites of a federation: the server's credentials.")
-    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="A folder for the model, from which to go on.")] = None,
 ) -> None:
     """Grow gradient-boosted trees on the rows of all clients, with xgboost at each of them."""
@@ -49,30 +44,19 @@ def trees(
     from piebald.data.clients.client_tables import is_table
     from piebald.statistics.trees import experiment
 
-    at_sites = asks_sites(credentials, options.runtime)
     columns: dict[str, Any] = {
-        "target": target,
-        "client": client,
-        "objective": objective,
-        "validation": validation,
-        "test": test,
-    }
+        "target": target, "client": options.client, "objective": objective, "validation": validation, "test": test,
+    }  # fmt: skip
     with Bar("trees", None, options.progress, unit="round") as bar:
-        options_of_trees: dict[str, Any] = {
-            "split": split,
-            "compare": not no_compare,
-            "out": out,
-            "done": _shown_on(bar),
-        }
-        if at_sites:
-            for name, value in {**columns, "column": column}.items():
+        how: dict[str, Any] = {"split": split, "compare": not no_compare, "out": out, "done": _shown_on(bar)}
+        if asks_sites(options):
+            for name, value in {**columns, "column": options.column}.items():
                 if value is not None:
                     raise SettingError(f"--{name} is for tables on this machine: sites have what [data] says")
-            flags = site_flags(file, options.sets, credentials)
-            boosted = experiment.trees_of_sites(file, flags, credentials, **options_of_trees)
+            boosted = experiment.trees_of_sites(file, site_flags(file, options), options.credentials, **how)
         else:
             grow = experiment.trees_of_table if is_table(file) else experiment.trees_of_experiment
-            boosted = grow(file, options.sets or (), columns=column, **columns, **options_of_trees)
+            boosted = grow(file, options.sets or (), columns=options.column, **columns, **how)
     if options.as_json:
         return print_json(boosted.plain())
     if not options.quiet:

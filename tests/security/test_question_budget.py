@@ -24,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piebald import recipes
+from piebald.cli.app import SharedOptions
 from piebald.cli.statistics import site_flags
 from piebald.contracts import Task
 from piebald.core.errors import PiebaldError, SettingError
@@ -494,7 +495,9 @@ def test_a_server_that_scores_its_own_forests_at_processes_reads_no_row(
     opened.append(made := Federation(tmp_path, "queries = ['masked_tree_sums', 'tree_scores']", rows))
     server, masks = made.credentials / "server", (SecureAggregation(bits=64),)
     query = TreeScoresQuery(ask="scores", boosting=BOOSTING, objective="binary", classes=2, start=(0.0,))
-    with open_sites(made.file, site_flags(made.file, None, server), server, "trees", masks, lambda *_: []) as lying:
+    with open_sites(
+        made.file, site_flags(made.file, SharedOptions(credentials=server)), server, "trees", masks, lambda *_: []
+    ) as lying:
         model = lying.work.initial[: lying.work.layout.shared]
         queries = ClientQueries(lying.runtime, lying.work)
         tasks = [
