@@ -294,6 +294,11 @@ class Update:
     nbytes: int = 0
     client: int = -1
 
+    @property
+    def is_idle(self) -> bool:
+        """True if the client had no row to train on, so that its change is none."""
+        return not (self.examples or self.steps or (self.partial_sum is not None and self.partial_sum.masked))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:

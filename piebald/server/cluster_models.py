@@ -141,8 +141,13 @@ class ClusterModels:
         return self.clusters[number]
 
     def step(self, cohort: Cohort, make_context: MakeContext) -> list[Counted]:
-        """Step each cluster's model; returns how each update counted, in the order of the cohort."""
+        """Step each cluster's model; returns how each update counted, in the order of the cohort.
+
+        Updates of clients without training rows take no part, unless noise hides who has some.
+        """
         recipe = self.recipe
+        if not recipe.noises_mean and any(update.is_idle for update in cohort.updates):
+            return self._step_without_idle(cohort, make_context)
         if not cohort.updates:
             self._step_alone(cohort.version, make_context("aggregation", 0))
             return []
@@ -162,6 +167,16 @@ class ClusterModels:
         for label, model in recipe.clustering.mix(trained, context).items():
             self.cluster(label, model).settle(model)
         return counted
+
+    def _step_without_idle(self, cohort: Cohort, make_context: MakeContext) -> list[Counted]:
+        """Step with the updates of clients that have training rows; the others have no share."""
+        active = [row for row, update in enumerate(cohort.updates) if not update.is_idle]
+        counted = dict(zip(active, self.step(cohort.rows(active), make_context), strict=True))
+        numbers = [self.cluster_of.get(client, self.main_number) for client in cohort.clients]
+        return [
+            counted.get(row, Counted(number, 0.0, 0.0, stale))
+            for row, (number, stale) in enumerate(zip(numbers, cohort.staleness, strict=True))
+        ]
 
     def _moved(self, labels: Sequence[int], cohort: Cohort, make_context: MakeContext) -> list[Counted]:
         """Step the clusters that updates belong to."""

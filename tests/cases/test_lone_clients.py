@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import piebald
 from piebald import recipes
 from piebald.core.errors import SettingError
+from piebald.methods.aggregation.linear import FixedShares
+from piebald.methods.transforms.gaussian import Gaussian
+from piebald.privacy.secure_aggregation.transform import SecureAggregation
 from tests.fakes import seeded, simulate
 
 REASON = "cannot train on a batch of one row with batch norm"
@@ -61,6 +65,48 @@ def test_batches_of_one_row_are_told_before_training(caplog: pytest.LogCaptureFi
     assert list(done(run)) == [("clinic 1", "train")]
     with pytest.raises(SettingError, match="batch norm cannot train on a single row: give clients two rows or more"):
         simulate(recipes.fedavg(batch=1), clinics(3), network(), rounds=1)
+
+
+WEIGHINGS: dict[str, Any] = {
+    "equal": recipes.fedavg().with_(aggregation="equal_weighted"),
+    "shares": recipes.fedavg().with_(aggregation=FixedShares(shares={"*": 1.0})),
+    "parts": recipes.fedavg().with_(aggregation={"kind": "held_average", "weights": "equal"}),
+    "median": recipes.fedavg().with_(aggregation="median"),
+    "trimmed": recipes.fedavg().with_(aggregation={"kind": "trimmed_mean", "attackers": 1}),
+    "krum": recipes.fedavg().with_(aggregation={"kind": "multi_krum", "attackers": 1}),
+    "middle": recipes.fedavg().with_(aggregation="geometric_median"),
+    "irls": recipes.fedavg().with_(aggregation="irls"),
+    "credit": recipes.fedavg().with_(aggregation="credit"),
+    "q": recipes.qfedavg(q=0.0),
+    "afl": recipes.afl(lambda_lr=0.0),
+    "adam": recipes.fedadam().with_(aggregation="equal_weighted"),
+    "distfl": recipes.distfl(),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHINGS)
+def test_who_has_no_training_rows_has_no_say_however_updates_are_weighed(name: str) -> None:
+    """Each of 4 visitors would pull the model to where it was, and a median might be theirs."""
+    visitors = {f"visitor {k}": {"test": rows(5, k)} for k in range(4)}
+    runs = [simulate(WEIGHINGS[name], clinics(5) | others, network(), rounds=2, seed=3) for others in ({}, visitors)]
+    alone, together = runs
+    assert (alone.start() - alone.work.initial).abs().max() > 1e-3
+    torch.testing.assert_close(together.start(), alone.start(), rtol=0, atol=1e-6)
+
+
+def test_who_has_no_training_rows_weighs_nothing_under_masks() -> None:
+    """Unless noise on the mean hides who has some: its length goes by the number of those who take part."""
+    masks = SecureAggregation(bits=64)
+    hidden = recipes.fedavg().with_(aggregation="equal_weighted", transforms=[masks])
+    visitors = {f"visitor {k}": {"test": rows(5, k)} for k in range(4)}
+    runs = [simulate(hidden, clinics(5) | others, network(), rounds=2, seed=3) for others in ({}, visitors)]
+    torch.testing.assert_close(runs[1].start(), runs[0].start(), rtol=0, atol=1e-6)
+    noisy = hidden.with_(transforms=[Gaussian(clip=100.0, noise=1e-9), masks])
+    model = simulate(noisy, clinics(5) | visitors, seeded(lambda: nn.Linear(4, 2)), rounds=1, seed=3)
+    plain = simulate(hidden, clinics(5), seeded(lambda: nn.Linear(4, 2)), rounds=1, seed=3)
+    torch.testing.assert_close(
+        9 * (model.start() - model.work.initial), 5 * (plain.start() - plain.work.initial), atol=1e-4, rtol=0
+    )
 
 
 @pytest.mark.parametrize("empty", [True, False])

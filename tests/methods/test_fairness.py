@@ -91,14 +91,6 @@ def test_a_tilted_weight_is_the_papers_and_stays_finite() -> None:
     assert 0 < weight(1, 1e9, -1.0) < weight(1, 0.0, 1.0) == 1 < weight(1, 1e9, 1.0) < math.inf
 
 
-def test_a_client_without_rows_counts_nothing_in_afl() -> None:
-    updates = [Update({}, rows, 1, {"initial_loss": 1.0}) for rows in (3, 0, 1)]
-    cohort = Cohort(range(3), [0] * 3, updates, torch.tensor([[1.0], [100.0], [3.0]]), 0)
-    average, shares = Agnostic().aggregate(cohort, SimpleNamespace(known=3, state={}))  # type: ignore[arg-type]
-    assert shares == pytest.approx([0.5, 0, 0.5])
-    assert average.tolist() == pytest.approx([2.0])
-
-
 def test_those_who_arrive_stand_for_all() -> None:
     """Over all cohorts of two of five clients, lambda moves on average as it does where all five arrive."""
     losses = [0.1, 0.2, 0.4, 0.9, 0.3]

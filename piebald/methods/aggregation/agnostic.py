@@ -43,8 +43,7 @@ class Agnostic(Aggregator):
             weights = torch.full((context.known,), 1 / context.known, dtype=torch.float64)
         clients = torch.tensor(list(cohort.clients))
         rows = torch.tensor([float(update.examples) for update in cohort.updates], dtype=torch.float64)
-        # a client without rows has no loss, so its weight goes to the others of the step
-        sizes = (rows > 0).double() if self.weights == "equal" else rows / rows.mean().clamp(min=1e-30)
+        sizes = torch.ones_like(rows) if self.weights == "equal" else rows / rows.mean().clamp(min=1e-30)
         counted = weights[clients] * sizes
         whole = float(counted.sum())
         losses = torch.tensor([initial_loss(update) for update in cohort.updates], dtype=torch.float64)

@@ -42,7 +42,7 @@ from piebald.methods.aggregation.linear import Linear, is_plain_mean
 from piebald.methods.scheduling.base import Scheduler
 from piebald.methods.sharing.base import Sharing
 from piebald.methods.training.base import Trainer
-from piebald.methods.transforms.base import MaskingTransform
+from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.methods.transforms.compression import SendsSameNumbers, WireContext
 from piebald.methods.transforms.gaussian import Gaussian
 from piebald.privacy.secure_aggregation import masks
@@ -106,6 +106,8 @@ class SecureAggregation(MaskingTransform):
         aggregation: the weights of updates, as the table of an aggregator; set by the recipe.
         vectors: shapes of the other vectors of an update, by name; set by the recipe.
         packing: what says which numbers of an update are sent, as a table, None for all of them; set by the recipe.
+        counts_idle: whether clients without training rows have the weight of others, as noise on a mean needs it; set
+            by the recipe.
     """
 
     threshold: int | float = Field(default=2 / 3, gt=0)
@@ -117,6 +119,7 @@ class SecureAggregation(MaskingTransform):
     aggregation: dict[str, Any] | None = None
     vectors: dict[str, tuple[int, ...]] | None = None
     packing: dict[str, Any] | None = None
+    counts_idle: bool = False
 
     @field_validator("threshold")
     @classmethod
@@ -190,7 +193,8 @@ class SecureAggregation(MaskingTransform):
         packs = next(
             (transform.table() for transform in recipe.transforms if isinstance(transform, SendsSameNumbers)), None
         )
-        filled |= {"packing": packs}
+        noisy = any(isinstance(transform, Transform) and transform.noises_mean() for transform in recipe.transforms)
+        filled |= {"packing": packs, "counts_idle": noisy}
         return self.model_copy(update={**filled, "range": self.range or _range_of(recipe.transforms)})
 
     def graph(self, members: Sequence[int], public: Sequence[bytes]) -> MaskingGraph:
@@ -251,7 +255,8 @@ class SecureAggregation(MaskingTransform):
             return np.array(update.vectors[SUM].numpy(), dtype=np.int64).view(
                 np.uint64
             )  # a copy, which is masked in place
-        weight, heaviest = self._weights().weight(update), self.heaviest or _HEAVIEST
+        idle, heaviest = update.is_idle and not self.counts_idle, self.heaviest or _HEAVIEST
+        weight = 0.0 if idle else self._weights().weight(update)
         if not 0 <= weight <= heaviest:
             raise Declined(f"its weight is above secure_aggregation's heaviest = {heaviest:g}: raise that")
         share, loss, reach = weight / heaviest, update.metrics.get("loss", 0.0), self.reach
