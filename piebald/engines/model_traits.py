@@ -84,7 +84,8 @@ def probe(work: ClientWork, rows: Rows) -> Traits:
         changed = _run(module, pytree.mapped(_with_another_last, x), 1, keyed=random_plain and not random_keyed)
         pairs = zip(_rows(again if random_keyed else keyed, len(few)), _rows(changed, len(few)), strict=True)
         return Traits(
-            mixes=not all(torch.allclose(before[0], two[0], atol=1e-6) for before, two in pairs),
+            # rows that are alike, such as zeros in place of an input that a client lacks, show no mixing
+            mixes=_runs_batch_norm(module, x) or not all(torch.allclose(a[0], b[0], atol=1e-6) for a, b in pairs),
             dropout=random_plain and not random_keyed,
             random=random_keyed,
             each=loss.dim() == 1,
@@ -144,6 +145,16 @@ def _run(module: nn.Module, x: pytree.Tree, seed: int, keyed: bool = False) -> A
         if dropout is not None:
             dropout.start(torch.tensor(7, device=device))
         return pytree.run(fresh, x)
+
+
+def _runs_batch_norm(module: nn.Module, x: pytree.Tree) -> bool:
+    """Return whether a batch norm normalises by these rows."""
+    trial, ran = copied(module).train().to(pytree.leaves(x)[0].device), list[nn.Module]()
+    for layer in trial.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training:
+            layer.register_forward_hook(lambda layer, *_: ran.append(layer))
+    pytree.run(trial, x)
+    return bool(ran)
 
 
 def _first_line(error: Exception) -> str:

@@ -7,7 +7,7 @@ import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -191,19 +191,24 @@ class RowLoader:
         client, split = self._trial or next(self._trials())
         return self._prepared(self.clients.rows(client, split))
 
-    def tried(self, trial: Callable[[Rows], T]) -> T:
-        """Return the result of a trial on the rows of the first client that passes it, which `trial_rows` are then."""
-        held, result = first_passing(lambda held: trial(self._prepared(self.clients.rows(*held))), self._trials())
-        self._trial = held
+    def tried(self, trial: Callable[[Rows], T], lacked: Collection[str] = ()) -> T:
+        """Return the result of a trial on the rows of the first client that passes it, which `trial_rows` are then.
+
+        Args:
+            trial: made of rows.
+            lacked: the inputs that the client must lack; then `trial_rows` stay as they are.
+        """
+        held, result = first_passing(lambda held: trial(self._prepared(self.clients.rows(*held))), self._trials(lacked))
+        self._trial = self._trial if lacked else held
         return result
 
-    def _trials(self) -> Iterator[tuple[int, Split]]:
-        """Yield clients that have rows and all inputs, each with a split that it has; client 0 where there is none."""
+    def _trials(self, lacked: Collection[str] = ()) -> Iterator[tuple[int, Split]]:
+        """Yield clients that have rows and lack these inputs, each with a split that it has; client 0 if nobody is."""
         splits: tuple[Split, ...] = ("train", "validation", "test")  # a client that only tests has no training rows
         held = ((c, split) for split in splits for c in range(len(self.clients)) if self.clients.size(c, split) != 0)
-        whole = ((client, split) for client, split in held if not lacked_inputs(self.clients, client))
-        first = next(whole, (0, splits[0]))
-        return itertools.chain([first], whole)
+        fitting = ((client, split) for client, split in held if lacked_inputs(self.clients, client) == set(lacked))
+        first = next(fitting, (0, splits[0]))
+        return itertools.chain([first], fitting)
 
     def rng_key(self, seed: int | str, client: int, rng_version: int | str, phase: int) -> RngKey:
         """The rng key of a client's task: its name, not its number, which depends on who joined first."""

@@ -130,10 +130,10 @@ class SequentialEngine(ClippingEngine):
         if number is None:
             return self
         if number not in self._own_engines:
-            work = self.work.numbered(number)
-            # a part of this model behaves like it; with few channels, a trial might not show how
-            part = self.work.held(number) is not None
-            traits = self.traits if part else self.row_loader.tried(lambda rows: probe(work, rows))
+            work, lacked = self.work.numbered(number), self.work.lacked(number)
+            # a narrow part of this model behaves like it; with few channels, a trial might not show how
+            narrow = self.work.held(number) is not None and not lacked
+            traits = self.traits if narrow else self.row_loader.tried(lambda rows: probe(work, rows), lacked)
             self._own_engines[number] = self._sibling(type(self), work, traits)
         return self._own_engines[number]
 

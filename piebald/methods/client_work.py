@@ -102,6 +102,10 @@ class ClientWork(ModelSpec):
         """Return which of the shared numbers the model of this number has, see `ClientModel.held`."""
         return None if number is None or self.own_models is None else self.own_models.models[number].held
 
+    def lacked(self, number: int | None) -> frozenset[str]:
+        """Return the names of the inputs that the clients of the model of this number lack."""
+        return frozenset() if number is None or self.own_models is None else self.own_models.models[number].lacks
+
     def held_of(self, task: Task) -> Tensor | None:
         """Return which of the shared numbers the model of a task has."""
         return None if self.own_models is None else self.held(self.number_of(task.client, task.version, task.query))

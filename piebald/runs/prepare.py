@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import platform
@@ -25,7 +26,7 @@ from piebald.data.clients.prepared import SitesPrepared, in_own_unit, preparatio
 from piebald.data.clients.sites import RecordedClients
 from piebald.data.clients.sources import clients_of
 from piebald.data.clients.standardise import constants_of, unhidden_reason
-from piebald.data.clients.target_check import check_targets, tell_of_lacking_rows
+from piebald.data.clients.target_check import check_targets, tell_of_lacking_rows, trains_batch_norm
 from piebald.data.partition.split_settings import division_of
 from piebald.data.preparation import Preparation
 from piebald.experiments.run_models import GivenModels, copied_for_run, outputs_of
@@ -342,10 +343,7 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
         module, layout, initial, objective, options.seed, shape, outputs, public_rows=count, public_digest=digest
     )
     check_targets(clients, spec, _target_column(options))
-    judged, plain = options.evaluate_split if options.evaluate_every else None, recipe.training
-    tell_of_lacking_rows(
-        clients, spec, judged, lambda name: plain.of_client(name).batch if isinstance(plain, Sgd) else 0
-    )
+    judged = options.evaluate_split if options.evaluate_every else None
     for component in recipe.components:
         if reason := component.unsupported_clients(clients.names):
             raise SettingError(reason)
@@ -374,6 +372,14 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
         module, layout, initial, objective, options.seed, shape, outputs, trainer, adapted.transforms, own_query,
         choice, own_models, public_rows=count, public_digest=digest, own_trainers=_own_trainers(trainer, clients.names),
     )  # fmt: skip
+    mixes = functools.cache(lambda number: trains_batch_norm(work.numbered(number)))
+    tell_of_lacking_rows(
+        clients,
+        objective,
+        judged,
+        lambda client: plain.batch if isinstance(plain := work.trainer_of(client), Sgd) else 0,
+        lambda client: mixes(work.number(client)),
+    )
     return work, adapted
 
 

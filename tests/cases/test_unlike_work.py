@@ -85,6 +85,14 @@ class Net(nn.Module):
         return outputs
 
 
+class Either(Net):
+    """The network with either input, or both."""
+
+    def forward(self, table: Tensor | None = None, scan: Tensor | None = None) -> Tensor:
+        rows = len(scan) if scan is not None else len(table)  # type: ignore[arg-type]
+        return super().forward(torch.zeros(rows, 3) if table is None else table, scan)
+
+
 def hospital(rows: int, *inputs: str) -> dict[str, Any]:
     draw, y = np.random.default_rng(rows), np.arange(rows) % 2
     x = {
@@ -113,11 +121,6 @@ def test_a_hospital_without_scans_moves_nothing_of_theirs(name: str) -> None:
 
 
 def test_each_may_have_what_the_other_lacks() -> None:
-    class Either(Net):
-        def forward(self, table: Tensor | None = None, scan: Tensor | None = None) -> Tensor:
-            rows = len(scan) if scan is not None else len(table)  # type: ignore[arg-type]
-            return super().forward(torch.zeros(rows, 3) if table is None else table, scan)
-
     held = {"pictures": hospital(40, "scan"), "tables": hospital(24, "table")}
     run = simulate("fedavg", held, seeded(Either), rounds=2)
     assert sorted(run.per_client) == [0, 1]
@@ -127,3 +130,30 @@ def test_each_may_have_what_the_other_lacks() -> None:
 def test_what_the_model_cannot_do_without_is_told_before_training() -> None:
     with pytest.raises(SettingError, match="client 'b' lacks table, and the model cannot do without"):
         simulate("fedavg", {"a": hospital(8, "table", "scan"), "b": hospital(8, "scan")}, seeded(Net), rounds=1)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "reference", "batched"])
+def test_a_lone_last_row_joins_its_batch_only_where_the_clients_own_part_has_batch_norm(engine: str) -> None:
+    """Whoever comes first: 11 rows are 2 batches of at most 6 where scans are normalised, and else 3 of at most 5."""
+    held = {"pictures": hospital(11, "scan"), "tables": hospital(11, "table"), "single": hospital(1, "table")}
+    for names in (["pictures", "tables", "single"], ["single", "tables", "pictures"]):
+        rows = {name: held[name] for name in names}
+        options: Any = {"rounds": 1, "simulator": {"engine": engine}}
+        run = simulate(recipes.fedavg(lr=0.1, batch=5), rows, seeded(Either), **options)
+        assert run.failures == []
+        assert work(run) == {"pictures": 2, "tables": 3, "single": 1}
+
+
+@pytest.mark.parametrize("names", [["norm", "plain"], ["plain", "norm"]])
+def test_who_cannot_train_on_one_row_is_told_by_its_own_model(names: list[str], caplog: Any) -> None:
+    """With FedBN-like private layers, and before training."""
+    norms = {"norm": [nn.BatchNorm1d(4)], "plain": []}
+    models = {
+        name: seeded(lambda own=own: nn.Sequential(nn.Sequential(nn.Linear(3, 4), *own), nn.Linear(4, 2)))
+        for name, own in norms.items()
+    }
+    held = {name: {"train": (np.ones((1, 3), np.float32), np.zeros(1, int)), "test": SITES["icu"]} for name in names}
+    recipe = recipes.fedavg().with_(sharing={"kind": "all_except", "private_layers": ["0"]})
+    run = simulate(recipe, held, {name: models[name] for name in names}, rounds=1)
+    assert "batch norm cannot train on a single one: norm\n" in caplog.text + "\n"
+    assert [row["name"] for row in run.failures if row["kind"] == "train"] == ["norm"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import get_args
@@ -16,6 +15,7 @@ from piebald.contracts import Clients, InMemory, Rows, RowsAtSites, Split
 from piebald.contracts.component import ModelSpec
 from piebald.core.errors import SettingError
 from piebald.core.metrics import Auc
+from piebald.core.objective import Objective
 from piebald.core.targets import IGNORED, ClassNumbers, is_one_hot, known
 from piebald.data.clients.pooled_clients import PooledClients
 
@@ -50,27 +50,31 @@ def check_targets(clients: Clients, spec: ModelSpec, column: str | None = None) 
 
 
 def tell_of_lacking_rows(
-    clients: Clients, spec: ModelSpec, judged: Split | None, batch_of: Callable[[str], int]
+    clients: Clients,
+    objective: Objective,
+    judged: Split | None,
+    batch_of: Callable[[int], int],
+    mixes: Callable[[int], bool],
 ) -> None:
     """Log, before anything is trained, which clients will train nothing or have no score, and why.
 
     Args:
         clients: the clients, whose numbers of rows may not be known.
-        spec: the model, and the metrics by which it is judged.
+        objective: by which models are judged.
         judged: the rows that models are judged by, None where they are not.
-        batch_of: returns the rows in each step of the client of a name.
+        batch_of: returns the rows in each step of a client.
+        mixes: returns whether a client's model has a batch norm, see `trains_batch_norm`.
 
     Raises:
         SettingError: nobody can train.
     """
-    auc = judged is not None and any(isinstance(metric, Auc) for metric in spec.objective.metrics.values())
-    mixes = functools.cache(lambda: _trains_batch_norm(spec.model))
+    auc = judged is not None and any(isinstance(metric, Auc) for metric in objective.metrics.values())
     lacking, lone = dict[str, list[str]](), list[str]()
     for client in range(min(len(clients), _MOST_NAMED)):
         name, size = str(clients.names[client]), clients.size(client, "train")
         if size == 0:
             lacking.setdefault("no training rows, which train nothing", []).append(name)
-        elif (size == 1 or batch_of(name) == 1) and mixes():
+        elif (size == 1 or batch_of(client) == 1) and mixes(client):
             lone.append(name)
             what = "one training row" if size == 1 else "batches of one row"
             reason = f"{what}, which train nothing, since batch norm cannot train on a single one"
@@ -89,12 +93,12 @@ def tell_of_lacking_rows(
         _say(clients, f"clients with {reason}: {shown}")
 
 
-def _trains_batch_norm(model: nn.Module) -> bool:
+def trains_batch_norm(spec: ModelSpec) -> bool:
     """Return whether a batch norm takes part in training, and not with the statistics that it has."""
-    norms = (
-        layer for layer in copy.deepcopy(model).train().modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
-    )
-    return any(norm.training for norm in norms)
+    own = {slot.name.rpartition(".")[0] for slot in spec.layout.slots}  # a part of a model has the layers of the whole
+    layers = copy.deepcopy(spec.model).train().named_modules()
+    norms = ((name, layer) for name, layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm))
+    return any(norm.training and (name in own or not norm.state_dict()) for name, norm in norms)
 
 
 def _are_labels(targets: Tensor) -> bool:
