@@ -95,7 +95,8 @@ def tell_of_lacking_rows(
 
 def trains_batch_norm(spec: ModelSpec) -> bool:
     """Return whether a batch norm takes part in training, and not with the statistics that it has."""
-    in_layout = {slot.name.rpartition(".")[0] for slot in spec.layout.slots}  # a part of a model has the layers of the whole
+    # a part of a model has the layers of the whole, and not all of their tensors
+    in_layout = {slot.name.rpartition(".")[0] for slot in spec.layout.slots}
     layers = copy.deepcopy(spec.model).train().named_modules()
     norms = ((name, layer) for name, layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm))
     return any(norm.training and (name in in_layout or not norm.state_dict()) for name, norm in norms)
