@@ -18,11 +18,11 @@ from piebald.data.clients.sources import clients_from
 from piebald.data.clients.table_files import mixed_reason, read_table
 from piebald.data.partition.leakage import RowKeys, with_suspects
 from piebald.data.partition.split import Ints
-from piebald.data.preparation.columns import guess_columns
+from piebald.data.preparation.columns import classes_of, guess_columns
 from piebald.experiments.file import ExperimentSettings
 from piebald.settings.toml_document import Document, dumps
 
-_CLASSES = 20  # different whole numbers of a target, up to which they are classes
+_CLASSES = 20  # classes that are named
 _ONE_HOT = 20  # categories that become a column each
 _LISTED = 4  # names in a sentence
 _TELLS = 0.99  # share of rows whose target or site a column tells
@@ -78,7 +78,7 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
         raise SettingError(f"{path}: column {client!r} names no site in {gaps} of {len(frame)} rows: drop these rows")
     sites, names = owners(plain(frame[client]))
     inputs = frame.drop(columns=[client, target])
-    amounts = regression or _has_amounts(frame[target])
+    amounts = regression or classes_of(frame[target]) is None
     keys = with_suspects(RowKeys(), frame, target, (client,))
     suspects = keys.columns
     kinds: dict[str, str] = {
@@ -149,13 +149,6 @@ def _sites(
 def _counts(goal: Any) -> dict[str, int]:
     counts = goal.dropna().astype(str).value_counts()
     return {str(name): int(count) for name, count in sorted(counts.items())}
-
-
-def _has_amounts(goal: Any) -> bool:
-    """Return whether a target has amounts rather than classes."""
-    values = goal.dropna()
-    numeric = getattr(goal.dtype, "kind", "O") in "iuf"
-    return numeric and (values.nunique() > _CLASSES or bool((values != values.round()).any()))
 
 
 def _of_target(goal: Any, amounts: bool, sites: Ints, names: Sequence[str], target: str) -> list[str]:

@@ -122,7 +122,7 @@ def test_whole_targets_of_a_table_are_classes_and_told(caplog: pytest.LogCapture
     table = pd.DataFrame({"place": "a", "age": [1.0, 2.0, 4.0], "ill": [0.0, 1.0, 1.0]})
     with caplog.at_level(logging.WARNING, "piebald"):
         assert piebald.clients_from(table, client="place", target="ill").classes == ["0", "1"]
-    assert "target 'ill' has 0.0, 1.0, which are taken as classes: set regression = true" in caplog.text
+    assert "target 'ill' has 0, 1, which are taken as classes: set regression = true" in caplog.text
     assert piebald.clients_from(table, client="place", target="ill", regression=True).classes is None
     assert piebald.clients_from(table.replace(1.0, 1.5), client="place", target="ill").classes is None
 

@@ -189,7 +189,7 @@ def test_patience_and_balanced_classes() -> None:
         ({"target": None}, r"name the column to predict, target \(--target\): there are "),
         ({"columns": ["diagnosis"]}, "columns must not include the target"),
         ({"columns": ()}, "columns must name at least one column"),
-        ({"objective": "regression"}, "holds text, so objective must be 'binary' or 'multiclass'"),
+        ({"objective": "regression"}, "regression needs targets of numbers, got text"),
         ({"patience": 3}, "patience needs validation rows"),
         ({"rounds": 2000, "local_rounds": 16}, "rounds would make 320,000 trees"),
         ({"test": 0.9, "validation": 0.2}, "leave no rows to train on"),

@@ -21,6 +21,7 @@ from piebald.data.partition.leakage import RowKeys, with_suspects
 from piebald.data.partition.split import Ints
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.preparation.columns import CodedTable, guess_columns
+from piebald.data.preparation.columns import numbers_of as column_numbers
 
 BY_SHARES = SplitSettings()
 _log = logging.getLogger(__name__)
@@ -226,14 +227,18 @@ def from_frame(
     else:
         x = inputs(numbers_of(frame, chosen, tokens), "the table", tokens)
     goal = frame[target]
-    if getattr(goal.dtype, "kind", "O") not in "biuf":
+    if getattr(goal.dtype, "kind", "O") in "biuf":
+        goal = plain(goal)
+    elif guess_columns(goal.to_frame(target))[target] == "number":
+        goal = column_numbers(goal)
+    else:
         goal = goal.astype(str).str.strip()
         _warn_of_like_names(goal.unique().tolist(), origin, "classes")
     codes, names = owners(plain(frame[owner])) if owner == client else _single_client(len(frame))
     _warn_of_like_names(names, origin)
     keys = RowKeys.of_table(list(frame.columns), frame.__getitem__, split, client)
     keys = with_suspects(keys, frame, target, (client, *split.columns))
-    y = array(plain(goal), f"column {target!r}", "targets")
+    y = array(goal if isinstance(goal, np.ndarray) else plain(goal), f"column {target!r}", "targets")
     about = frame.attrs.get("file", "the data")
     return ClientTable(x, y, codes, names, keys=keys, origin=about, features=chosen, target=target, columns=columns)
 

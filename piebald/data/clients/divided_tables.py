@@ -17,6 +17,7 @@ from piebald.data.partition.leakage import RowKeys, with_suspects
 from piebald.data.partition.split import Ints
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.partition.three_way_split import SPLITS, three_ways
+from piebald.data.preparation.columns import classes_of, factorized
 
 
 @checked
@@ -79,12 +80,9 @@ def parts_of(
 
 
 def _classes(series: Any) -> Ints | None:
-    """Return the class [n] of each target, -1 where it is missing, None of real numbers."""
-    values = series.dropna()
-    kind = getattr(values.dtype, "kind", "O")
-    if kind == "f":
+    """Return the class [n] of each target, -1 where it is missing, None of amounts."""
+    classes = classes_of(series)
+    if classes is None:
         return None
-    numbers = np.full(len(series), -1, dtype=np.int64)
-    codes = values.to_numpy(dtype=np.int64) if kind in "iub" else np.unique(plain(values), return_inverse=True)[1]
-    numbers[series.notna().to_numpy()] = codes
-    return numbers
+    codes, words = factorized(series.astype(int) if series.dtype == bool else series)
+    return np.array([*map(classes.index, words), -1])[codes]

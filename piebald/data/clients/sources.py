@@ -17,6 +17,7 @@ from piebald.contracts import Clients, HoldsRows, Rows, Split
 from piebald.core import pytree
 from piebald.core.arguments import Count, Share, checked
 from piebald.core.errors import SettingError
+from piebald.core.targets import IGNORED
 from piebald.data.clients.client_tables import (
     ClientTable,
     from_frame,
@@ -36,6 +37,7 @@ from piebald.data.partition.leakage import RowKeys
 from piebald.data.partition.split import Ints
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.partition.three_way_split import check_shares, three_ways
+from piebald.data.preparation.columns import are_classes, factorized, in_order
 from piebald.data.preparation.settings import PrepareSettings
 from piebald.data.sets.dataset import DataSet
 
@@ -257,17 +259,44 @@ def _labelled(
         if kind(table.y) not in ("whole", "real"):
             raise SettingError(f"regression needs targets of numbers, got {kind(table.y)} targets in {origin}")
         return target_arrays(table.y.astype(np.float32), origin), None
-    named, y = classes or table.classes or (np.unique(table.y).tolist() if kind(table.y) == "text" else None), table.y
-    if table.target is not None and classes is None and _are_whole(y) and np.min(y) >= 0:
-        _log.warning(
-            "%s: target %r has %s, which are taken as classes: set regression = true if they are amounts", origin,
-            table.target, _some(np.unique(y)),
-        )  # fmt: skip
-        y = y.astype(np.int64)
+    named, y = classes or table.classes or (in_order(table.y.tolist()) if kind(table.y) == "text" else None), table.y
+    if table.target is not None and table.classes is None and kind(y) in ("whole", "real"):
+        named, y = _of_numbers(table.target, y, classes, origin)
     y = target_arrays(y, origin, named)
     if named is None and kind(y) == "whole":
         named = [str(number) for number in range(int(y.max()) + 1)]
     return y, None if named is None or kind(y) != "whole" else [str(name) for name in named]
+
+
+def _of_numbers(target: str, y: Any, classes: Sequence[str] | None, origin: str) -> tuple[Sequence[str] | None, Any]:
+    """Return the names of the classes, None for amounts, and the targets of a column of numbers, classes by number.
+
+    Args:
+        target: the column.
+        y: its numbers [n].
+        classes: the names of all classes, None where they are not given.
+        origin: see `labelled`.
+    """
+    import pandas as pd
+
+    numbers, known = y.astype(np.float64), y != IGNORED
+    if classes is None and not are_classes(numbers[known]):
+        if kind(y) == "whole":
+            _log.warning(
+                "%s: target %r has %d different whole numbers, which are taken as amounts: name the classes in classes "
+                "if they are numbers of classes", origin, target, len(np.unique(y)),
+            )  # fmt: skip
+        return None, numbers
+    codes, words = factorized(pd.Series(np.where(known, numbers, np.nan)))
+    if classes is not None and not {*words} <= {*classes}:  # they are numbers of classes
+        return classes, y if (numbers != np.round(numbers)).any() else y.astype(np.int64)
+    named = in_order(words) if classes is None else list(classes)
+    if kind(y) == "real":
+        _log.warning(
+            "%s: target %r has %s, which are taken as classes: set regression = true if they are amounts", origin,
+            target, _some(named),
+        )  # fmt: skip
+    return named, np.array([*map(named.index, words), IGNORED])[codes]
 
 
 def _parts(

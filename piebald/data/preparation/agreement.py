@@ -37,7 +37,7 @@ from piebald.data.preparation.column_models import (
     NumericColumn,
     Scale,
 )
-from piebald.data.preparation.columns import factorized, numbers_of
+from piebald.data.preparation.columns import classes_of, in_order, numbers_of
 from piebald.data.preparation.harmonise import Lines, harmonised
 from piebald.data.preparation.preparation import Preparation
 from piebald.data.preparation.settings import PrepareSettings
@@ -142,10 +142,8 @@ def fitted(frame: pd.DataFrame, target: str | None = None, **settings: Any) -> P
     wanted, table, y, classes = PrepareSettings(**settings), frame, None, None
     if target is not None:
         table, series = frame.drop(columns=target), frame[target]
-        if getattr(series.dtype, "kind", "O") == "f":
-            y = numbers_of(series, wanted.gaps)
-        else:  # classes of true and false are numbers, as those of a training table are
-            classes = factorized(series.astype(int) if series.dtype == bool else series, wanted.gaps)[1]
+        classes = classes_of(series, wanted.gaps)
+        y = numbers_of(series, wanted.gaps) if classes is None else None
     return agree(lambda question: [answer(question, table, y, classes)], wanted, target or "", None)
 
 
@@ -176,11 +174,9 @@ def _common_classes(answers: Sequence[KindsAnswer]) -> list[str] | None:
         return None
     if any(names is None for names in classes):
         raise SettingError(
-            "targets must be classes at all clients or numbers at all: set regression in [data] for numbers"
+            "targets must be classes at all clients or amounts at all: set regression, or name all classes, in [data]"
         )
-    names = {name for held in classes for name in held or ()}
-    whole = all(name.isdecimal() for name in names)
-    return [str(number) for number in range(max(map(int, names)) + 1)] if whole else sorted(names)
+    return in_order(name for held in classes for name in held or ())
 
 
 def _on_line(moments: Moments, slope: float, offset: float) -> Moments:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
@@ -27,6 +27,7 @@ _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(Z|
 _FREE_TEXT = 40  # characters of an average value of free text (skrub's TableVectorizer looks at the number of values)
 _UNIQUE = 0.9  # share of different values from which on a column of words names its rows
 _AMOUNTS = 5  # different numbers of a column of amounts
+_MOST_NUMBERED = 20  # different whole numbers of a target, up to which they are classes
 _FEWEST = 20  # values from which on this can be told
 PARTS = ("day", "month", "weekday", "hour")  # of a date, besides the elapsed days
 _DAY = 86_400.0  # seconds
@@ -153,6 +154,38 @@ def _kind(series: pd.Series, gaps: Sequence[str]) -> Kind:
     if letters > _FREE_TEXT * rows and any(" " in word for word in different):
         return "text"
     return "identifier" if rows >= _FEWEST and len(different) > _UNIQUE * rows else "category"
+
+
+def are_classes(values: NDArray[Any]) -> bool:
+    """Return whether the numbers of a target are classes: at most 20 different ones, all whole.  Others are amounts.
+
+    Examples:
+        >>> are_classes(np.array([1.0, 2.0, np.nan])), are_classes(np.array([36.6, 37.0])), are_classes(np.arange(21))
+        (True, False, False)
+    """
+    different = np.unique(values[~np.isnan(values)])
+    return len(different) <= _MOST_NUMBERED and bool((different == np.round(different)).all())
+
+
+def in_order(classes: Iterable[str]) -> list[str]:
+    """Return the different names of classes: numbers by their size, others as text."""
+    names = sorted({*classes})
+    return sorted(names, key=float) if all(map(_NUMBER.fullmatch, names)) else names
+
+
+def classes_of(series: pd.Series, gaps: Sequence[str] = ()) -> list[str] | None:
+    """Return the names of a target's classes in order, None where it has amounts.
+
+    Text, dates and booleans are classes, and numbers where `are_classes` takes them so.
+
+    Raises:
+        SettingError: a value is no number, and nearly all others are.
+    """
+    if getattr(series.dtype, "kind", "O") == "b":
+        series = series.astype(int)
+    if _kind(series, gaps) == "number" and not are_classes(numbers_of(series, gaps)):
+        return None
+    return in_order(factorized(series, gaps)[1])
 
 
 def numbers_of(series: pd.Series, gaps: Sequence[str] = ()) -> NDArray[np.float64]:

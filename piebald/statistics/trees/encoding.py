@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from piebald.contracts import Clients, HoldsRows, Split
 from piebald.core import pytree
@@ -20,10 +19,9 @@ from piebald.data.clients.prepared import PreparedClients, columns_of, prepared
 from piebald.data.clients.sources import clients_from
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.partition.three_way_split import SPLITS
-from piebald.data.preparation.columns import factorized, guess_columns, numbers_of, words_of
+from piebald.data.preparation.columns import classes_of, factorized, in_order, numbers_of
 from piebald.data.preparation.preparation import Preparation
 from piebald.data.preparation.settings import PrepareSettings
-from piebald.statistics.bounded_sums import as_text
 from piebald.statistics.columns import TARGET, named_inputs
 from piebald.statistics.trees.forest import MOST_COLUMNS, Floats32
 from piebald.statistics.trees.settings import Objective
@@ -183,8 +181,7 @@ def tree_data(
             clients = clients_from(source, **given)
         else:
             tables, dropped = _with_targets(tables, name, named=target is not None)
-            tables, about = _labelled(tables, name, objective)
-            objective = about.pop("objective", objective)
+            about = _target_arguments(tables, name, objective)
             clients = clients_from(
                 tables, client=client, target=name, features=columns, prepare=settings, **about, **given
             )
@@ -210,37 +207,26 @@ def _with_targets(tables: Any, name: str, *, named: bool) -> tuple[Any, int]:
     return (tables, 0) if known.all() else (tables[known], int((~known).sum()))
 
 
-def _labelled(tables: Any, name: str, objective: Objective | None) -> tuple[Any, dict[str, Any]]:
-    """Return tables whose targets are names of classes or numbers to predict, and what `clients_from` is to know."""
+def _target_arguments(tables: Any, name: str, objective: Objective | None) -> dict[str, Any]:
+    """Return what `clients_from` is to know of the targets, so that they are what the objective takes.
+
+    Raises:
+        SettingError: classes are asked for, and the target has amounts.
+    """
     import pandas
 
-    each = tables if isinstance(tables, Mapping) else {"": tables}
-    series = pandas.concat([table[name] for table in each.values()])
-    about: dict[str, Any]
-    words: NDArray[Any]
-    if series.dtype != bool and guess_columns(series.to_frame(name))[name] != "number":
-        if objective == "regression":
-            raise SettingError(f"the target {name!r} holds text, so objective must be 'binary' or 'multiclass'")
-        words, about = words_of(series), {"classes": sorted(factorized(series)[1])}
-    else:
-        values = numbers_of(series.astype(int) if series.dtype == bool else series)
-        different = np.unique(values)
-        objective = objective or ("binary" if set(different.tolist()) == {0.0, 1.0} else "regression")
-        whole = (different == np.round(different)).all() and len(different) <= _MOST_CLASSES
-        if objective != "regression" and not whole:
-            raise SettingError(
-                f"under {objective!r} the target {name!r} must be at most {_MOST_CLASSES} whole numbers or names, got "
-                f"numbers like {shown(float(different[0]))}"
-            )
-        words = values if objective == "regression" else as_text(values)
-        about = {"regression": True} if objective == "regression" else {"classes": [*map(str, as_text(different))]}
-        about["objective"] = objective
-    ends = np.cumsum([0, *map(len, each.values())])
-    changed = {
-        client: table.assign(**{name: words[ends[place] : ends[place + 1]]})
-        for place, (client, table) in enumerate(each.items())
-    }
-    return (changed if isinstance(tables, Mapping) else changed[""]), about
+    if objective in (None, "regression"):
+        return {"regression": objective == "regression"}
+    goal = pandas.concat([table[name] for table in (tables.values() if isinstance(tables, Mapping) else [tables])])
+    if classes_of(goal) is not None:
+        return {}
+    values = np.unique(numbers_of(goal))
+    if len(values) > _MOST_CLASSES or (values != np.round(values)).any():
+        raise SettingError(
+            f"under {objective!r} the target {name!r} must be at most {_MOST_CLASSES} whole numbers or names, got "
+            f"numbers like {shown(float(values[0]))}"
+        )
+    return {"classes": in_order(factorized(goal)[1])}
 
 
 def target_of(
