@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from piebald.contracts import Clients, HoldsRows, RowsAtSites, Split
+from piebald.contracts import Clients, HoldsRows, Rows, RowsAtSites, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats
@@ -20,7 +20,8 @@ from piebald.data.clients.convert import class_numbers
 from piebald.data.clients.prepared import columns_of as coded_columns
 from piebald.data.clients.prepared import frame_of
 from piebald.data.partition import clients_from
-from piebald.data.preparation.columns import dates_of, guess_columns, numbers_of, words_of
+from piebald.data.preparation.answers import KindsAnswer, KindsQuestion, answer, common_kinds
+from piebald.data.preparation.columns import dates_of, numbers_of, words_of
 from piebald.statistics.bounded_sums import as_text
 
 TARGET = "target"  # the name of a column of targets that has no name
@@ -73,7 +74,7 @@ def columns_of(
     """
     frames = _frames(source, client)
     if frames is not None:
-        tables = [_of_frame(name, frame, columns) for name, frame in frames.items()]
+        tables = _of_frames(frames, columns)
     else:
         if client is not None:
             raise SettingError(f"client names a column of a table, got a {type(source).__name__}: leave client out")
@@ -81,7 +82,9 @@ def columns_of(
         tables = _of_clients(holders, split, features, columns)
     if not tables:
         raise SettingError("there are no clients: give at least one")
-    return _with_same_columns(tables)
+    if not tables[0].numbers and not tables[0].texts:
+        raise SettingError("there is no column: give at least one")
+    return tables
 
 
 def _frames(source: Any, client: str | None) -> Mapping[str, Any] | None:
@@ -104,28 +107,53 @@ def _listed(names: Any) -> str:
     return ", ".join(map(str, names))
 
 
-def _of_frame(name: str, frame: Any, columns: Sequence[str] | None) -> ClientColumns:
+def _of_frames(frames: Mapping[str, Any], columns: Sequence[str] | None) -> list[ClientColumns]:
+    """Return the columns of tables, which have the kinds that clients would agree on before a training.
+
+    Booleans that are written as words are counted by these, and dates are days since 1970.
+
+    Raises:
+        SettingError: a column occurs twice, is missing in a table, or has a value of another kind.
+    """
+    chosen = {client: _chosen(client, frame, columns) for client, frame in frames.items()}
+    first = next(iter(chosen), None)
+    for client, frame in chosen.items():
+        if missing := sorted({*frame.columns} ^ {*chosen[first or client].columns}):
+            raise SettingError(
+                f"clients must have the same columns, but {shown(missing[0])} is not in the tables of both "
+                f"{first!r} and {client!r}: add it, or name the columns that you want"
+            )
+    kinds = common_kinds([cast(KindsAnswer, answer(KindsQuestion(), frame)) for frame in chosen.values()])
+    worded = {
+        name for frame in chosen.values() for name, dtype in frame.dtypes.items() if dtype.kind not in "biuf"
+    }  # fmt: skip
+    tables = []
+    for client, frame in chosen.items():
+        numbers, texts = dict[str, Floats](), dict[str, NDArray[np.object_]]()
+        for name, kind in kinds.items():
+            series = frame[name]
+            if kind == "date":
+                numbers[name] = dates_of(series)["days"]
+            elif kind in ("number", None) or (kind == "boolean" and name not in worded):
+                plain = series.dtype.kind in "biuf"  # infinite numbers are counted
+                numbers[name] = series.to_numpy(np.float64, na_value=np.nan) if plain else numbers_of(series)
+            else:
+                texts[name] = words_of(series)
+        tables.append(ClientColumns(client, len(frame), numbers, texts))
+    return tables
+
+
+def _chosen(client: str, frame: Any, columns: Sequence[str] | None) -> Any:
+    """Return the columns of a client's table that are wanted, with text as names."""
     names = [str(column) for column in frame.columns]
     if len(set(names)) < len(names):
         twice = next(column for place, column in enumerate(names) if column in names[:place])
-        raise SettingError(f"column {twice!r} of client {name!r} occurs twice: rename one of them")
+        raise SettingError(f"column {twice!r} of client {client!r} occurs twice: rename one of them")
     for column in columns or ():
         if column not in names:
-            raise SettingError(f"client {name!r} has no column {column!r}: it has {_listed(names)}")
-    numbers, texts = {}, {}
-    for column in names if columns is None else columns:
-        series = frame[column] if column in frame.columns else frame.iloc[:, names.index(column)]
-        if getattr(series.dtype, "kind", "O") in "biuf":
-            numbers[column] = np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
-            continue
-        kind = guess_columns(series.to_frame(column))[column]
-        if kind == "number":  # of text, too; a column without a value takes the type that it has at the other clients
-            numbers[column] = numbers_of(series)
-        elif kind == "date":
-            numbers[column] = dates_of(series)["days"]
-        else:
-            texts[column] = words_of(series)
-    return ClientColumns(name, len(frame), numbers, texts)
+            raise SettingError(f"client {client!r} has no column {column!r}: it has {_listed(names)}")
+    named = frame.set_axis(names, axis=1)
+    return named if columns is None else named[list(dict.fromkeys(columns))]
 
 
 def _of_clients(
@@ -135,30 +163,35 @@ def _of_clients(
         raise SettingError(
             "rows are at the sites of a federation: ask them with piebald statistics FILE --credentials FOLDER"
         )
-    tables = []
+    rows_of = [clients.rows(client, split) for client in range(len(clients))]
     coded = coded_columns(clients)
-    for client in range(len(clients)):
-        rows = clients.rows(client, split)
-        numbers, texts = dict[str, Floats](), dict[str, NDArray[np.object_]]()
-        if coded is None:
-            numbers = named_inputs(rows.x, features)
-        else:  # columns of a table, as a run would prepare them
-            table = _of_frame("", frame_of(coded, rows), None)
-            numbers, texts = dict(table.numbers), dict(table.texts)
-        labels = class_numbers(rows.y)
-        if clients.classes is not None and labels is not None:
-            classes = list(clients.classes)
-            texts[TARGET] = np.array([classes[label] for label in labels.tolist()], dtype=object)
-        else:
-            numbers |= target_columns(rows.y)
-        for column in columns or ():
-            if column not in numbers and column not in texts:
-                raise unknown("column", column, [*numbers, *texts])
-        if columns is not None:
-            numbers = {name: numbers[name] for name in columns if name in numbers}
-            texts = {name: texts[name] for name in columns if name in texts}
-        tables.append(ClientColumns(str(clients.names[client]), len(rows), numbers, texts))
-    return tables
+    if coded is None:
+        inputs = [named_inputs(rows.x, features) for rows in rows_of]
+        tables = [ClientColumns(str(name), len(rows), numbers, {}) for name, rows, numbers in
+                  zip(clients.names, rows_of, inputs, strict=True)]  # fmt: skip
+    else:  # columns of a table, as a run would prepare them
+        frames = {str(name): frame_of(coded, rows) for name, rows in zip(clients.names, rows_of, strict=True)}
+        tables = _of_frames(frames, None)
+    return [_with_targets(table, rows, clients.classes, columns) for table, rows in zip(tables, rows_of, strict=True)]
+
+
+def _with_targets(
+    table: ClientColumns, rows: Rows, classes: Sequence[str] | None, columns: Sequence[str] | None
+) -> ClientColumns:
+    """Return the columns that are wanted of inputs and targets, of which classes are text."""
+    numbers, texts, labels = dict(table.numbers), dict(table.texts), class_numbers(rows.y)
+    if classes is not None and labels is not None:
+        names = list(classes)
+        texts[TARGET] = np.array([names[label] for label in labels.tolist()], dtype=object)
+    else:
+        numbers |= target_columns(rows.y)
+    for column in columns or ():
+        if column not in numbers and column not in texts:
+            raise unknown("column", column, [*numbers, *texts])
+    if columns is not None:
+        numbers = {name: numbers[name] for name in columns if name in numbers}
+        texts = {name: texts[name] for name in columns if name in texts}
+    return ClientColumns(table.name, table.rows, numbers, texts)
 
 
 def named_inputs(x: Any, features: Sequence[str] | None) -> dict[str, Floats]:
@@ -205,38 +238,6 @@ def target_columns(targets: Any) -> dict[str, Floats]:
         wide = flat.shape[1] != 1
         columns |= {f"{name}{place}" if wide else str(name): column.numpy() for place, column in enumerate(flat.T)}
     return columns
-
-
-def _with_same_columns(tables: list[ClientColumns]) -> list[ClientColumns]:
-    """Return the tables with the same columns of numbers, and the same of text, at all clients.
-
-    Raises:
-        SettingError: clients have different columns, or text where another has numbers.
-    """
-    names = [*tables[0].numbers, *tables[0].texts]
-    if not names:
-        raise SettingError("there is no column: give at least one")
-    text_names = {name for table in tables for name in table.texts}
-    same = []
-    for table in tables:
-        present = {*table.numbers, *table.texts}
-        if missing := sorted({*names} - present) or sorted(present - {*names}):
-            raise SettingError(
-                f"clients must have the same columns, but {shown(missing[0])} is not in the tables of both "
-                f"{tables[0].name!r} and {table.name!r}: add it, or name the columns that you want"
-            )
-        for name in sorted(text_names & {*table.numbers}):
-            if not np.isnan(table.numbers[name]).all():
-                holder = next(text_table for text_table in tables if name in text_table.texts)
-                value = next(value for value in holder.texts[name] if value is not None)
-                raise SettingError(
-                    f"column {name!r} must hold numbers at all clients or text at all: client {table.name!r} has "
-                    f"numbers, client {holder.name!r} has text like {shown(value, 30)}"
-                )
-        empty = {name: np.full(table.rows, None, dtype=object) for name in text_names & {*table.numbers}}
-        numbers = {name: table.numbers[name] for name in names if name not in text_names}
-        same.append(ClientColumns(table.name, table.rows, numbers, {**table.texts, **empty}))
-    return same
 
 
 def categories_of(tables: Sequence[ClientColumns], names: Sequence[str]) -> dict[str, list[str]]:

@@ -225,7 +225,7 @@ def test_free_text_is_refused_and_identifiers_are_left_out() -> None:
 
 def test_targets_are_classes_by_name_or_standard_scores() -> None:
     rows = pandas.DataFrame(
-        {"age": [1.0, 2.0, 4.0], "ill": ["b", "a", "b"], "price": [200_000.0, 300_000.0, 700_000.0]}
+        {"age": [1.0, 2.0, 4.0], "ill": ["b", "a", "b"], "price": [200_000.5, 300_000.0, 700_000.0]}
     )
     classes = fitted_here(rows[["age", "ill"]], "ill", least_rows=1)
     assert classes.target == ClassTarget(name="ill", classes=["a", "b"])

@@ -293,14 +293,14 @@ def agreed_kinds(
     """
     if not answers:
         raise SettingError("no client answers questions about its columns, so there is nothing to agree on")
-    names = list(dict.fromkeys(name for one in answers for name in one.kinds))
+    guesses = common_kinds(answers)
+    names = list(guesses)
     for named in (columns, scale):
         if missing := next((name for name in named if name not in names), None):
             raise unknown("column, which [prepare] names,", missing, names)
     kinds, left_out = dict[str, Kind](), dict[str, str]()
     for name in names:
-        guesses = {kind for one in answers if (kind := one.kinds.get(name)) is not None}
-        chosen = columns.get(name) or _common_kind(guesses)
+        chosen = columns.get(name) or guesses[name]
         if chosen == "leave out":
             left_out[name] = "as [prepare] says"
         elif chosen is None:
@@ -317,8 +317,11 @@ def agreed_kinds(
     return kinds, left_out
 
 
-def _common_kind(guesses: set[Kind]) -> Kind | None:
-    """Return the kind that fits all clients: one name for what all have, else text, or categories."""
-    if len(guesses) < 2:
-        return next(iter(guesses), None)
-    return "text" if "text" in guesses else "category"
+def common_kinds(answers: Sequence[KindsAnswer]) -> dict[str, Kind | None]:
+    """Return the kind of each column that fits all clients: what all have, else text, or categories; None of gaps."""
+    common = dict[str, Kind | None]()
+    for name in dict.fromkeys(name for one in answers for name in one.kinds):
+        guesses = {kind for one in answers if (kind := one.kinds.get(name)) is not None}
+        several: Kind = "text" if "text" in guesses else "category"
+        common[name] = several if len(guesses) > 1 else next(iter(guesses), None)
+    return common

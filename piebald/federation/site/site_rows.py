@@ -372,6 +372,8 @@ def _with_columns_of(run: RunRows, source: SiteSource, value: Any) -> SiteSource
         held = list(value.columns if hasattr(value, "columns") else value.column_names)
         if source.client is None and run.columns.get("client") in held:
             changes["client"] = run.columns["client"]  # no input; all rows are this site's
+        if hasattr(value, "columns") and source.classes is None:
+            changes["classes"] = run.classes  # also of many numbers, which would be amounts
         if source.target is None and "target" not in changes:
             raise SettingError(
                 f"{source.where} is a table: name the column to predict, target in [data] of site.toml, or --target "
