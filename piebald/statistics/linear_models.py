@@ -148,8 +148,8 @@ def glm(
 
     Args:
         clients, client, split, features: as of `statistics`.
-        target: the column to explain; "target" by default, as `Clients` have it.  Under "binomial" it has the numbers 0
-            and 1, or two categories, of which the second in alphabetical order counts as 1; under "poisson" and
+        target: the column to explain; "target" by default, as `Clients` have it.  Under "binomial" it has two
+            classes, of which the second (the larger number, or by alphabet) counts as 1; under "poisson" and
             "negative_binomial" counts.
         columns: the columns to explain it by, all others by default.
         family: the distribution of targets: "gaussian" (identity link), "binomial" (logit), "poisson" or

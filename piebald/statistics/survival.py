@@ -247,7 +247,7 @@ def cox(
     Args:
         clients, client, split, features: as of `statistics`.
         time, event: columns of the time to an event or to the end of observation, and of whether it was an event: 1 or
-            0, or two categories, of which the second in alphabetical order is an event.
+            0, or two classes, of which the second (the larger number, or by alphabet) is an event.
         columns: the columns that hazards depend on, all others by default.
         entry: a column of the times after which rows are observed (left truncation): they are in no risk set before.
         offset: a column that is added to the log hazard.

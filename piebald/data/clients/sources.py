@@ -68,7 +68,8 @@ def clients_from(
 
     Inputs become float32; uint8 images ([n, h, w] or [n, channels, h, w]) are scaled to [0, 1] and get a channel axis.
     Whole-number, boolean and text targets are classes and become int64 (text in sorted order, unless `classes` gives
-    another order); real targets are numbers to predict and become float32.
+    another order); real targets are numbers to predict and become float32.  Of a table or file, up to 20 different
+    whole numbers are classes, by their own names, and others are numbers to predict.
 
     Args:
         source: a list, or a dict from client names, of (x, y) arrays or tensors, of map-style torch data sets, or of

@@ -14,8 +14,10 @@ from piebald.contracts import Clients, Runtime, Split
 from piebald.core.errors import RuntimeFault, SettingError, shown, unknown
 from piebald.core.moments import Floats
 from piebald.core.plain_text import printable
+from piebald.data.preparation.columns import are_classes, in_order
 from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation
+from piebald.statistics.bounded_sums import as_text
 from piebald.statistics.columns import TARGET, ClientColumns, categories_of, columns_of
 from piebald.statistics.models.fitting import client_sums
 from piebald.statistics.models.rows import Ask, ModelPlan, ModelRows, Term, joined, model_rows
@@ -43,6 +45,9 @@ class ModelClients(Protocol):
 
     def place(self, name: str) -> str:
         """Return the name of a column in plans."""
+
+    def classes(self, name: str) -> Sequence[str]:
+        """Return the classes of a target in order, () of amounts, and of numbers that are 0 and 1 already."""
 
     def sums(self, plan: ModelPlan, ask: Ask, numbers: Floats) -> Floats:
         """Return the sum of all clients' answers, see `sums.client_sums`."""
@@ -74,6 +79,14 @@ class LocalModelClients:
         if name not in self.numbers and name not in self.categories:
             raise unknown("column", name, [*self.numbers, *self.categories])
         return name
+
+    def classes(self, name: str) -> Sequence[str]:
+        """See `ModelClients`."""
+        if name not in self.numbers:
+            return self.categories[name]
+        values = np.unique(np.concatenate([table.numbers[name] for table in self._tables]))
+        values = values[~np.isnan(values)]
+        return in_order(as_text(values).tolist()) if are_classes(values) and not {*values} <= {0.0, 1.0} else ()
 
     def rows(self, plan: ModelPlan) -> list[ModelRows]:
         """Return each client's rows."""
@@ -125,6 +138,10 @@ class SiteColumns:
             raise unknown("column", name, self._places)
         return self._places[name]
 
+    def classes(self, name: str) -> Sequence[str]:
+        """See `ModelClients`: sites number classes from 0."""
+        return self.categories.get(name, ())
+
     def query(self, plan: ModelPlan, ask: Ask = "moments", numbers: int = 0) -> ModelSumsQuery:
         """Return a question, with so many numbers besides those of the columns' scale."""
         return self._kind(plan=plan, ask=ask, numbers=numbers, split=self.split)
@@ -147,8 +164,8 @@ class SiteModelClients:
         self, columns: SiteColumns, runtime: Runtime, work: ClientWork, clients: Clients,
         say: Callable[[str], None] = log.warning,
     ) -> None:  # fmt: skip
-        self.numbers, self.categories, self.client, self.place = (
-            columns.numbers, columns.categories, columns.client, columns.place,
+        self.numbers, self.categories, self.client, self.place, self.classes = (
+            columns.numbers, columns.categories, columns.client, columns.place, columns.classes,
         )  # fmt: skip
         self._masking = work.masking if isinstance(work.masking, SecureAggregation) else None
         self._sites, self._clients, self._columns, self._say = AskedSites(runtime, work), clients, columns, say
@@ -250,10 +267,10 @@ def planned(
 
 def _target(clients: ModelClients, family: str, name: str) -> Term:
     """Return the term of a target, of which the second of two categories counts as 1."""
-    values = clients.categories.get(name)
-    if values is None:
-        return clients.place(name), None
-    if family not in ("binomial", "cox", "survival") or len(values) != 2:
-        got = f"text with {len(values)} categories, like {shown(values[0], 30) if values else 'none'}"
-        raise SettingError(f"the target {name!r} must hold numbers, or two categories under 'binomial', got {got}")
-    return clients.place(name), values[1]
+    place, values = clients.place(name), clients.classes(name)
+    if family in ("binomial", "cox", "survival") and len(values) == 2:
+        return place, values[1]
+    if name not in clients.categories:
+        return place, None
+    got = f"text with {len(values)} categories, like {shown(values[0], 30) if values else 'none'}"
+    raise SettingError(f"the target {name!r} must hold numbers, or two categories under 'binomial', got {got}")

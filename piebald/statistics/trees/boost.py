@@ -52,8 +52,8 @@ def trees(
             allowed, and a column of text becomes a column for each of its categories.
         target: the column to predict; "target" by default, as `Clients` have it.
         columns: the columns to predict it from, all others by default.
-        objective: "binary", "multiclass" or "regression"; by default classes where the target is text or the
-            numbers 0 and 1, else a regression.
+        objective: "binary", "multiclass" or "regression"; by default what the target is to `clients_from`:
+            classes, or amounts.
         client: the column that names the client of each row.
         features: names of the inputs of `Clients`.
         validation, test: shares of each client's rows that are held out, of tables; 0 and 0.2 by default.

@@ -1,0 +1,97 @@
+"""The kinds of columns and targets are the same for a look, a training, trees, statistics and generalised models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import piebald
+from piebald.advice.table_look import look_at_table
+from piebald.statistics.trees.encoding import tree_data
+
+KINDS = {"age": "number", "smoker": "boolean", "seen": "date", "id": "category"}
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    """A table of two sites: a target of 1.0 and 2.0, gaps, German booleans and dates, and ids with zeros in front."""
+    rng, lines = np.random.default_rng(3), ["site,age,smoker,seen,id,ill"]
+    for row in range(60):
+        age = "" if row % 7 == 0 else f"{rng.normal(50, 9):.1f}"
+        smoker = "" if row % 11 == 0 else ("ja", "nein")[int(rng.integers(2))]
+        seen, ident = f"{1 + row % 28:02d}.0{1 + row % 9}.2024", ("007", "012")[int(rng.integers(2))]
+        lines.append(f"{'ab'[row % 2]},{age},{smoker},{seen},{ident},{1.0 + rng.integers(2)}")
+    (tmp_path / "odd.csv").write_text("\n".join(lines))
+    return tmp_path / "odd.csv"
+
+
+def test_an_odd_table_has_the_same_kinds_everywhere(odd: Path) -> None:
+    looked = look_at_table(odd, client="site", target="ill", clients=False)
+    assert {column["column"]: column["kind"] for column in looked.columns} == KINDS
+    assert "regression" not in looked.experiment
+
+    trained: Any = piebald.clients_from(odd, client="site", target="ill")
+    assert {column.name: column.kind for column in trained.preparation.columns} == KINDS
+    assert trained.classes == trained.preparation.classes == ["1", "2"]
+
+    grown = tree_data(
+        str(odd), client="site", target="ill", columns=None, features=None, objective=None, validation=None,
+        test=None, seed=0, missing=None,
+    )  # fmt: skip
+    assert grown.encoding.preparation is not None
+    assert {column.name: column.kind for column in grown.encoding.preparation.columns} == KINDS
+    assert (grown.classes, grown.target.objective) == (("1", "2"), "binary")
+
+    told = piebald.statistics(str(odd), client="site")
+    assert {*told.numbers} == {"age", "seen", "ill"}  # a date is a number of days
+    assert {name: [*column.counts] for name, column in told.texts.items()} == {
+        "smoker": ["ja", "nein"], "id": ["007", "012"]
+    }  # fmt: skip
+
+    model = piebald.glm(str(odd), client="site", target="ill", family="binomial")
+    assert model.names == ("(intercept)", "age", "seen", "smoker=nein", "id=012")
+
+
+def test_a_generalised_model_of_classes_1_and_2_is_that_of_0_and_1(odd: Path) -> None:
+    table = piebald.data.clients.client_tables.read_table(odd, "site")
+    found = [
+        piebald.glm(rows, client="site", target="ill", columns=["age"], family="binomial")
+        for rows in (table, table.assign(ill=table.ill - 1.0))
+    ]
+    assert found[0].coefficients.tolist() == found[1].coefficients.tolist()
+
+
+@pytest.mark.parametrize(
+    ("target", "classes"),
+    [
+        ([-1, 1], ["-1", "1"]),
+        ([2.0, 10.0], ["2", "10"]),
+        (["10", "9"], ["9", "10"]),
+        ([True, False], ["0", "1"]),
+        (["ja", "nein"], ["ja", "nein"]),
+        ([*range(20)], [*map(str, range(20))]),
+        ([*range(21)], None),
+        ([36.6, 37.0], None),
+    ],
+)
+def test_targets_are_classes_or_amounts_by_one_rule(target: list[Any], classes: list[str] | None) -> None:
+    pandas = pytest.importorskip("pandas")
+    rows = pandas.DataFrame({"site": "a", "x": range(3 * len(target)), "y": target * 3})
+    assert piebald.data.preparation.classes_of(rows.y) == classes
+    assert piebald.clients_from(rows, client="site", target="y", test=0.0).classes == classes
+    grown = tree_data(
+        rows, client="site", target="y", columns=None, features=None, objective=None, validation=None, test=0.0,
+        seed=0, missing=None,
+    )  # fmt: skip
+    assert grown.classes == tuple(classes or ())
+
+
+def test_many_whole_numbers_are_classes_where_they_are_named() -> None:
+    pandas = pytest.importorskip("pandas")
+    rows = pandas.DataFrame({"site": "a", "x": range(60), "y": [*range(1, 31)] * 2})
+    names = [str(number) for number in range(1, 31)]
+    named = piebald.clients_from(rows, client="site", target="y", classes=names, test=0.0)
+    assert named.rows(0, "train").y.tolist() == [*range(30)] * 2  # by name, not by number
