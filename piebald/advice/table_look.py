@@ -13,7 +13,7 @@ from piebald.advice.look import Look, look
 from piebald.core.arguments import checked
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.plain_text import printable
-from piebald.data.clients.client_tables import owners, plain
+from piebald.data.clients.client_tables import owners_of, plain
 from piebald.data.clients.sources import clients_from
 from piebald.data.clients.table_files import mixed_reason, read_table
 from piebald.data.partition.leakage import RowKeys, with_suspects
@@ -74,9 +74,7 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
     for column in (client, target):
         if column not in frame.columns:
             raise unknown(f"column in {path}", column, frame.columns)
-    if gaps := int(frame[client].isna().sum()):
-        raise SettingError(f"{path}: column {client!r} names no site in {gaps} of {len(frame)} rows: drop these rows")
-    sites, names = owners(plain(frame[client]))
+    sites, names = owners_of(frame, client)
     inputs = frame.drop(columns=[client, target])
     amounts = regression or classes_of(frame[target]) is None
     keys = with_suspects(RowKeys(), frame, target, (client,))

@@ -15,7 +15,7 @@ from piebald.contracts import Clients, HoldsRows, Rows, RowsAtSites, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats
-from piebald.data.clients.client_tables import tables_of
+from piebald.data.clients.client_tables import check_same_columns, owners_of, tables_of
 from piebald.data.clients.convert import class_numbers
 from piebald.data.clients.prepared import columns_of as coded_columns
 from piebald.data.clients.prepared import frame_of
@@ -96,11 +96,8 @@ def _frames(source: Any, client: str | None) -> Mapping[str, Any] | None:
         raise SettingError(
             f"a table needs client='...', the column that names the client of each row: it has {_listed(table.columns)}"
         )
-    if client not in table.columns:
-        raise unknown("column", client, map(str, table.columns))
-    if gaps := int(table[client].isna().sum()):
-        raise SettingError(f"column {client!r} names no client in {gaps} of {len(table)} rows: drop these rows")
-    return {str(name): part.drop(columns=client) for name, part in table.groupby(client, sort=True)}
+    codes, names = owners_of(table, client)
+    return {names[code]: part.drop(columns=client) for code, part in table.groupby(codes)}
 
 
 def _listed(names: Any) -> str:
@@ -116,13 +113,7 @@ def _of_frames(frames: Mapping[str, Any], columns: Sequence[str] | None) -> list
         SettingError: a column occurs twice, is missing in a table, or has a value of another kind.
     """
     chosen = {client: _chosen(client, frame, columns) for client, frame in frames.items()}
-    first = next(iter(chosen), None)
-    for client, frame in chosen.items():
-        if missing := sorted({*frame.columns} ^ {*chosen[first or client].columns}):
-            raise SettingError(
-                f"clients must have the same columns, but {shown(missing[0])} is not in the tables of both "
-                f"{first!r} and {client!r}: add it, or name the columns that you want"
-            )
+    check_same_columns(chosen)
     kinds = common_kinds([cast(KindsAnswer, answer(KindsQuestion(), frame)) for frame in chosen.values()])
     worded = {
         name for frame in chosen.values() for name, dtype in frame.dtypes.items() if dtype.kind not in "biuf"

@@ -200,7 +200,7 @@ def test_what_cannot_be_is_refused(frame: pandas.DataFrame, change: dict[str, An
 def test_clients_that_do_not_fit_together_are_named() -> None:
     numbers, text = pandas.DataFrame({"x": [1.0]}), pandas.DataFrame({"x": ["one"]})
     assert statistics({"a": numbers, "b": text}).texts["x"].counts == {"1": 1, "one": 1}  # as a training takes it
-    with pytest.raises(SettingError, match="'y' is not in the tables of both 'a' and 'b'"):
+    with pytest.raises(SettingError, match="'y' is in the table of client 'b' and not in that of 'a'"):
         statistics({"a": numbers, "b": pandas.DataFrame({"x": [1.0], "y": [2]})})
     with pytest.raises(SettingError, match="column 'x' must hold numbers below 1e150"):
         statistics({"a": pandas.DataFrame({"x": [1e200, -1e200]})})

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -142,22 +143,24 @@ def from_frames(
 
     if empty := next((name for name, table in frames.items() if not len(table)), None):
         raise SettingError(f"the table of client {empty!r} has no rows: leave it out")
-    (first, frame), *others = frames.items()
-    wanted = None if features is None else {target, *features, *split.columns}
-    for name, other in others:
-        differing = [
-            column for column in frame.columns.symmetric_difference(other.columns) if not wanted or column in wanted
-        ]
-        if differing:
-            holder, lacking = (first, name) if differing[0] in frame.columns else (name, first)
-            raise SettingError(
-                f"column {differing[0]!r} is in the table of client {holder!r} and not in that of {lacking!r}: add it "
-                "there, or list in features the columns that all have"
-            )
+    check_same_columns(frames, None if features is None else [str(target), *features, *split.columns])
+    frame = next(iter(frames.values()))
     column = next(name for name in ("client", "client of the row") if name not in frame.columns)
     joined = pandas.concat([table.assign(**{column: name}) for name, table in frames.items()], ignore_index=True)
     joined.attrs.clear()
     return from_frame(joined, column, target, features, tokens, split=split, coded=coded)
+
+
+def check_same_columns(frames: Mapping[str, Any], wanted: Sequence[str] | None = None) -> None:
+    """Refuse a column, one of those that are wanted, that is in the tables of some clients only."""
+    for (first, frame), (name, other) in pairwise(frames.items()):
+        differing = frame.columns.symmetric_difference(other.columns)
+        if column := next((column for column in differing if wanted is None or column in wanted), None):
+            holder, lacking = (first, name) if column in frame.columns else (name, first)
+            raise SettingError(
+                f"column {column!r} is in the table of client {holder!r} and not in that of {lacking!r}: add it "
+                "there, or name the columns that all have"
+            )
 
 
 def _warn_of_like_names(names: Sequence[str], origin: str, what: str = "clients") -> None:
@@ -178,6 +181,21 @@ def owners(values: Array) -> tuple[Ints, list[str]]:
     """Codes [n] and names of the clients, sorted."""
     names, codes = np.unique(values, return_inverse=True)
     return codes.astype(np.int64), [str(name) for name in names.tolist()]
+
+
+def owners_of(frame: Any, client: str) -> tuple[Ints, list[str]]:
+    """Return the codes [n] and names of the clients that a column of a table names.
+
+    Raises:
+        SettingError: there is no such column, or a row names none.
+    """
+    if client not in frame.columns:
+        raise unknown("column", client, map(str, frame.columns))
+    if gaps := int(frame[client].isna().sum()):
+        raise SettingError(
+            f"{_origin(frame)}column {client!r} names no client in {gaps} of {len(frame)} rows: drop these rows"
+        )
+    return owners(plain(frame[client]))
 
 
 def from_frame(

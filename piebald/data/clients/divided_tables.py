@@ -11,7 +11,7 @@ import numpy as np
 from piebald.contracts import Split
 from piebald.core.arguments import checked
 from piebald.core.errors import SettingError, shown, unknown
-from piebald.data.clients.client_tables import owners, plain, read_table
+from piebald.data.clients.client_tables import owners_of, read_table
 from piebald.data.clients.lists import Lists
 from piebald.data.partition.leakage import RowKeys, with_suspects
 from piebald.data.partition.split import Ints
@@ -66,9 +66,7 @@ def parts_of(
     for column in (client, target):
         if column is not None and column not in names:
             raise unknown("column", column, names)
-    if client is not None and (gaps := int(frame[client].isna().sum())):
-        raise SettingError(f"column {client!r} names no client in {gaps} of {len(frame)} rows: drop these rows")
-    clients = (np.zeros(len(frame), dtype=np.int64), [""]) if client is None else owners(plain(frame[client]))
+    clients = (np.zeros(len(frame), dtype=np.int64), [""]) if client is None else owners_of(frame, client)
     keys = RowKeys.of_table(names, frame.__getitem__, split, client)
     keys = with_suspects(keys, frame, target, (client, *split.columns))
     label = None if target is None or regression else _classes(frame[target])

@@ -389,7 +389,6 @@ def _types(y: Any) -> str:
 
 
 _SEVERAL = 50  # classes: of more than that, with hardly two rows each, targets are names rather than classes
-_FEW = 20  # whole numbers that are different: more than that are amounts rather than classes
 
 _log = logging.getLogger(__name__)
 
@@ -415,7 +414,7 @@ def _oddity(y: Any, classes: Sequence[str] | None, amounts: bool) -> str | None:
     if len(values) == 1:
         name = values[0] if classes is None else classes[values[0]]
         return f"all {len(y)} targets are the same, {str(name)!r}: there is nothing to learn from them"
-    if not amounts and _are_whole(y):
+    if not amounts and kind(y) == "real" and are_classes(y):
         return (
             f"targets are real numbers and all of them are whole ({_some(values)}), so they are predicted as amounts: "
             "give whole numbers or text to predict classes, or set regression = true if amounts are meant"
@@ -432,14 +431,6 @@ def _oddity(y: Any, classes: Sequence[str] | None, amounts: bool) -> str | None:
             "of the others as well: number classes from 0, or give their names as text"
         )
     return None
-
-
-def _are_whole(y: Any) -> bool:
-    """Return whether targets are a few real numbers that are whole, as classes beside gaps are in other programs."""
-    if kind(y) != "real" or y.ndim != 1:
-        return False
-    values = np.unique(y)
-    return len(values) <= _FEW and bool((values == np.round(values)).all())
 
 
 def _some(values: Any) -> str:
