@@ -173,6 +173,19 @@ def test_what_a_site_leaves_open_is_as_the_experiment_says(place: Path) -> None:
     assert rows_before_a_run(SiteSource(source="all.csv", **TABLE), place, "north").classes == ["no", "yes"]
 
 
+def test_numbers_are_classes_at_a_site_as_in_a_simulation(tmp_path: Path) -> None:
+    """Two numbers are two classes by their names, and many are classes where the run names them."""
+    (tmp_path / "two.csv").write_text("x,y\n" + "".join(f"{row},{1 + row % 2}.0\n" for row in range(40)))
+    (tmp_path / "many.csv").write_text("x,y\n" + "".join(f"{row},{1 + row % 30}\n" for row in range(60)))
+    two, many = (SiteSource(source=f"{name}.csv", target="y", test=0.0) for name in ("two", "many"))
+    assert rows_before_a_run(two, tmp_path, "north").classes == ["1", "2"]
+    assert rows_before_a_run(many, tmp_path, "north").classes is None
+    named = RunRows([str(number) for number in range(1, 31)])
+    rows = own_rows(many, tmp_path, "north", named, ["north", "south"]).rows(0, "train")
+    assert len(rows) > 30
+    assert torch.equal(rows.y, rows.x[:, 0].long() % 30)
+
+
 @pytest.mark.parametrize(
     ("about", "message"),
     [
