@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import textwrap
 from collections.abc import Callable
 from io import BytesIO
@@ -13,7 +14,7 @@ from piebald.report import findings
 from piebald.report.comparison import Comparison
 from piebald.report.curve_plot import INK, SOFT, draw_bands, line_style, look, percent_ticks
 from piebald.report.learning_curves import AXES, Axis, time_axis
-from piebald.report.page import charts, client_section, wording
+from piebald.report.page import charts, client_section
 from piebald.report.page.markup import Chart
 from piebald.report.page.wording import MetricFormat
 from piebald.storage.schema import explained
@@ -115,9 +116,11 @@ def _dots(ax: Axes, chart: Chart, comparison: Comparison) -> bool:
     for label in chart.data:
         colour, _ = line_style(comparison.labels, label["meta"])
         inside = ["none" if "open" in symbol else colour for symbol in label["marker"]["symbol"]]
-        ax.scatter(label["x"], label["y"], s=36, facecolors=inside, edgecolors=colour, label=label["name"])
+        ax.scatter(
+            label["x"], label["y"], s=36, facecolors=inside, edgecolors=colour, label=html.unescape(label["name"])
+        )
     axis = chart.layout["yaxis"]
-    ax.set_yticks(axis["tickvals"], axis["ticktext"])
+    ax.set_yticks(axis["tickvals"], [html.unescape(name) for name in axis["ticktext"]])
     ax.set_ylim(*axis["range"])
     _label_axes(ax, chart.title, f"Final {shown.name}", "")
     percent_ticks(ax.xaxis, shown)
@@ -126,44 +129,38 @@ def _dots(ax: Axes, chart: Chart, comparison: Comparison) -> bool:
 
 
 def _gains(ax: Axes, comparison: Comparison, base: str) -> bool:
-    shown, any_line = MetricFormat(comparison.metric), False
-    for label in comparison.labels:
-        differences = comparison.per_client(label, base) if label != base else []
-        if differences:
-            any_line = True
-            colour, style = line_style(comparison.labels, label)
-            x = [100 * place / max(1, len(differences) - 1) for place in range(len(differences))]
-            y = [100 * value for value in differences] if shown.percent else differences
-            ax.plot(x, y, color=colour, linestyle=style, linewidth=1.8, label=label)
-    if not any_line:
+    """The page's lines of clients that gain and lose."""
+    if (chart := charts.gains(comparison, base)) is None:
         return False
+    for line in chart.data:
+        colour, style = line_style(comparison.labels, line["meta"])
+        x = [100 * share for share in line["x"]]
+        ax.plot(x, line["y"], color=colour, linestyle=style, linewidth=1.8, label=line["meta"])
     ax.axhline(0, color=SOFT, linewidth=1)
-    unit = " in points" if shown.percent else ""
-    _label_axes(ax, findings.gains(comparison, base), "Share of clients, largest loss first, %", f"Difference{unit}")
+    unit = chart.layout["yaxis"]["title"]["text"]
+    _label_axes(ax, chart.title, "Share of clients, largest loss first, %", unit)
     _legend(ax)
     return True
 
 
 def _partition(ax: Axes, comparison: Comparison) -> bool:
-    history = next((history for history in comparison.runs if any(row["counts"] for row in history.clients)), None)
-    if history is None:
+    """The page's heat map of classes and clients."""
+    chart = next((chart for history in comparison.runs if (chart := charts.partition(history))), None)
+    if chart is None:
         return False
     import numpy as np
     from matplotlib.ticker import MaxNLocator
 
-    counts = [row["counts"] for row in history.clients if row["counts"]]
-    matrix = np.array(counts[: charts.WIDE], dtype=float).T
-    # cells without rows stay blank, and are not taken for few rows
-    matrix[matrix == 0] = np.nan
-    image = ax.imshow(matrix, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
-    classes = history.meta.get("classes") or range(len(matrix))
-    if len(matrix) <= 30:
-        ax.set_yticks(range(len(matrix)), [textwrap.shorten(str(name), 16, placeholder="…") for name in classes])
+    (cells,) = chart.data
+    # cells without rows are None on the page and stay blank here, too
+    image = ax.imshow(np.array(cells["z"], float), aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
+    if len(cells["y"]) <= 30:
+        ax.set_yticks(range(len(cells["y"])), [html.unescape(name) for name in cells["y"]])
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(visible=False)
     bar = ax.figure.colorbar(image, ax=ax, label="Training rows")
     bar.outline.set_visible(False)
-    _label_axes(ax, wording.holdings(counts), "Client", "Class")
+    _label_axes(ax, chart.title, "Client", "Class")
     return True
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict, TypeVar
 
+Number = TypeVar("Number", int, float)
 Over = Literal["rounds", "megabytes", "seconds"]  # what users name the axes
 Axis = Literal["version", "bytes", "seconds", "wall"]
 AXES: dict[Axis, tuple[str, str]] = {
@@ -84,9 +85,7 @@ def band_of(curves: Sequence[Sequence[Point]], axis: Axis, points: int = 300) ->
         return None
     # averages need the same seeds at every point: otherwise a curve would jump where a seed ends
     versions = sorted(set.intersection(*(set(seed) for seed in seeds)))
-    if len(versions) > points:
-        versions = [versions[round(i * (len(versions) - 1) / (points - 1))] for i in range(points)]
-    rows = [[seed[version] for seed in seeds] for version in versions]
+    rows = [[seed[version] for seed in seeds] for version in thinned(versions, points)]
     if not rows:  # evaluated at different versions: only the final values can be averaged
         rows = [[seed[max(seed)] for seed in seeds]]
     values = [[point["mean"] for point in row] for row in rows]
@@ -97,6 +96,13 @@ def band_of(curves: Sequence[Sequence[Point]], axis: Axis, points: int = 300) ->
         [max(row) for row in values],
         len(seeds),
     )
+
+
+def thinned(values: list[Number], most: int) -> list[Number]:
+    """Values at equal distances in their order, the first and the last among them, where they are more than `most`."""
+    if len(values) <= most:
+        return values
+    return [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]
 
 
 def bands_of(curves: Mapping[str, Sequence[Sequence[Point]]], axis: Axis) -> dict[str, Band]:

@@ -192,6 +192,13 @@ class History:
         return str(recipe.get("name", "custom")) if isinstance(recipe, dict) else str(recipe or "custom")
 
     @property
+    def components(self) -> Mapping[str, Any]:
+        """The settings of the recipe's components by axis; empty where the run folder has none."""
+        recipe = self.meta.get("recipe")
+        table = recipe.get("table") if isinstance(recipe, dict) else None
+        return table if isinstance(table, dict) else {}
+
+    @property
     def label(self) -> str:
         """The run's name in tables; runs with the same label differ only in their seeds."""
         return str(self.meta.get("label") or self.recipe)
@@ -637,16 +644,10 @@ def quantile(values: Sequence[float], share: float) -> float | None:
         >>> quantile([1.0, 2.0, 4.0], 0.75)
         3.0
     """
-    if not values:
-        return None
-    place = share * (len(values) - 1)
-    below, rest = int(place), place - int(place)
-    return values[below] if not rest else (1 - rest) * values[below] + rest * values[below + 1]
+    last = len(values) - 1
+    return float(np.interp(share * last, range(len(values)), values)) if values else None
 
 
 def spread(values: Sequence[float]) -> float | None:
     """The population standard deviation, or None of an empty sequence."""
-    if not values:
-        return None
-    average = sum(values) / len(values)
-    return float((sum((value - average) ** 2 for value in values) / len(values)) ** 0.5)
+    return float(np.std(values)) if values else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +100,27 @@ def test_a_run_without_evaluations_says_so() -> None:
         History(store).plot()
 
 
+def runs_of_sites(clients: Sequence[str], classes: Sequence[str]) -> list[History]:
+    """The runs, with names of clients and classes."""
+    stores = [history._store for history in runs()]
+    for store in stores:
+        store.clients([{"client": number, "name": name, "counts": [3, 4]} for number, name in enumerate(clients)])
+        store.set_meta(classes=list(classes))
+    return [History(store) for store in stores]
+
+
 def test_names_in_figures_are_no_formulas_and_may_have_letters_that_the_font_lacks(tmp_path: Path) -> None:
     """Before, a dollar sign in a client's name was a traceback, and a pictogram a warning on the terminal."""
-    made = runs()
-    for history in made:
-        names = ("$\\frac$", "\N{HOSPITAL} $x_{$")
-        history._store.clients([{"client": c, "name": name, "counts": [3, 4]} for c, name in enumerate(names)])
-        history._store.set_meta(classes=["$\\foo$", "\N{HOSPITAL}"])
+    made = runs_of_sites(("$\\frac$", "\N{HOSPITAL} $x_{$"), ("$\\foo$", "\N{HOSPITAL}"))
     drawn = figures.draw(Comparison(made), tmp_path)
     assert {"accuracy_over_rounds.png", "clients.png", "partition.png"} <= {path.name for path in drawn}
+
+
+def test_names_in_figures_are_not_escaped_as_those_of_the_page() -> None:
+    """Before, the site "A & B" was "A &amp; B" beside its dots."""
+    made = Comparison(runs_of_sites(("A & B", "C"), ("<5", "more")))
+    dots, cells = pyplot.subplots(1, 2)[1]
+    assert figures._clients(dots, made)
+    assert {"A & B", "C"} <= {label.get_text() for label in dots.get_yticklabels()}
+    assert figures._partition(cells, made)
+    assert [label.get_text() for label in cells.get_yticklabels()] == ["<5", "more"]

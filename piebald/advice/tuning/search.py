@@ -66,19 +66,11 @@ class Tuning:
 
     def plain(self) -> dict[str, Any]:
         """The table, and all trials, as JSON values."""
-        chosen = {
-            label: {name: plain(value) for name, value in trial.settings.items()}
-            for label, trial in self.chosen.items()
-        }
-        tried = [
-            {**trial.row(), "settings": {name: plain(value) for name, value in trial.settings.items()}}
-            for trial in self.trials
-        ]
         return {
             "metric": self.metric,
-            "chosen": chosen,
+            "chosen": {label: plain(trial.settings) for label, trial in self.chosen.items()},
             "summary": self.table(),
-            "trials": tried,
+            "trials": [{**trial.row(), "settings": plain(trial.settings)} for trial in self.trials],
             "privacy": [dict(budget) for budget in self.privacy],
         }
 

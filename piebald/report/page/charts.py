@@ -12,7 +12,7 @@ from typing import Any
 
 from piebald.report import findings
 from piebald.report.comparison import Comparison
-from piebald.report.learning_curves import AXES, Axis, Band
+from piebald.report.learning_curves import AXES, Axis, Band, thinned
 from piebald.report.page import wording
 from piebald.report.page.markup import GROUPS_LIGHT, Chart, line_style
 from piebald.report.page.wording import MetricFormat
@@ -175,7 +175,7 @@ def gains(comparison: Comparison, base: str) -> Chart | None:
             continue
         colour, dash = series(comparison.labels, label)
         # percentages as points: plotly has no format for a signed difference of percentages
-        thin = [100 * value if shown.percent else value for value in _thin(differences, 300)]
+        thin = [100 * value if shown.percent else value for value in thinned(differences, 300)]
         shares = [place / max(1, len(thin) - 1) for place in range(len(thin))]
         hover = "%{y:+.1f}" if shown.percent else "%{y:+.3~g}"
         line = line_trace(html.escape(label, quote=False), shares, thin, colour, dash)
@@ -271,9 +271,3 @@ def heat_map(z: list[list[Any]], x: list[str], y: list[str], most: float, unit: 
         "colorbar": bar | {"title": {"text": unit, "side": "right", "font": soft}},
         "hovertemplate": f"{hover}<extra></extra>",
     }
-
-
-def _thin(values: list[float], most: int) -> list[float]:
-    if len(values) <= most:
-        return values
-    return [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]

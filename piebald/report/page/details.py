@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -89,8 +88,8 @@ def _plain(value: Any) -> str:
 
 
 def _recipes(comparison: Comparison) -> str:
-    tables = {label: _table(runs[0]) for label, runs in comparison.by_label.items()}
-    axes = list(dict.fromkeys(axis for table in tables.values() for axis in table))
+    tables = {label: runs[0].components for label, runs in comparison.by_label.items()}
+    axes = [axis for axis in Recipe.axes if any(axis in table for table in tables.values())]
     if not axes:
         return ""
     rows = [
@@ -103,12 +102,6 @@ def _recipes(comparison: Comparison) -> str:
         "are the same for all labels."
     )
     return markup.table(caption, ["Component", *tables], rows, kind="text", marks=marks)
-
-
-def _table(history: History) -> Mapping[str, Any]:
-    recipe = history.meta.get("recipe")
-    table = recipe.get("table") if isinstance(recipe, dict) else None
-    return {axis: table[axis] for axis in Recipe.axes if axis in table} if isinstance(table, dict) else {}
 
 
 def _without_defaults(axis: str, value: Any) -> Any:

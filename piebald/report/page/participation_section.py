@@ -82,7 +82,7 @@ def shares(history: History) -> tuple[list[float], dict[int, list[float]]]:
     Where the server optimizer keeps the last model of every client, all of them count at every step, else only those
     that arrived.
     """
-    keeps = (_table(history).get("server_optimizer") or {}).get("kind") == "cached_average"
+    keeps = (history.components.get("server_optimizer") or {}).get("kind") == "cached_average"
     clock = bool(history.final["seconds"])
     times = {row["version"]: row["time"] or 0.0 if clock else row["version"] for row in history.rounds}
     rows = defaultdict(list)
@@ -105,14 +105,9 @@ def shares(history: History) -> tuple[list[float], dict[int, list[float]]]:
 
 def _moves(history: History) -> bool:
     """Return whether shares change over steps for another reason than the choice of clients."""
-    table = _table(history)
+    table = history.components
     reweighted = (table.get("aggregation") or {}).get("kind") in ("dvw", "staleness_weighted")
     return reweighted or (table.get("scheduling") or {}).get("kind", "synchronous") != "synchronous"
-
-
-def _table(history: History) -> dict[str, Any]:
-    recipe = history.meta.get("recipe")
-    return recipe.get("table") or {} if isinstance(recipe, dict) else {}
 
 
 def _stale(history: History) -> bool:
