@@ -49,6 +49,10 @@ def visit(browser, address):
         page.on("pageerror", lambda error: messages.append(str(error)))
         page.on("request", lambda request: requests.append(request.url))
         page.goto(address)
+        assert page.evaluate("document.documentElement.scrollHeight") <= (
+            3000 if width > 1000 else 6000
+        )  # the rest folds
+        page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
         for plot in page.locator(".plot").all():
             plot.locator(".main-svg").first.wait_for()
         return page, messages, requests

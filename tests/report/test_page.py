@@ -16,6 +16,7 @@ from piebald.core.errors import RunFolderError
 from piebald.report import write_report
 from piebald.report.comparison import Comparison
 from piebald.report.page import charts, markup
+from piebald.report.page.client_section import wilson
 from piebald.report.page.report_page import render
 from piebald.report.tables import History
 
@@ -248,6 +249,9 @@ def test_clients_that_never_trained_are_marked_and_left_out_with_both_numbers_sh
     text = words(page)
     dots = next(chart for chart in drawn(page) if chart["id"] == "plot-clients")["data"]
     assert [trace["marker"]["symbol"].count("circle-open") for trace in dots] == [2, 2]
+    for trace in dots:  # a score's own interval, within 0 and 1
+        bars = zip(trace["x"], trace["error_x"]["arrayminus"], trace["error_x"]["array"], strict=True)
+        assert all(-1e-9 <= x - below < x + above <= 1 + 1e-9 for x, below, above in bars)
     assert text.count("\N{DAGGER} ") >= 4  # two clients with each of two methods
     assert "\N{DAGGER} never trained with this method." in text
     for row in Comparison([History(store) for store in stores]).summary():
@@ -297,3 +301,12 @@ def test_importing_the_store_loads_no_plotting_package():
     root = str(charts.__file__).rsplit("piebald", 1)[0]
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_the_interval_of_a_clients_score_is_wilsons() -> None:
+    """Beside statsmodels; none of one row reaches a half, and all of them has no lower end at 1."""
+    proportion = pytest.importorskip("statsmodels.stats.proportion")
+    for right, rows in ((0, 1), (7, 31), (31, 31)):
+        assert wilson(right / rows, rows) == pytest.approx(
+            proportion.proportion_confint(right, rows, method="wilson"), abs=1e-6
+        )

@@ -52,7 +52,7 @@ def curve(comparison: Comparison, axis: Axis) -> Chart | None:
         f"Mean {shown.name} over clients.{spread}{level}",
         data,
         {
-            "height": 420 if axis == "version" else 340,
+            "height": 340,
             "hovermode": "x unified",
             "xaxis": {"title": {"text": name}, "rangemode": "tozero"},
             "yaxis": shown.axis,

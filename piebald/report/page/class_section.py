@@ -25,7 +25,7 @@ def details(comparison: Comparison) -> str:
     names = [str(name) for name in comparison.runs[0].meta.get("classes") or ()]
     split = next(run.split for run in comparison.runs if run.class_counts)
     single = [_clients(label, matrices, names, split) for label, matrices in list(counts.items())[:LABELS]]
-    return _together(counts, names, split, _seeds(comparison)) + "".join(single)
+    return _together(counts, names, split, _seeds(comparison), "".join(single))
 
 
 def by_client(comparison: Comparison, label: str) -> dict[str, Counts]:
@@ -43,8 +43,8 @@ def _seeds(comparison: Comparison) -> str:
     return f", summed over {seeds} seeds" if seeds > 1 else ""
 
 
-def _together(counts: dict[str, dict[str, Counts]], names: list[str], split: str, seeds: str) -> str:
-    """A row for each class, a column for each label: right answers of all clients' rows."""
+def _together(counts: dict[str, dict[str, Counts]], names: list[str], split: str, seeds: str, below: str) -> str:
+    """A row for each class, a column for each label: right answers of all clients' rows; `below` is of single ones."""
     tables = {
         label: {row["class"]: row for row in class_rows(np.sum([*matrices.values()], axis=0), names)}
         for label, matrices in counts.items()
@@ -61,7 +61,7 @@ def _together(counts: dict[str, dict[str, Counts]], names: list[str], split: str
         "class that they are most often taken for, and how many of them are."
     )
     table = markup.table(caption, ["Class", "Rows", *counts], body, kind="sortable")
-    return markup.folded(f"Right and wrong answers by class ({len(present):,} classes)", table)
+    return markup.folded(f"Right and wrong answers by class ({len(present):,} classes)", table + below)
 
 
 def _share(row: ClassRow | None) -> Cell:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 from piebald.report.client_gaps import client_gaps, headline, noise
 from piebald.report.comparison import Comparison
@@ -10,11 +12,13 @@ from piebald.report.page import markup
 from piebald.report.page.charts import series, short
 from piebald.report.page.markup import Cell, Chart
 from piebald.report.page.wording import NONE, MetricFormat
+from piebald.report.row_noise import COUNTED
 from piebald.report.tables import mean
 
 FEW = 12  # clients whose scores are dots beside their names
 LISTED = 400  # clients in the table
 NEVER = "\N{DAGGER}"  # marks a client that never trained
+BARS = " Bars are each score's own 95% interval over other test rows; two methods are compared on the same rows."
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,13 @@ def _gain(row: Row, base: str, sign: int, shown: MetricFormat) -> Cell:
     return markup.sorted_by(markup.small(shown.difference(gained), best), gained)
 
 
+def wilson(share: float, rows: int) -> tuple[float, float]:
+    """Return the 95% score interval of a share of rows (Wilson 1927)."""
+    z2 = 1.959964**2 / rows
+    half = math.sqrt(z2 * (share * (1 - share) + z2 / 4))
+    return (share + z2 / 2 - half) / (1 + z2), (share + z2 / 2 + half) / (1 + z2)
+
+
 def dots(comparison: Comparison) -> Chart | None:
     """The final metric of a few clients as dots beside their names, a colour for each label; None for many clients."""
     shown, clients = MetricFormat(comparison.metric), rows(comparison)
@@ -129,7 +140,8 @@ def dots(comparison: Comparison) -> Chart | None:
         return None
     clients.sort(key=lambda row: mean(list(row.values.values())) or 0.0, reverse=not comparison.higher_is_better)
     ranked = comparison.ranking()
-    data = []
+    counted = shown.name == COUNTED and all(row.test for row in clients)
+    data: list[dict[str, Any]] = []
     for place, label in enumerate(ranked):
         scored = [(position, row) for position, row in enumerate(clients) if label in row.values]
         # labels of a client are spread over half of its row
@@ -151,6 +163,13 @@ def dots(comparison: Comparison) -> Chart | None:
                 "hovertemplate": f"%{{text}}: %{{x:{shown.plotly}}}",
             }
         )
+        if counted:
+            ends = [wilson(row.values[label], row.test or 1) for _, row in scored]
+            data[-1]["error_x"] = {
+                "array": [high - x for x, (_, high) in zip(data[-1]["x"], ends, strict=True)],
+                "arrayminus": [x - low for x, (low, _) in zip(data[-1]["x"], ends, strict=True)],
+                "symmetric": False, "thickness": 1, "width": 0, "color": f"{series(comparison.labels, label)[0]}/0.55",
+            }  # fmt: skip
     seeds = max(len(runs) for runs in comparison.by_label.values())
     over = f", the mean over {seeds} seeds" if seeds > 1 else ""
     never = " Open dots are clients that never trained." if any(row.never for row in clients) else ""
@@ -158,7 +177,7 @@ def dots(comparison: Comparison) -> Chart | None:
     return Chart(
         "plot-clients",
         headline(comparison, gaps),
-        f"Final {shown.name} of each client{over}.{never}{noise(gaps)}",
+        f"Final {shown.name} of each client{over}.{never}{BARS if counted else ''}{noise(gaps)}",
         data,
         {
             "height": 90 + (22 + 11 * len(ranked)) * len(clients),

@@ -197,9 +197,10 @@ def notice(sentence: str) -> str:
     return f'<p class="notice" role="note">{text(sentence)}</p>'
 
 
-def folded(summary: str, content: str) -> str:
-    """Return content in HTML below a line that unfolds it."""
-    return f"<details><summary>{text(summary)}</summary>{content}</details>"
+def folded(summary: str, content: str, kind: str = "") -> str:
+    """Return content in HTML below a line that unfolds it; the kind "part" is for whole sections."""
+    kind = f' class="{kind}"' if kind else ""
+    return f"<details{kind}><summary>{text(summary)}</summary>{content}</details>"
 
 
 def section(ident: str, heading: str, note: str, *content: str) -> str:

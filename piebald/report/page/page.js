@@ -104,6 +104,15 @@
     return;
   }
   draw();
+  // a chart below a closed line has no width; paper has all of them
+  for (const part of document.querySelectorAll("details")) {
+    part.addEventListener("toggle", () => part.querySelectorAll(".plot").forEach((plot) => Plotly.Plots.resize(plot)));
+  }
+  addEventListener("beforeprint", () => document.querySelectorAll("details.part").forEach((part) => { part.open = true; }));
+  addEventListener("hashchange", () => {
+    const part = document.getElementById(location.hash.slice(1))?.closest("details");
+    if (part) part.open = true;
+  });
   const keys = [...document.querySelectorAll(".keys button")];
   for (const key of keys) {
     key.addEventListener("click", () => {

@@ -26,6 +26,18 @@ from piebald.report.page.markup import Cell, Chart
 from piebald.report.page.wording import NONE, MetricFormat
 
 _CLOCKS: dict[Axis, str] = {"seconds": "Run's clock", "wall": "Real time"}
+_BY = {"plot-version": "round", "plot-bytes": "traffic", "plot-seconds": "time", "plot-wall": "time",
+       "plot-spent": "privacy budget"}  # fmt: skip
+# Sections that explain the answer on the first screen, below a line that unfolds them.
+FOLDED = {
+    "clusters": "Clusters of clients",
+    "gains": "Clients that gain and clients that lose",
+    "participation": "Participation of clients",
+    "cost": "Cost until a target",
+    "partition": "Rows and classes of clients",
+    "preparation": "Preparation of columns",
+    "settings": "Settings of the runs",
+}
 
 
 def render(comparison: Comparison, target: float | None = None) -> str:
@@ -44,6 +56,10 @@ def render(comparison: Comparison, target: float | None = None) -> str:
         ("partition", "Partition", _partition(comparison, drawn)),
         ("preparation", "Preparation", preparation_section.section(comparison)),
         ("settings", "Settings", settings(comparison)),
+    ]
+    sections = [
+        (ident, label, markup.folded(FOLDED[ident], content, "part") if content and ident in FOLDED else content)
+        for ident, label, content in sections
     ]
     title = f"Piebald: {comparison.title()}"
     return document("report", title, _top(comparison), sections, _footer(comparison), charts=drawn)
@@ -145,8 +161,12 @@ def _progress(comparison: Comparison, drawn: list[Chart]) -> str:
     if not present:
         return ""
     drawn += present
+    first, *rest = present
     note = "" if len(comparison.labels) == 1 else "Each label has a line, in the same colour everywhere on this page."
-    body = markup.charts(markup.figure(chart) for chart in present)
+    body = markup.charts([markup.figure(first)])
+    if rest:
+        costs = markup.charts(markup.figure(chart) for chart in rest)
+        body += markup.folded(f"The same by {', '.join(_BY[chart.id] for chart in rest)}", costs)
     return markup.section(
         "progress", findings.progress(comparison), note, markup.keys(comparison.labels, comparison.ranking()), body
     )
