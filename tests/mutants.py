@@ -126,7 +126,6 @@ REASONS = {  # by the names of mutants that survive and may: most are the same p
     "compression._from_gaps:swap:2": "a body that is too short has too few ones, which is refused two lines later",
     "candidates.ClientCandidates.__init__:max(self.shared - 1, 0)": "where nothing is shared there is one model, "
     "and the last is the first",
-    "crossed_effects.CrossedEffects.p:clamp:0": "twice the tail of a distribution is at most one",
     "party.Party.share:bound:0": "labels are 1 and -1",
     "seal.SealContext.encode_blocks:bound:0": "both ways make the same plaintexts",
     "bfv.BfvBackend.announced:swap:0": "a limit with room to spare: one key for rotations has a prime less",

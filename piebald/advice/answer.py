@@ -205,8 +205,10 @@ class Advice:
             if client.shrunk is not None:
                 group = {1: "Gain", -1: "Lose", 0: "Open"}[client.sign]
                 groups[group].append(f"{short(client.client)} {self._points(client.shrunk, True, '')}")
-        known = any(client.low is not None for client in self.clients)
-        nobody = "nobody beyond chance" if known else f"chance moves the {self.metric} of one client unknown amounts"
+        has_intervals = any(client.low is not None for client in self.clients)
+        nobody = (
+            "nobody beyond chance" if has_intervals else f"chance moves the {self.metric} of one client unknown amounts"
+        )
         texts = {
             # of a line of 70 columns, the unit takes eight, and a break between words some of the next one
             name: fitting(items, 54 * _LINES.get(name, 2) + 8) + unit if items else nobody
@@ -262,13 +264,15 @@ class Advice:
         """Return how many more rows or clients would find a difference that matters four times in five."""
         evidence = self.evidence
         near = nearness(self.metric, self.verdict.best)
-        wanted = next((size for size in (3 * near, near) if evidence.error and evidence.error * FOUND > size), None)
-        if evidence.error is None or wanted is None:
+        size_to_settle = next(
+            (size for size in (3 * near, near) if evidence.error and evidence.error * FOUND > size), None
+        )
+        if evidence.error is None or size_to_settle is None:
             return ""
         rows = sum(client.rows or 0 for client in self.clients) if evidence.noise == "rows" else len(self.clients)
-        missing = rows * ((FOUND * evidence.error / wanted) ** 2 - 1)
-        what = f"{evidence.rows} rows" if evidence.noise == "rows" else "clients"
-        return f"{round_up(missing):,} more {what} would settle {self._points(wanted)}" if rows else ""
+        missing = rows * ((FOUND * evidence.error / size_to_settle) ** 2 - 1)
+        unit = f"{evidence.rows} rows" if evidence.noise == "rows" else "clients"
+        return f"{round_up(missing):,} more {unit} would settle {self._points(size_to_settle)}" if rows else ""
 
     # --------------------------------------------------------------------------------------------------- the details
 

@@ -132,9 +132,9 @@ class Race:
             self._train_late()
             self._repeat(len(self.seeds))
         trained = [runner for runner in self.runners if runner.scores]
-        known = {runner.label for runner in trained}
+        tried = {runner.label for runner in trained}
         left_out = {
-            runner.label: runner.why or "the budget was used up" for runner in self.runners if runner.label not in known
+            runner.label: runner.why or "the budget was used up" for runner in self.runners if runner.label not in tried
         }
         return trained, left_out, self.spent
 
@@ -145,9 +145,9 @@ class Race:
         rungs = self.runs.rungs
         measures = self._measures(numbers)
         for place, rung in enumerate(rungs):
-            left = len(rungs) - 1 - place
+            later = len(rungs) - 1 - place
             # without other seeds, nothing is kept back for them
-            limit = self.budget.part(SHARES[-1 - left] if len(self.seeds) > 1 else SHARES[-1 - left] / SHARES[-1])
+            limit = self.budget.part(SHARES[-1 - later] if len(self.seeds) > 1 else SHARES[-1 - later] / SHARES[-1])
             for number in numbers:
                 if number not in measures and not self._affords(limit, rung - self.runners[number].reached):
                     self._drop(number, "the budget was used up")
@@ -155,8 +155,8 @@ class Race:
                     self._train(number, self.seeds[0], rung)
             numbers = self._best_first(number for number in numbers if self.runners[number].reached == rung)
             measures = self._measures(numbers)
-            if left:
-                kept = [*dict.fromkeys([*numbers[: KEPT[-left]], *measures])]
+            if later:
+                kept = [*dict.fromkeys([*numbers[: KEPT[-later]], *measures])]
                 for number in numbers:
                     if number not in kept:
                         lag, _ = lag_behind(self.runners[numbers[0]], self.runners[number], self.runs.higher_is_better)
@@ -167,8 +167,8 @@ class Race:
         """Repeat the best and Local with other seeds, each once before any twice, until all have so many."""
         while self._affords(self.budget, self.runs.rungs[-1]):
             order = self._best_first(n for n, runner in enumerate(self.runners) if runner.state == "finished")
-            wanted = dict.fromkeys([*order[:REPEATED], *self._alone(order)[:1]])
-            counts = {number: len(self.runners[number].folders) for number in wanted}
+            candidates = dict.fromkeys([*order[:REPEATED], *self._alone(order)[:1]])
+            counts = {number: len(self.runners[number].folders) for number in candidates}
             needed = min(most, len(self.seeds))
             waiting = [n for n, count in counts.items() if count < needed and n not in self._not_repeated]
             if not waiting:
@@ -295,8 +295,8 @@ def methods_of(runners: Sequence[Runner], higher_is_better: bool) -> list[Runner
     for runner in sorted(runners, key=lambda runner: runner.entrant.rank):
         by_label.setdefault(runner.label, []).append(runner)
     return [
-        replace(max(own, key=lambda x: (x.reached, len(x.folders) > 1, sign * x.mean)), tried=len(own))
-        for own in by_label.values()
+        replace(max(same_method, key=lambda x: (x.reached, len(x.folders) > 1, sign * x.mean)), tried=len(same_method))
+        for same_method in by_label.values()
     ]
 
 

@@ -64,11 +64,11 @@ def glm(
     """Fit a generalised linear model to the rows of all clients, as if they were pooled."""
     from piebald.statistics.linear_models import GlmOptions, fit_glm
 
-    wanted: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "target": target, "family": family, "offset": offset, "weights": weights, "robust": robust, "cluster": cluster,
         "random_intercept": random_intercept, "reml": not max_likelihood,
     }  # fmt: skip
-    print_model(options, _fitted(options, file, fit_glm, GlmOptions, wanted, options.column), _about_glm)
+    print_model(options, _fitted(options, file, fit_glm, GlmOptions, settings, options.column), _about_glm)
 
 
 @command(*ROWS, "sets", "runtime", "as_json")
@@ -95,11 +95,11 @@ def cox(
     """Fit Cox's proportional-hazards model to the rows of all clients, stratified by client."""
     from piebald.statistics.survival import CoxOptions, fit_cox
 
-    wanted: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "time": time, "event": event, "offset": offset, "stratified": not pooled, "ties": ties, "robust": robust,
         "cluster": cluster, "transform": transform, "entry": entry, "weights": weights,
     }  # fmt: skip
-    print_model(options, _fitted(options, file, fit_cox, CoxOptions, wanted, options.column), _about_cox)
+    print_model(options, _fitted(options, file, fit_cox, CoxOptions, settings, options.column), _about_cox)
 
 
 @command(*(name for name in ROWS if name != "column"), "sets", "runtime", "as_json")
@@ -119,12 +119,12 @@ def survival(
     """Estimate Kaplan-Meier curves of all clients' rows, and test by log-rank whether groups differ."""
     from piebald.statistics.survival import SurvivalOptions, fit_survival
 
-    wanted: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "time": time, "event": event, "group": group, "times": None if times is None else _times(times),
         "stratified": stratified,
     }  # fmt: skip
     names = [time, event] + ([] if group is None else [group])
-    model = _fitted(options, file, fit_survival, SurvivalOptions, wanted, names)
+    model = _fitted(options, file, fit_survival, SurvivalOptions, settings, names)
     for name, curve in ({} if options.as_json else model.curves).items():
         print(name)
         columns = (curve.times, curve.at_risk, curve.events, curve.survival, curve.errors, *curve.interval.T)

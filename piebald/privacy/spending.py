@@ -77,7 +77,7 @@ class Spending:
         return self._spent[rounds]
 
     def _after(self, rounds: int) -> list[dict[str, Any]]:
-        told = []
+        entries = []
         for budget in self._once:
             epsilon, delta = self._epsilon(budget, rounds), budget.delta
             for run in self._before:
@@ -85,8 +85,8 @@ class Spending:
                 known = earlier is not None and earlier["epsilon_pld"] is not None
                 epsilon += float(earlier["epsilon_pld"]) if known and earlier is not None else math.inf
                 delta += float(earlier["delta"]) if earlier is not None else 0.0
-            told.append({"unit": budget.unit, "epsilon": epsilon if epsilon < math.inf else None, "delta": delta})
-        return told
+            entries.append({"unit": budget.unit, "epsilon": epsilon if epsilon < math.inf else None, "delta": delta})
+        return entries
 
     def is_told(self, rounds: int) -> bool:
         """Return whether what was spent is recorded after so many rounds."""
@@ -127,11 +127,11 @@ class Spending:
                 f"epsilon = {epsilon:g} of stop has no effect, as {self._recipe.name} adds no noise: choose recipe "
                 "'dp_sgd' or add transform 'gaussian', or leave epsilon out"
             )
-        for budget, told in zip(self._once, self.after(1), strict=True):
-            if told["epsilon"] is None:
+        for budget, entry in zip(self._once, self.after(1), strict=True):
+            if entry["epsilon"] is None:
                 raise SettingError(f"epsilon of stop needs a budget that is known.  {budget.meaning}")
         if self.exceeds(1, epsilon):
-            most = max(told["epsilon"] for told in self.after(1))
+            most = max(entry["epsilon"] for entry in self.after(1))
             raise SettingError(
                 f"one round would spend an epsilon of {most:.4g}, more than epsilon = {epsilon:g} of stop: add more "
                 "noise, or allow more"
@@ -139,7 +139,7 @@ class Spending:
 
     def exceeds(self, rounds: int, epsilon: float) -> bool:
         """Return whether so many rounds would spend more than epsilon, or nobody knows what they would spend."""
-        return any(told["epsilon"] is None or told["epsilon"] > epsilon for told in self.after(rounds))
+        return any(entry["epsilon"] is None or entry["epsilon"] > epsilon for entry in self.after(rounds))
 
     def _epsilon(self, first: PrivacyBudget, rounds: int) -> float:
         """Epsilon after so many rounds, given the budget of one."""
@@ -180,9 +180,9 @@ def epsilon_after(
         composed[noise, share] = count, total = 1, single
         composed[noise, -share] = 1, single
     if count < releases:
-        more = composed[noise, -share][1]
-        more = more if releases - count == 1 else more.self_compose(releases - count)
-        total = total.compose(more)
+        releases_so_far = composed[noise, -share][1]
+        releases_so_far = releases_so_far if releases - count == 1 else releases_so_far.self_compose(releases - count)
+        total = total.compose(releases_so_far)
         composed[noise, share] = releases, total
     return float(total.get_epsilon_for_delta(delta))
 
@@ -196,7 +196,7 @@ def task_mechanism(work: ClientWork, size: int) -> tuple[float, float, int] | No
     if privacy is not None and privacy.noise and isinstance(trainer, Sgd):
         return privacy.noise, min(1.0, trainer.step_rows / max(size, 1)), trainer.max_steps(size)
     for transform in work.transforms:
-        own = not transform.overrides(Gaussian.on_client) if isinstance(transform, Gaussian) else False
-        if isinstance(transform, Gaussian) and transform.where == "client" and transform.multiplier and own:
+        is_plain = not transform.overrides(Gaussian.on_client) if isinstance(transform, Gaussian) else False
+        if isinstance(transform, Gaussian) and transform.where == "client" and transform.multiplier and is_plain:
             return transform.multiplier / 2, 1.0, 1
     return None

@@ -134,8 +134,8 @@ class History:
         Of all runs that it goes on from together; an epsilon of None promises nothing.  Of later rounds than the
         hundredth not each has rows.  Empty without noise.
         """
-        told = [row for row in self.notes if (row["axis"], row["name"]) == ("privacy", "spent")]
-        return [{"version": row["version"], **budget} for row in told for budget in row["value"]]
+        spent = [row for row in self.notes if (row["axis"], row["name"]) == ("privacy", "spent")]
+        return [{"version": row["version"], **budget} for row in spent for budget in row["value"]]
 
     @cached_property
     def results(self) -> list[dict[str, Any]]:
@@ -406,8 +406,8 @@ class History:
             last = self.curve_of("accuracy")
             return last[-1]["mean"] if last else None
         value = self.score.value
-        other = self.metric == "loss" or (self.metric in METRICS and self.metric not in SHARES)
-        if other or not self.higher_is_better or (value is not None and not 0 <= value <= 1):
+        is_unbounded = self.metric == "loss" or (self.metric in METRICS and self.metric not in SHARES)
+        if is_unbounded or not self.higher_is_better or (value is not None and not 0 <= value <= 1):
             raise SettingError(f"this run measures {self.metric}, which is no accuracy: use score, {self.score}")
         return value
 
@@ -470,12 +470,12 @@ class History:
         `name` says who, `kind` what ("train", or that of a query), `reason` why, and `rounds` in which ones, which for
         queries are the numbers of server steps made before.
         """
-        told = self._store.query(
+        failures = self._store.query(
             "SELECT version, client, kind, reason FROM result WHERE status IN ('lost', 'refused') AND kind = 'train'"
         )
-        told += self._store.rows("failure")
+        failures += self._store.rows("failure")
         rounds: dict[tuple[int, str, str], list[int]] = {}
-        for row in told:
+        for row in failures:
             rounds.setdefault((row["client"], row["kind"], row["reason"] or ""), []).append(row["version"])
         return [
             {
@@ -503,9 +503,9 @@ class History:
         split = "train" if kind == "train" else self.split
         for row in self.failures:
             if row["kind"] == kind:
-                told = f"{row['reason']} (round {row['rounds'][-1]})"
-                own = f"its {split} rows" in row["reason"]  # where other rows of the client have no score, either
-                last[row["name"]] = max(last.get(row["name"], (-1, False, "")), (row["rounds"][-1], own, told))
+                reason = f"{row['reason']} (round {row['rounds'][-1]})"
+                of_split = f"its {split} rows" in row["reason"]  # where other rows of the client have no score, either
+                last[row["name"]] = max(last.get(row["name"], (-1, False, "")), (row["rounds"][-1], of_split, reason))
         without = {self.names[row["client"]] for row in self.clients if row[split] == 0}
         none = "no training rows" if kind == "train" else f"no {split} rows"
         return {name: none if name in without else last.get(name, (0, False, ""))[2] for name in names}

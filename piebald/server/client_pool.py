@@ -75,28 +75,28 @@ class ClientRecords:
         selection", algorithm 1, with mean losses in place of the roots of mean squares, and the median as pace).
         """
         rng = generator("choose", *words)
-        known = [client for client in clients if client in self._last]
+        scored = [client for client in clients if client in self._last]
         fresh = [client for client in clients if client not in self._last]
         explored = min(len(fresh), round(count * max(_LEAST, _EXPLORE * _DECAY**version)))
-        explored = max(explored, min(len(fresh), count - len(known)))
+        explored = max(explored, min(len(fresh), count - len(scored)))
         chosen = rng.choice(fresh, explored, replace=False).tolist() if explored else []
         count -= explored
-        if not count or not known:
+        if not count or not scored:
             return sorted(chosen)
-        loss, rows, seconds, asked = np.array([self._last[client] for client in known], dtype=np.float64).T
+        loss, rows, seconds, asked = np.array([self._last[client] for client in scored], dtype=np.float64).T
         utility = loss * rows
         utility = utility + utility.max() * np.sqrt(0.1 * math.log(version + 1) / np.maximum(asked, 1))
         pace = np.median(seconds)
         utility = utility * np.where(seconds > pace, (pace / np.maximum(seconds, 1e-12)) ** _ALPHA, 1.0)
-        cutoff = _CUTOFF * np.sort(utility)[-min(count, len(known))]
+        cutoff = _CUTOFF * np.sort(utility)[-min(count, len(scored))]
         good = [place for place, value in enumerate(utility.tolist()) if value >= cutoff]
-        return sorted([*chosen, *self._drawn([known[place] for place in good], utility[good].tolist(), count, rng)])
+        return sorted([*chosen, *self._drawn([scored[place] for place in good], utility[good].tolist(), count, rng)])
 
     def _sizes(self, clients: Sequence[int]) -> list[float]:
         """Return the rows of clients; the mean of the others where a client's are not known."""
         rows = [self._last[client][1] if client in self._last else self._rows(client) for client in clients]
-        known = [size for size in rows if size is not None]
-        mean = sum(known) / len(known) if known else 1.0
+        sizes = [size for size in rows if size is not None]
+        mean = sum(sizes) / len(sizes) if sizes else 1.0
         return [mean if size is None else float(size) for size in rows]
 
     @staticmethod

@@ -250,12 +250,12 @@ def masked(vector: Ints, private: Sequence[bytes], client: int) -> np.ndarray[tu
     public = [masks.public_key(key) for key in private]
     words = b"".join(public)  # so that a seed belongs to this sum alone
     seeds = {
-        other: masks.agree(private[client], public[other], "statistics", words)
-        for other in range(len(private))
-        if other != client
+        second: masks.agree(private[client], public[second], "statistics", words)
+        for second in range(len(private))
+        if second != client
     }
     hidden = np.ascontiguousarray(vector, dtype=np.int64).view(np.uint64).copy()
-    plus = [seed for other, seed in seeds.items() if other > client]
-    minus = [seed for other, seed in seeds.items() if other < client]
+    plus = [seed for second, seed in seeds.items() if second > client]
+    minus = [seed for second, seed in seeds.items() if second < client]
     masks.add_masks(hidden, plus, minus)
     return hidden

@@ -98,7 +98,7 @@ def test_values_of_all_rows_at_once_are_those_of_each_client(name: str, clients:
     sizes = [3, 0, 1, 40, 8]
     shape, classes = next((found for start, found in SHAPES.items() if name.startswith(start)), ((5,), 5))
     outputs = torch.randn(sum(sizes), *shape, generator=draw) * 3
-    if name in ("regression", "l1", "huber", "absolute_error", "squared_error"):
+    if name in ("regression", "l1", "huber", "absolute_error", "mae", "squared_error"):
         targets = torch.randn(outputs.shape, generator=draw)
     elif classes is None:
         targets = torch.randint(2, outputs.shape, generator=draw).float()

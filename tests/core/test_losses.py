@@ -210,7 +210,6 @@ def test_survival_trains_where_rows_are_compared_and_is_refused_where_each_must_
         ({"name": "classification", "class_weights": [1, -1]}, CLASSES, "must be a list of numbers of at least 0"),
         ({"label_smoothing": 0.1}, CLASSES, "must be a table with a name"),
         ("survival", CLASSES, "survival needs targets of a time and an event"),
-        ("survival", (CLASSES.float(), CLASSES), "survival: targets must be events of 0 or 1"),
         ("language_modelling", CLASSES, r"language_modelling needs targets \[batch, length\]"),
         (None, {"time": CLASSES, "event": CLASSES}, "need a loss: name one, such as 'survival'"),
     ],

@@ -283,8 +283,9 @@ def test_steps_of_another_kind_are_no_plain_steps() -> None:
 # what is compared by name though it is no component of ours, by file
 NAMED = {
     "answer.py": {"interval"},  # how a difference was measured
+    "evidence.py": {"interval"},
     "client_tables.py": {"Image", "DataFrame"},  # classes of packages that are not imported for a look
-    "lora.py": {"Conv1D"},
+    "pretrained.py": {"Conv1D"},
     "prediction.py": {"classes", "labels", "places", "values"},  # what outputs are, of which there are no others
     "table_files.py": {"OTU"},  # types of NumPy
     "verdict.py": {"interval"},

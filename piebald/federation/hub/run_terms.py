@@ -201,13 +201,13 @@ class RunTerms(BaseModel):
         shape = pytree.formed(self.shape) if self.lacks else None
         module = GivenModels.of(settings.model_for(clients, shape), clients.names, self.seed).modules[0]
         layout, outputs = Layout.of(module, self.private), tuple(self.outputs)
-        others = {slot.name for slot in layout.slots} - {name for name, _ in self.layout} if self.lacks else set()
-        tensors = [(slot.name, list(slot.shape)) for slot in layout.without(others).slots]
+        lacking = {slot.name for slot in layout.slots} - {name for name, _ in self.layout} if self.lacks else set()
+        tensors = [(slot.name, list(slot.shape)) for slot in layout.without(lacking).slots]
         if not tensors or tensors != self.layout:
             raise SettingError("the model that this site builds has other tensors than the server's")
         self.check_frozen(module)
-        if others:
-            return part_without(module, layout, outputs, others, frozenset(self.lacks))
+        if lacking:
+            return part_without(module, layout, outputs, lacking, frozenset(self.lacks))
         return ClientModel(module, layout, layout.flatten(module), outputs)
 
     def _training_of(self, name: str) -> dict[str, Any]:
@@ -215,13 +215,13 @@ class RunTerms(BaseModel):
         training = dict(self.training)
         tables = training.pop("clients", None)
         tables = tables if isinstance(tables, Mapping) else {}
-        known = ClientSettings.model_fields.keys()
-        if not all(isinstance(table, Mapping) and table.keys() <= known for table in tables.values()):
+        names = ClientSettings.model_fields.keys()
+        if not all(isinstance(table, Mapping) and table.keys() <= names for table in tables.values()):
             raise SettingError(f"the run's terms cannot be read: they have no settings for {name!r}")
-        own = settings_of(tables, name)
-        if own.get("epochs", 0) is None:
-            del own["epochs"]
-        return {name: value for name, value in {**training, **own}.items() if value is not None}
+        settings = settings_of(tables, name)
+        if settings.get("epochs", 0) is None:
+            del settings["epochs"]
+        return {name: value for name, value in {**training, **settings}.items() if value is not None}
 
     def use_plugins(self, author: Resolver) -> None:
         """Import the plugins that the work of a site needs, which its policy must allow.
@@ -298,8 +298,8 @@ def terms(
     """Serialize the terms of a run."""
     functions, owns = [work.objective.loss, *work.objective.metrics.values()], work.own_models
     # other parts of the run's model are made from it by the trainer
-    other_models = [] if owns is None else [own for own in owns.models if own.held is None or own.lacks]
-    parts = [work.trainer, work.transforms, work.model, *(own.model for own in other_models)]
+    other_models = [] if owns is None else [other for other in owns.models if other.held is None or other.lacks]
+    parts = [work.trainer, work.transforms, work.model, *(other.model for other in other_models)]
     run_terms = RunTerms(
         piebald=__version__,
         plugins=[tuple(module) for module in plugins.needed_by([*parts, functions])],
@@ -311,8 +311,8 @@ def terms(
         **dict(OwnTerms.of(work.model, work.layout, work.initial)),
         own_models=[
             # a part is of the run's model, whose frozen weights it has
-            OwnTerms.of(work.model if own.lacks else own.model, own.layout, own.initial, own.lacks)
-            for own in other_models
+            OwnTerms.of(work.model if other.lacks else other.model, other.layout, other.initial, other.lacks)
+            for other in other_models
         ],
         numbers=list(owns.numbers) if owns is not None and other_models else [],
         public_rows=work.public_digest,

@@ -99,8 +99,8 @@ class Link:
                     address, self._contexts, self._carry, self._on_refused, self._reject_reason, self._end
                 )
             except OSError as error:
-                why = (error.strerror or str(error)).lower()
-                raise SettingError(f"port {port} cannot be listened on: {why}: end what uses it") from None
+                reason = (error.strerror or str(error)).lower()
+                raise SettingError(f"port {port} cannot be listened on: {reason}: end what uses it") from None
             run: Callable[[], None] = self._listener.serve_forever
         else:
 
@@ -117,7 +117,7 @@ class Link:
             self._listener.server_close()
         with self._lock:
             connections = list(itertools.chain(*self._open.values()))
-        ending = [threading.Thread(target=one.end, args=(self._last_word,), daemon=True) for one in connections]
+        ending = [threading.Thread(target=peer.end, args=(self._last_word,), daemon=True) for peer in connections]
         for thread in ending:
             thread.start()
         for thread in ending:
@@ -170,9 +170,9 @@ class Link:
     def report(self, sentence: str) -> None:
         """Report what was refused, each sentence once; it begins with a party's name, an address, or a word of ours."""
         sentence = printable(sentence, 500)
-        about = sentence.partition(" ")[0]
+        topic = sentence.partition(" ")[0]
         with self._lock:
-            reported = self._reported.setdefault(about if about.isalpha() or self.knows(about) else "", set())
+            reported = self._reported.setdefault(topic if topic.isalpha() or self.knows(topic) else "", set())
             if sentence in reported or len(reported) >= _REPORTS:
                 return
             reported.add(sentence)
@@ -256,8 +256,8 @@ class Link:
                 waiting[1].cancel()
         if self.name != SERVER and (was_open or connection.farewell):
             unanswered = "" if self._answered else " before it answered"
-            why = f": {connection.farewell}" if connection.farewell else unanswered
-            self._log_trouble(f"the server ended the connection{why}")
+            reason = f": {connection.farewell}" if connection.farewell else unanswered
+            self._log_trouble(f"the server ended the connection{reason}")
 
     def _connection_to(self, target: str) -> Connection | None:
         """Return the newest open connection to a party, None where there is none."""
@@ -277,10 +277,10 @@ class Link:
     def _reject_reason(self, certificate: Any) -> str | None:
         """Return why a party is shut out, None where it is not; it is reported, and kept in `shut`."""
         assert self._admission is not None
-        if (why := self._admission.reject_reason(certificate)) is not None:
-            self.shut[name_in(certificate)] = why
-            self.report(f"{name_in(certificate)} is shut out: {why}")
-        return why
+        if (reason := self._admission.reject_reason(certificate)) is not None:
+            self.shut[name_in(certificate)] = reason
+            self.report(f"{name_in(certificate)} is shut out: {reason}")
+        return reason
 
     def _end(self, secured: SharedSocket, why: str) -> None:
         """End a connection of a party that is shut out, or has too many, and tell it why."""

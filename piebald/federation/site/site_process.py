@@ -134,7 +134,8 @@ class SiteWork:
             _check_targets(clients, number, objective, terms, settings)
         except Exception as error:
             # the message may quote a row ("got text like 'Miller'"): it is for this site, and the server gets none
-            why = str(error) if isinstance(error, PiebaldError) else without_message(error)
+            cause = error.__cause__ if isinstance(error.__cause__, PiebaldError) else error
+            why = str(cause) if isinstance(cause, PiebaldError) else without_message(cause)
             log.warning(
                 "the rows %(source)s cannot be used: %(why)s; mend them, and start this site again",
                 {"event": "rows", "source": self.source, "why": printable(" ".join(why.split()))},
