@@ -221,30 +221,30 @@ def with_settings(recipe: Recipe, point: Mapping[str, Any]) -> Recipe:
         >>> setting_of(recipe, "lr"), recipe.scheduling.cohort
         (0.5, 3)
     """
-    of_recipe = {name: value for name, value in point.items() if "." not in name}
-    inner = {name: value for name, value in point.items() if "." in name}
     for name in point:
         if not has_setting(recipe, name):
             names = recipes.settings_of(recipe.name) if recipe.name in recipes.names() else ()
             raise unknown(f"setting of recipe {recipe.name!r} called", name, names)
+    if recipe.name not in recipes.names():  # it has no settings but those of its components
+        point = {_dotted(recipe, name): value for name, value in point.items()}
+    of_recipe = {name: value for name, value in point.items() if "." not in name}
     changed = _rebuilt(recipe, of_recipe) if of_recipe else recipe
     fields: dict[str, dict[str, Value]] = {}
-    for name, value in inner.items():
-        axis, _, field = name.partition(".")
-        fields.setdefault(axis, {})[field] = value
+    for name, value in point.items():
+        axis, dot, field = name.partition(".")
+        if dot:
+            fields.setdefault(axis, {})[field] = value
     return changed.with_(**{axis: _changed(getattr(changed, axis), values) for axis, values in fields.items()})
+
+
+def _dotted(recipe: Recipe, name: str) -> str:
+    """A setting by its component: "training.lr" for "lr"."""
+    location = None if "." in name else home(recipe, name)
+    return name if location is None else f"{location[0].axis}.{location[1]}"
 
 
 def _rebuilt(recipe: Recipe, settings: Point) -> Recipe:
     """Return the recipe with other settings; components that were replaced stay in their place."""
-    if recipe.name not in recipes.names():
-        parts: dict[str, Point] = {}
-        for name, value in settings.items():
-            part, field = home(recipe, name) or (None, name)
-            axis = next(axis for axis in Recipe.axes if type(getattr(recipe, axis)) is part)
-            parts.setdefault(axis, {})
-            parts[axis] = {**parts[axis], field: value}
-        return recipe.with_(**{axis: _changed(getattr(recipe, axis), fields) for axis, fields in parts.items()})
     base = recipes.make(recipe.name, **recipe.fields)
     replaced: dict[str, Any] = {}  # all at once: some components are only valid beside others
     for axis in Recipe.axes:
