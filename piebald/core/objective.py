@@ -53,7 +53,7 @@ from piebald.core.metrics import (
     token_accuracy,
 )
 from piebald.core.pytree import Tree, count, described, logits
-from piebald.core.targets import ClassNumbers, Labels, TargetDomain, TimesAndEvents, is_one_hot, survival_pair
+from piebald.core.targets import ClassNumbers, Labels, Misfit, TargetDomain, TimesAndEvents, is_one_hot, survival_pair
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,31 @@ class Objective:
         Raises:
             SettingError: a target is outside of the loss's domain; the message names its row.
         """
-        misfit = self.domain.misfit(targets, outputs) if self.domain and count(targets) else None
+        misfit = self.misfit(targets, outputs) if count(targets) else None
         if misfit is not None:
             raise SettingError(misfit.sentence(who))
+
+    def misfit(self, targets: Tree, outputs: Sequence[int]) -> Misfit | None:
+        """Return the first target that the loss cannot take, or None; arguments are as in `check_targets`.
+
+        A loss of the user's own is tried on the first class number that has no output, and on one that has.
+        """
+        if self.domain is not None or self.name != "custom":
+            return None if self.domain is None else self.domain.misfit(targets, outputs)
+        if not isinstance(targets, Tensor) or targets.dim() != 1 or targets.is_floating_point() or len(outputs) != 1:
+            return None
+        misfit = ClassNumbers().misfit(targets, outputs)
+        if misfit is None or self._takes(targets[misfit.row], outputs) or not self._takes(targets[0] * 0, outputs):
+            return None
+        return misfit
+
+    def _takes(self, target: Tensor, outputs: Sequence[int]) -> bool:
+        """Return whether the loss has a value for a row with this target."""
+        try:
+            self.loss(torch.zeros(1, *outputs), target[None])
+        except Exception:  # whatever the user's own code may raise
+            return False
+        return True
 
 
 class InUnit:

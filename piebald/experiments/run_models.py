@@ -104,6 +104,13 @@ def copied_for_run(module: nn.Module) -> nn.Module:
 
 def outputs_of(module: nn.Module, rows: Rows) -> tuple[int, ...]:
     """The shape of the model's output for one row; refuses a model that does not fit the data."""
+    layers = ((n, layer) for n, layer in module.named_modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm))
+    for name, layer in layers:
+        if layer.running_mean is None:
+            raise SettingError(
+                f"{type(layer).__name__} {name!r} of the model keeps no running statistics, so that a row's prediction "
+                "would depend on the rows beside it: leave out track_running_stats=False, or take nn.GroupNorm"
+            )
     trial = copied(module).eval()  # batch norm cannot train on one row, and must not count it
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -116,8 +123,8 @@ def outputs_of(module: nn.Module, rows: Rows) -> tuple[int, ...]:
             reason = "it looks up token ids, and these are real numbers: give clients_from tokens=True"
         elif isinstance(error, NotImplementedError) and "forward" in reason:
             reason = f"{type(module).__name__} has no method forward(self, x): define it"
-        elif layer := _refusing_layer(trial, rows[:1].x):
-            reason = f"{layer}: give it the shape that it needs"
+        elif refusing := _refusing_layer(trial, rows[:1].x):
+            reason = f"{refusing}: give it the shape that it needs"
         raise SettingError(f"the model fails on an input of shape {shape}: {reason}") from error
     try:
         return tuple(pytree.logits(output).shape[1:])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import data, partition, recipes
+from piebald.core.errors import SettingError
 from piebald.core.randomness import torch_seed
 from piebald.methods.recipe import Recipe
 from tests.contract.conftest import HERE
@@ -101,3 +102,17 @@ def test_compression_and_masks_leave_the_mean_of_statistics(transform: str) -> N
     )
     for name in ("2.running_mean", "2.running_var"):
         torch.testing.assert_close(held[name], mean[name], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        flat(lambda: nn.BatchNorm1d(24, track_running_stats=False)),
+        spatial(lambda: nn.BatchNorm2d(4, track_running_stats=False)),
+    ],
+)
+def test_a_batch_norm_without_running_statistics_is_told_before_training(model: nn.Module) -> None:
+    with pytest.raises(
+        SettingError, match=r"BatchNorm.d '2' of the model keeps no running .* track_running_stats=False"
+    ):
+        piebald.run("fedavg", digits(), model, rounds=1)

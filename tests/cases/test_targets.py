@@ -106,6 +106,27 @@ def test_classes_that_have_no_output_are_told_in_our_own_words(y: Any, sentence:
     assert sentence in str(caught.value)
 
 
+@pytest.mark.parametrize("odd", ["north", "south"])
+@pytest.mark.parametrize(("first", "advice"), [(1, "subtract 1"), (4, "give the model an output for each class")])
+def test_a_loss_of_ones_own_that_refuses_a_class_is_told_in_our_words(odd: str, first: int, advice: str) -> None:
+    def own(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    rows = {name: (np.ones((6, 5), np.float32), np.arange(6) % 3) for name in ("north", "south")}
+    rows[odd] = rows[odd][0], rows[odd][1] + first
+    with pytest.raises(SettingError, match=rf"client '{odd}', train rows: .* from 0 to 2 .* got \d in row .*{advice}"):
+        simulate("fedavg", rows, nn.Linear(5, 3), rounds=1, loss=own)
+
+
+def test_a_loss_of_ones_own_may_take_class_numbers_without_an_output() -> None:
+    def ordinal(outputs: Tensor, targets: Tensor) -> Tensor:
+        steps = (targets[:, None] > torch.arange(outputs.shape[1])).float()
+        return nn.functional.binary_cross_entropy_with_logits(outputs, steps, reduction="none").sum(1)
+
+    rows = {name: (np.ones((6, 5), np.float32), np.arange(6) % 4) for name in ("north", "south")}
+    assert simulate("fedavg", rows, nn.Linear(5, 3), rounds=1, loss=ordinal).final["rounds"] == 1
+
+
 def test_labels_that_would_be_predicted_as_amounts_are_said(caplog: pytest.LogCaptureFixture) -> None:
     rows = {"north": hospital(20, [0, 1, 2], 0, 5), "south": hospital(20, [0, 1], -100, 6)}
     with caplog.at_level(logging.WARNING):

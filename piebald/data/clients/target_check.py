@@ -37,14 +37,14 @@ def check_targets(clients: Clients, spec: ModelSpec, column: str | None = None) 
     Raises:
         SettingError: a target is outside of the loss's domain; the message names client, column and row.
     """
-    if spec.objective.domain is None or (isinstance(clients, RowsAtSites) and clients.elsewhere):
+    if isinstance(clients, RowsAtSites) and clients.elsewhere:
         return
     targets, named = list[Tensor](), f", column {column!r}" if column else ""
     for who, rows in _rows_of(clients, spec):
         spec.objective.check_targets(rows.y, spec.outputs, who + named)
         if isinstance(rows.y, Tensor) and len(rows):
             targets.append(rows.y)
-    if targets:
+    if targets and spec.objective.domain is not None:
         for text in _oddities(targets, spec, clients.classes):
             _say(clients, text)
 
@@ -127,8 +127,8 @@ def _rows_of(clients: Clients, spec: ModelSpec) -> Iterator[tuple[str, Rows]]:
 
     Rows that are loaded on demand are checked when they are first used.
     """
-    domain, pool = spec.objective.domain, _targets_of_pool(clients)
-    if domain is not None and pool is not None and domain.misfit(pool.y, spec.outputs) is None:
+    pool = _targets_of_pool(clients)
+    if pool is not None and spec.objective.misfit(pool.y, spec.outputs) is None:
         yield "the clients", pool
     elif pool is not None and isinstance(clients, InMemory):
         for client in range(len(clients)):
