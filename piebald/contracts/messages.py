@@ -275,7 +275,7 @@ class Update:
     Attributes:
         vectors: named vectors; "model" [s] is the change of the shared numbers since the task's model.  Empty
             where the update has been summed into `partial_sum`.
-        examples: rows the client trained on (or answered for); of survival, events.
+        examples: rows with a known target that the client trained on (or rows it answered for); of survival, events.
         steps: optimiser steps taken.
         metrics: named numbers, e.g. "loss".
         norm: Euclidean length of the trained parameters' change, without buffers; not finite where vectors["model"] is
@@ -296,8 +296,10 @@ class Update:
 
     @property
     def is_idle(self) -> bool:
-        """True if the client had no row to train on, so that its change is none."""
-        return not (self.examples or self.steps or (self.partial_sum is not None and self.partial_sum.masked))
+        """True if the client had no row to train on, or none with a known target, so that its change is none."""
+        return not (
+            self.examples or (self.steps and self.norm) or (self.partial_sum is not None and self.partial_sum.masked)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -61,6 +61,7 @@ class RowLoader:
         if isinstance(clients, InMemory) and clients.in_memory():
             pool = self._prepared(clients.pool())
             self._indexed, self._pool = clients, Rows(pytree.moved(pool.x, device), pytree.moved(pool.y, device))
+        self._known: dict[int, int] = {}  # training rows with a known target, of clients whose rows were fetched
         # of rows that are not here yet nobody knows
         self.lacks_targets = self._domain is not None and (
             self._pool is None or not bool(self._domain.known_rows(self._pool.y).all())
@@ -121,8 +122,13 @@ class RowLoader:
         return len(self._rows(client, "train")) if size is None else size
 
     def examples(self, client: int, count: Callable[[pytree.Tree], int] | None) -> int:
-        """Return how much a client's training counts: its rows, or what `Objective.count` says of their targets."""
-        return self.size(client) if count is None or client == SERVER_ID else count(self._rows(client, "train").y)
+        """Return how much a client's training counts: its rows with a known target, or what `Objective.count` says."""
+        if client == SERVER_ID or (count is None and not self.lacks_targets):
+            return self.size(client)
+        if count is None and self._pool is not None and self._indexed is not None and self._domain is not None:
+            targets = pytree.take(self._pool.y, torch.from_numpy(self._indexed.indices(client, "train")))
+            return int(self._domain.known_rows(targets).sum())
+        return self._known.get(client, self.size(client)) if count is None else count(self._rows(client, "train").y)
 
     def gather(self, clients: Sequence[int], split: Split) -> Gathered:
         """Rows of some clients on the device; of `SERVER_ID` the common test set, or the server's own training rows."""
@@ -237,7 +243,10 @@ class RowLoader:
             self._spec.objective.check_targets(
                 rows.y, self._spec.outputs, f"client {self.clients.names[client]!r}, {split} rows"
             )
-        return self._prepared(rows)
+        prepared = self._prepared(rows)
+        if self._domain is not None and split == "train":
+            self._known[client] = int(self._domain.known_rows(prepared.y).sum())
+        return prepared
 
 
 def augmented(rows: Rows, config: SgdConfig, step: int, rng_key: RngKey) -> Rows:

@@ -75,7 +75,7 @@ def updates(
         state[PRIVATE] = numbers.fetched(_columns(output.model, shared, size))
     result = StackResult(
         steps=[],
-        examples=[engine.row_loader.examples(client, work.objective.count) for client in stack.clients],
+        examples=[_examples(engine, client) for client in stack.clients],
         norms=[],
         nbytes=_sizes(engine, vectors, packed, len(output.steps)),
         metrics={name: [] for name in output.metrics},
@@ -91,6 +91,13 @@ def updates(
     for name, values in output.metrics.items():
         numbers.add(values, result.metrics[name].extend)
     return result, lengths
+
+
+def _examples(engine: Engine, client: int) -> int:
+    """Return how much a client's training counts; where single rows are hidden, so are those without a known target."""
+    loader, count = engine.row_loader, engine.work.objective.count
+    hidden = count is None and engine.work.row_privacy is not None
+    return loader.size(client) if hidden else loader.examples(client, count)
 
 
 def answers(output: TrainOutput, numbers: LaterNumbers) -> StackResult:

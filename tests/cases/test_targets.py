@@ -48,6 +48,22 @@ def test_labels_that_nobody_annotated_count_in_no_loss_and_no_metric(mark: float
     assert run.score.value > 0.9
 
 
+@pytest.mark.parametrize("aggregation", ["example_weighted", "equal_weighted", "median"])
+@pytest.mark.parametrize("loaded", [False, True])
+def test_who_annotated_nothing_has_no_say(aggregation: str, loaded: bool) -> None:
+    rows = {"north": hospital(40, [0, 1], -100, 2), "south": hospital(60, [2], -100, 3)}
+    blank = {f"blank {k}": hospital(50, [], -100, k) for k in range(3)}
+    models = []
+    for held in (rows, rows | blank):
+        clients: Any = {name: {"train": pair} for name, pair in held.items()}
+        if loaded:
+            clients = piebald.LazyClients(len(held), list(clients.values()).__getitem__, names=list(held))
+        recipe = recipes.fedavg(lr=0.5).with_(aggregation=aggregation)
+        run = simulate(recipe, clients, seeded(lambda: nn.Linear(5, 3)), rounds=2, loss="multilabel", evaluate_every=0)
+        models.append(run.start())
+    torch.testing.assert_close(models[1], models[0], rtol=0, atol=1e-6)
+
+
 def test_a_mark_that_is_no_target_is_refused_with_client_column_and_row() -> None:
     with pytest.raises(SettingError, match=r"client 'north', train rows: targets must be 0 or 1 .* column 2 of row 0"):
         trained(-1.0)
