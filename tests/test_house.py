@@ -24,7 +24,6 @@ EXTRAS = {
     "datasets",
     "mlflow",
     "opacus",
-    "optuna",
     "peft",
     "ray",
     "tenseal",

@@ -8,6 +8,7 @@ client.  Those by name are in `losses` and `metrics`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -127,11 +128,12 @@ class Objective:
         return misfit
 
     def _takes(self, target: Tensor, outputs: Sequence[int]) -> bool:
-        """Return whether the loss has a value for a row with this target."""
-        try:
-            self.loss(torch.zeros(1, *outputs), target[None])
-        except Exception:  # whatever the user's own code may raise
-            return False
+        """Return whether torch has a place for a row's target; other errors of the loss leave out who has such rows."""
+        with contextlib.suppress(Exception):
+            try:
+                self.loss(torch.zeros(1, *outputs), target[None])
+            except (IndexError, RuntimeError):
+                return False
         return True
 
 

@@ -78,7 +78,9 @@ def in_generated(value: Any, generated: str) -> bool:
         return re.search(f"^##+ (?:{value.axis} = )?{value.kind}(?::|$)", generated, re.M | re.I) is not None
     name = value.__name__
     of_model = [one for one in models.names() if one.replace("_", "") == name.lower()]
-    return any(f"## {one}\n" in generated for one in (name, *of_model)) or f".{name}`" in generated
+    return any(f"## {one}\n" in generated or f"| `{one}` |" in generated for one in (name, *of_model)) or (
+        f".{name}`" in generated
+    )
 
 
 @pytest.fixture(scope="module")

@@ -62,6 +62,7 @@ OTHER_THAN_DEFAULT: dict[str, Any] = {
     "clip": 7.0,
     "clients": {"north": {"lr": 0.5}},
     "steps": 7,
+    "step_limit": 1,
 }
 
 

@@ -76,6 +76,8 @@ class AdaptiveFrequency(Sgd):
     def _check_steps(self) -> Self:
         if self.steps is not None:
             raise ValueError(f"steps must be left out: training is in cycles of epochs, got {self.steps}")
+        if self.step_limit is not None:
+            raise ValueError(f"step_limit must be left out: cycles end by themselves, got {self.step_limit}")
         schedule = self.step_schedule
         if not isinstance(schedule, ConstantStepSchedule) or schedule.overrides(ConstantStepSchedule.factor):
             raise ValueError(

@@ -9,12 +9,14 @@ import torch
 from pydantic import Field
 
 from piebald.contracts import PLAIN_STEP, LocalStep, StepPoint
+from piebald.core.arguments import checked_class
 from piebald.methods.training.sgd import Sgd
 
 if TYPE_CHECKING:
     from piebald.contracts.local_step import Gradients
 
 
+@checked_class
 @dataclass(frozen=True)
 class Uphill(LocalStep):
     """Go along the gradient at w + rho * g / |g|, with |g| the length of the whole gradient g at w."""
