@@ -25,6 +25,7 @@ from piebald.data.partition import Devices, FastSlow, Homogeneous, PooledClients
 from piebald.methods.training import Sgd
 from piebald.report.tables import History
 from piebald.runtimes.simulation.simulation import Simulation
+from piebald.runtimes.workers.serialization import PARTS, Arena
 from tests.fakes import classified, federation, seeded, simulate
 
 ROOT = Path(__file__).parents[2]
@@ -490,3 +491,33 @@ def test_stacks_that_are_begun_while_results_are_taken_are_the_same_after_a_resu
     continued = piebald.resume(tmp_path / "run", clients, MODEL, rounds=12)
     for one, other in zip(whole.model().parameters(), continued.model().parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_tensors_beyond_a_part_of_shared_memory_are_in_files_until_the_next_message() -> None:
+    arena = Arena(PARTS * 256)
+    sent = [torch.arange(40.0), torch.arange(600).view(2, 300), torch.ones(3, 1).expand(3, 50)]
+    arena.clear(1)
+    places = [arena.put(tensor) for tensor in sent]
+    assert arena.put(sent[1]) == places[1]  # once
+    assert [isinstance(place[0], str) for place in places] == [False, True, True]
+    assert all(torch.equal(arena.get(place), tensor) for place, tensor in zip(places, sent, strict=True))
+    arena.clear(0)
+    assert Path(places[1][0]).exists()  # the other part's message is still read
+    arena.clear(1)
+    assert not Path(places[1][0]).exists()
+
+
+def test_queries_with_many_models_fit_into_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("piebald.runtimes.simulation.simulation.MIN_ARENA", 1)
+    clients = federation(*((rows.x, rows.y) for rows in (classified(9).rows(0, "train"),) * 6), classes=["a", "b"])
+    clients = PooledClients(
+        clients.x,
+        clients.y,
+        {"train": clients.lists("train"), "validation": clients.lists("train")},
+        classes=["a", "b"],
+    )
+    models = [
+        simulate("sync_dvw", clients, MODEL, rounds=2, simulator={"engine": "sequential", "workers": workers}).model()
+        for workers in (0, 2)
+    ]
+    assert torch.equal(models[0].weight, models[1].weight)

@@ -12,9 +12,14 @@ from __future__ import annotations
 
 import json
 import mmap
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,19 +48,23 @@ class Store(Protocol):
 class Arena:
     """Shared memory that one process fills and another reads; pages take memory only once they are written.
 
-    A message is in one of `PARTS` parts, so that there can be so many at a time.
+    A message is in one of `PARTS` parts, so that there can be so many at a time.  Tensors beyond the size of a part, as
+    the many models of a query, are in files until the next message in that part.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size // PARTS // _ALIGN * _ALIGN  # of a part
         self._bytes = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
-        self._free = self._stop = 0
+        self._free = self._stop = self._part = 0
+        self._files: dict[int, weakref.finalize[Any, Any]] = {}  # what removes the folder of a part
         self._stored: dict[int, list[Any]] = {}
         self._alive: list[Tensor] = []
 
     def clear(self, part: int = 0) -> None:
         """Begin a new message in a part."""
-        self._free, self._stop = part * self.size, (part + 1) * self.size
+        self._free, self._stop, self._part = part * self.size, (part + 1) * self.size, part
+        if part in self._files:
+            self._files.pop(part)()
         self._stored.clear()
         self._alive.clear()
 
@@ -63,10 +72,12 @@ class Arena:
         """Store a tensor; returns its place."""
         if id(tensor) not in self._stored:
             length = tensor.numel() * tensor.element_size()
-            if self._free + length > self._stop:
-                raise MemoryError(f"a message of more than {self.size} bytes")
-            self._stored[id(tensor)] = [self._free, list(tensor.shape), str(tensor.dtype)]
+            fits = self._free + length <= self._stop
+            place = self._free if fits else self._written(tensor)
+            self._stored[id(tensor)] = [place, list(tensor.shape), str(tensor.dtype)]
             self._alive.append(tensor)  # keeps the id from being given to another tensor
+            if not fits:
+                return self._stored[id(tensor)]
             if length:
                 self._view(self._free, tensor.shape, tensor.dtype).copy_(tensor)
             self._free += -(-length // _ALIGN) * _ALIGN
@@ -74,7 +85,20 @@ class Arena:
 
     def get(self, place: list[Any]) -> Tensor:
         """A view of a stored tensor, valid until the next message in its part."""
-        return self._view(place[0], place[1], _DTYPES[place[2]])
+        start, shape, dtype = place[0], place[1], _DTYPES[place[2]]
+        if isinstance(start, str):
+            return torch.from_numpy(np.fromfile(start, np.uint8)).view(dtype).view(*shape)
+        return self._view(start, shape, dtype)
+
+    def _written(self, tensor: Tensor) -> str:
+        """Write a tensor to a file, which has its numbers and nothing else; returns the path."""
+        if self._part not in self._files:
+            folder = tempfile.mkdtemp(prefix="piebald-")
+            self._files[self._part] = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            self._folder = Path(folder)
+        path = self._folder / str(len(self._stored))
+        tensor.contiguous().view(-1).view(torch.uint8).numpy().tofile(path)
+        return str(path)
 
     def _view(self, start: int, shape: Any, dtype: torch.dtype) -> Tensor:
         length = torch.Size(shape).numel() * dtype.itemsize
