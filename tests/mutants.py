@@ -103,7 +103,7 @@ KNOWN = [  # file, function, what stands there once, and what is put in its plac
     ("distfl", "Distfl._pre_aggregated", "/ len(rows)", "/ (len(rows) + 1)"),
     ("distfl", "Distfl._search", "<= self.far", "<= math.inf"),
     ("regions", "Regions.join", ".get(str(number), 0.0) + weight", ".get(str(number), 0.0) * 0 + weight"),
-    ("cluster_state", "ModelCache.drop", "self.whole -= before", "pass"),
+    ("model_cache", "ModelCache.drop", "self.whole -= before", "pass"),
     ("stopping", "StoppingCriteria.measures", " or ", " and "),
     ("asynchronous", "NonBlockingScheduler.reject_reason", "> self.max_staleness", ">= self.max_staleness"),
     ("compression", "Compressor.decompress", "8 * context.layout.shared", "800 * context.layout.shared"),
@@ -123,9 +123,10 @@ KNOWN = [  # file, function, what stands there once, and what is put in its plac
 
 REASONS = {  # by the names of mutants that survive and may: most are the same program in other words
     "cohort._cohort:bound:2": "a cohort of 1.0 is a whole number",
-    "compression._from_gaps:swap:2": "a body that is too short has too few ones, which is refused two lines later",
+    "positions._from_gaps:swap:2": "a body that is too short has too few ones, which is refused two lines later",
     "candidates.ClientCandidates.__init__:max(self.shared - 1, 0)": "where nothing is shared there is one model, "
     "and the last is the first",
+    "masking_graph.MaskingGraph.place:constant:0": "shares may lie at any different places but 0",
     "party.Party.share:bound:0": "labels are 1 and -1",
     "seal.SealContext.encode_blocks:bound:0": "both ways make the same plaintexts",
     "bfv.BfvBackend.announced:swap:0": "a limit with room to spare: one key for rotations has a prime less",

@@ -22,8 +22,8 @@ import piebald
 from piebald import recipes
 from piebald.methods.clustering import Distfl
 from piebald.methods.clustering.distribution_knowledge import batch_norm_targets, synthesise
-from piebald.methods.clustering.divergence_history import divergences, responses, unlikeness
 from piebald.methods.clustering.partitioning import by_silhouette, renumbered, silhouette
+from piebald.methods.clustering.response_divergence import divergences, responses, unlikeness
 
 PROBES = (2, 10, 50, 100, 200, 500)
 CHANNELS = (0.2, 0.5, 0.8, 1.0)

@@ -22,8 +22,8 @@ from torch.nn import functional
 import piebald
 from piebald.data.partition import Lists, PooledClients
 from piebald.methods.clustering.distribution_knowledge import batch_norm_targets, distance
-from piebald.methods.clustering.divergence_history import divergences, unlikeness
 from piebald.methods.clustering.partitioning import by_silhouette
+from piebald.methods.clustering.response_divergence import divergences, unlikeness
 from piebald.models import build_model
 
 PROBES, BATCH = 200, 20

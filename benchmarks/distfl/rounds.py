@@ -25,8 +25,8 @@ import piebald
 from piebald import recipes
 from piebald.methods.clustering import Distfl
 from piebald.methods.clustering.distribution_knowledge import batch_norm_targets, synthesise
-from piebald.methods.clustering.divergence_history import divergences, responses, unlikeness
 from piebald.methods.clustering.partitioning import ClusterSearch, by_gap, by_silhouette
+from piebald.methods.clustering.response_divergence import divergences, responses, unlikeness
 
 CASES = {
     "40 % attack": lambda seed: fed.attacked("cifar10", 50, 20, seed=seed),

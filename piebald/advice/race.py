@@ -32,7 +32,7 @@ from piebald.core.errors import DeviceLost, PiebaldError, RunFolderError
 from piebald.core.reading.files import json_value, read_bytes
 from piebald.methods.recipe import Recipe
 from piebald.report.paired import Scores, difference
-from piebald.storage.schema import RunLock
+from piebald.storage.lock import RunLock
 
 KEPT = (6, 3)  # settings that go on after each rung but the last
 SHARES = (0.45, 0.6, 0.75)  # of the budget that may be spent by the end of each rung; the rest is for other seeds

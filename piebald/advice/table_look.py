@@ -16,7 +16,8 @@ from piebald.core.plain_text import printable
 from piebald.data.clients.client_tables import owners_of, plain
 from piebald.data.clients.sources import clients_from
 from piebald.data.clients.table_files import mixed_reason, read_table
-from piebald.data.partition.leakage import RowKeys, with_suspects
+from piebald.data.partition.leakage import with_suspects
+from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Ints
 from piebald.data.preparation.columns import classes_of, guess_columns
 from piebald.experiments.file import ExperimentSettings

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from piebald.advice.tuning import Tuning
-    from piebald.experiments.fields import Plan
     from piebald.experiments.file import ExperimentSettings
+    from piebald.experiments.plan import Plan
     from piebald.methods.recipe import Recipe
 
 log = logging.getLogger("piebald.cli")

@@ -11,8 +11,8 @@ from piebald.cli.app import Interrupted, SharedOptions
 from piebald.core.errors import SettingError
 
 if TYPE_CHECKING:
-    from piebald.experiments.fields import Plan
     from piebald.experiments.file import ExperimentSettings
+    from piebald.experiments.plan import Plan
 
 
 def load_settings(

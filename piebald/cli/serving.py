@@ -56,7 +56,8 @@ def federation_flags(file: Path | None, sets: Sequence[str] | None, **settings: 
 def locked(credentials: Path) -> Iterator[None]:
     """Lock credentials for this process, and end it on SIGTERM as on Ctrl-C."""
     from piebald.core.private_files import clear_parts
-    from piebald.storage.schema import RunLock, explained
+    from piebald.storage.lock import RunLock
+    from piebald.storage.schema import explained
 
     with explained(f"{credentials} cannot be used"):
         lock = RunLock(credentials)

@@ -1,17 +1,14 @@
-"""Components: frozen values that recipes, partitions and runtimes consist of.
-
-The model of a run, and what it is trained for.
-"""
+"""Components: frozen values that recipes, partitions and runtimes consist of."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.arguments import STRICT, settled, wants_list
 from piebald.core.discovery import public_classes
 from piebald.core.errors import SettingError, shown, unknown
@@ -19,11 +16,7 @@ from piebald.core.references import Reference
 from piebald.core.wording import sentence
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from piebald.core.objective import Objective
-    from piebald.core.parameters import Layout
-    from piebald.core.pytree import Form
+    pass
 
 
 S = TypeVar("S", bound="Settings")
@@ -324,28 +317,3 @@ def from_tables(kind: type[S], given: Any, example: str) -> tuple[S, ...]:
         except SettingError as error:
             raise ValueError(f"{must}, but in number {number}, {error}") from None
     return tuple(values)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """A model with everything that fixes what it computes: the same on the server and on every client.
-
-    Attributes:
-        model: the module; its own parameters are not used, `initial` is.
-        layout: where each tensor lies in the flat vector, and which are shared.
-        initial: [p], the parameters that the run starts from.
-        objective: the loss and the metrics.
-        seed: of the run.
-        shape: of one input, see `pytree.Form`.  outputs: of the scores that the model returns for one input.
-        public_rows: how many rows all clients have in common.  public_digest: their digest, "" where there are none.
-    """
-
-    model: nn.Module
-    layout: Layout
-    initial: Tensor
-    objective: Objective
-    seed: int
-    shape: Form
-    outputs: tuple[int, ...]
-    public_rows: int = field(default=0, kw_only=True)
-    public_digest: str = field(default="", kw_only=True)

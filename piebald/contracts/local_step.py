@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from piebald.core.randomness import NoiseSource, long_key
+from piebald.core.noise import NoiseSource
+from piebald.core.randomness import long_key
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,7 +16,7 @@ from piebald.contracts.training import ClientContext, TrainInput, TrainOutput, T
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from piebald.contracts.component import ModelSpec
+    from piebald.contracts.model_spec import ModelSpec
 
 MOST_ROWS = 1 << 40  # rows of a client, and steps of a task, at most: sums of many still fit 64 bits
 _TYPES = ("torch.float32", "torch.uint8", "torch.int32", "torch.int64")  # of vectors that a query checks itself

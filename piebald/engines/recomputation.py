@@ -1,7 +1,4 @@
-"""Activation checkpointing on an engine's module, with the dropout masks of the first pass.
-
-Passes through `torch.compile`, on NVIDIA's GPUs with CUDA graphs.
-"""
+"""Activation checkpointing on an engine's module, with the dropout masks of the first pass."""
 
 from __future__ import annotations
 
@@ -10,16 +7,12 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from piebald.core.errors import SettingError
 from piebald.engines.keyed_dropout import KeyedDropout
-from piebald.engines.model_traits import Traits
 from piebald.methods.training.checkpointing import AUTO, checkpointed_layers, enable_own
-
-ENGINES = ("sequential", "vmapped")  # whose passes can be compiled
 
 
 class Checkpointing:
@@ -80,21 +73,3 @@ class Checkpointing:
         again.start(self._dropout.key)
         again.call = self._dropout.call
         return contextlib.nullcontext(), again
-
-
-def compiled(
-    function: Callable[..., Any], traits: Traits, device: torch.device, recorded: bool = False
-) -> Callable[..., Any]:
-    """A module or a function of tensors, compiled when it is first called, and for each new form of its arguments.
-
-    With "reduce-overhead" the kernels of a pass are recorded as a CUDA graph and started by a single call; inside of
-    steps that are `recorded` themselves there can be no other graph.
-
-    Raises:
-        SettingError: the model draws random numbers, for which keys are taken from Python at each pass.
-    """
-    if traits.dropout or traits.random:
-        raise SettingError("compiled = true is for models without dropout and other random numbers: leave it out")
-    options: dict[str, Any] = {"mode": "reduce-overhead"} if device.type == "cuda" and not recorded else {}
-    passes: Callable[..., Any] = torch.compile(function, **options)
-    return passes

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import SERVER_ID, Clients, HasServerRows, InMemory, Rows, SgdConfig, Split
-from piebald.contracts.component import ModelSpec
 from piebald.contracts.data import LacksInputs, first_passing, lacked_inputs, public_rows_of, without_inputs
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.errors import CannotTrain, RuntimeFault
 from piebald.core.losses import MixedTargets

@@ -22,13 +22,15 @@ from piebald.core.losses import for_training, mean_over_rows
 from piebald.core.machine import moved
 from piebald.core.parameters import Layout, Part, copied
 from piebald.core.randomness import key, torch_seed
-from piebald.engines.device_layers import CohortCopies, moved_arrays
+from piebald.engines.compilation import compiled
+from piebald.engines.device_copies import CohortCopies, moved_arrays
 from piebald.engines.factored.client_state import StatePacker
 from piebald.engines.keyed_dropout import KeyedDropout, mix
+from piebald.engines.local_loss import LossEvaluator
 from piebald.engines.model_traits import Traits, passes_of, probe
-from piebald.engines.recomputation import Checkpointing, compiled
+from piebald.engines.recomputation import Checkpointing
 from piebald.engines.recorded_step import BY_HAND, Lane, StepForm, recorder_for, side_by_side
-from piebald.engines.row_gradients import MAX_NUMBERS, ClippingEngine, LossEvaluator, noised, row_keys
+from piebald.engines.row_gradients import MAX_NUMBERS, ClippingEngine, noised, row_keys
 from piebald.engines.row_loader import (
     Gathered,
     Places,

@@ -1,6 +1,6 @@
 """One step of SGD on flat vectors, for one client or a stack: the only place where Metis' eq. 2 is written.
 
-The loss scale of float16 passes, as `torch.amp.GradScaler` keeps it.
+Passes in float16 have a loss scale of their own, kept as by `torch.amp.GradScaler`.
 """
 
 from __future__ import annotations

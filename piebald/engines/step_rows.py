@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from piebald.engines.device_layers import BLOCK, Array, moved_together
+from piebald.engines.device_copies import BLOCK, Array, moved_together
 from piebald.engines.row_loader import Places, RngKey
 
 Ranges = Callable[[list[int]], Iterator[tuple[int, int]]]

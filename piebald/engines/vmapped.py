@@ -30,11 +30,12 @@ from piebald.core import pytree
 from piebald.core.losses import mean_over_rows
 from piebald.core.machine import moved, raise_if_lost
 from piebald.core.parameters import Layout, Part
+from piebald.engines.compilation import compiled
 from piebald.engines.factored.vectors import to_dense
 from piebald.engines.keyed_dropout import KeyedDropout
-from piebald.engines.recomputation import compiled
+from piebald.engines.local_loss import LossEvaluator
 from piebald.engines.recorded_step import BY_HAND, Lane, side_by_side
-from piebald.engines.row_gradients import MAX_NUMBERS, LossEvaluator, noised, row_keys
+from piebald.engines.row_gradients import MAX_NUMBERS, noised, row_keys
 from piebald.engines.row_loader import Gathered, Places, RngKey, augmented
 from piebald.engines.sequential import SequentialEngine, step_key
 from piebald.engines.sgd_step import SgdRun, plain_step

@@ -1,21 +1,13 @@
-"""The table of an experiment file: every key and section that it may have.
-
-The recipes that an experiment file names.
-
-The objects that an experiment file defines.
-"""
+"""The table of an experiment file: every key and section that it may have."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr
 
-from piebald.contracts import Clients
 from piebald.contracts.component import Component, build, kind_of
 from piebald.core.arguments import SeedList
 from piebald.core.errors import SettingError, unknown
@@ -24,7 +16,6 @@ from piebald.data.clients.data_source import DataSource
 from piebald.data.clients.sites import RemotePartition
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.preparation.settings import PrepareSettings
-from piebald.experiments.run_models import Model
 from piebald.experiments.sections import (
     AdviseSection,
     ComparedRecipe,
@@ -36,14 +27,8 @@ from piebald.experiments.sections import (
     Section,
     TuneSection,
     combinations,
-    section_settings,
 )
-from piebald.methods.choice.candidates import Keep
-from piebald.methods.recipe import Recipe
-from piebald.methods.recipe_settings import check_once
-from piebald.methods.transforms.base import MaskingTransform
-from piebald.runtimes.base import RuntimeSettings
-from piebald.server import StoppingCriteria
+from piebald.methods.choice.final_models import Keep
 from piebald.settings.plugins import read
 from piebald.settings.setting_places import SettingPlaces
 from piebald.settings.toml_document import Document, Key
@@ -206,142 +191,3 @@ class ExperimentFields(Section):
             yield
         except SettingError as error:
             raise self.places.placed(error, (name,), section) from None
-
-
-def recipes_of(fields: ExperimentFields) -> dict[str, Recipe]:
-    """Build the recipes by their labels, one for each point of the grid, with the rights of the file's author."""
-    recipes: dict[str, Recipe] = {}
-    points = fields.grid_points()
-    for key, section in fields.recipe_sections.items():
-        table = section.settings()
-        for label, changes in zip(section.labels(points), points, strict=True):
-            if label in recipes:
-                raise SettingError(
-                    f"{fields.places.at(*key)}: there are two recipes called {label!r}: give one a label"
-                )
-            recipe = _recipe(key, {**table, **changes}, changes, fields.places, fields.resolver)
-            try:
-                recipes[label] = recipe.for_clients(fields.client_settings or {})
-            except SettingError as error:
-                raise SettingError(f"{fields.places.at('clients')}: {error}") from None
-    return recipes
-
-
-def located(fields: ExperimentFields, error: SettingError) -> SettingError:
-    """Return an error with its place, if its message begins with the name of a setting of a recipe."""
-    from piebald.methods.recipes.named import lookup
-
-    *quoted, message = re.fullmatch(r"(?s)(?:recipe (?:'(.*?)'|\"(.*?)\"): )?(.*)", str(error)).groups()  # type: ignore[union-attr]
-    label, word = next(filter(None, quoted), None), next(iter(re.findall(r"\w+", message)), "")
-    for name, search in (("tune", fields.tune), ("advise", fields.advise)):
-        if search is not None and word in type(search).model_fields:
-            return SettingError(f"{fields.places.at(name, word)}: {error}")
-    for key, section in fields.recipe_sections.items():
-        labels = (None, *section.labels(fields.grid_points()))
-        if word in lookup(section.name, fields.resolver).defaults and label in labels:
-            placed = fields.places.placed(SettingError(message), key, section)
-            return placed if label is None else SettingError(f"recipe {label!r}: {placed}")
-    return error
-
-
-def _recipe(
-    key: Key, table: dict[str, Any], changes: Mapping[str, Any], places: SettingPlaces, resolver: Resolver
-) -> Recipe:
-    """One recipe; `changes` are the settings that come from the grid."""
-    from piebald.methods.recipes.named import lookup, recipes_with
-
-    name = table.pop("name")
-    try:
-        method = lookup(name, resolver)
-    except SettingError as error:
-        raise SettingError(f"{places.at(*key, 'name')}: {error}") from None
-    setting_names = tuple(method.defaults)
-    # A recipe may have a setting with the name of an axis (hdafl: aggregation = "gradient_norm"); a table still
-    # replaces the component.
-    components = {
-        axis: table.pop(axis)
-        for axis in sorted(Recipe.axes, key="transforms".__eq__)  # last, since the others must fit beside them
-        if axis in table and (axis not in setting_names or isinstance(table[axis], dict))
-    }
-    places.check_names(key, table, [*setting_names, *Recipe.axes], f"recipe {name!r}", changes, recipes_with)
-    try:
-        recipe = method.make(**read(table, resolver))
-    except SettingError as error:
-        raise places.placed(error, key, table, changes) from None
-    for axis, component in components.items():
-        try:
-            if isinstance(component, Mapping):
-                check_once(name, axis, table, component)
-            recipe = recipe.replaced({axis: read(component, resolver)})
-        except SettingError as error:
-            inner = component if isinstance(component, dict) else {}
-            raise places.placed(error, (*key, axis), inner) from None
-    return recipe
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The objects that settings define.
-
-    Attributes:
-        recipes: the recipes by label; one, unless the settings define a comparison.
-        clients: the clients and their rows.
-        model: a function of a seed that makes the initial model, or several by clients' names.
-        runtime: the runtime.
-        stop: the stopping criteria besides the number of rounds.
-        models: models of recipes that bring their own, by the recipe's label.
-    """
-
-    recipes: Mapping[str, Recipe]
-    clients: Clients
-    model: Model
-    runtime: RuntimeSettings
-    stop: StoppingCriteria | None = None
-    models: Mapping[str, Model] = field(default_factory=dict)
-
-    def model_of(self, label: str) -> Model:
-        """Return the model of a recipe."""
-        return self.models.get(label, self.model)
-
-
-def runtime_of(fields: ExperimentFields, table: Mapping[str, Any]) -> RuntimeSettings:
-    """Build the runtime; a federation sends its sites the settings in `table`, but for those of the server alone."""
-    settings: dict[str, Any] = {}
-    if "experiment" in fields.component_class("runtime", fields.runtime).model_fields:
-        # real devices have their own speed, so there is no fleet
-        settings["experiment"] = {key: value for key, value in table.items() if key not in ("out", "runtime", "fleet")}
-    elif fields.fleet is not None:
-        settings["fleet"] = fields.component("fleet", fields.fleet)
-    runtime = fields.component("runtime", fields.runtime, **settings)
-    assert isinstance(runtime, RuntimeSettings)
-    return runtime
-
-
-def noise_of(recipe: Recipe) -> str | None:
-    """Return the kind of the component that hides rows or updates by noise, or None."""
-    hiding = (recipe.training, *recipe.transforms)
-    noisy = (one for one in hiding if one.protects and not isinstance(one, MaskingTransform))
-    return next((one.kind for one in noisy), None)
-
-
-def stopping_criteria(fields: ExperimentFields) -> StoppingCriteria | None:
-    """Build the limits of a run besides its rounds."""
-    if fields.stop is None:
-        return None
-    fields.places.check_names(("stop",), fields.stop, [*StoppingCriteria.model_fields], "stop")
-    with fields.errors_placed("stop", fields.stop):
-        return StoppingCriteria(**fields.stop)
-
-
-def check_trackers(fields: ExperimentFields) -> None:
-    """Refuse trackers that cannot be built."""
-    for tracker in read(fields.trackers, fields.resolver):
-        build("tracker", tracker)
-
-
-def question_section(fields: ExperimentFields, name: Literal["trees"]) -> Component:
-    """Build the settings of a section that a room above this one defines."""
-    settings, values = section_settings(name), getattr(fields, name) or {}
-    fields.places.check_names((name,), values, [*settings.model_fields], name)
-    with fields.errors_placed(name, values):
-        return settings(**values)

@@ -20,18 +20,10 @@ from piebald.data.clients.standardise import Standardisation, constants_of
 from piebald.data.preparation.preparation import Preparation
 from piebald.data.preparation.settings import PrepareSettings
 from piebald.experiments.clients import as_the_model_reads, clients_of, partition_of, wants_preparation
-from piebald.experiments.fields import (
-    ExperimentFields,
-    Plan,
-    check_trackers,
-    located,
-    noise_of,
-    question_section,
-    recipes_of,
-    runtime_of,
-    stopping_criteria,
-)
+from piebald.experiments.fields import ExperimentFields
 from piebald.experiments.models import models_of
+from piebald.experiments.plan import Plan, check_trackers, noise_of, question_section, runtime_of, stopping_criteria
+from piebald.experiments.recipes import located, recipes_of
 from piebald.experiments.sections import file_text, place_source
 from piebald.methods.recipe import Recipe
 from piebald.settings.setting_places import of_document

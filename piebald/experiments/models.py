@@ -68,7 +68,8 @@ def _maker(
 ) -> Callable[[int], nn.Module]:
     """Return a function of the seed that makes one model, after a trial with the file's seed."""
     from piebald import models
-    from piebald.models.networks import network, with_embeddings
+    from piebald.models.networks import network
+    from piebald.models.wrappers import with_embeddings
 
     places, table = fields.places, section.model_dump(exclude={"clients"})
     name = table.pop("name")

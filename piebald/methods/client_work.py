@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from piebald.contracts import MOST_ROWS, OwnChoice, Query, ResultForm, RowPrivacy, Split, Task, Update
-from piebald.contracts.component import ModelSpec
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.client_models import ClientModels
 from piebald.methods.training.base import Trainer
 from piebald.methods.transforms.base import MaskingTransform, Transform

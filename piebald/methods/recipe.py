@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer, model_validator
 
 from piebald.contracts import Personalizes
-from piebald.contracts.component import Component, ModelSpec, build
+from piebald.contracts.component import Component, build
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.references import USERS, Text
 from piebald.core.wording import sentence

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from piebald.models.gated import GatedConvolution as GatedConvolution
     from piebald.models.gated import GatedUnit as GatedUnit
     from piebald.models.gated import PlainClassifier as PlainClassifier
-    from piebald.models.networks import NearestNeighbours as NearestNeighbours
-    from piebald.models.networks import StandardisedInputs as StandardisedInputs
     from piebald.models.networks import build_model as build_model
     from piebald.models.networks import count_parameters as count_parameters
     from piebald.models.networks import names as names
@@ -39,5 +37,7 @@ if TYPE_CHECKING:
     from piebald.models.resnet import Resnet18 as Resnet18
     from piebald.models.resnet import Resnet50 as Resnet50
     from piebald.models.vgg import Vgg11 as Vgg11
+    from piebald.models.wrappers import NearestNeighbours as NearestNeighbours
+    from piebald.models.wrappers import StandardisedInputs as StandardisedInputs
 
 __getattr__, __dir__ = lazy_names(__name__)

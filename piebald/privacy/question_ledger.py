@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from piebald.core.errors import SettingError
+from piebald.core.noise import NoiseSource
 from piebald.core.private_files import held_alone, write_private
-from piebald.core.randomness import NoiseSource
 from piebald.core.reading.files import read_bytes
 
 FILE = "questions.json"

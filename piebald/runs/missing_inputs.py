@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from piebald.contracts import Clients, Rows
-from piebald.contracts.component import ModelSpec
+from piebald.contracts.model_spec import ModelSpec
 from piebald.contracts.data import LacksInputs, lacked_inputs, without_inputs
 from piebald.core import pytree
 from piebald.core.client_models import ClientModels, part_without

@@ -11,7 +11,7 @@ import numpy as np
 from piebald.contracts import Split
 from piebald.contracts.component import Component
 from piebald.core.errors import SettingError
-from piebald.methods.choice.candidates import Keep
+from piebald.methods.choice.final_models import Keep
 from piebald.report.callbacks import Tracker
 from piebald.server import StoppingCriteria
 from piebald.server.result_checks import LONGEST_STEP

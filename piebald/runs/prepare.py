@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from piebald.contracts import Clients, HasServerRows, Rows, RowsAtSites
-from piebald.contracts.component import ModelSpec, build
+from piebald.contracts.component import build
+from piebald.contracts.model_spec import ModelSpec
 from piebald.contracts.data import blank_row, column_names, first_passing, public_rows_of, row_form, rows_digest, rows_with_all_inputs
 from piebald.core import pytree
 from piebald.core.errors import SettingError

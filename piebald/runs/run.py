@@ -23,7 +23,7 @@ from piebald.data.clients.standardise import as_in_run
 from piebald.data.measures.weight_divergence import Measure
 from piebald.data.partition import clients_from
 from piebald.methods import recipes
-from piebald.methods.choice.candidates import Keep
+from piebald.methods.choice.final_models import Keep
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
 from piebald.report.callbacks import Callback, Tracker

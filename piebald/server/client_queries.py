@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from piebald.contracts import MOST_ROWS, ChecksSignatures, QueryRequest, Result, Runtime, Task, Update, count_reason
-from piebald.contracts.component import Component, ModelSpec
+from piebald.contracts.component import Component
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.machine import raise_if_lost
 from piebald.methods.recipe import Recipe
 from piebald.server.client_pool import ClientPool

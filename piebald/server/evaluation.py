@@ -14,7 +14,8 @@ from piebald.core.errors import SettingError
 from piebald.core.objective import has_value_for_each
 from piebald.core.randomness import select
 from piebald.methods.client_work import ClientWork
-from piebald.methods.queries.row_scores import Confusion, Naive, NaiveScores, RowScores, counted
+from piebald.methods.queries.confusion import Confusion, counted
+from piebald.methods.queries.row_scores import Naive, NaiveScores, RowScores
 from piebald.server.cluster_models import ClusterModels
 from piebald.server.cluster_state import ClusterModel, ModelSnapshot
 from piebald.server.records import TableRow

@@ -34,7 +34,8 @@ from piebald.methods.recipe import Recipe
 from piebald.methods.scheduling.base import ServerView
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.privacy.spending import Spending
-from piebald.server.client_pool import ClientPool, ClientRecords, Invitations
+from piebald.server.client_choice import ClientRecords
+from piebald.server.client_pool import ClientPool, Invitations
 from piebald.server.client_queries import ClientQueries, LoopContext
 from piebald.server.cluster_models import ClusterModels, cohort_of
 from piebald.server.cluster_state import Keep, ModelSnapshot, where_it_is

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from piebald.contracts import SERVER_ID, Checkpoint, Query, Result, RunRecorder, Split, Task, Update
-from piebald.methods.queries.evaluate import Evaluate, Validate
+from piebald.methods.queries.evaluate import Evaluate
+from piebald.methods.queries.validate import Validate
 from piebald.server.cluster_state import Counted
 
 TableRow = dict[str, Any]

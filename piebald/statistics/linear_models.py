@@ -23,7 +23,8 @@ from piebald.statistics.estimates import Estimates
 from piebald.statistics.models.clients import ColumnRoles, LocalModelClients, ModelClients, planned
 from piebald.statistics.models.fitting import Maximum, maximised, normal_mixed, quadrature_mixed
 from piebald.statistics.models.likelihood import Likelihood
-from piebald.statistics.models.rows import HEADS, Ask, Family, ModelPlan, Scale
+from piebald.statistics.models.plan import HEADS, Ask, Family, ModelPlan
+from piebald.statistics.models.rows import Scale
 
 INTERCEPT = "(intercept)"
 RandomIntercept = Literal["one_stage", "two_stage"]

@@ -1,31 +1,20 @@
-"""The result of federated statistics: columns, histograms, counts of categories, tables.
-
-The statistics that are asked for, checked before any client is asked.
-"""
+"""The result of federated statistics: columns, histograms, counts of categories, tables."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from piebald.core.arguments import checked, checked_class
-from piebald.core.errors import SettingError, shown, unknown
+from piebald.core.errors import SettingError, unknown
 from piebald.data.clients.standardise import Standardisation
 from piebald.privacy.accounting import PrivacyBudget
-from piebald.privacy.ledger import noise_for
 from piebald.report.page.markup import html_table
-from piebald.statistics.bounded_sums import bounds_reason
 
 Table = Mapping[str, Mapping[str, float]]  # rows by the category of one column and of another
 Mode = Literal["exact", "secure", "private", "secure and private"]
-Bins = Annotated[int, Field(ge=1, le=10_000)]
-Quantiles = Sequence[Annotated[float, Field(ge=0, le=1)]]
-_LARGEST = 1.7e308  # a whole number may be larger than any float
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,128 +204,3 @@ class FederatedStatistics:
 
 def _or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
-
-
-@dataclass(frozen=True, slots=True)
-class StatisticsRequest:
-    """The statistics that are asked for.
-
-    Attributes:
-        quantiles: shares of the numbers below, in [0, 1].
-        bins: bins of each column's histogram; None for no histograms.
-        bounds: the range of each column of numbers.
-        categories: the categories of columns of text, and of numbers that are codes.
-        tables: pairs of columns to count together.
-        by_client: also each client's own columns.
-    """
-
-    quantiles: tuple[float, ...]
-    bins: int | None
-    bounds: Mapping[str, tuple[float, float]]
-    categories: Mapping[str, tuple[str, ...]]
-    tables: tuple[tuple[str, str], ...]
-    by_client: bool
-
-    def check_columns(self, numbers: Sequence[str], texts: Sequence[str]) -> None:
-        """Refuse bounds, categories and tables of columns that clients do not have.
-
-        Raises:
-            SettingError: a column is not there.
-        """
-        for name in self.bounds:
-            if name not in numbers:
-                raise unknown("column of numbers to give bounds of,", name, numbers)
-        for name in [*self.categories, *itertools.chain(*self.tables)]:
-            if name not in numbers and name not in texts:
-                raise unknown("column", name, [*numbers, *texts])
-
-    def check_hidden(self, numbers: Sequence[str], texts: Sequence[str], option: str, alternative: str) -> None:
-        """Refuse a request that bounded sums cannot answer without looking at the rows first.
-
-        Args:
-            numbers: columns of numbers, which need bounds or categories.
-            texts: columns of text and of tables, which need categories.
-            option: the argument that hides the rows, "secure" or "epsilon".
-            alternative: what to do instead of giving bounds or categories, in words.
-
-        Raises:
-            SettingError: bounds, categories or bins are missing, or clients' own columns are asked for.
-        """
-        if self.by_client:
-            raise SettingError("by_client shows what secure and epsilon are to hide: leave it out")
-        for name in numbers:
-            if name not in self.bounds and name not in self.categories:
-                raise SettingError(
-                    f"{option} needs bounds of column {name!r}, which must not be taken from the rows: write "
-                    f"bounds={{{name!r}: (low, high)}}, or {alternative}"
-                )
-        for name in texts:
-            if name not in self.categories:
-                raise SettingError(
-                    f"{option} needs categories of column {name!r}, which must not be taken from the rows: write "
-                    f"categories={{{name!r}: [...]}}, or {alternative}"
-                )
-        if self.quantiles and self.bins is None and self.bounds:
-            raise SettingError(
-                f"{option} takes quantiles from a histogram: write bins=100 for an error of a hundredth of the bounds, "
-                "or quantiles=()"
-            )
-
-
-@checked
-def statistics_request(
-    quantiles: Quantiles,
-    bins: Bins | None,
-    bounds: Mapping[str, Sequence[float]],
-    by_client: bool = False,
-    categories: Mapping[str, Sequence[str]] | None = None,
-    tables: Sequence[Sequence[str]] = (),
-) -> StatisticsRequest:
-    """Return a checked request; the arguments are those of `statistics`.
-
-    Raises:
-        SettingError: an argument is wrong.
-    """
-    checked_bounds = {name: _checked_bounds(name, ends) for name, ends in bounds.items()}
-    checked_categories = {name: _checked_categories(name, values) for name, values in (categories or {}).items()}
-    pairs = tuple(map(_checked_pair, tables))
-    return StatisticsRequest(tuple(map(float, quantiles)), bins, checked_bounds, checked_categories, pairs, by_client)
-
-
-def _checked_pair(columns: Sequence[str]) -> tuple[str, str]:
-    if isinstance(columns, str) or len(columns) != 2 or columns[0] == columns[1]:
-        raise SettingError(f"tables must be pairs of different columns, got {shown(columns)}")
-    return str(columns[0]), str(columns[1])
-
-
-def _checked_categories(name: str, values: Sequence[str]) -> tuple[str, ...]:
-    texts = tuple(map(str, values))
-    if not texts or len(set(texts)) < len(texts):
-        raise SettingError(f"categories of {name!r} must be different names, at least one, got {shown(values)}")
-    return texts
-
-
-def _checked_bounds(name: str, ends: Sequence[float]) -> tuple[float, float]:
-    if len(ends) != 2 or not all(isinstance(end, int | float) and abs(end) <= _LARGEST for end in ends):
-        raise SettingError(f"bounds of {name!r} must be two numbers, low and high, got {shown(ends)}")
-    if reason := bounds_reason(*map(float, ends)):
-        raise SettingError(f"bounds of {name!r} {reason}, got {shown(ends)}")
-    return float(ends[0]), float(ends[1])
-
-
-def noise_multiplier(epsilon: float | None, delta: float | None) -> float:
-    """Return the standard deviation of the noise that a privacy budget asks for, in units of one row's influence.
-
-    Args:
-        epsilon, delta: the budget of one question; both None for no noise, which is 0.
-
-    Raises:
-        SettingError: only one of them is given.
-    """
-    if epsilon is None:
-        if delta is not None:
-            raise SettingError("delta belongs to noise: give epsilon, too, or leave it out")
-        return 0.0
-    if delta is None:
-        raise SettingError("epsilon needs a delta, below one over the number of rows: write delta=1e-6")
-    return noise_for(epsilon, delta)

@@ -32,8 +32,9 @@ from piebald.core.arguments import PathLike, checked
 from piebald.core.errors import RunFolderError
 from piebald.core.reading.files import opened
 from piebald.storage import schema
+from piebald.storage.lock import NO_LINK
 from piebald.storage.run_folder import START, existing
-from piebald.storage.schema import DATABASE, NO_LINK, explained
+from piebald.storage.schema import DATABASE, explained
 from piebald.storage.store import RunStore
 from piebald.version import __version__
 

@@ -15,7 +15,8 @@ from typing_extensions import TypedDict
 from piebald.core.errors import RunFolderError, shown
 from piebald.core.reading.files import read_json
 from piebald.storage import tensor_files
-from piebald.storage.schema import DATABASE, refuse_links
+from piebald.storage.lock import refuse_links
+from piebald.storage.schema import DATABASE
 
 START = "start.safetensors"  # what a run took over, see `lineage`
 TEMPERATURES = "temperatures.json"  # by which scores of models are divided, where that was asked for

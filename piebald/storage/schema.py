@@ -6,8 +6,6 @@ single rows of a client by its model (model "rows") or by a constant answer (`ro
 (`measure`; client is NULL for the federation), value that a component recorded (`note`), kept checkpoint (`checkpoint`)
 and tensor of a client's state (`client_state`).  Times are seconds of the runtime's clock unless named wall; sizes are
 bytes.
-
-A lock that allows one writer for each run folder.
 """
 
 from __future__ import annotations
@@ -18,10 +16,8 @@ import json
 import os
 import re
 import sqlite3
-import stat
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -259,100 +255,3 @@ _INSERT = {
     name: f"INSERT OR REPLACE INTO {name} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
     for name, columns in COLUMNS.items()
 }
-
-
-try:
-    import fcntl
-except ImportError:  # Windows: a second writer is not detected there
-    fcntl = None  # type: ignore[assignment]
-
-
-# the locks of this process, which its forked workers inherit and have to let go
-_held: weakref.WeakSet[RunLock] = weakref.WeakSet()
-
-
-def _release_in_child() -> None:
-    """Close inherited handles: a worker that outlives its killed parent must not keep the run locked."""
-    for lock in list(_held):
-        lock.drop()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_release_in_child)
-
-
-NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
-OWN_FILES = (
-    *("run.lock", "run.db*", "study.db*", "start.safetensors*"),
-    *("vectors-*.safetensors*", "client-state-*.safetensors*", "chosen-*.safetensors*"),
-)
-
-
-def refuse_links(folder: Path, written: bool = True) -> None:
-    """Refuse a folder in which a file of the run is a link or no file: it would be read, or overwritten, elsewhere.
-
-    Args:
-        folder: the run folder.
-        written: whether it will be written to, so that a hard link is refused as well.
-
-    Raises:
-        RunFolderError: one is.
-    """
-    for path in sorted(path for pattern in OWN_FILES for path in folder.glob(pattern)):
-        try:
-            status = path.lstat()
-        except FileNotFoundError:  # whoever writes the run has deleted it meanwhile
-            continue
-        if not stat.S_ISREG(status.st_mode) or (written and status.st_nlink > 1):
-            kind = "no file" if not (stat.S_ISLNK(status.st_mode) or stat.S_ISREG(status.st_mode)) else "a link"
-            use = "a run would write to it" if written else "no run writes that"
-            raise RunFolderError(f"{path} is {kind}, and {use}: remove it, or choose another folder")
-
-
-def create_new(path: Path) -> None:
-    """Create an empty file, in place of one or of a link with this name."""
-    path.unlink(missing_ok=True)
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o666))
-
-
-class RunLock:
-    """An exclusive lock on `run.lock`, held until `release` or until the process dies.
-
-    The file names its holder until `release`: one that nobody holds and that names a process was left by one that was
-    killed.
-
-    Raises:
-        RunFolderError: another writer holds it, or the file is a link, which would be overwritten elsewhere.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        refuse_links(folder)
-        self._handle: int | None = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | NO_LINK, 0o644)
-        _held.add(self)
-        if fcntl is None:
-            return
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(self._handle, 20).decode(errors="replace").strip() or "unknown"
-            self.drop()
-            raise RunFolderError(
-                f"{folder} is being written to by process {holder}: wait for it to end, or stop it"
-            ) from None
-        except OSError:  # some network file systems have no locks; the run goes on without one
-            return
-        os.ftruncate(self._handle, 0)
-        os.write(self._handle, str(os.getpid()).encode())
-
-    def release(self) -> None:
-        """Release the lock, and take this process's number out of the file.  May be called twice."""
-        if self._handle is not None and fcntl is not None:
-            with suppress(OSError):  # on a disk that cannot be written any more
-                os.ftruncate(self._handle, 0)
-        self.drop()
-
-    def drop(self) -> None:
-        """Close the file and leave it as it is."""
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None

@@ -32,9 +32,10 @@ from piebald.contracts import Checkpoint
 from piebald.core.errors import RunFolderError
 from piebald.core.reading.files import check_size
 from piebald.storage import schema, tensor_files
+from piebald.storage.lock import RunLock
 from piebald.storage.row_values import packed
 from piebald.storage.run_folder import START, UNFINISHED, check_meta, existing, missing, refuse_occupied, remove_again
-from piebald.storage.schema import DATABASE, RunLock, explained
+from piebald.storage.schema import DATABASE, explained
 
 KEPT = 2  # checkpoints; the second one is used if the first cannot be read
 _JSON = {"client": ("counts", "device"), "note": ("value",)}

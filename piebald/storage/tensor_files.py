@@ -31,7 +31,8 @@ from piebald.core.errors import RunFolderError, shown
 from piebald.core.private_files import sync_folder
 from piebald.core.reading.files import json_value, opened
 from piebald.core.reading.tensors import opened_tensors
-from piebald.storage.schema import create_new, explained, insert
+from piebald.storage.lock import create_new
+from piebald.storage.schema import explained, insert
 
 CLIENT_STATE = "client_state/"
 LAST = "last/"  # what the server keeps of each client: rows of the same table whose names begin with "last:"

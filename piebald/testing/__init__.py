@@ -11,11 +11,11 @@ Piebald's own tests use this room, and nothing that runs does.
 """
 
 from piebald.testing.aggregator import check_aggregator
+from piebald.testing.component import check_component
 from piebald.testing.data_set import check_data_set
 from piebald.testing.partition import check_partition
 from piebald.testing.recipe import (
     check_clustering,
-    check_component,
     check_recipe,
     check_scheduler,
     check_server_optimizer,

@@ -11,7 +11,8 @@ from torch import Tensor
 from piebald.contracts import Cohort, ServerContext, Update
 from piebald.methods.aggregation.base import Aggregator
 from piebald.methods.aggregation.linear import Linear
-from piebald.testing.recipe import check_component, check_runs, in_fedavg, promises
+from piebald.testing.component import check_component, promises
+from piebald.testing.recipe import check_runs, in_fedavg
 
 _NO_CONTEXT = cast(ServerContext, None)
 

@@ -11,7 +11,7 @@ from piebald.core.pytree import single
 from piebald.data.partition.by_owner import ByOwner
 from piebald.data.partition.iid import Iid
 from piebald.data.sets.dataset import DataSet
-from piebald.testing.recipe import promises
+from piebald.testing.component import promises
 
 
 @promises(object, "what loads a data set")

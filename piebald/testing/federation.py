@@ -1,7 +1,4 @@
-"""A small federation and networks that are hard on engines.
-
-The outcome of a run, by which two runs are compared.
-"""
+"""A small federation, networks that are hard on engines, and the outcome by which two runs are compared."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.partition.partition import Partition
 from piebald.data.partition.three_way_split import SPLITS
 from piebald.data.sets.dataset import DataSet, Owners
-from piebald.testing.recipe import check_component, promises
+from piebald.testing.component import check_component, promises
 
 Ints = NDArray[np.int64]
 

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from piebald.contracts.component import ModelSpec
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.objective import OBJECTIVES
 from piebald.core.parameters import Layout
 from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.methods.transforms.compression import Compressor, WireContext
-from piebald.testing.recipe import check_component, check_runs, in_fedavg, promises
+from piebald.testing.component import check_component, promises
+from piebald.testing.recipe import check_runs, in_fedavg
 
 
 @promises(Transform, "a transform")

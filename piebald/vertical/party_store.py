@@ -34,7 +34,8 @@ from piebald.core.errors import RunFolderError
 from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_bytes, read_text
 from piebald.settings.toml_document import Document
-from piebald.storage.schema import RunLock, explained
+from piebald.storage.lock import RunLock
+from piebald.storage.schema import explained
 from piebald.vertical.disclosure_ledger import LEDGER
 from piebald.vertical.party import Party, TransferStep
 from piebald.vertical.party_secret import PartySecret

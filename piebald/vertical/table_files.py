@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from piebald.core.errors import SettingError, unknown
 from piebald.core.randomness import generator
 from piebald.data.clients.client_tables import read_table
-from piebald.data.sets.formats import encode
+from piebald.data.sets.encoded_tables import encode
 from piebald.vertical.party_data import Ints, PartyHolding
 from piebald.vertical.protocol import ROLES, Role
 from piebald.vertical.transfer_settings import PartyFile, PartyFiles

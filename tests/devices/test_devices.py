@@ -18,9 +18,9 @@ from torch._dynamo.backends.debugging import aot_eager
 import piebald
 from piebald import recipes
 from piebald.contracts import ClientContext, TrainInput, TrainOutput
-from piebald.engines import recomputation
+from piebald.engines import compilation
 from piebald.engines.batched import _BatchedRun
-from piebald.engines.device_layers import moved_together
+from piebald.engines.device_copies import moved_together
 from piebald.engines.engine_choice import stack_limit
 from piebald.engines.model_traits import Traits
 from piebald.methods.recipe import Recipe
@@ -246,7 +246,7 @@ def test_compiled_passes_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> No
         return aot_eager(graph, inputs)
 
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=recorded))
-    for engine in recomputation.ENGINES:
+    for engine in compilation.ENGINES:
         expected = carry_out(method("fedavg"), model=group_norm_net, engine=engine, stack=3)
         before = len(captured)
         found = carry_out(method("fedavg"), model=group_norm_net, engine=engine, stack=3, compiled=True)
@@ -262,7 +262,7 @@ def test_what_cannot_be_compiled_is_refused_in_one_sentence(monkeypatch: pytest.
     asked: dict[str, Any] = {}
     monkeypatch.setattr(torch, "compile", lambda function, **options: asked.update(options) or function)
     quiet = Traits(mixes=False, dropout=False, random=False, each=True)
-    recomputation.compiled(nn.Identity(), quiet, torch.device("cuda"))
+    compilation.compiled(nn.Identity(), quiet, torch.device("cuda"))
     assert asked == {"mode": "reduce-overhead"}  # which is what records CUDA graphs
 
 

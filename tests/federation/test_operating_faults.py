@@ -45,7 +45,7 @@ from piebald.federation.site.site_check import check_site, site_machine
 from piebald.federation.site.site_process import site_work
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
-from piebald.storage.schema import RunLock
+from piebald.storage.lock import RunLock
 from piebald.storage.store import RunStore
 
 from .conftest import provisioned, settings, until

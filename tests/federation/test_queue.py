@@ -22,7 +22,7 @@ from piebald.federation.operate.experiment_queue import ExperimentQueue
 from piebald.federation.operate.status import give_sign, status_values
 from piebald.runs.run import opened
 from piebald.runtimes.simulation.simulation import Simulation
-from piebald.storage.schema import RunLock
+from piebald.storage.lock import RunLock
 from piebald.storage.store import RunStore
 from tests import processes
 

@@ -17,7 +17,7 @@ from piebald.federation.link.wire_messages import Piece
 from piebald.privacy.secure_aggregation.client_side import repeatable
 from piebald.privacy.secure_aggregation.key_material import public_keys
 from piebald.privacy.secure_aggregation.key_queries import SIGNED, AdvertiseKeys, ShareKeys
-from piebald.privacy.secure_aggregation.masks import KEYS, texts
+from piebald.privacy.secure_aggregation.masking_graph import KEYS, texts
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.transform import SecureAggregation
 

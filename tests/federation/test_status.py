@@ -30,7 +30,7 @@ from piebald.federation.operate.page_server import PageAddress, serving_page
 from piebald.federation.operate.prometheus import exposition
 from piebald.federation.operate.run_view import RunView, Viewer
 from piebald.federation.operate.status import RUN, check_health, killed_process, read_status, status_values
-from piebald.storage.schema import RunLock
+from piebald.storage.lock import RunLock
 from piebald.storage.store import RunStore
 
 from .conftest import Server, Sites, provisioned, until
@@ -217,7 +217,7 @@ def test_a_site_and_a_server_that_are_killed_change_the_word_everywhere(
 
 def killed_holder(folder: Path) -> int:
     """Kill a process that holds the lock of a folder; returns its number."""
-    code = "import sys, time; from pathlib import Path; from piebald.storage.schema import RunLock; "
+    code = "import sys, time; from pathlib import Path; from piebald.storage.lock import RunLock; "
     code += f"kept = RunLock(Path({str(folder)!r})); print('held', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -16,7 +16,7 @@ from piebald.core.losses import cross_entropy
 from piebald.core.metrics import accuracy
 from piebald.engines.client_context import EngineContext
 from piebald.engines.engine_choice import make_engine
-from piebald.engines.serve_stack import train_input
+from piebald.engines.incoming import train_input
 from piebald.engines.stack import ClientStack
 from piebald.methods.choice import FEWEST_ROWS, plain_sgd, train_alone
 from piebald.methods.choice.candidates import ClientCandidates

@@ -304,7 +304,7 @@ def test_means_over_rounds_are_those_of_the_pairs() -> None:
         points = draw.normal(size=(7, 4))
         pairs = ((points[:, None] - points[None]) ** 2).sum(2)
         means = pair_means(state, pairs, clients, version, 50, 1.0)
-        from piebald.methods.clustering.divergence_history import unlikeness
+        from piebald.methods.clustering.response_divergence import unlikeness
 
         now = unlikeness(torch.from_numpy(pairs)).numpy()
         for i, a in enumerate(clients):

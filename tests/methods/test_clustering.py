@@ -19,7 +19,7 @@ from piebald.data.partition import FlipPairs, Iid, Lists, PooledClients
 from piebald.engines.row_statistics import input_moments
 from piebald.methods.aggregation.linear import EqualWeighted
 from piebald.methods.clustering import Cfl, Distfl, Ifca
-from piebald.methods.clustering.distribution_knowledge import ballot
+from piebald.methods.clustering.normal_cluster import ballot
 from piebald.models import build_model
 from piebald.testing.federation import uneven_clients
 from tests.fakes import classified, seeded, simulate

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from piebald import recipes, testing
-from piebald.contracts.component import ModelSpec
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import SettingError
 from piebald.core.objective import OBJECTIVES
 from piebald.core.parameters import Layout
 from piebald.federation.site.policy import Policy
-from piebald.methods.transforms import LowRank, Qsgd, RandomK, Sign, TopK, Zstandard, bit_fields, compression
+from piebald.methods.transforms import LowRank, Qsgd, RandomK, Sign, TopK, Zstandard, bit_fields, positions
 from piebald.methods.transforms.compression import MEMORY, Compressor, WireContext
 from tests.fakes import classified, client_work, few, seeded, simulate
 
@@ -68,8 +68,8 @@ def test_positions_are_read_back_and_take_no_more_than_any_form(data: st.DataObj
     total = data.draw(st.integers(1, 3000))
     count = data.draw(st.integers(0, total))
     places = np.sort(np.random.default_rng(count).choice(total, count, replace=False))
-    packed = compression.pack(places, total)
-    assert np.array_equal(compression.unpack(packed, count, total), places)
+    packed = positions.pack(places, total)
+    assert np.array_equal(positions.unpack(packed, count, total), places)
     assert len(packed) <= 1 + min(4 * count, -(-total // 8))
 
 
@@ -78,11 +78,11 @@ def test_each_form_is_the_shortest_somewhere() -> None:
     apart = np.array([2_000_000_000])
     spread = np.sort(np.random.default_rng(0).choice(10_000_000, 100_000, replace=False))
     for places, total, form in ((crowded, 8000, 0), (apart, 1 << 31, 1), (spread, 10_000_000, 2)):
-        packed = compression.pack(places, total)
+        packed = positions.pack(places, total)
         assert packed[0] == form
-        assert np.array_equal(compression.unpack(packed, len(places), total), places)
+        assert np.array_equal(positions.unpack(packed, len(places), total), places)
     # 1 in 100 positions has an entropy of 8.08 bits, which no form can be below
-    bits = 8 * len(compression.pack(spread, 10_000_000)) / len(spread)
+    bits = 8 * len(positions.pack(spread, 10_000_000)) / len(spread)
     assert -math.log2(0.01) - 99 * math.log2(0.99) <= bits < 8.2
 
 
@@ -108,12 +108,12 @@ GAPS = {"low": bit_fields.pack(np.array([1, 0, 1]), 1).tobytes(), "high": bytes(
 def test_positions_of_others_are_checked(body: bytes) -> None:
     """Out of range, twice, in another order, too many, too few, and sums that would wrap around."""
     with pytest.raises(ValueError):  # noqa: PT011 - every one of its sentences
-        compression.unpack(np.frombuffer(body, dtype=np.uint8), 3, 38)
+        positions.unpack(np.frombuffer(body, dtype=np.uint8), 3, 38)
 
 
 def test_gaps_are_read_where_they_fit() -> None:
     body = b"\x02\x01" + GAPS["low"] + GAPS["high"]
-    assert compression.unpack(np.frombuffer(body, dtype=np.uint8), 3, 40).tolist() == [1, 2, 4]
+    assert positions.unpack(np.frombuffer(body, dtype=np.uint8), 3, 40).tolist() == [1, 2, 4]
 
 
 # ------------------------------------------------------------------------------------------------------ what they claim

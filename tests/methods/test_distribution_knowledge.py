@@ -15,7 +15,7 @@ from sklearn.metrics import adjusted_rand_score, silhouette_score
 from torch import Tensor, nn
 
 from piebald.core.errors import SettingError
-from piebald.core.moments import InputHooks, mean_and_variance
+from piebald.core.input_statistics import InputHooks, mean_and_variance
 from piebald.core.parameters import Layout
 from piebald.methods.clustering.distribution_knowledge import (
     batch_norm_targets,
@@ -24,8 +24,8 @@ from piebald.methods.clustering.distribution_knowledge import (
     moment_targets,
     synthesise,
 )
-from piebald.methods.clustering.divergence_history import divergences, responses, symmetric
 from piebald.methods.clustering.partitioning import by_gap, by_silhouette, dissolved, renumbered, silhouette, tracked
+from piebald.methods.clustering.response_divergence import divergences, responses, symmetric
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 

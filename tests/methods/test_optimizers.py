@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from piebald import recipes
 from piebald.contracts import SgdConfig, StepSettings
-from piebald.contracts.component import ModelSpec
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import SettingError
 from piebald.core.objective import OBJECTIVES
 from piebald.core.parameters import Layout

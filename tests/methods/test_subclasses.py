@@ -285,7 +285,7 @@ NAMED = {
     "answer.py": {"interval"},  # how a difference was measured
     "evidence.py": {"interval"},
     "client_tables.py": {"Image", "DataFrame"},  # classes of packages that are not imported for a look
-    "pretrained.py": {"Conv1D"},
+    "lora.py": {"Conv1D"},
     "prediction.py": {"classes", "labels", "places", "values"},  # what outputs are, of which there are no others
     "table_files.py": {"OTU"},  # types of NumPy
     "verdict.py": {"interval"},

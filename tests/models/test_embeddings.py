@@ -13,7 +13,7 @@ import torch
 import piebald
 from piebald.experiments.file import ExperimentSettings
 from piebald.models import build_model
-from piebald.models.networks import embedding_size, with_embeddings
+from piebald.models.wrappers import embedding_size, with_embeddings
 
 
 def test_numbers_of_categories_become_vectors() -> None:

@@ -27,7 +27,7 @@ from piebald.cli import main
 from piebald.core.errors import RunFolderError
 from piebald.federation.site.site_rows import RunRows, SiteSource, own_rows
 from piebald.runs.adaptation import from_file
-from piebald.storage import schema, tensor_files
+from piebald.storage import lock, schema, tensor_files
 from piebald.storage.store import RunStore
 from tests import processes
 from tests.security.fuzzers import fuzzer
@@ -94,7 +94,7 @@ def test_a_link_in_place_of_an_unfinished_file_is_replaced(tmp_path: Path) -> No
 def test_what_is_no_file_is_not_locked(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "run.lock")
     with pytest.raises(piebald.RunFolderError, match="is no file"):
-        schema.RunLock(tmp_path)
+        lock.RunLock(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------------ damage

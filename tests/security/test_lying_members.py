@@ -19,20 +19,11 @@ from piebald import recipes
 from piebald.contracts import SIGNATURE, PartialSum, QueryRequest, Update
 from piebald.core.errors import Declined
 from piebald.privacy import SecureAggregation
-from piebald.privacy.secure_aggregation import client_side, key_exchange, key_material, key_queries
-from piebald.privacy.secure_aggregation.key_queries import (
-    COMMITMENTS,
-    DISPUTED,
-    KEYS,
-    PROOF,
-    PUBLISHED,
-    READERS,
-    SHARES,
-    SIGNED,
-    ShowShares,
-)
-from piebald.privacy.secure_aggregation.masks import CONTEXT, MaskingGraph, numbers, rows
+from piebald.privacy.secure_aggregation import client_side, key_material, key_queries, shamir, share_checks, unmasking
+from piebald.privacy.secure_aggregation.key_queries import COMMITMENTS, KEYS, PROOF, PUBLISHED, SHARES, SIGNED
+from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, numbers, rows
 from piebald.privacy.secure_aggregation.server_side import SecureRound
+from piebald.privacy.secure_aggregation.share_checks import DISPUTED, READERS, ShowShares
 from tests.fakes import classified, seeded, simulate
 
 from .lying_server import SIZE, Clients
@@ -185,7 +176,7 @@ def test_who_sends_garbage_shows_what_it_published_or_is_left_out(shows: str, mo
         boxes = real(graph, client, root, both)
         return {to: bytes(len(box)) for to, box in boxes.items()} if client == BAD else boxes
 
-    for module in (key_queries,):
+    for module in (key_queries, share_checks):
         monkeypatch.setattr(module, "encrypted_for", encrypted)
     clients = WithOneLiar({} if shows == "what it published" else {"show_shares": garbled(SHARES)}, threshold=1.0)
     if shows == "what it published":  # six neighbours dispute it, and seven shares open a mask
@@ -199,7 +190,7 @@ def test_who_sends_garbage_shows_what_it_published_or_is_left_out(shows: str, mo
 
 def test_false_accusations_stop_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member disputes right shares, with its signature: who sent them shows them, to who has them anyway."""
-    real = key_queries.share_digests
+    real = share_checks.share_digests
 
     def blind(both: bytes, graph: MaskingGraph, owner: int, holder: int) -> bytes:
         return b"" if holder == BAD and owner < COUNT and watching[0] else real(both, graph, owner, holder)
@@ -212,7 +203,7 @@ def test_false_accusations_stop_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
         watching[0] = (query.kind, client) == ("check_shares", BAD)
         return asked(client, query, vectors)
 
-    monkeypatch.setattr(key_queries, "share_digests", blind)
+    monkeypatch.setattr(share_checks, "share_digests", blind)
     monkeypatch.setattr(clients, "ask", ask)
     assert clients.right(clients.sum(), range(COUNT))
     assert clients.asked.count("show_shares") == 1
@@ -234,9 +225,9 @@ def test_who_shares_something_else_than_its_secret_is_named(
         shares = real(kind, graph, client, root)
         if (kind, client) != (which, BAD):
             return shares
-        return {place: place.to_bytes(key_material.BYTES) for place in shares}  # on a line, its secret is 0
+        return {place: place.to_bytes(shamir.BYTES) for place in shares}  # on a line, its secret is 0
 
-    for module in (key_material, key_exchange):
+    for module in (key_material, unmasking):
         monkeypatch.setattr(module, "own_shares", other)
     clients = WithOneLiar({}, uploads=uploads)
     found = clients.sum()

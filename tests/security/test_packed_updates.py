@@ -18,7 +18,7 @@ from piebald.contracts import Update
 from piebald.contracts.component import build
 from piebald.core.parameters import Layout
 from piebald.federation.link.wire_format import pack_update
-from piebald.methods.transforms import compression
+from piebald.methods.transforms import positions
 from piebald.methods.transforms.bit_fields import pack
 from piebald.methods.transforms.compression import Compressor, WireContext, as_bytes
 
@@ -153,8 +153,8 @@ def test_no_more_memory_is_taken_than_an_honest_update_takes() -> None:
     assert isinstance(sparse, Compressor)
     assert isinstance(rounded, Compressor)
     zeros = as_bytes(np.ones(90)).tobytes() + b"\x02\x00" + bytes(8 * size - 400)
-    honest = compression.pack(np.array([size - 90, *range(size - 89, size)]), size)  # all gaps in one number
-    assert compression.unpack(honest, 90, size)[0] == size - 90
+    honest = positions.pack(np.array([size - 90, *range(size - 89, size)]), size)  # all gaps in one number
+    assert positions.unpack(honest, 90, size)[0] == size - 90
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="gaps between positions that cannot be read"):

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from piebald import recipes
 from piebald.contracts import ClientContext, Query, ResultForm, Split, SumDemands, Task, TrainInput, TrainOutput, Trains
-from piebald.contracts.component import ModelSpec
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import SettingError
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.queries import Evaluate
-from piebald.methods.queries.evaluate import Validate
 from piebald.methods.queries.server_rows import RootLoss, RootTraining
+from piebald.methods.queries.validate import Validate
 from piebald.methods.recipe import Recipe
 from piebald.methods.training.lowest_loss import LowestLoss
 from piebald.runs.options import RunOptions

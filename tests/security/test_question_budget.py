@@ -42,11 +42,11 @@ from piebald.privacy.question_ledger import FILE, OverLimit, QuestionLedger, as_
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.server.client_queries import ClientQueries
+from piebald.statistics.exact_at_sites import stated_questions, statistics_at_sites
 from piebald.statistics.experiment import open_sites, question_recipe
-from piebald.statistics.pooled_statistics import statistics_request
 from piebald.statistics.queries.columns import StatisticsQuery
 from piebald.statistics.queries.trees import TreeScoresQuery
-from piebald.statistics.sites import stated_questions, statistics_at_sites
+from piebald.statistics.request import statistics_request
 from piebald.statistics.trees.settings import TreeSettings
 from tests import processes
 from tests.federation.conftest import ENVIRONMENT, Sites, provisioned, until

@@ -233,7 +233,7 @@ def test_only_the_front_door_gives_text_the_rights_of_the_user() -> None:
         "models/networks.py", "data/embeddings/embedded.py", "data/sets/named.py", "runs/run.py", "runs/compare.py",
         "runs/adaptation/newcomer_file.py", "experiments/file.py", "experiments/preview.py", "cli/show.py",
         "advice/tuning/space.py", "advice/tuning/trial_runs.py", "federation/site/site_rows.py",
-        "federation/site/site_process.py", "testing/recipe.py",
+        "federation/site/site_process.py", "testing/component.py", "testing/recipe.py",
     }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from piebald import recipes
 from piebald.contracts import SUM, ClientSecrets, Task, Update, secrets, shown_digest, task_digest
 from piebald.core.errors import SettingError
 from piebald.privacy import SecureAggregation
-from piebald.privacy.secure_aggregation import key_exchange, masks, server_side, transform
+from piebald.privacy.secure_aggregation import masks, server_side, transform, unmasking
 from piebald.privacy.secure_aggregation.client_side import masked, replied
 from piebald.privacy.secure_aggregation.key_material import rounding_seed
 from piebald.privacy.secure_aggregation.key_queries import DIGEST
@@ -122,7 +122,7 @@ def shown_to_others(change: Change, base: Task = TRUE) -> dict[int, Task]:
 
 def gullible(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that give shares whatever others have signed, and a server that goes on."""
-    monkeypatch.setattr(key_exchange, "_check_quorum", lambda *_: None)
+    monkeypatch.setattr(unmasking, "_check_quorum", lambda *_: None)
     monkeypatch.setattr(server_side, "_common", lambda signed, *_: signed[VICTIM].shown)
 
 

@@ -13,7 +13,7 @@ sealapi = pytest.importorskip("tenseal.sealapi", reason="needs the extra: pip in
 
 from piebald.vertical.encryption.backend import InvalidMessage  # noqa: E402
 from piebald.vertical.encryption.bfv import context  # noqa: E402
-from piebald.vertical.encryption.seal import HEADER, MAGIC  # noqa: E402
+from piebald.vertical.encryption.seal_bytes import HEADER, MAGIC  # noqa: E402
 
 HE = context(8192)
 VERSION = HE.save(sealapi.KeyGenerator(HE.context).secret_key())[3:5]

@@ -23,7 +23,7 @@ from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.recipes import fedavg
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import PreparedRun, prepare
-from piebald.statistics.experiment import asked_sites
+from piebald.statistics.preparation_at_sites import asked_sites
 from piebald.statistics.queries.prepare import PrepareQuery, packed, unpacked
 
 from .sites import Change, InProcess, Policy

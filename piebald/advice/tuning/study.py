@@ -33,7 +33,7 @@ from piebald.core.reading.files import UnfitFile, regular
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipe_settings import plain
 from piebald.report.paired import Scores
-from piebald.storage.schema import RunLock
+from piebald.storage.lock import RunLock
 
 FIRST = 5  # trials before TPE learns from them
 _PROGRAMS = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger') OR sql LIKE 'CREATE VIRTUAL%'"

@@ -18,7 +18,8 @@ from piebald.data.clients.table_files import files_of as files_of
 from piebald.data.clients.table_files import is_table as is_table
 from piebald.data.clients.table_files import mixed_reason
 from piebald.data.clients.table_files import read_table as read_table
-from piebald.data.partition.leakage import RowKeys, with_suspects
+from piebald.data.partition.leakage import with_suspects
+from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Ints
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.preparation.columns import CodedTable, guess_columns

@@ -13,7 +13,8 @@ from piebald.core.arguments import checked
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.data.clients.client_tables import owners_of, read_table
 from piebald.data.clients.lists import Lists
-from piebald.data.partition.leakage import RowKeys, with_suspects
+from piebald.data.partition.leakage import with_suspects
+from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Ints
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.partition.three_way_split import SPLITS, three_ways

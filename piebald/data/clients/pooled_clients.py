@@ -23,7 +23,7 @@ from piebald.data.partition.split import Ints
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.partition.three_way_split import SPLITS, check_split
 from piebald.data.preparation.columns import CodedTable
-from piebald.data.sets.dataset import Decoded
+from piebald.data.sets.decoded import Decoded
 
 
 @checked_class

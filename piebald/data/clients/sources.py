@@ -33,7 +33,7 @@ from piebald.data.clients.lists import Lists
 from piebald.data.clients.pairs import from_owned, from_pairs, is_owned, pair
 from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.clients.prepared import PreparedClients, prepared
-from piebald.data.partition.leakage import RowKeys
+from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Ints
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.partition.three_way_split import check_shares, three_ways

@@ -20,7 +20,7 @@ from piebald.core.errors import SettingError, install
 from piebald.core.model_settings import checked_network, whole
 from piebald.core.progress import Bar
 from piebald.core.reading.files import check_size, read_bytes, regular
-from piebald.data.sets.dataset import Decoded
+from piebald.data.sets.decoded import Decoded
 from piebald.data.sets.download import cache, is_prepared, official, prepared, read_npz
 
 

@@ -1,8 +1,7 @@
 """Measures of heterogeneity in inputs, labels, sizes and speeds, for each client and for the federation.
 
-They are computed from `Statistics`, so a real federation can report them without moving a row.
-
-Heterogeneity of clients, measured before a run without loading rows that are not in memory.
+They are computed from `Statistics`, so a real federation can report them without moving a row, and a simulation
+before a run without loading rows that are not in memory.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from piebald.data.measures.heterogeneity import Heterogeneity as Heterogeneity
     from piebald.data.measures.heterogeneity import measure as measure
     from piebald.data.measures.heterogeneity import survey as survey
+    from piebald.data.partition.backdoor import Backdoor as Backdoor
     from piebald.data.partition.by_embedding import ByEmbedding as ByEmbedding
     from piebald.data.partition.by_owner import ByOwner as ByOwner
-    from piebald.data.partition.data_change import Backdoor as Backdoor
     from piebald.data.partition.data_change import Blur as Blur
     from piebald.data.partition.data_change import Contrast as Contrast
     from piebald.data.partition.data_change import DataChange as DataChange
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from piebald.data.partition.devices import FastSlow as FastSlow
     from piebald.data.partition.devices import Homogeneous as Homogeneous
     from piebald.data.partition.devices import LogNormal as LogNormal
-    from piebald.data.partition.devices import Trace as Trace
     from piebald.data.partition.dirichlet import Dirichlet as Dirichlet
     from piebald.data.partition.disjoint import Disjoint as Disjoint
     from piebald.data.partition.iid import Iid as Iid
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from piebald.data.partition.sizes import Sizes as Sizes
     from piebald.data.partition.sizes import Skewed as Skewed
     from piebald.data.partition.sizes import Uniform as Uniform
+    from piebald.data.partition.trace import Trace as Trace
     from piebald.data.partition.vertical_split import Parties as Parties
     from piebald.data.partition.vertical_split import PartyRows as PartyRows
     from piebald.data.partition.vertical_split import Vertical as Vertical

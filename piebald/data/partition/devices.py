@@ -1,27 +1,16 @@
-"""Models of devices: speed, bandwidth, availability and dropout.  Each kind is a `contracts.Fleet`.
-
-Measured devices: a CSV file with one line for each client.
-"""
+"""Models of devices: speed, bandwidth, availability and dropout.  Each kind is a `contracts.Fleet`."""
 
 from __future__ import annotations
 
-import csv
 import math
-import re
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from piebald.contracts import Device
 from piebald.contracts.component import Component
-from piebald.core.errors import SettingError, unknown
 from piebald.core.randomness import generator
-from piebald.core.reading.files import read_text
-
-COLUMNS = ("client", "seconds_per_step", "down", "up", "latency", "dropout", "on")
-_INTERVALS = re.compile(r"[\d.]+-[\d.]+(;[\d.]+-[\d.]+)*")
 
 
 class Devices(Component):
@@ -145,103 +134,3 @@ class LogNormal(Devices):
         return self._device(
             self.seconds_per_step * math.exp(self.sigma * speed), math.exp(self.bandwidth_sigma * bandwidth)
         )
-
-
-class Trace(Devices):
-    """Speeds, bandwidths and availability from a CSV file, with one line for each client in order.
-
-    Columns: seconds_per_step, and optionally down, up (bytes a second), latency (seconds), dropout (0 to 1), on
-    (intervals in seconds, "0-3600;7200-9000") and client (a name, ignored).  An empty cell stands for the
-    fleet's own setting.  With more clients than lines, lines are used again from the top.
-
-    Attributes:
-        file: the CSV file, read when a device is first asked for.
-    """
-
-    file: str
-
-    def device(self, client: int) -> Device:
-        """The device of one client."""
-        lines = _read(self.file)
-        line = lines[client % len(lines)]
-        down, up = (line.get(name, getattr(self, name)) for name in ("down", "up"))
-        return Device(
-            seconds_per_step=line["seconds_per_step"],
-            down=math.inf if down is None else down,
-            up=math.inf if up is None else up,
-            latency=line.get("latency", self.latency),
-            dropout=line.get("dropout", self.dropout),
-            on=_intervals(self.file)[client % len(lines)],
-        )
-
-    def available(self, clients: int, now: float) -> Sequence[int]:
-        """Clients that are available now."""
-        times = _intervals(self.file)
-        if all(on is None for on in times):
-            return range(clients)
-        here = [on is None or any(start <= now < stop for start, stop in on) for on in times]
-        return [client for client in range(clients) if here[client % len(here)]]
-
-
-@lru_cache(maxsize=8)
-def _rows(file: str) -> tuple[Mapping[str, str], ...]:
-    try:
-        reader = csv.DictReader(read_text(file).splitlines(keepends=True))
-        rows, names = list(reader), [name.strip() for name in reader.fieldnames or ()]
-    except FileNotFoundError:
-        raise SettingError(f"there is no file {file}: a trace is a CSV file with a line for each client") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SettingError(f"{file} cannot be read as CSV: {error}") from None
-    if not names:
-        raise SettingError(f"{file} cannot be read as CSV: it is empty")
-    if "seconds_per_step" not in names:
-        raise SettingError(f"{file} must have a column 'seconds_per_step', got {', '.join(names)}")
-    for name in names:
-        if name not in COLUMNS:
-            raise unknown("column of a trace called", name, COLUMNS)
-    if not rows:
-        raise SettingError(f"{file} must have a line for at least one client, got none")
-    return tuple({key.strip(): (value or "").strip() for key, value in row.items() if key} for row in rows)
-
-
-@lru_cache(maxsize=8)
-def _read(file: str) -> tuple[Mapping[str, float], ...]:
-    return tuple(_numbers(row, f"{file}, line {number}") for number, row in enumerate(_rows(file), 2))
-
-
-def _numbers(row: Mapping[str, str], place: str) -> dict[str, float]:
-    numbers = {}
-    for name, text in row.items():
-        if name in ("client", "on") or (not text and name != "seconds_per_step"):
-            continue
-        try:
-            value = float(text)
-        except ValueError:
-            raise SettingError(f"{place}: {name} must be a number, got {text!r}") from None
-        if not math.isfinite(value) or value < 0 or (name == "dropout" and value > 1):
-            limit = "from 0 to 1" if name == "dropout" else "at least 0"
-            raise SettingError(f"{place}: {name} must be {limit}, got {text}")
-        if not value and name in ("down", "up"):
-            raise SettingError(f"{place}: {name} must be above 0, got {text}")
-        numbers[name] = value
-    return numbers
-
-
-@lru_cache(maxsize=8)
-def _intervals(file: str) -> tuple[tuple[tuple[float, float], ...] | None, ...]:
-    return tuple(_on(row.get("on", ""), f"{file}, line {number}") for number, row in enumerate(_rows(file), 2))
-
-
-def _on(text: str, place: str) -> tuple[tuple[float, float], ...] | None:
-    if not text:
-        return None
-    message = f"{place}: on must be intervals like 0-3600;7200-9000, got {text!r}"
-    if not _INTERVALS.fullmatch(text):
-        raise SettingError(message)
-    try:
-        pairs = [tuple(float(end) for end in pair.split("-")) for pair in text.split(";")]
-    except ValueError:
-        raise SettingError(message) from None
-    if any(start >= stop for start, stop in pairs):
-        raise SettingError(message)
-    return tuple((start, stop) for start, stop in pairs)

@@ -29,7 +29,7 @@ from piebald.data.clients.convert import class_numbers
 from piebald.data.clients.lists import Lists
 from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.partition.data_change import AnyChange, changed
-from piebald.data.partition.leakage import RowKeys
+from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Bools, Ints, folds_of, hold_out, thin
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.partition.three_way_split import three_ways

@@ -11,7 +11,8 @@ from piebald.contracts import Split
 from piebald.core.errors import SettingError, unknown
 from piebald.core.randomness import key
 from piebald.data.clients.lists import Lists
-from piebald.data.partition.leakage import RowKeys, warn_of_leaks
+from piebald.data.partition.leakage import warn_of_leaks
+from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Bools, Floats, Ints, folds_of, forward_chain, hold_out, units
 from piebald.data.partition.split_settings import Amount, SplitSettings
 

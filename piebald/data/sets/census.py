@@ -11,7 +11,8 @@ import torch
 from piebald.core.errors import SettingError
 from piebald.data.sets.dataset import DataSet
 from piebald.data.sets.download import is_prepared, official
-from piebald.data.sets.formats import decades, encode, owners, read_csv, read_zip
+from piebald.data.sets.encoded_tables import decades, encode, owners, read_csv
+from piebald.data.sets.formats import read_zip
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -10,7 +10,8 @@ import torch
 from piebald.core.errors import SettingError
 from piebald.data.sets.dataset import DataSet
 from piebald.data.sets.download import is_prepared, official
-from piebald.data.sets.formats import checked, decades, encode, owners, read_csv, read_xls, read_zip
+from piebald.data.sets.encoded_tables import checked, decades, encode, owners, read_csv
+from piebald.data.sets.formats import read_xls, read_zip
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from piebald.data.sets.dataset import DataSet
-from piebald.data.sets.formats import idx_images
+from piebald.data.sets.idx_images import idx_images
 
 URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 # The authors publish MD5 only.

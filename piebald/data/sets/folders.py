@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from piebald.core.arguments import Count, PathLike, Positive, checked
 from piebald.core.errors import SettingError
 from piebald.core.reading.files import opened
-from piebald.core.reading.packed import FORMATS, picture
-from piebald.data.sets.dataset import DataSet, Decoded, Owners
+from piebald.core.reading.images import FORMATS, picture
+from piebald.data.sets.dataset import DataSet, Owners
+from piebald.data.sets.decoded import Decoded
 
 _BILINEAR = 2  # `PIL.Image.Resampling.BILINEAR`, without an import of Pillow
 IMAGES = tuple(FORMATS)

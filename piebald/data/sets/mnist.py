@@ -6,7 +6,7 @@ import dataclasses
 
 from piebald.data.sets.dataset import DataSet
 from piebald.data.sets.download import is_prepared
-from piebald.data.sets.formats import idx_images
+from piebald.data.sets.idx_images import idx_images
 from piebald.data.sets.mnist_writers import CHECKSUMS, MNIST, mnist_writers
 
 

@@ -26,12 +26,13 @@ from piebald.data.clients.published_rows import with_published
 from piebald.data.clients.sources import clients_of_table
 from piebald.data.embeddings.embedded import embedded_by
 from piebald.data.partition import ByOwner, Iid
-from piebald.data.partition.leakage import RowKeys
+from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split_settings import SplitSettings, division_of
 from piebald.data.preparation.answers import Table, parsed_numbers
 from piebald.data.preparation.columns import CodedTable, guess_columns
 from piebald.data.preparation.settings import PrepareSettings
-from piebald.data.sets.dataset import DataSet, Decoded
+from piebald.data.sets.dataset import DataSet
+from piebald.data.sets.decoded import Decoded
 from piebald.data.sets.folders import grey
 from piebald.federation.site.row_records import row_records
 from piebald.privacy.question_ledger import Records

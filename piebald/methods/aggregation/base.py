@@ -15,7 +15,7 @@ from piebald.core.errors import SettingError, shown
 
 if TYPE_CHECKING:
     from piebald.contracts import Query
-    from piebald.contracts.component import ModelSpec
+    from piebald.contracts.model_spec import ModelSpec
 
 
 class Aggregator(Component):

@@ -13,10 +13,10 @@ from piebald.contracts import Cohort, QueryRequest, ServerContext, Update
 from piebald.core.randomness import select
 from piebald.methods.aggregation.classification_scores import SCORES
 from piebald.methods.aggregation.linear import Linear
-from piebald.methods.queries.evaluate import Validate
+from piebald.methods.queries.validate import Validate
 
 if TYPE_CHECKING:
-    from piebald.contracts.component import ModelSpec
+    from piebald.contracts.model_spec import ModelSpec
 
 
 class Dvw(Linear):

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import Cohort, ServerContext
-from piebald.contracts.component import ModelSpec, RecipeComponents
+from piebald.contracts.component import RecipeComponents
+from piebald.contracts.model_spec import ModelSpec
 from piebald.methods.aggregation.base import Aggregator
 from piebald.methods.training.sgd import Sgd
 

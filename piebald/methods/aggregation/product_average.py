@@ -13,7 +13,7 @@ from piebald.core.narrow_models import adapter_pairs
 from piebald.methods.aggregation.base import Aggregator
 
 if TYPE_CHECKING:
-    from piebald.contracts.component import ModelSpec
+    from piebald.contracts.model_spec import ModelSpec
     from piebald.core.parameters import Layout, Slot
 
 _ROUNDING = 1e-6  # singular values below this share of the largest one are what float32 leaves of zeros

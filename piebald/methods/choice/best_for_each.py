@@ -10,9 +10,10 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.contracts import ClientContext, OwnChoice, Split, TrainInput, TrainOutput, Trains
-from piebald.contracts.component import ModelSpec
-from piebald.methods.choice.candidates import SHARED, ClientCandidates, marked, record
+from piebald.contracts.model_spec import ModelSpec
+from piebald.methods.choice.candidates import SHARED, ClientCandidates
 from piebald.methods.choice.guard import paired
+from piebald.methods.choice.record import marked, record
 
 
 class BestForEach(OwnChoice):

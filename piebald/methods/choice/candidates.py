@@ -14,102 +14,25 @@ The most widely shared first:
   loaded and deployed like any other; mixed outputs would need two models forever.
 - `local`: what the client would have trained alone, with the same work: its tasks from the run's initial model, and 0
   to `TUNE_EPOCHS` more passes, as many as the fine-tuned model may have.
-
-The record of one client's choice: plain values for the run folder, a site's file, and the page.
-
-The models that a run ends with (`keep`): a name, or the table of a choice that each client makes for itself.
-
-Training alone: the model that a client would have had without the federation, with the same work.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from piebald.contracts import ClientContext, OwnChoice, Personalizes, Split, TrainInput, Trains
-from piebald.contracts.component import Component, build
-from piebald.core.errors import SettingError, unknown
-from piebald.methods.choice.guard import FEWEST_ROWS, Verdict, judge
-from piebald.methods.training.sgd import Sgd
+from piebald.contracts import ClientContext, Personalizes, TrainInput, Trains
+from piebald.methods.choice.alone import plain_sgd, train_alone
+from piebald.methods.choice.guard import Verdict, judge
 
 CANDIDATES = ("global", "cluster", "personal", "fine_tuned", "mixed", "local")
 SHARED = ("global", "cluster")
 TUNE_EPOCHS = 5
 SHARES = (0.25, 0.5, 0.75)  # of a client's own model in a mixture
-ALONE = "nothing is shared, so there is no other model"
-WORDS = {
-    "global": "the global model",
-    "cluster": "its cluster's model",
-    "personal": "its personal model",
-    "fine_tuned": "the fine-tuned model",
-    "mixed": "the mixed model",
-    "local": "its own local model",
-    "neighbours": "the model with its neighbours",
-}
-Keep = Literal["last", "best", "best_for_each", "knn_per"]
-KEEPS: tuple[str, ...] = get_args(Keep)
-_OF_ALL = ("last", "best")
-_OF_RUN = ("split", "tasks", "passes")  # settings that are no user's
-
-
-def plain_sgd(trainer: Trains) -> Sgd:
-    """The settings of a trainer as SGD without a term that ties it to others, and without noise.
-
-    A model that never leaves its client needs neither.  A trainer that is no kind of SGD has no such settings: then it
-    is SGD with its defaults.
-    """
-    if not isinstance(trainer, Sgd):
-        return Sgd()
-    settings = {name: getattr(trainer, name) for name in Sgd.model_fields}
-    if trainer.protects:
-        settings["clip"] = None  # that of single rows' gradients
-    return Sgd(**settings)
-
-
-def local_work(trainer: Trains, rows: int, steps: int) -> int:
-    """The passes over a client's rows that a training task made.
-
-    Args:
-        trainer: the run's.
-        rows: the client's training rows.
-        steps: the optimizer steps that the client took, 0 where it does not say.
-    """
-    plain = plain_sgd(trainer)
-    each = max(1, -(-rows // plain.step_rows))
-    return plain.epochs if steps <= plain.epochs * each else round(steps / each)
-
-
-def train_alone(
-    trainer: Trains, inputs: TrainInput, context: ClientContext, tasks: Sequence[str], passes: Sequence[int]
-) -> Tensor:
-    """The models [c, p] of clients that train alone, from the run's initial model.
-
-    They make the same tasks as in the run: with its learning rates, and with the same order of rows.  So the outcome is
-    that of the recipe `local`.
-
-    Args:
-        trainer: the run's.
-        inputs: of the clients.
-        context: of the clients.
-        tasks: `Task.rng_version` of each task that they made.
-        passes: the passes over their rows in each of them.
-    """
-    # from the run's first model, and with its learning rates and orders of rows: the recipe `local`
-    plain, model = plain_sgd(trainer), context.initial.expand(len(inputs.versions), -1)
-    state = {name: part.expand(len(model), *part.shape) for name, part in plain.initial_state(model[0], 0).items()}
-    for task, epochs in zip(tasks, passes, strict=True):
-        version, _, attempt = task.partition(".")
-        task_inputs = replace(inputs, model=model, state=state, vectors={}, versions=[int(version)] * len(model))
-        again = context.with_rng(task if attempt else int(version))
-        output = plain.model_copy(update={"epochs": epochs}).train(task_inputs, again)
-        model, state = output.model, dict(output.state)
-    return model
 
 
 class Candidates:
@@ -229,146 +152,3 @@ class ClientCandidates(Candidates):
             model, state = output.model, dict(output.state)
             models.append(model)
         return models
-
-
-def record(metrics: Mapping[str, float], rows: int) -> dict[str, Any]:
-    """A choice as plain values.
-
-    Args:
-        metrics: those of an answer to `BestForEach`.
-        rows: the client's validation rows.
-
-    Returns:
-        `chosen`: the name of the chosen candidate; `why`: the reason, in one sentence; `rows`: validation rows;
-        `candidates`: loss and metrics on validation rows by candidate; `difference` and `error`: by how much the best
-        candidate's loss is below the shared model's, and the standard error of that; `epochs`: the passes after the run
-        that the chosen model has made; `mixture`: the client's own model in the mixture and its share; `judged`: rows,
-        loss and metrics of the chosen model on the rows that models are judged by, and of the shared and the local one;
-        `alone`: the chosen model's loss there minus that of the local one, and its standard error.  What does not exist
-        is None or left out.
-    """
-    values, shared = finite(metrics), int(metrics["shared"])
-    chosen, names = marked_name("chosen", metrics), [name for name in CANDIDATES if f"chosen/{name}" in metrics]
-    best = names.index(marked_name("best", metrics))
-    verdict = Verdict(names.index(chosen), best, metrics["difference"], metrics["error"])
-    choice: dict[str, Any] = {
-        "chosen": chosen,
-        "why": reason(verdict, names, shared, rows) if shared else ALONE,
-        "rows": rows,
-        "candidates": grouped(values, "validation"),
-        "difference": values["difference"],
-        "error": values["error"],
-    }
-    if (epochs := metrics.get(f"{chosen}/epochs")) is not None:
-        choice["epochs"] = int(epochs)
-    if chosen == "mixed":
-        choice["mixture"] = {"of": marked_name("mixed/of", metrics), "share": float(metrics["mixed/share"])}
-    if (judged := int(metrics.get("judged/rows", 0))) > 0:
-        choice["judged"] = {"rows": judged, **grouped(values, "judged")}
-        if "alone/difference" in values:
-            choice["alone"] = {"difference": values["alone/difference"], "error": values["alone/error"]}
-    return choice
-
-
-def loses(choice: Mapping[str, Any]) -> bool:
-    """Return whether the chosen model is worse than the client's own local one, by more than two standard errors of the
-    loss on the rows that models are judged by.
-    """
-    alone = choice.get("alone") or {}
-    difference, error = alone.get("difference"), alone.get("error")
-    return difference is not None and error is not None and bool(difference > 2 * error)
-
-
-def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Metrics as plain values, None for what is not defined."""
-    return {name: None if not math.isfinite(value) else float(value) for name, value in metrics.items()}
-
-
-def marked(group: str, names: Sequence[str], choices: Sequence[str]) -> dict[str, Tensor]:
-    """Return the clients' names as metrics [c]: "GROUP/CHOICE" is 1 for those whose name it is, and 0 for the others.
-
-    Examples:
-        >>> marked("chosen", ["local", "global"], ["global", "local"])
-        {'chosen/global': tensor([0., 1.]), 'chosen/local': tensor([1., 0.])}
-    """
-    return {f"{group}/{choice}": torch.tensor([float(name == choice) for name in names]) for choice in choices}
-
-
-def marked_name(group: str, metrics: Mapping[str, float]) -> str:
-    """Return the name that `marked` has marked in one client's metrics.
-
-    Examples:
-        >>> marked_name("chosen", {"chosen/global": 0.0, "chosen/local": 1.0, "shared": 1.0})
-        'local'
-    """
-    prefix = f"{group}/"
-    return next(name.removeprefix(prefix) for name, value in metrics.items() if name.startswith(prefix) and value)
-
-
-def grouped(told: Mapping[str, float | None], group: str) -> dict[str, dict[str, float | None]]:
-    """The scores "GROUP/MODEL/METRIC" of one group, by model and metric."""
-    scores: dict[str, dict[str, float | None]] = {}
-    for name, value in told.items():
-        kind, _, rest = name.partition("/")
-        model, _, metric = rest.partition("/")
-        if kind == group and metric:
-            scores.setdefault(model, {})[metric] = value
-    return scores
-
-
-def reason(verdict: Verdict, names: Sequence[str], shared: int, rows: int, words: Mapping[str, str] = WORDS) -> str:
-    """The reason for a choice, in one sentence.
-
-    Args:
-        verdict: what the guard says.
-        names: of the candidates, in its order; the first `shared` are shared.
-        shared: how many are.
-        rows: validation rows.
-        words: for the names.
-    """
-    chosen, best, fallback = (words[names[n]] for n in (verdict.chosen, verdict.best, max(shared - 1, 0)))
-    result, error = f"so it keeps {fallback}", verdict.error
-    if rows == 0:
-        return f"it has no validation rows, {result}"
-    if rows < FEWEST_ROWS and shared:
-        return f"it has only {rows} validation rows, fewer than {FEWEST_ROWS}, {result}"
-    if not math.isfinite(verdict.difference):
-        return f"no model has a finite loss on its {rows} validation rows, {result}"
-    if chosen == best == fallback or not shared:
-        return f"{best} has the lowest loss on its {rows} validation rows"
-    if chosen == best:
-        sure = f", {verdict.difference / error:.1f} standard errors" if error > 0 else ""
-        return f"{best} is {verdict.difference:.3g} of loss below {fallback} on its {rows} validation rows{sure}"
-    return f"{best} is not below {chosen} by more than one standard error on its {rows} validation rows"
-
-
-def own_choice(keep: str | Mapping[str, Any], split: Split | None) -> OwnChoice | None:
-    """Return the query by which each client finds its own model, None where all take what the run ends with.
-
-    Args:
-        keep: one of `KEEPS`, or a table with a kind, such as {"kind": "knn_per", "k": [5]}; also that of an `OwnChoice`
-            of the user's.
-        split: the rows on which the models are judged afterwards, None for no judgement.
-
-    Raises:
-        SettingError: there is no such choice or setting.
-
-    Examples:
-        >>> own_choice("last", "test") is None
-        True
-        >>> own_choice({"kind": "knn_per", "k": [5]}, "test").k
-        (5,)
-    """
-    if keep in _OF_ALL:
-        return None
-    table = {"kind": keep} if isinstance(keep, str) else dict(keep)
-    kind = str(table.get("kind"))
-    query = Component.registry["query"].get(kind) if kind not in KEEPS else OwnChoice
-    if kind in _OF_ALL or query is None or not issubclass(query, OwnChoice):
-        raise unknown("version to keep called", kind, KEEPS)
-    for name in _OF_RUN:
-        if name in table:
-            raise SettingError(f"keep cannot set {name}, which the run says: leave it out")
-    choice = build("query", table)
-    assert isinstance(choice, OwnChoice)
-    return choice.model_copy(update={"split": split})

@@ -19,10 +19,10 @@ from piebald.contracts import (
     TrainOutput,
     Trains,
 )
-from piebald.contracts.component import ModelSpec
-from piebald.methods.choice.candidates import finite, grouped, marked, marked_name, reason
+from piebald.contracts.model_spec import ModelSpec
 from piebald.methods.choice.guard import Verdict, judge
 from piebald.methods.choice.neighbours import interpolated, neighbour_shares
+from piebald.methods.choice.record import finite, grouped, marked, marked_name, reason
 from piebald.methods.training.base import no_features
 
 NEIGHBOURS = "neighbours"

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from piebald.methods.clustering.divergence_history import unlikeness
 from piebald.methods.clustering.partitioning import ClusterSearch, Matrix
+from piebald.methods.clustering.response_divergence import unlikeness
 
 
 def absent_clusters(names: Sequence[int], clients: Sequence[int], known: Mapping[int, int]) -> list[int]:

@@ -15,7 +15,7 @@ from piebald.core.errors import SettingError, shown
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from piebald.contracts.component import ModelSpec
+    from piebald.contracts.model_spec import ModelSpec
 
 
 class Clustering(Component):

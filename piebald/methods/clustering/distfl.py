@@ -13,7 +13,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from piebald.contracts import Cohort, ServerContext
-from piebald.contracts.component import ModelSpec, RecipeComponents
+from piebald.contracts.component import RecipeComponents
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.cohort_matrix import median, too_many_pairs
 from piebald.core.parameters import copied
@@ -22,14 +23,13 @@ from piebald.methods.clustering.absent_clusters import absent_clusters, adopted
 from piebald.methods.clustering.base import Clustering
 from piebald.methods.clustering.distribution_knowledge import (
     BatchNormTarget,
-    Criterion,
     Synthesis,
     batch_norm_targets,
     moment_targets,
-    normal_cluster,
     synthesise,
 )
-from piebald.methods.clustering.divergence_history import FEW, believed, divergences, isolated, pair_means, responses
+from piebald.methods.clustering.divergence_history import FEW, believed, isolated, pair_means
+from piebald.methods.clustering.normal_cluster import Criterion, normal_cluster
 from piebald.methods.clustering.partitioning import (
     ClusterSearch,
     Matrix,
@@ -39,6 +39,7 @@ from piebald.methods.clustering.partitioning import (
     tracked,
     with_outliers,
 )
+from piebald.methods.clustering.response_divergence import divergences, responses
 from piebald.methods.training.base import Trainer
 
 _OF_SILHOUETTE = ("threshold", "clusters", "accept", "agree", "deviations", "least", "far", "apart", "forget")

@@ -10,7 +10,8 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.contracts import Cohort, ServerContext
-from piebald.contracts.component import ModelSpec, RecipeComponents
+from piebald.contracts.component import RecipeComponents
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.cohort_matrix import coordinates
 from piebald.core.parameters import copied
 from piebald.core.randomness import key, torch_seed

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from piebald.contracts import ClientContext, Query, ResultForm, Rows, Split, TrainInput, TrainOutput, Trains, Update
-from piebald.contracts.component import ModelSpec
+from piebald.contracts.model_spec import ModelSpec
 
 
 class BatchStatistics(Query):

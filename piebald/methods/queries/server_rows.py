@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from piebald.contracts import ClientContext, Query, ResultForm, Split, TrainInput, TrainOutput, Trains, Update
-from piebald.contracts.component import ModelSpec
+from piebald.contracts.model_spec import ModelSpec
 
 
 class RootLoss(Query):

@@ -12,7 +12,7 @@ from piebald.core.parameters import Layout
 from piebald.methods.training.sgd import Sgd
 
 if TYPE_CHECKING:
-    from piebald.contracts.component import ModelSpec
+    from piebald.contracts.model_spec import ModelSpec
 
 Rank = Annotated[int, Field(ge=1)]
 

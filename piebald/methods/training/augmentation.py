@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from piebald.contracts import Rows
-from piebald.contracts.component import Component, ModelSpec, build
+from piebald.contracts.component import Component, build
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown
 from piebald.core.losses import MixedTargets

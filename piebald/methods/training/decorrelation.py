@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from piebald.contracts import ClientContext, LossBatch, TrainInput, TrainOutput
-from piebald.contracts.component import ModelSpec
+from piebald.contracts.model_spec import ModelSpec
 from piebald.methods.training.base import no_features
 from piebald.methods.training.sgd import Sgd
 

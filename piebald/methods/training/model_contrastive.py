@@ -8,7 +8,7 @@ from pydantic import Field
 from torch.nn import functional
 
 from piebald.contracts import ClientContext, LossBatch, TrainInput, TrainOutput
-from piebald.contracts.component import ModelSpec
+from piebald.contracts.model_spec import ModelSpec
 from piebald.methods.training.base import no_features
 from piebald.methods.training.sgd import Sgd
 

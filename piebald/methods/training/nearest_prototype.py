@@ -14,7 +14,7 @@ from piebald.methods.training.prototypes import Prototypes
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from piebald.contracts.component import ModelSpec
+    from piebald.contracts.model_spec import ModelSpec
 
 _NEVER = -1e4  # the score of a class that nobody has had
 

@@ -19,7 +19,7 @@ from piebald.methods.training.sgd import Sgd
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from piebald.contracts.component import ModelSpec
+    from piebald.contracts.model_spec import ModelSpec
 
 Width = Annotated[float, Field(gt=0, le=1)]
 

@@ -10,7 +10,8 @@ from pydantic import Field
 from torch import nn
 
 from piebald.contracts import ClientContext, LossBatch, StepContext, TrainInput, TrainOutput
-from piebald.contracts.component import ModelSpec, RecipeComponents
+from piebald.contracts.component import RecipeComponents
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.parameters import head
 from piebald.methods.training.augmentation import mixing
 from piebald.methods.training.base import no_features

@@ -10,7 +10,8 @@ import torch
 from pydantic import Field
 
 from piebald.contracts import ClientContext, LocalStep, LossBatch, SgdConfig, StepContext, TrainInput, TrainOutput
-from piebald.contracts.component import ModelSpec, RecipeComponents
+from piebald.contracts.component import RecipeComponents
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.pytree import logits
 from piebald.methods.training.sgd import Sgd
 

@@ -21,7 +21,7 @@ from piebald.contracts import (
     TrainInput,
     TrainOutput,
 )
-from piebald.contracts.component import ModelSpec
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.client_models import idle_pattern_reason
 from piebald.methods.training import optimizer_state
 from piebald.methods.training.augmentation import Augmentation, Augmentations, unfit

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from piebald.contracts import ClientContext, TrainInput, TrainOutput
-from piebald.contracts.component import ModelSpec
+from piebald.contracts.model_spec import ModelSpec
 from piebald.methods.training.sgd import Sgd
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pydantic import model_validator
 from torch import nn
 
 from piebald.contracts import ClientContext, Slopes, TrainInput, TrainOutput
-from piebald.contracts.component import ModelSpec
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.parameters import matching
 from piebald.methods.training import custom_steps
 from piebald.methods.training.sgd import Sgd

@@ -13,7 +13,7 @@ from piebald.core.parameters import moving_norm
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from piebald.contracts.component import ModelSpec
+    from piebald.contracts.model_spec import ModelSpec
 
 
 class Transform(Component):

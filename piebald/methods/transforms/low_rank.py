@@ -24,7 +24,7 @@ from piebald.methods.transforms.compression import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from piebald.contracts.component import ModelSpec
+    from piebald.contracts.model_spec import ModelSpec
     from piebald.core.parameters import Layout
 
 BASIS = f"{COMPRESSION}basis"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from pydantic import Field
 
-from piebald.methods.transforms import compression
+from piebald.methods.transforms import positions
 from piebald.methods.transforms.bit_fields import Bytes, Whole
 from piebald.methods.transforms.compression import Numbers, WireContext, WithErrorFeedback, as_bytes, as_floats
 
@@ -35,7 +35,7 @@ class TopK(WithErrorFeedback):
         self, wanted: Numbers, state: Mapping[str, Tensor], context: WireContext
     ) -> tuple[Bytes, Mapping[str, Tensor]]:
         places = largest(np.abs(wanted), count_of(self.share, len(wanted)))
-        return np.concatenate([as_bytes(wanted[places]), compression.pack(places, len(wanted))]), {}
+        return np.concatenate([as_bytes(wanted[places]), positions.pack(places, len(wanted))]), {}
 
     def decode(self, body: Bytes, context: WireContext) -> Numbers:
         total = context.trained
@@ -43,7 +43,7 @@ class TopK(WithErrorFeedback):
         values, change = as_floats(body[: 4 * count]), np.zeros(total, dtype=np.float32)
         if len(values) != count:
             raise ValueError(f"{len(values):,} values, where {count:,} are due")
-        change[compression.unpack(body[4 * count :], count, total)] = values
+        change[positions.unpack(body[4 * count :], count, total)] = values
         return change
 
 

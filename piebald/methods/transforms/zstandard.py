@@ -17,7 +17,7 @@ from piebald.methods.transforms.compression import Compressed, Compressor, Numbe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from piebald.contracts.component import ModelSpec
+    from piebald.contracts.model_spec import ModelSpec
 
 
 class Zstandard(Compressor):

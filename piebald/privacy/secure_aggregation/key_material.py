@@ -1,66 +1,14 @@
-"""Values that a client derives from one sum's root: its public keys, shares of its secrets, seeds, boxes, claims.
-
-Shamir's secret sharing: any `threshold` of the shares give the secret back, fewer say nothing about it.
-
-A secret is the constant term of a random polynomial of degree threshold - 1 over a prime field, share x its value at x
-(Shamir 1979).  The field is just larger than 32 bytes, so a key is one element of it.
-"""
+"""Values that a client derives from one sum's root: its public keys, shares of its secrets, seeds, boxes, claims."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 
 from piebald.contracts import ClientSecrets, Task, task_digest
 from piebald.core.errors import Declined
 from piebald.privacy.secure_aggregation import masks
-from piebald.privacy.secure_aggregation.masks import MaskingGraph, texts
-
-PRIME = 2**256 + 297  # the smallest prime above 2**256
-BYTES = 33  # of a share
-
-
-def share(secret: bytes, places: list[int], threshold: int, draw: Callable[[int], bytes]) -> dict[int, bytes]:
-    """A share for each place.
-
-    Args:
-        secret: 32 bytes.
-        places: the x of each share: different whole numbers from 1 up.
-        threshold: so many shares are needed, at most as many as there are.
-        draw: that many random bytes.
-    """
-    # 16 bytes more than an element has, so that no element is likelier than another by more than 2**-120
-    coefficients = [int.from_bytes(draw(BYTES + 16)) % PRIME for _ in range(threshold - 1)]
-    polynomial = [int.from_bytes(secret), *coefficients]
-    return {place: _value(polynomial, place).to_bytes(BYTES) for place in places}
-
-
-def combine(shares: Mapping[int, bytes]) -> bytes:
-    """The secret behind at least `threshold` shares by place; some other 32 bytes where a share is wrong."""
-    places = tuple(sorted(shares))
-    secret = sum(w * int.from_bytes(shares[x]) for x, w in zip(places, _weights(places), strict=True)) % PRIME
-    return (secret % 2**256).to_bytes(32)
-
-
-def _value(polynomial: list[int], x: int) -> int:
-    value = 0
-    for coefficient in reversed(polynomial):
-        value = (value * x + coefficient) % PRIME
-    return value
-
-
-@lru_cache(maxsize=256)
-def _weights(places: tuple[int, ...]) -> list[int]:
-    """Lagrange's weights at 0: the product over the other places y of y / (y - x)."""
-    weights = []
-    for x in places:
-        above = below = 1
-        for y in places:
-            if y != x:
-                above, below = above * y % PRIME, below * (y - x) % PRIME
-        weights.append(above * pow(below, -1, PRIME) % PRIME)
-    return weights
-
+from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, texts
+from piebald.privacy.secure_aggregation.shamir import BYTES, share
 
 BOTH = 2 * BYTES  # bytes of two shares for one neighbour: of the key of pairwise masks, then of the own seed
 BOX = BOTH + masks.TAG  # bytes of them in a box

@@ -13,24 +13,18 @@ from torch import Tensor
 
 from piebald.contracts import SIGNATURE, SUM, AsksClients, PartialSum, ServerContext, Update
 from piebald.core.errors import Declined
-from piebald.privacy.secure_aggregation import key_material, masks
-from piebald.privacy.secure_aggregation.key_exchange import (
-    SIGNERS,
-    SURVIVORS,
-    ConfirmSurvivors,
-    ExchangedKeys,
-    Unmasking,
-    asked,
-    exchange_keys,
-)
+from piebald.privacy.secure_aggregation import masks, shamir
+from piebald.privacy.secure_aggregation.key_exchange import ExchangedKeys, asked, exchange_keys
 from piebald.privacy.secure_aggregation.key_material import BOTH, pair_seed, proof, survivor_claim
-from piebald.privacy.secure_aggregation.key_queries import DIGEST, SENDERS, SHARES, SHOWN, SHOWN_BY, SIGNED
-from piebald.privacy.secure_aggregation.masks import CONTEXT, MaskingGraph, numbers, rows, texts
+from piebald.privacy.secure_aggregation.key_queries import DIGEST, SENDERS, SHARES, SIGNED
+from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, numbers, rows, texts
+from piebald.privacy.secure_aggregation.share_checks import SHOWN, SHOWN_BY
+from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from piebald.contracts.component import ModelSpec
+    from piebald.contracts.model_spec import ModelSpec
 
 Vector = np.ndarray[Any, Any]
 Shares = dict[int, dict[int, bytes]]  # by whose they are, and by place
@@ -178,7 +172,7 @@ class SecureRound:
         }
         shares: Shares = {}
         for holder, answer in asked(context, Unmasking(), dict.fromkeys(arrived, vectors)).items():
-            owners, parts = sorted((*exchanged.partners(holder), holder)), texts(answer[SHARES], key_material.BYTES)
+            owners, parts = sorted((*exchanged.partners(holder), holder)), texts(answer[SHARES], shamir.BYTES)
             if len(owners) != len(parts):
                 context.exclude_client(holder, f"it gave {len(parts)} shares of {len(owners)}")
                 continue
@@ -276,7 +270,7 @@ def _secret(graph: MaskingGraph, owner: int, shares_of: Shares) -> bytes:
         raise Declined(
             f"{len(shares)} right shares of the mask of client {owner} came, it takes {needed}; {missing} gave none"
         )
-    return key_material.combine(dict(sorted(shares.items())[:needed]))
+    return shamir.combine(dict(sorted(shares.items())[:needed]))
 
 
 def _blamed(client: int, fault: str, context: AsksClients) -> Declined:

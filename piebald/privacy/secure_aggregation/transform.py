@@ -35,7 +35,8 @@ from piebald.contracts import (
     WeighsUpdates,
     task_digest,
 )
-from piebald.contracts.component import ModelSpec, RecipeComponents, build
+from piebald.contracts.component import RecipeComponents, build
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import Declined, SettingError
 from piebald.core.parameters import nbytes
 from piebald.methods.aggregation.linear import Linear, is_plain_mean
@@ -47,24 +48,11 @@ from piebald.methods.transforms.compression import SendsSameNumbers, WireContext
 from piebald.methods.transforms.gaussian import Gaussian
 from piebald.privacy.secure_aggregation import masks
 from piebald.privacy.secure_aggregation.key_material import own_seed, pair_seed, root_of, rounding_seed, shown_to
-from piebald.privacy.secure_aggregation.key_queries import (
-    DIGEST,
-    MASKED,
-    SENDERS,
-    all_shares,
-    keep_shares,
-    known_graph,
-    partners_among,
-)
-from piebald.privacy.secure_aggregation.masks import (
-    MaskingGraph,
-    clients_in,
-    numbers,
-    round_stochastically,
-    rows,
-    texts,
-)
+from piebald.privacy.secure_aggregation.key_queries import DIGEST, MASKED, SENDERS, known_graph, partners_among
+from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, clients_in, numbers, rows, texts
+from piebald.privacy.secure_aggregation.masks import round_stochastically
 from piebald.privacy.secure_aggregation.server_side import SecureRound
+from piebald.privacy.secure_aggregation.share_checks import all_shares, keep_shares
 
 _HEAD = 2  # numbers before the model: the weight, and weight times loss
 _COARSEST = 1 << 12  # the range must be cut into at least so many steps

@@ -15,7 +15,7 @@ from torch import Tensor
 from piebald.contracts import Clients, OwnChoice, Result
 from piebald.engines.engine_choice import stack_limit
 from piebald.methods.choice import local_work
-from piebald.methods.queries import row_scores
+from piebald.methods.queries import confusion
 from piebald.server import ServerLoop
 from piebald.storage.run_folder import CHOICE_AXIS, recorded_choices, write_chosen_model
 from piebald.storage.store import RunStore
@@ -96,7 +96,7 @@ def _recorded(
             value = query.record(update.metrics, update.examples)
             scores += _scores(server, query, client, value)
             if (matrix := update.vectors.get("confusion")) is not None and query.split is not None:
-                counts += row_scores.counted(server.version, client, "chosen", query.split, matrix)
+                counts += confusion.counted(server.version, client, "chosen", query.split, matrix)
             if query.is_new(value["chosen"]):
                 models[client] = update.vectors["model"]
         notes.append({"axis": CHOICE_AXIS, "cluster": 0, "name": f"client-{client}", "value": value})

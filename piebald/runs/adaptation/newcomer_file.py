@@ -23,7 +23,8 @@ from piebald.data.embeddings.embedded import embedded_by
 from piebald.data.partition import Iid
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.preparation import Preparation
-from piebald.data.sets.dataset import DataSet, Decoded
+from piebald.data.sets.dataset import DataSet
+from piebald.data.sets.decoded import Decoded
 from piebald.data.sets.folders import grey
 from piebald.data.sets.named import named
 

@@ -15,6 +15,7 @@ from piebald.contracts.data import lacked_inputs
 from piebald.core.errors import CannotTrain, SettingError, failure_reason
 from piebald.core.machine import count_cores, device_named, one_thread, raise_if_lost, set_up_gpu
 from piebald.core.randomness import generator
+from piebald.engines.compilation import ENGINES as COMPILED
 from piebald.engines.engine_choice import (
     DEFAULT_LANES,
     LANES,
@@ -28,12 +29,12 @@ from piebald.engines.engine_choice import (
     stack_limit,
     stack_sizes,
 )
-from piebald.engines.recomputation import ENGINES as COMPILED
 from piebald.methods.client_work import ClientWork
 from piebald.methods.training.sgd import Sgd
 from piebald.runtimes.base import RuntimeSettings
 from piebald.runtimes.simulation.simulation import Simulation
-from piebald.runtimes.workers.forked import ForkedWorkers, check_forkable, in_fork
+from piebald.runtimes.workers.forked import ForkedWorkers
+from piebald.runtimes.workers.forked_call import check_forkable, in_fork
 from piebald.runtimes.workers.pool import InProcess, WorkerPool, can_fork
 
 _log = logging.getLogger(__name__)

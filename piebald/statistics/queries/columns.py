@@ -25,10 +25,10 @@ from piebald.contracts import (
     Trains,
     Update,
 )
-from piebald.contracts.component import ModelSpec
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.moments import Floats, Ints, Moments, counts_at_most, number_of
-from piebald.core.randomness import NoiseSource
+from piebald.core.noise import NoiseSource
 from piebald.statistics.bounded_sums import STEP, SumPlan, bounds_reason
 from piebald.statistics.columns import ClientColumns, target_columns
 

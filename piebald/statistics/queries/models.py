@@ -22,10 +22,11 @@ from piebald.contracts import (
     Trains,
     Update,
 )
-from piebald.contracts.component import ModelSpec
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.moments import Floats, Ints
-from piebald.statistics.models.fitting import client_sums
-from piebald.statistics.models.rows import MOST_SUMS, Ask, ModelPlan, ModelRows, model_rows
+from piebald.statistics.models.plan import MOST_SUMS, Ask, ModelPlan
+from piebald.statistics.models.rows import ModelRows, model_rows
+from piebald.statistics.models.sums import client_sums
 from piebald.statistics.queries.columns import columns, sums_form, sums_output, sums_reason, table_columns
 
 _LIMBS, _BITS, _STEP = 6, 32, 128  # a sum is a whole number of 2^-128, in 6 parts of 32 bits

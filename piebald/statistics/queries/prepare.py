@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from torch import Tensor
 
 from piebald.contracts import ClientContext, Query, ResultForm, Split, TrainInput, TrainOutput, Trains, Update
-from piebald.contracts.component import ModelSpec
+from piebald.contracts.model_spec import ModelSpec
 from piebald.data.preparation.answers import (
     Answer,
     CountsAnswer,

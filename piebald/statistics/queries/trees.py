@@ -23,7 +23,7 @@ from piebald.contracts import (
     Trains,
     Update,
 )
-from piebald.contracts.component import ModelSpec
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.moments import Ints
 from piebald.data.partition.three_way_split import SPLITS

@@ -14,7 +14,7 @@ from piebald.data.preparation.settings import PrepareSettings
 from piebald.statistics.trees.boosted_trees import BoostedTrees, Scores
 from piebald.statistics.trees.encoding import TreeData, TreeRows, tree_data
 from piebald.statistics.trees.folder import each_round, fingerprint, open_folder
-from piebald.statistics.trees.histograms import xgboost
+from piebald.statistics.trees.growth import xgboost
 from piebald.statistics.trees.local_clients import LocalSums, LocalTreeClients, alone
 from piebald.statistics.trees.rounds import Boosted, Boosting, Rounds, SummedBoosting
 from piebald.statistics.trees.settings import Objective, TreeSettings

@@ -17,7 +17,7 @@ from piebald.core.errors import SettingError
 from piebald.report.page.markup import html_table
 from piebald.statistics.trees.encoding import Encoding
 from piebald.statistics.trees.forest import LEAF, Floats32
-from piebald.statistics.trees.histograms import OBJECTIVES
+from piebald.statistics.trees.growth import OBJECTIVES
 from piebald.statistics.trees.local_clients import margins_of
 from piebald.statistics.trees.rounds import Boosted
 from piebald.statistics.trees.targets import SCORES, Target

@@ -14,7 +14,8 @@ from piebald.methods.recipe import Recipe
 from piebald.methods.transforms.base import MaskingTransform
 from piebald.privacy import SecureAggregation
 from piebald.settings.toml_document import Document
-from piebald.statistics.experiment import QuestionExperiment, agreed_at_sites, open_sites
+from piebald.statistics.experiment import QuestionExperiment, open_sites
+from piebald.statistics.preparation_at_sites import agreed_at_sites
 from piebald.statistics.trees.boost import trees
 from piebald.statistics.trees.boosted_trees import BoostedTrees
 from piebald.statistics.trees.folder import Done

@@ -21,7 +21,7 @@ from piebald.statistics.trees.forest import Forest, reject_reason
 from piebald.statistics.trees.rounds import Boosted, Start
 from piebald.statistics.trees.targets import Target
 from piebald.storage import tensor_files
-from piebald.storage.schema import RunLock
+from piebald.storage.lock import RunLock
 
 _STATE, _ABOUT = "state.safetensors", "about.json"
 MODEL, RESULT = "trees.json", "result.json"

@@ -14,7 +14,8 @@ from piebald.core.moments import Ints
 from piebald.statistics.bounded_sums import FEWEST_CLIENTS, MOST_CLIENTS, secure_sum
 from piebald.statistics.trees.encoding import TreeRows
 from piebald.statistics.trees.forest import Floats32, Forest
-from piebald.statistics.trees.histograms import Grower, SummedRows, summed_loss
+from piebald.statistics.trees.growth import Grower
+from piebald.statistics.trees.histograms import SummedRows, summed_loss
 from piebald.statistics.trees.rounds import Boosted, Boosting, Growing, Start
 from piebald.statistics.trees.settings import TreeSettings
 from piebald.statistics.trees.targets import Target, TargetSums

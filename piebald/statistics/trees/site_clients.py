@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import Clients, Query, Runtime, Split, Update
-from piebald.contracts.component import ModelSpec
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.errors import RuntimeFault, SettingError
 from piebald.core.moments import Ints
@@ -27,7 +27,7 @@ from piebald.statistics.trees.boosted_trees import BoostedTrees, Scores
 from piebald.statistics.trees.encoding import Encoding, target_of
 from piebald.statistics.trees.folder import Done, each_round, open_folder
 from piebald.statistics.trees.forest import MOST_COLUMNS, Floats32, Forest
-from piebald.statistics.trees.histograms import xgboost
+from piebald.statistics.trees.growth import xgboost
 from piebald.statistics.trees.rounds import Boosted, Boosting, Growing, Start, SummedBoosting
 from piebald.statistics.trees.settings import TreeSettings
 from piebald.statistics.trees.targets import SCORES, Target, TargetSums

@@ -1,0 +1,212 @@
+"""Exact statistics of the rows of sites, which answer with moments and counts."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from piebald.contracts import Clients, Query, Runtime, Split
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core import pytree
+from piebald.core.errors import RuntimeFault
+from piebald.core.moments import Floats, Ints, Moments, keys_of
+from piebald.core.plain_text import printable
+from piebald.statistics.columns import TARGET, input_names, target_columns
+from piebald.statistics.describe import numbers_of
+from piebald.statistics.exact import Answers
+from piebald.statistics.pooled_statistics import FederatedStatistics, NumberColumn, TextColumn
+from piebald.statistics.queries.columns import PARTS, StatisticsQuery
+from piebald.statistics.request import StatisticsRequest
+from piebald.statistics.sites import AskedSites
+
+log = logging.getLogger("piebald.statistics")
+
+
+class SiteAnswers:
+    """Answers of the clients of a runtime (`exact.Answers`).
+
+    The first question says who takes part: sites that refuse it, or do not answer, are left out, and those who answered
+    must answer all further ones.
+
+    Args:
+        runtime: the runtime that reaches the clients.
+        spec: the model that a task carries, which the questions are not about.
+        split: the split that the questions are about.
+        targets: how many numbers a target has.
+
+    Attributes:
+        clients: the numbers of those who take part.
+        sites: the clients, with the reasons of those who do not take part.
+    """
+
+    def __init__(self, runtime: Runtime, spec: ModelSpec, split: Split, targets: int) -> None:
+        self.sites, self._split, self._targets = AskedSites(runtime, spec), split, targets
+        self._moments: list[Moments] = []
+        self.clients = list(runtime.clients())
+
+    def moments(self) -> list[Moments]:
+        """See `exact.Answers`.
+
+        Raises:
+            SettingError: nobody answers.
+        """
+        if not self._moments:
+            answers = self.sites.ask(StatisticsQuery(split=self._split, targets=self._targets), self.clients)
+            if not answers:
+                raise self.sites.refusal("no site answers questions about statistics")
+            self.clients = list(answers)
+            self._moments = [_moments(answer.vectors["moments"].numpy()) for answer in answers.values()]
+        return self._moments
+
+    def at_most(self, thresholds: Floats) -> Ints:
+        """See `exact.Answers`."""
+        answers = self.sites.ask(_counts_query(thresholds, self._split, self._targets), self.clients)
+        if lost := [client for client in self.clients if client not in answers]:
+            raise RuntimeFault(
+                f"client {lost[0] + 1} answered the first question and not the next one "
+                f"({self.sites.reasons[lost[0]]}): ask again, or for no more than it answers"
+            )
+        return np.stack([answer.vectors["counts"].numpy().astype(np.int64) for answer in answers.values()])
+
+
+def statistics_at_sites(
+    runtime: Runtime, spec: ModelSpec, clients: Clients, request: StatisticsRequest, *, split: Split = "train",
+    features: Sequence[str] | None = None, say: Callable[[str], None] = log.warning,
+) -> FederatedStatistics:  # fmt: skip
+    """Return statistics of the columns of sites: the numbers of inputs, and of targets.
+
+    Where the request has bins, and bounds of all columns, quantiles come from the histogram, and each site is asked
+    twice; otherwise they are exact, to the bit, and it is asked up to about 70 times.
+
+    Args:
+        runtime: the runtime that reaches the clients.
+        spec: the model that a task carries.
+        clients: their names, and the form of their rows.
+        request: what is asked for; no categories and tables.
+        split: the split that the statistics are of.
+        features: names of the inputs, "x0", "x1", ... by default.
+        say: called with a sentence about each client that is left out.
+
+    Raises:
+        SettingError: no site answers.
+        RuntimeFault: a site answers one question and not the next.
+    """
+    names, targets = column_names(clients, features)
+    request, once = _with_classes(clients, request, names)
+    answers = SiteAnswers(runtime, spec, split, targets)
+    moments = answers.moments()
+    say_left_out(answers.sites, clients, answers.clients, say)
+    taking_part = [str(clients.names[client]) for client in answers.clients]
+    numbers, by_client = numbers_of(answers, names, taking_part, request, once)
+    texts = {}
+    if clients.classes is not None and not once:
+        texts[TARGET] = _class_counts(answers, len(names), clients.classes)
+        numbers = _without_target(numbers)
+        by_client = {client: _without_target(columns) for client, columns in by_client.items()}
+    rows = [client_moments.rows for client_moments in moments]
+    return FederatedStatistics(taking_part, "exact", rows, numbers, texts, {}, by_client)
+
+
+def say_left_out(sites: AskedSites, clients: Clients, taking_part: Sequence[int], say: Callable[[str], None]) -> None:
+    """Say which clients are left out, and why."""
+    for client, reason in sites.refused.items():
+        if client not in taking_part:
+            say(f"{printable(str(clients.names[client]))} is left out: {reason}")
+
+
+def stated_questions(
+    clients: Clients, request: StatisticsRequest, features: Sequence[str] | None, split: Split
+) -> list[Query]:
+    """Return the questions that are known before the first answer.
+
+    The thresholds of a bisection follow from answers, so its questions are not among them.
+
+    Raises:
+        SettingError: there are too many columns, or another number of names.
+    """
+    names, targets = column_names(clients, features)
+    request, once = _with_classes(clients, request, names)
+    recorder = _QuestionRecorder(len(names), split, targets)
+    bounded = all(name in request.bounds for name in names)
+    stated_request = replace(
+        request, bins=request.bins if once and bounded else None, quantiles=request.quantiles if once else ()
+    )
+    numbers_of(recorder, names, ["any"], stated_request, once)
+    if clients.classes is not None and not once:
+        _class_counts(recorder, len(names), clients.classes)
+    return list(recorder.questions)
+
+
+class _QuestionRecorder:
+    """Answers of nobody (`exact.Answers`), by which it becomes known what would be asked.
+
+    Attributes:
+        questions: the questions so far.
+    """
+
+    def __init__(self, columns: int, split: Split, targets: int) -> None:
+        self._columns, self._split, self._targets = columns, split, targets
+        self.questions: list[Query] = []
+
+    def moments(self) -> list[Moments]:
+        """See `exact.Answers`."""
+        self.questions.append(StatisticsQuery(split=self._split, targets=self._targets))
+        return [Moments.of(np.zeros((1, self._columns)))]
+
+    def at_most(self, thresholds: Floats) -> Ints:
+        """See `exact.Answers`."""
+        self.questions.append(_counts_query(thresholds, self._split, self._targets))
+        return np.ones((1, *thresholds.shape), dtype=np.int64)
+
+
+def _counts_query(thresholds: Floats, split: Split, targets: int) -> StatisticsQuery:
+    return StatisticsQuery(split=split, targets=targets, keys=tuple(map(tuple, keys_of(thresholds).tolist())))
+
+
+def _with_classes(clients: Clients, request: StatisticsRequest, names: Sequence[str]) -> tuple[StatisticsRequest, bool]:
+    """Return the request with bounds of the numbers of classes, and whether one question about counts is enough."""
+    if clients.classes is not None and request.bins is not None:
+        # classes are the numbers 0, 1, ..., each in the middle of a bin
+        request = replace(request, bounds={TARGET: (-0.5, len(clients.classes) - 0.5), **request.bounds})
+    bounded = request.bins is not None and all(name in request.bounds for name in names)
+    return request, not request.quantiles or bounded
+
+
+def column_names(clients: Clients, features: Sequence[str] | None) -> tuple[list[str], int]:
+    """Return the names of the numbers of inputs and then of targets, and how many of them targets are.
+
+    Args:
+        clients: clients whose rows have this form.
+        features: names of the inputs, "x0", "x1", ... by default.
+
+    Raises:
+        SettingError: there are too many columns, or another number of names.
+    """
+    blank = clients.rows(0, "train")
+    inputs, targets = math.prod(pytree.single(blank.x, "statistics").shape[1:]), list(target_columns(blank.y))
+    return [*input_names(inputs, features, len(targets)), *targets], len(targets)
+
+
+def _class_counts(answers: Answers, columns: int, classes: Sequence[str]) -> TextColumn:
+    """Return the rows of each class, from counts of class numbers in the last column."""
+    # the same limits for all columns, since a question has as many for each
+    limits = np.tile(np.arange(len(classes), dtype=np.float64), (columns, 1))
+    reached = answers.at_most(limits)[:, -1].sum(0)
+    counts = np.diff(reached, prepend=0).astype(float).tolist()
+    return TextColumn(dict(zip(classes, counts, strict=True)), 0.0, 0.0)
+
+
+def _without_target(numbers: Mapping[str, NumberColumn]) -> dict[str, NumberColumn]:
+    return {name: column for name, column in numbers.items() if name != TARGET}
+
+
+def _moments(vectors: Floats) -> Moments:
+    """Return the moments of one client from its answer [parts, d]."""
+    parts = dict(zip(PARTS, np.asarray(vectors), strict=True))
+    counts = {name: parts[name].astype(np.int64) for name in PARTS[:3]}
+    rows = int(vectors[:3, 0].sum()) if vectors.shape[1] else 0
+    return Moments(rows, **counts, mean=parts["mean"], scatter=parts["scatter"])
