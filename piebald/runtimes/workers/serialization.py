@@ -1,11 +1,6 @@
 """Values and tensors between processes: plain JSON for the values, raw numbers for the tensors.
 
 Nothing is pickled.  A tensor that occurs twice is stored once, so the model of a round is copied once for each worker.
-
-The store of client state: between tasks, and until the results of tasks under way arrive.
-
-New state is held under the id of its task, since a result may arrive long after it was computed, next to others of the
-same client; it becomes the client's state once the result arrives and counts.
 """
 
 from __future__ import annotations
@@ -15,7 +10,7 @@ import mmap
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,11 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import Query, Task
+from piebald.contracts import Query
 from piebald.contracts.component import build
-from piebald.core.tensor_store import TensorStore
-from piebald.engines.stack import PRIVATE, ClientStack, StackResult
-from piebald.methods.client_work import ClientWork
+from piebald.engines.stack import ClientStack, StackResult
 
 PARTS = 2  # of an arena: one is written while the other is read
 _ALIGN = 64
@@ -56,31 +49,24 @@ class Arena:
         self.size = size // PARTS // _ALIGN * _ALIGN  # of a part
         self._bytes = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
         self._free = self._stop = self._part = 0
-        self._files: dict[int, weakref.finalize[Any, Any]] = {}  # what removes the folder of a part
+        self._folders: dict[int, Path] = {}  # of files, by part
+        weakref.finalize(self, _remove, self._folders)
         self._stored: dict[int, list[Any]] = {}
         self._alive: list[Tensor] = []
 
     def clear(self, part: int = 0) -> None:
         """Begin a new message in a part."""
         self._free, self._stop, self._part = part * self.size, (part + 1) * self.size, part
-        if part in self._files:
-            self._files.pop(part)()
+        if part in self._folders:
+            shutil.rmtree(self._folders.pop(part))
         self._stored.clear()
         self._alive.clear()
 
     def put(self, tensor: Tensor) -> list[Any]:
         """Store a tensor; returns its place."""
         if id(tensor) not in self._stored:
-            length = tensor.numel() * tensor.element_size()
-            fits = self._free + length <= self._stop
-            place = self._free if fits else self._written(tensor)
-            self._stored[id(tensor)] = [place, list(tensor.shape), str(tensor.dtype)]
+            self._stored[id(tensor)] = [self._copied(tensor), list(tensor.shape), str(tensor.dtype)]
             self._alive.append(tensor)  # keeps the id from being given to another tensor
-            if not fits:
-                return self._stored[id(tensor)]
-            if length:
-                self._view(self._free, tensor.shape, tensor.dtype).copy_(tensor)
-            self._free += -(-length // _ALIGN) * _ALIGN
         return self._stored[id(tensor)]
 
     def get(self, place: list[Any]) -> Tensor:
@@ -90,19 +76,32 @@ class Arena:
             return torch.from_numpy(np.fromfile(start, np.uint8)).view(dtype).view(*shape)
         return self._view(start, shape, dtype)
 
+    def _copied(self, tensor: Tensor) -> int | str:
+        """Copy a tensor into the part, or to a file where it has no room; returns the start or the path."""
+        start, length = self._free, tensor.numel() * tensor.element_size()
+        if start + length > self._stop:
+            return self._written(tensor)
+        if length:
+            self._view(start, tensor.shape, tensor.dtype).copy_(tensor)
+        self._free += -(-length // _ALIGN) * _ALIGN
+        return start
+
     def _written(self, tensor: Tensor) -> str:
         """Write a tensor to a file, which has its numbers and nothing else; returns the path."""
-        if self._part not in self._files:
-            folder = tempfile.mkdtemp(prefix="piebald-")
-            self._files[self._part] = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-            self._folder = Path(folder)
-        path = self._folder / str(len(self._stored))
+        if self._part not in self._folders:
+            self._folders[self._part] = Path(tempfile.mkdtemp(prefix="piebald-"))  # for this user alone
+        path = self._folders[self._part] / str(len(self._stored))
         tensor.contiguous().view(-1).view(torch.uint8).numpy().tofile(path)
         return str(path)
 
     def _view(self, start: int, shape: Any, dtype: torch.dtype) -> Tensor:
         length = torch.Size(shape).numel() * dtype.itemsize
         return self._bytes[start : start + length].view(dtype).view(*shape)
+
+
+def _remove(folders: Mapping[int, Path]) -> None:
+    for folder in folders.values():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def pack_stack(stack: ClientStack, store: Store) -> dict[str, Any]:
@@ -178,79 +177,3 @@ def _get_rows(place: dict[str, Any], store: Store, get: Callable[[Any], Tensor])
     return (
         [*store.get(place["whole"]).unbind()] if "whole" in place else [get(row_place) for row_place in place["rows"]]
     )
-
-
-class ClientStateStore:
-    """Keeps client state in this process, and beyond a budget in a temporary file.
-
-    Args:
-        work: gives the state of a client that was never asked.
-        budget: bytes of client state kept in RAM.
-
-    Attributes:
-        fresh: state that the trainer gives a client before its first task.
-        kept: the state of clients that have taken part.
-    """
-
-    def __init__(self, work: ClientWork, budget: int) -> None:
-        self.work, self.budget = work, budget
-        self.fresh = work.initial_state()
-        self.kept = TensorStore(budget)
-        self._held: dict[int, Mapping[str, Tensor]] = {}
-
-    @property
-    def needed(self) -> bool:
-        """True if clients have any state."""
-        return self.work.layout.shared < self.work.layout.size or bool(self.fresh)
-
-    def recall(self, task: Task) -> Mapping[str, Tensor]:
-        """The state of a task's client, by name."""
-        client = task.client
-        return self.kept.get(client) if client in self.kept else self.first(task)
-
-    def first(self, task: Task) -> Mapping[str, Tensor]:
-        """The state at the first contact: the trainer's, and the private parameters that were sent with the task."""
-        work = self.work.of(task.client)
-        fresh, shared = self.fresh if work is self.work else work.initial_state(), work.layout.shared
-        if shared == work.layout.size:
-            return fresh
-        return fresh | {PRIVATE: task.vectors.get(PRIVATE, work.initial[shared:])}
-
-    def hold(self, task: Task, tensors: Mapping[str, Tensor]) -> None:
-        """Hold the new state of a task's client until it is known whether the result counts."""
-        if self.needed:
-            self._held[task.id] = tensors
-
-    def settle(self, task: Task, kept: bool) -> None:
-        """Make the state that is held for a task the client's state, or discard it."""
-        tensors = self._held.pop(task.id, None)
-        if kept and tensors is not None:
-            self.kept.set(task.client, tensors)
-
-    # -- for checkpoints
-
-    def held(self, tasks: Sequence[Task]) -> Mapping[int, Mapping[str, Tensor]]:
-        """The state that is held for some tasks, by id."""
-        return {task.id: self._held.get(task.id, {}) for task in tasks}
-
-    def changed(self) -> dict[str, Tensor]:
-        """State that has changed since the last call, as "client_state/CLIENT/NAME"."""
-        return self.kept.changed()
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `changed` returned, over all calls."""
-        self.kept.restore(tensors)
-
-    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over state as `changed` names it, which the next checkpoint holds."""
-        self.kept.adopt(tensors)
-
-    def close(self) -> None:
-        """Forget everything."""
-        self.kept.close()
-        self._held.clear()
-
-
-def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin with a prefix, which is removed."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
