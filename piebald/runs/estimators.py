@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -14,7 +15,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
-from torch import nn
+from torch import Tensor, nn
 
 from piebald.contracts import Clients
 from piebald.core import pytree
@@ -22,7 +23,7 @@ from piebald.core.errors import SettingError, shown
 from piebald.data.clients.client_tables import is_frame
 from piebald.data.clients.sources import clients_from
 from piebald.methods import recipes
-from piebald.methods.choice.candidates import Keep
+from piebald.methods.choice.final_models import Keep
 from piebald.methods.recipe import Recipe
 from piebald.models import build_model
 from piebald.models.prediction import Predictor
@@ -101,12 +102,14 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _keep_models(self, finished: Run) -> None:
         """Keep the global model, where there is one, and those of single clients, where they have their own."""
-        self.predictors_: dict[str | None, Predictor] = {}
-        if not finished.work.layout.private:
-            self.predictors_[None] = finished.predictor(calibrate=self.calibrate)
-        if finished.has_personal_models:
-            for name in finished.client_names:
-                self.predictors_[name] = finished.predictor(name, calibrate=self.calibrate)
+        kept: list[str | None] = [] if finished.work.layout.private else [None]
+        kept += finished.client_names if finished.has_personal_models else []
+        self.predictors_ = {name: finished.predictor(name, calibrate=self.calibrate) for name in kept}
+        if isinstance(self.model, str | Mapping):  # a network of ours scores a row alike in any batch in float64
+            self.predictors_ = {
+                name: replace(predictor, module=_InFloat64(predictor.module))
+                for name, predictor in self.predictors_.items()
+            }
 
     def _predictions(self, x: Any, groups: Any) -> NDArray[np.float64]:
         """Return the answers of the models [n, columns], each row by that of its group."""
@@ -234,6 +237,18 @@ class FederatedRegressor(RegressorMixin, _FederatedEstimator):  # type: ignore[m
     def predict(self, X: Any, groups: Any = None) -> NDArray[np.float64]:  # noqa: N803
         """Return numbers [n] by the global model, or by that of each row's client in `groups` [n]."""
         return self._predictions(X, groups)[:, 0]
+
+
+class _InFloat64(nn.Module):
+    """A model that computes in float64 what it computed in float32."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.module(x.double() if x.is_floating_point() else x)
+        return scores
 
 
 def _unused(name: str, frame: pd.DataFrame) -> str:
