@@ -22,9 +22,11 @@ from piebald.advice.families import title_of
 from piebald.advice.more_data import More, outlook, sentences
 from piebald.advice.screen import Part, fitting, screen, short, wrap
 from piebald.advice.tuning.budget import Cost
+from piebald.core.errors import SettingError
 from piebald.core.plain_text import printable
 from piebald.methods import recipes
 from piebald.methods.recipe import Recipe
+from piebald.privacy.secure_aggregation.transform import SecureAggregation
 from piebald.report.page.markup import html_table, plain_cell
 from piebald.report.page.wording import MetricFormat, duration, names, plural
 from piebald.report.paired import Difference, difference
@@ -232,10 +234,20 @@ class Advice:
     def _leaves(self) -> str:
         if not self.cost.bytes:
             return "nothing: every site trains alone."
-        return (
-            f"{size(round(self._sent))} of model parameters of each site and round, no rows; secure sums hide single "
-            "sites at no loss of accuracy."
-        )
+        sums = "would hide" if self._fits_secure_sums() else f"cannot hide, as {self.recommended} needs them,"
+        sent = f"{size(round(self._sent))} of numbers from training, of each site in each round, and no rows"
+        return f"{sent}; secure sums {sums} what single sites send."
+
+    def _fits_secure_sums(self) -> bool:
+        """Return whether the server of the recommendation can do with sums over sites."""
+        transforms = self.recipe.transforms
+        if any(isinstance(transform, SecureAggregation) for transform in transforms):
+            return True
+        try:
+            self.recipe.with_(transforms=[*transforms, SecureAggregation()])
+        except SettingError:
+            return False
+        return True
 
     def _privacy(self) -> str:
         """Return what hiding rows has spent, or would cost."""
@@ -264,15 +276,13 @@ class Advice:
         """Return how many more rows or clients would find a difference that matters four times in five."""
         evidence = self.evidence
         near = nearness(self.metric, self.verdict.best)
-        size_to_settle = next(
-            (size for size in (3 * near, near) if evidence.error and evidence.error * FOUND > size), None
-        )
-        if evidence.error is None or size_to_settle is None:
+        sizes = [gain for gain in (3 * near, near) if evidence.error and evidence.error * FOUND > gain]
+        if evidence.error is None or not sizes:
             return ""
         rows = sum(client.rows or 0 for client in self.clients) if evidence.noise == "rows" else len(self.clients)
-        missing = rows * ((FOUND * evidence.error / size_to_settle) ** 2 - 1)
+        missing = rows * ((FOUND * evidence.error / sizes[0]) ** 2 - 1)
         unit = f"{evidence.rows} rows" if evidence.noise == "rows" else "clients"
-        return f"{round_up(missing):,} more {unit} would settle {self._points(size_to_settle)}" if rows else ""
+        return f"{round_up(missing):,} more {unit} would settle {self._points(sizes[0])}" if rows else ""
 
     # --------------------------------------------------------------------------------------------------- the details
 

@@ -115,6 +115,20 @@ def test_the_same_sentence_in_every_place(size: float, start: str) -> None:
     assert given.plain()["verdict"]["sentence"] == verdict
 
 
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("fedavg", "secure sums would hide what single sites send"),
+        ("hdafl", "secure sums would hide what single sites send"),
+        ("ifca", "secure sums cannot hide, as ifca needs them, what single sites send"),
+        ("distfl", "secure sums cannot hide, as distfl needs them, what single sites send"),
+    ],
+)
+def test_secure_sums_are_offered_only_where_the_server_needs_nothing_but_sums(recipe: str, said: str) -> None:
+    given = answer([0.2] * 4, recipe=recipes.make(recipe), recommended=recipe)
+    assert said in dict((heading, text) for heading, text, _ in given.parts())["Leaves"]
+
+
 def test_nothing_is_recommended_that_one_answer_for_all_rows_matches() -> None:
     assert answer([0.02] * 6, naive=0.9).headline().startswith("No method is recommended: ditto")
 
