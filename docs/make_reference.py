@@ -25,7 +25,6 @@ from piebald.contracts.component import Component
 from piebald.methods.recipes.recipe_help import allowed, documented
 
 sys.path.insert(0, str(Path(__file__).parent))
-import method_checks
 from make_pictures import EXAMPLES, VERTICAL
 
 ROOT = Path(__file__).parents[1]
@@ -95,10 +94,14 @@ def written(value: Any) -> str:
 def brief(line: str) -> str:
     """A setting's line without references in brackets, and without remarks that nobody needs to write a file."""
     line = re.sub(r" \((?=[^()]*(?:\b(?:19|20)\d\d\b|section|table \d|algorithm))[^()]{25,}\)", "", line)
-    line = re.split(r"\. (?=(?:Ours|With|Running|The paper|The file|The larger|Numbers are|Where all) ?)", line)[0]
+    line = re.sub(r",? \(?see `[\w.]+`\)?", "", line)
+    line = re.split(r"\. (?=(?:Ours|With|Running|The paper|The file|The larger|Numbers are|Where all|Later) ?)", line)[
+        0
+    ]
     name, _, about = line.partition(": ")
     first, _, rest = about.partition("; ")
-    return line if not rest or re.search(r'["`\[]|None|default|refused|above|at least', rest) else f"{name}: {first}"
+    needed = first.count("(") > first.count(")") or re.search(r'["`\[]|None|default|refused|above|at least', rest)
+    return line if not rest or needed else f"{name}: {first}"
 
 
 def settings_of(component: type[BaseModel], skip: frozenset[str] = frozenset()) -> str:
@@ -166,8 +169,10 @@ def recipe_page() -> str:
         if parts := parts_of(name):
             text += [f"- Components: {', '.join(parts)}."]
         text += [f"- Settings: {settings}."] if settings else []
-        text += method_checks.lines(name)
-    text += ["", "## Tests of recipes", "", *method_checks.ABOUT.splitlines()]
+    text += ["", "## Tests of recipes", ""]
+    text += ["`docs/method_tests.py` names the tests of what each paper claims, of its equations, and of the setting"]
+    text += ["with which the recipe is FedAvg or training alone.  [Other"]
+    text += ["programs](../../benchmarks/crosscheck/RESULTS.md) compute the same numbers."]
     return "\n".join(text) + "\n"
 
 

@@ -245,8 +245,9 @@ def _ours(found: Found, part: str, name: str) -> tuple[str, str]:
         ours = f"x {per_request(found):.2f} for DVW; adaptive sends {span} times as often"
         return ours, "agrees" if max(ratios) < 1 else "opposite: adaptive sends more"
     ours, verdicts = judged(found, part)
-    if name in ("Figure 5", "Figure 6") and ours != "-":
-        ours = f"[the same panels](../../benchmarks/metis/{pictures.NAMES[part]}.png); {ours}"
+    table = {"Figure 5": "left", "Figure 6": "right"}.get(name)
+    if table and ours != "-":
+        return f"[the same panels](../../benchmarks/metis/{pictures.NAMES[part]}.png)", f"as Table I, {table}"
     return ours, verdicts
 
 

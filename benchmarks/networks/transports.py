@@ -1,6 +1,6 @@
 """Piebald's frames beside WebSockets (library `websockets`) over the same TLS: python benchmarks/networks/transports.py
 
-Each server is a process of its own, and so are its sites.  Prints a table for docs/explanation/transport.md.
+Each server is a process of its own, and so are its sites.  Prints a table for docs/reference/protocol.md.
 """
 
 from __future__ import annotations

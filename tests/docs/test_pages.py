@@ -161,9 +161,18 @@ def test_half_of_the_methods_are_short() -> None:
     )
 
 
-def test_tables_of_tests_name_recipes_that_there_are(maker: ModuleType) -> None:
-    tables = maker.method_checks.method_tests
-    assert {*tables.CLAIMS, *tables.WITHOUT_EFFECT, *tables.EQUATIONS} <= set(recipes.names())
+def test_each_recipe_has_a_test_of_its_claim_and_tables_name_tests_that_there_are() -> None:
+    tables = loaded(pages.ROOT / "docs" / "method_tests.py")
+    named = {*tables.CLAIMS, *tables.WITHOUT_EFFECT, *tables.EQUATIONS}
+    assert named <= set(recipes.names())
+    own = {path.stem.removeprefix("test_") for path in (pages.ROOT / "tests" / "methods").glob("test_*.py")}
+    assert set(recipes.names()) - set(tables.CLAIMS) <= own
+    for shown in (*tables.CLAIMS.values(), *tables.WITHOUT_EFFECT.values(), *tables.EQUATIONS.values()):
+        file, _, function = shown.partition(": ")
+        if file != "none":
+            folder, _, module = file.partition("/")
+            text = (pages.ROOT / "tests" / folder / f"test_{module}.py").read_text("utf-8")
+            assert f"def test_{function}(" in text, shown
 
 
 def test_the_readme_is_short_and_names_recipes_that_there_are() -> None:

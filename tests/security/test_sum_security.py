@@ -136,12 +136,12 @@ def test_a_site_refuses_what_a_tenth_could_open() -> None:
 
 def test_the_tables_of_the_docs_are_these_numbers() -> None:
     page = PAGE.read_text("utf-8")
-    for clients in (3, 5, 7, 10, 20, 50, 100):
+    for clients in (3, 5, 10, 50, 100):
         threshold = math.ceil(round(2 / 3 * clients, 9))
         cells = (clients, threshold, clients - max(threshold, 3), colluders_needed(clients, threshold, 3))
         assert f"| {' | '.join(map(str, cells))} |" in page
-    for clients in (50, 100, 200, 500, 1000):
-        for colluding in (0.05, 0.1, 0.2):
+    for clients in (50, 100, 1000):
+        for colluding in (0.05, 0.1, 0.2) if clients == 1000 else (0.1, 0.2):
             found = parameters(clients, colluding, 0.1 if colluding > 0.05 else 0.05)
             k, t = found.neighbours, found.threshold
             assert k is not None

@@ -45,9 +45,8 @@ class Dirichlet(Partition):
         sizes: by client only: number of rows of each client; by default they differ by at most one row.
         min_size: by class only: smallest number of rows of a client, test rows included where it holds out its own; 10
             if left out, as in NIID-Bench and flwr-datasets.
-        balance: by class only: a client with more rows than clients have on average gets none of the classes that
-            follow (in order of their numbers), as in NIID-Bench and PFLlib; false for the shares as drawn, which
-            is the default of flwr-datasets (`self_balancing`).
+        balance: by class only: a client with more rows than the average gets none of the classes that follow, as in
+            NIID-Bench and PFLlib; false for the shares as drawn, the default of flwr-datasets (`self_balancing`).
 
     Examples:
         >>> import piebald as pb

@@ -100,7 +100,7 @@ class Distfl(Clustering):
         reach: models longer than this many median lengths are left out.
         normal: which cluster is the normal one: "largest"; "vote", see `ballot`; or "server_rows", the one with the
             smallest loss on rows that the server holds.  If half of the clients or more attack, only "server_rows" can
-            find it: nothing that clients send can.
+            find it.
         remember: clients whose pairs are remembered from round to round, 4 bytes for each of five numbers of a pair; of
             more, those that were absent longest are forgotten.
         layers: whose input moments clients send, where the trainer makes them send some; set by the recipe.

@@ -41,8 +41,8 @@ class Scheduler(Component):
     Attributes:
         choose: how clients are chosen out of those that can be asked: "uniform"; by "size", with chances as their
             rows; by "loss", those with the largest last training losses of some candidates (power-of-choice, Cho et al.
-            2022); by "speed", those whose last loss and rows promise much in little time (as Oort, Lai et al. 2021).
-            Not uniform, it is refused beside noise, whose budget counts on chance, and under masks, which hide losses.
+            2022); by "speed", those whose last loss and rows promise much in little time (Oort, Lai et al. 2021).  Only
+            "uniform" goes with noise or masks.
         candidates: with "loss", draw this many times the cohort first.
         rounds_setting: a setting with which steps are rounds, as it is advised, where they need not be.
     """

@@ -21,9 +21,9 @@ class Synchronous(Scheduler):
         cohort: clients per round, as a number (10) or as a share of those that are available (0.1; 1.0 is all).
         over_selection: over-selection (Bonawitz et al. 2019): request this many times the cohort, and step when a
             cohort has arrived.  Later updates are not used; their clients can be asked again when they are done.
-        sampling: "fixed" asks a cohort of that size.  "poisson" asks each client independently with probability
-            cohort / clients, so that sizes vary and a round may be empty (McMahan et al. 2018, algorithm 1): the
-            privacy budget of noise at the server is then several times smaller.
+        sampling: "fixed" asks a cohort of that size, "poisson" each client independently with probability
+            cohort / clients (McMahan et al. 2018, algorithm 1), for which the budget of noise at the server is several
+            times smaller.
 
     Examples:
         >>> Synchronous(cohort=0.1).expected_updates(known=50)

@@ -53,9 +53,8 @@ class NestedWidths(Sgd):
         dynamic: draw a width for every task instead; a width that is named twice is drawn twice as often.
         scaler: divide the outputs of narrowed layers by r.
         static_batch_norm: ask for the statistics of batch norms once models are trained.
-        masked_loss: put 0 in place of the outputs for classes of which the client has no training rows, and send
-            which classes it has, so that the classifier's rows are averaged over the clients that have their class
-            (section 3.2 of the paper, the masking trick).
+        masked_loss: put 0 in place of the outputs for classes that the client has no training rows of, and average the
+            classifier's rows over the clients that have their class (section 3.2 of the paper, the masking trick).
     """
 
     reads_features: ClassVar[bool] = False

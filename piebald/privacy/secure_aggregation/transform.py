@@ -81,9 +81,8 @@ class SecureAggregation(MaskingTransform):
     goes on.
 
     Attributes:
-        threshold: of the shares of a key how many open it, more than half of those there are (one for each neighbour
-            and one for the client itself): a share of them, or a number.  The same share of all clients must arrive,
-            and sign the list of those who did.
+        threshold: how many of the shares of a key open it, more than half: a share of them, or a number.  The same
+            share of all clients must arrive, and sign the list of those who did.
         neighbours: with how many others a client masks, an even number; None for all of them.
             `privacy.secure_aggregation.security.parameters` computes how many are safe.
         least: refuse to open sums of fewer clients; with two, each of them knows the other's update.

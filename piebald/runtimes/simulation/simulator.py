@@ -67,17 +67,15 @@ class Simulated(RuntimeSettings):
         workers: processes or actors that train, at most one for each client; None decides by the number of cores and
             the work there is.
         device: where engines compute, as torch calls it.
-        deterministic: make the choices that are left open by counting alone, never by measuring times, so that a run
-            repeats bit for bit in another process, whatever else the machine does: `engine` and `stack` by the rule of
-            `engines.choose.counted`, `workers` 0 (for Ray: set it).
+        deterministic: choose `engine` and `stack` by counting (`engines.choose.counted`) and no workers, never by
+            measuring times, so that a run repeats bit for bit in another process.
         bfloat16: forward and backward passes under autocast.
         tf32: let an NVIDIA GPU round the inputs of matrix products and convolutions to 10 bits, which is faster and
-            differs from the CPU in the third digit; off by default.
+            differs from the CPU in the third digit.
         compiled: passes through `torch.compile`, on NVIDIA's GPUs with CUDA graphs, for the engines "sequential" and
             "vmapped" and models without dropout; the first passes take minutes, and numbers differ in the last digits.
-        recorded: start each training step as one CUDA graph, recorded once for each shape of batch, instead of its
-            hundreds of kernels: "auto" and true where steps can be recorded (the run's record says which were not, and
-            why), false nowhere.  Numbers are the same.
+        recorded: start each training step as one CUDA graph, recorded once for each shape of batch: "auto" and true
+            where steps can be recorded, false nowhere.  Numbers are the same.
         memory: bytes of client state kept in RAM; more goes to a temporary file.
         fleet: devices of the clients, instant by default.
     """
