@@ -88,7 +88,8 @@ def export(
         ExportFormat | None, typer.Option("--format", help="The format, where the suffix should not choose it.")
     ] = None,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Keep a temperature of the probabilities in a folder.")
+        bool,
+        typer.Option("--calibrate", help="Divide scores by a temperature, in a folder or an .onnx file of raw rows."),
     ] = False,
 ) -> None:
     """Write a run's model to a file that other programs read; the suffix of the file chooses the format."""

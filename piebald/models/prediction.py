@@ -28,6 +28,7 @@ from piebald.data.clients.standardise import Standardisation
 from piebald.data.embeddings.embedded import embedding
 from piebald.data.preparation import Preparation
 from piebald.data.preparation.preparation import NumberTarget
+from piebald.report.export.raw_rows import Scoring
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,19 +93,21 @@ class OutputMeaning:
             return self
         return replace(self, mean=target.mean, deviation=target.deviation)
 
+    def answers(self, outputs: Tensor) -> Tensor:
+        """Return the numbers [n, names] that outputs [n, ...] mean, float64."""
+        flat = (outputs.flatten(1) if outputs.dim() > 1 else outputs[:, None]).double()
+        if self.kind == "classes":
+            return functional.softmax(flat / self.temperature, dim=1)
+        if self.kind == "labels":
+            return torch.sigmoid(flat / self.temperature)
+        return flat * self.deviation + self.mean if self.kind == "values" else flat
+
     def table(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
         """Return the answers of outputs [n, ...], by the names of columns."""
         if self.kind == "places":
             names = np.array(self.names, dtype=object)
             return {f"place {place}": names[column] for place, column in enumerate(outputs.argmax(-1).T.numpy())}
-        flat = (outputs.flatten(1) if outputs.dim() > 1 else outputs[:, None]).double()
-        if self.kind == "classes":
-            flat = functional.softmax(flat / self.temperature, dim=1)
-        elif self.kind == "labels":
-            flat = torch.sigmoid(flat / self.temperature)
-        elif self.kind == "values":
-            flat = flat * self.deviation + self.mean
-        return dict(zip(self.names, flat.numpy().T, strict=True))
+        return dict(zip(self.names, self.answers(outputs).numpy().T, strict=True))
 
     def calibrated(self, outputs: Tensor, targets: Tensor) -> Self:
         """Return the same meaning with the temperature of the lowest loss on labelled rows.
@@ -240,13 +243,17 @@ class Predictor:
         index = rows.index if is_frame(rows) else None
         return pd.DataFrame(self.meaning.table(self.outputs(self.inputs.read(rows))), index=index)
 
-    def described(self) -> dict[str, Any]:
-        """Return what a program must know to score rows with the exported module alone, as JSON values."""
-        preparation = self.inputs.preparation
-        features = None if self.inputs.features is None else list(self.inputs.features)
-        values = {**asdict(self.meaning), "names": list(self.meaning.names), "features": features}
-        values["client"] = self.inputs.client
-        return {"outputs": values, "preparation": None if preparation is None else preparation.model_dump(mode="json")}
+    def scoring(self) -> Scoring:
+        """Return what a program must know to score rows with the exported module alone."""
+        raw = self.inputs
+        features = None if raw.features is None else list(raw.features)
+        meaning = {**asdict(self.meaning), "names": list(self.meaning.names), "features": features}
+        return Scoring(
+            {**meaning, "client": raw.client},
+            None if raw.preparation is None else raw.preparation.model_dump(mode="json"),
+            None if raw.preparation is None else raw.preparation.for_client(raw.client).transformer,
+            self.meaning.answers,
+        )
 
     def outputs(self, x: Any) -> Tensor:
         """Return the model's scores [n, ...] of inputs [n, ...]."""

@@ -21,6 +21,7 @@ from piebald.contracts import Clients, OwnChoice, Personalizes, RowsAtSites, Spl
 from piebald.contracts.data import blank_row
 from piebald.core.errors import SettingError, unknown
 from piebald.report.export import Exported, ExportFormat, export_model, model_card
+from piebald.report.export.raw_rows import Scoring
 from piebald.models import NearestNeighbours, StandardisedInputs
 from piebald.data.clients.sites import RecordedClients
 from piebald.data.clients.standardise import Standardisation, constants_of_run
@@ -281,13 +282,14 @@ class Run(History):
 
         Args:
             path: a new file, whose suffix chooses the format: .safetensors, .pt (state dict), .pt2 (torch.export) or
-                .onnx; or a new folder, for Hugging Face, with a model card, and with `score.py`, which scores raw rows
+                .onnx, which takes raw columns and returns predictions where the run prepares a table;
+                or a new folder, for Hugging Face, with a model card, and with `score.py`, which scores raw rows
                 without Piebald.
             client: whose model, see `model`.
             file_format: the format, where the suffix should not choose it.
             example: rows of inputs [n, ...] for torch.export and ONNX, which run the model once; by default a
                 client's first row.  Inputs of several tensors have their names, or are called input_0, input_1, ...
-            calibrate: keep a temperature for the probabilities in a folder, see `predictor`.
+            calibrate: divide scores by a temperature, in a folder and in ONNX of raw columns, see `predictor`.
 
         Returns:
             The path.
@@ -314,12 +316,12 @@ class Run(History):
         )
         return export_model(exported, Path(path), file_format)
 
-    def _scoring(self, client: int | None, calibrate: bool) -> Callable[[], Mapping[str, Any]] | None:
+    def _scoring(self, client: int | None, calibrate: bool) -> Callable[[], Scoring] | None:
         """Return what describes how a client's model scores raw rows, None where it needs more than one tensor."""
         plain = isinstance(self._raw_inputs().like, Tensor) and not (self.meta.get("settings") or {}).get("extractor")
         if not plain or (client is None and self.work.layout.private):
             return None
-        return lambda: self.predictor(client, calibrate=calibrate).described()
+        return lambda: self.predictor(client, calibrate=calibrate).scoring()
 
     def _example(self) -> Tree:
         """The first row that a client holds on this machine, or a blank one where rows are at their sites."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from sklearn.impute import MissingIndicator
 
 from piebald.data.preparation.answers import KindsAnswer, KindsQuestion, agreed_kinds, answer, parsed_numbers
 from piebald.data.preparation.column_models import (
@@ -65,8 +66,10 @@ def fitted(
     learnt: dict[str, Any] = {}
     for group, step, names in transformer.transformers_:
         kind, _, scale = group.partition(" ")
+        if isinstance(step, MissingIndicator):
+            continue
         if kind in ("numbers", "parts"):
-            medians, scaler = step["gaps"].statistics_, step["scale"].named_transformers_["values"]
+            medians, scaler = step["gaps"].statistics_, step["scale"]
             scores = {"power": lambda one: one._scaler, "log": lambda one: one["score"]}.get(scale, lambda one: one)(
                 scaler
             )

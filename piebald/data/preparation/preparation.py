@@ -132,6 +132,21 @@ class Preparation(Fields):
 
         return column_transformer(self.columns)
 
+    def for_client(self, client: str | None) -> Preparation:
+        """Return the same preparation for one client's rows, whose effects become part of what is learnt of numbers."""
+        columns, lines = list[Column](), self.harmonised.get(client or "", {})
+        for column in self.columns:
+            slope, offset = lines.get(column.name, (1.0, 0.0))
+            if isinstance(column, NumericColumn) and column.name in lines:
+                learnt = column.values
+                column = column.model_copy(update={"values": learnt.model_copy(update={
+                    "median": (learnt.median - offset) / slope, "mean": (learnt.mean - offset) / slope,
+                    "deviation": learnt.deviation / slope,
+                })})  # fmt: skip
+            columns.append(column)
+        fields = {name: getattr(self, name) for name in Preparation.model_fields}
+        return Preparation(**{**fields, "columns": columns, "harmonised": {}})
+
     def parsed(self, frame: pd.DataFrame, client: str | None = None) -> pd.DataFrame:
         """Return the columns that are read: float64 numbers with NaN for gaps, dates in parts, and text.
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from sklearn.compose import ColumnTransformer
-from sklearn.impute import SimpleImputer
+from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
@@ -65,12 +65,10 @@ def unfitted(columns: Sequence[Column], least_rows: int) -> ColumnTransformer:
     for group, names in groups(columns).items():
         kind, _, scale = group.partition(" ")
         if kind in ("numbers", "parts"):
-            filled = SimpleImputer(strategy="median", add_indicator=kind == "numbers", keep_empty_features=True)
-            # the indicators stay 0 and 1
-            scaled = ColumnTransformer([("values", _scaler(scale), slice(0, len(names)))], remainder="passthrough")
-            step: Any = Pipeline([("gaps", filled), ("scale", scaled)])
+            filled = SimpleImputer(strategy="median", keep_empty_features=True)
+            step: Any = Pipeline([("gaps", filled), ("scale", _scaler(scale))])
         elif kind == "boolean":
-            step = SimpleImputer(strategy="most_frequent", add_indicator=True, keep_empty_features=True)
+            step = SimpleImputer(strategy="most_frequent", keep_empty_features=True)
         elif scale == "one-hot":
             step = OneHotEncoder(min_frequency=least_rows, handle_unknown="infrequent_if_exist", sparse_output=False)
         else:
@@ -81,7 +79,16 @@ def unfitted(columns: Sequence[Column], least_rows: int) -> ColumnTransformer:
                 handle_unknown="use_encoded_value", unknown_value=-1, encoded_missing_value=-2,
             )  # fmt: skip
         steps.append((group, step, names))
+        # beside the scaler and not within the imputer: 0 and 1 are not scaled
+        if missing := _with_indicator(columns, group, names):
+            steps.append((f"{group} missing", MissingIndicator(features="all"), missing))
     return ColumnTransformer(steps)
+
+
+def _with_indicator(columns: Sequence[Column], group: str, names: Sequence[str]) -> list[str]:
+    """Return those of a group's columns of whose gaps there is an indicator: one for a date, none for categories."""
+    gaps = {next(iter(getattr(column, "parts", [column.name]))) for column in columns if column.gaps}
+    return [name for name in names if name in gaps] if group.startswith(("numbers", "boolean")) else []
 
 
 def _scaler(scale: str) -> Any:
@@ -107,12 +114,14 @@ def column_transformer(columns: Sequence[Column]) -> ColumnTransformer:
     common = {column.name: column.common for column in columns if isinstance(column, BooleanColumn)}
     for group, step, names in fitted.transformers_:
         kind, _, scale = group.partition(" ")
+        if isinstance(step, MissingIndicator):
+            continue  # it learns nothing
         if kind == "boolean":
             step.statistics_ = np.array([float(common[name]) for name in names])
         elif kind in ("numbers", "parts"):
             learnt = [numbers[name] for name in names]
             step["gaps"].statistics_ = np.array([part.median for part in learnt])
-            _learn(step["scale"].named_transformers_["values"], scale, learnt)
+            _learn(step["scale"], scale, learnt)
     return fitted
 
 
@@ -168,6 +177,5 @@ def names_out(all_columns: Sequence[Column]) -> list[str]:
                 names += [f"{name} is missing"] * column.gaps + [f"{name} is another"] * column.rare
             continue
         names += members
-        if group.startswith(("numbers", "boolean")):
-            names += [f"{columns[name].name} is missing" for name in members if columns[name].gaps]
+        names += [f"{columns[name].name} is missing" for name in _with_indicator(all_columns, group, members)]
     return names

@@ -15,7 +15,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from piebald.core.errors import SettingError, install, unknown
 from piebald.core.pytree import Tree
+from piebald.report.export.raw_rows import Answering, Scoring, check_raw_rows, with_preparation
 from piebald.report.export.recording import Recorded
 
 log = logging.getLogger("piebald.report")
@@ -50,14 +51,14 @@ class Exported:
         example: makes a row or more of inputs [n, ...], for formats that record a computation.
         card: makes the model card in Markdown, for "huggingface".
         metadata: text by name, which all formats but "state_dict" keep.
-        scoring: makes what `score.py` in a folder must know: "outputs", and "preparation" or None.
+        scoring: makes how raw rows are scored, for folders and ONNX.
     """
 
     module: nn.Module
     example: Callable[[], Tree]
     card: Callable[[], str]
     metadata: Mapping[str, str]
-    scoring: Callable[[], Mapping[str, Any]] | None = None
+    scoring: Callable[[], Scoring] | None = None
 
 
 @runtime_checkable
@@ -92,7 +93,8 @@ def export_model(exported: Exported, path: Path, file_format: str | None = None)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
             draft = Path(folder) / path.name
             write(exported, draft)
-            os.replace(draft, path)
+            for file in sorted(Path(folder).iterdir(), key=draft.__eq__):  # what belongs beside it comes first
+                os.replace(file, path.with_name(file.name))
     except OSError as error:
         raise SettingError(f"{path} cannot be written: {error.strerror or error}") from None
     return path
@@ -135,6 +137,35 @@ def _torch_export(exported: Exported, path: Path) -> None:
 
 
 def _onnx(exported: Exported, path: Path) -> None:
+    """Write a graph of raw columns where rows are prepared and ONNX can do it, else one of inputs."""
+    scoring = exported.scoring() if exported.scoring is not None else None
+    if scoring is None or scoring.preparation is None:
+        _onnx_of_inputs(exported, path)
+        return
+    try:
+        check_raw_rows(scoring.preparation)
+    except SettingError as error:
+        beside = path.with_suffix(".preparation.json")
+        log.warning("%s takes rows as %s says to prepare them: %s", path.name, beside.name, error)
+        _onnx_of_inputs(exported, path)
+        beside.write_text(json.dumps(scoring.preparation, indent=1) + "\n", encoding="utf-8")
+        return
+    import onnx
+
+    answering = replace(exported, module=Answering(exported.module, scoring.answers).eval())
+    program = _onnx_program(answering)
+    model = with_preparation(program.model_proto, scoring.preparation, scoring.transformer)
+    onnx.helper.set_model_props(model, {**exported.metadata, "outputs": json.dumps(scoring.outputs)})
+    onnx.save(model, path)
+
+
+def _onnx_of_inputs(exported: Exported, path: Path) -> None:
+    program = _onnx_program(exported)
+    program.model.metadata_props.update(exported.metadata)
+    program.save(path)
+
+
+def _onnx_program(exported: Exported) -> Any:
     try:
         import onnxscript  # noqa: F401 - torch.onnx needs it
     except ImportError:
@@ -156,8 +187,7 @@ def _onnx(exported: Exported, path: Path) -> None:
         raise _unrecorded("torch.onnx", exported, error) from None
     if program is None:
         raise SettingError(f"torch.onnx made no program of {type(exported.module).__name__}")
-    program.model.metadata_props.update(exported.metadata)
-    program.save(path)
+    return program
 
 
 @contextmanager
@@ -187,20 +217,20 @@ def _huggingface(exported: Exported, path: Path) -> None:
     (path / "README.md").write_text(exported.card(), encoding="utf-8")
 
 
-def _write_scorer(exported: Exported, scoring: Mapping[str, Any], folder: Path) -> None:
+def _write_scorer(exported: Exported, scoring: Scoring, folder: Path) -> None:
     """Write a program that scores raw rows, with what it reads, where the module can be recorded."""
     has_onnx = find_spec("onnx") is not None and find_spec("onnxscript") is not None
     try:
         if has_onnx:
-            _onnx(exported, folder / "model.onnx")
+            _onnx_of_inputs(exported, folder / "model.onnx")
         else:
             _torch_export(exported, folder / "model.pt2")
     except SettingError as error:
         log.warning("%s has weights and no program that scores rows: %s", folder.name, error)
         return
-    for name in ("outputs", "preparation"):
-        if scoring[name] is not None:
-            (folder / f"{name}.json").write_text(json.dumps(scoring[name], indent=1) + "\n", encoding="utf-8")
+    for name, values in (("outputs", scoring.outputs), ("preparation", scoring.preparation)):
+        if values is not None:
+            (folder / f"{name}.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     shutil.copyfile(Path(__file__).with_name("score.py"), folder / "score.py")
 
 
