@@ -7,6 +7,7 @@ competition goes on, and a method that is added is trained without the others.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -15,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from methods import ALONE, POOLED, RUN, TOGETHER, Method
+from methods import ALONE, FEW, POOLED, RUN, TOGETHER, Method
 from runs import about, run_one
-from tiers import FEDERATIONS, Entrants
+from tiers import FEDERATIONS, REAL, SMALL, SURVIVAL, Entrants
 
 sys.path.append(str(Path(__file__).parents[1] / "advise"))
 import truth
@@ -69,7 +70,9 @@ def _share(line: dict[str, Any]) -> float:
 
 def fits(federation: Entrants, method: Method) -> bool:
     """Whether a method is compared on a federation: those without rounds, and what they must beat, by the clock."""
-    if federation.tier != "small" and method.network is not None:
+    if federation.tier in (REAL, SURVIVAL) and method.name not in FEW:
+        return False
+    if federation.tier != SMALL and method.network is not None:
         return False
     return method.clock == federation.slow or (federation.slow and method.name in (POOLED, ALONE, TOGETHER))
 
@@ -97,7 +100,7 @@ def compete(
     seeds: Sequence[int] = SEEDS,
     minutes: float = float("inf"),
     folder: Path = RESULTS,
-    tier: str = "small",
+    tier: str = SMALL,
 ) -> int:
     """Make the runs that are missing, all of a federation before the next.
 
@@ -127,6 +130,7 @@ def compete(
                 if clients is None:
                     clients = federation.clients()
                     keep(CLIENTS, federation.name, about(clients), folder)
+                    gc.freeze()  # else each run ends with a collection of all that torch has, a third of its time
                 try:
                     line = run_one(federation, clients, method, number, seed)
                 except SettingError as why:  # the method does not fit such rows: a finding, and no end of the others

@@ -149,3 +149,5 @@ METHODS = (
 )  # fmt: skip
 BY_NAME = {method.name: method for method in METHODS}
 RUN = tuple(method for method in METHODS if not method.reason)
+# what the tiers of real networks and of survival are tried with: the plain method of each family
+FEW = (POOLED, ALONE, TOGETHER, "qfedavg", "fine_tuned", "apfl", "fedrep", "fedbn", "fedproto", "cfl")

@@ -14,13 +14,14 @@ import sys
 from pathlib import Path
 
 import competition
+from tiers import SMALL, TIERS
 
 
 def main() -> int:
     """Run the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=("train", "page"))
-    parser.add_argument("--tier", choices=("small", "real"), default="small", help="networks; real ones want a GPU")
+    parser.add_argument("--tier", choices=TIERS, default=SMALL, help="see tiers.py; a large one wants a GPU")
     parser.add_argument("--federations", nargs="+", default=[], help="only these")
     parser.add_argument("--methods", nargs="+", default=[], help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(competition.SEEDS), help="the first one tunes")

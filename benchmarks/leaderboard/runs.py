@@ -2,11 +2,14 @@
 
 A line has the method, its setting, the seed, the number of right validation rows of each
 client, the single test rows of all clients one after another as bits (`storage.row_values`), or the number of right
-ones where single rows are not known, the version whose validation rows were best, bytes, steps, and seconds.
+ones where single rows are not known (of another metric than accuracy, its value times the rows), the version whose
+validation rows were best, bytes, steps, seconds, and the processor's seconds (`cpu`), which other work on the machine
+does not lengthen; the first runs were kept without these.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -17,6 +20,7 @@ from methods import KNN_PER, POOLED, PUBLIC, ROUNDS, TOGETHER, TRAINING, Method
 import piebald
 from piebald import partition, recipes
 from piebald.core.errors import RuntimeFault
+from piebald.core.metrics import Concordance
 from piebald.data.clients.pooled_clients import Lists
 from piebald.data.partition.three_way_split import SPLITS
 from piebald.runtimes import Simulator
@@ -31,7 +35,7 @@ def run_one(federation: Any, clients: Any, method: Method, number: int, seed: in
     """One run, as the line that is kept."""
     settings = method.settings()[number]
     line = {"method": method.name, "settings": settings, "seed": seed}
-    began = time.monotonic()
+    began, cpu = time.monotonic(), _cpu()
     try:
         found = _trained(federation, clients, method, settings, seed)
     except RuntimeFault as why:  # the setting diverges: nobody would use such a model, so no row of it is right
@@ -39,8 +43,13 @@ def run_one(federation: Any, clients: Any, method: Method, number: int, seed: in
             raise
         none = [0] * len(clients)
         found = {"validation": none, "test": none, "version": 0, "bytes": 0, "steps": 0}
-    line |= {"rows": [clients.size(client, "validation") for client in range(len(clients))]}
-    return line | found | {"seconds": round(time.monotonic() - began, 2)}
+    line |= {"rows": [judged(clients, client, "validation") for client in range(len(clients))]}
+    return line | found | {"seconds": round(time.monotonic() - began, 2), "cpu": round(_cpu() - cpu, 2)}
+
+
+def _cpu() -> float:
+    """Seconds that processors worked for this process and the workers that it has had."""
+    return sum(os.times()[:4])
 
 
 def _trained(federation: Any, clients: Any, method: Method, settings: dict[str, Any], seed: int) -> dict[str, Any]:
@@ -53,9 +62,14 @@ def _trained(federation: Any, clients: Any, method: Method, settings: dict[str, 
     run = piebald.run(
         method.make(settings), held, federation.model(seed, method.network), seed=seed, evaluate_every=every,
         keep=KNN_PER if method.recipe == KNN_PER else "best", measure="none", per_class=False,
-        runtime=_runtime(federation, len(held)), **length,
+        runtime=_runtime(federation, len(held)), **federation.options, **length,
     )  # fmt: skip
-    scores = _of_neighbours(run, clients) if method.recipe == KNN_PER else _of_versions(run, clients, len(held) == 1)
+    if method.recipe == KNN_PER:
+        scores = _of_neighbours(run, clients)
+    elif federation.metric == "accuracy":
+        scores = _of_versions(run, clients, len(held) == 1)
+    else:
+        scores = _of_patients(run, clients, len(held) == 1)
     final = run.final
     return scores | {
         "bytes": 0 if method.recipe == POOLED else final["bytes_up"] + final["bytes_down"],
@@ -64,8 +78,8 @@ def _trained(federation: Any, clients: Any, method: Method, settings: dict[str, 
 
 
 def _runtime(federation: Any, clients: int) -> Simulator:
-    """The simulator: small networks all at once on one core, real ones as the machine allows."""
-    if federation.tier == "real":
+    """The simulator: small federations all at once on one core, large ones as the machine allows."""
+    if federation.tier == "large":
         return Simulator(device="auto")
     return Simulator(engine="batched", stack=clients, workers=0, fleet=federation.fleet())
 
@@ -86,19 +100,56 @@ def _of_versions(run: Any, clients: Any, pooled: bool) -> dict[str, Any]:
     version = run.best or 0
     single = run.values_of_rows()
     values = np.concatenate([single[client] for client in sorted(single)])
-    right: dict[int, tuple[bool, float]] = {}
-    for row in run.scores:
-        about = row["metric"] == "accuracy" and row["split"] == "validation" and row["version"] == version
-        if about and row["client"] is not None and row["value"] is not None:
-            # a client uses its own model where it has one
-            right[row["client"]] = max(
-                right.get(row["client"], (False, 0.0)), (row["model"] == "personal", row["value"])
-            )
+    right = _of_clients(run, "accuracy", "validation", version)
     sizes = [clients.size(client, "validation") for client in range(len(clients))]
     # a client without validation rows has none that are right
-    shares = [right.get(0 if pooled else client, (False, 0.0))[1] for client in range(len(sizes))]
+    shares = [right.get(0 if pooled else client, 0.0) for client in range(len(sizes))]
     validation = [round(share * size, 2 if pooled else 0) for share, size in zip(shares, sizes, strict=True)]
     return {"validation": validation, "test": packed(values), "version": version}
+
+
+def _of_clients(run: Any, metric: str, split: str, version: int) -> dict[int, float]:
+    """The value of each client, by its own model where it has one."""
+    found: dict[int, tuple[bool, float]] = {}
+    for row in run.scores:
+        about = (row["metric"], row["split"], row["version"]) == (metric, split, version)
+        if about and row["client"] is not None and row["value"] is not None:
+            found[row["client"]] = max(
+                found.get(row["client"], (False, 0.0)), (row["model"] == "personal", row["value"])
+            )
+    return {client: value for client, (_, value) in found.items()}
+
+
+def _of_patients(run: Any, clients: Any, pooled: bool) -> dict[str, Any]:
+    """The concordance of each client's patients, times their number, at the version that is best by validation."""
+    version, found = run.best or 0, dict[str, Any]()
+    for split in ("validation", "test"):
+        values = (
+            _of_one_model(run.model(), clients, split) if pooled else _of_clients(run, "concordance", split, version)
+        )
+        found[split] = [round(values.get(c, 0.0) * judged(clients, c, split), 3) for c in range(len(clients))]
+    return found | {"version": version}
+
+
+def _of_one_model(model: torch.nn.Module, clients: Any, split: Any) -> dict[int, float]:
+    """The concordance of a model that was trained in one place, on each client's patients."""
+    values = {}
+    for client in range(len(clients)):
+        rows, metric = clients.rows(client, split), Concordance()
+        with torch.no_grad():
+            metric.update(model(rows.x), rows.y)
+        values[client] = float(metric.compute())
+    return {client: value for client, value in values.items() if value == value}
+
+
+def judged(clients: Any, client: int, split: Any) -> int:
+    """The rows of a client that can be judged: none of patients of whom no two are known to die one after the other."""
+    y, size = clients.rows(client, split).y, int(clients.size(client, split))
+    if isinstance(y, torch.Tensor):
+        return size
+    pairs = Concordance()
+    pairs.update(torch.zeros(size), y)
+    return 0 if pairs.compute().isnan() else size
 
 
 def _of_neighbours(run: Any, clients: Any) -> dict[str, Any]:
@@ -135,11 +186,18 @@ def with_public_rows(clients: Any) -> Any:
 
 
 def about(clients: Any) -> dict[str, Any]:
-    """The clients' names and rows, and what is right of the most frequent class of each one's training rows."""
+    """The clients' names and rows, and what the naive answer is right on.
+
+    It is the most frequent class of a client's training rows; of patients it is their Kaplan-Meier curve, which is the
+    same for all of them, so that each pair is a tie.
+    """
     numbers = range(len(clients))
-    rows = {split: [clients.size(client, split) for client in numbers] for split in SPLITS}
+    rows = {split: [judged(clients, client, split) for client in numbers] for split in SPLITS}
+    known = {"clients": list(map(str, clients.names)), **rows}
+    if not isinstance(clients.rows(0, "train").y, torch.Tensor):
+        return known | {"naive": [size / 2 for size in rows["test"]]}
     naive = []
     for client in numbers:
         most = torch.bincount(clients.rows(client, "train").y).argmax()
         naive.append((clients.rows(client, "test").y == most).numpy())
-    return {"clients": list(map(str, clients.names)), **rows, "naive": packed(np.concatenate(naive).astype(float))}
+    return known | {"naive": packed(np.concatenate(naive).astype(float))}

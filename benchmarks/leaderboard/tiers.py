@@ -1,11 +1,16 @@
-"""The federations of the leaderboard, in two tiers: a small network on all of them, and real networks on fewer."""
+"""The federations of the leaderboard, in tiers.
+
+small: one hidden layer on all of them, every method.  real: the same clients of four of them with a network that fits
+the form of their inputs, and a few methods of each family.  large: all clients of these with such networks and every
+method, for a GPU.  survival: patients, scored by concordance, whose points are not added to those of accuracy.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +42,7 @@ KINDS = {
     LABELS: "Labels are unlike",
     UNEQUAL: "Half of the devices take five times as long",
 }
+SMALL, REAL, LARGE, SURVIVAL = TIERS = ("small", "real", "large", "survival")
 HIDDEN = [32]
 Network = tuple[str, Mapping[str, Any]]
 
@@ -53,7 +59,9 @@ class Entrants:
         deal: makes the clients.
         network: makes the network of a seed: of the tier, or the one that a method brings along (small tier only).
         slow: whether half of the devices take five times as long, and the virtual clock is the budget.
-        tier: "small" or "real".
+        tier: "small", "real", "large" or "survival".
+        metric: what is scored; of others than accuracy no single rows are kept.
+        options: of `piebald.run`, such as its loss.
     """
 
     name: str
@@ -63,7 +71,9 @@ class Entrants:
     deal: Callable[[], Any]
     network: Callable[[int, Network | None], nn.Module]
     slow: bool = False
-    tier: str = "small"
+    tier: str = SMALL
+    metric: str = "accuracy"
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def clients(self) -> Any:
         """Its clients."""
@@ -115,7 +125,14 @@ class LastCharacter(nn.Module):
 
 
 def _real(
-    name: str, words: str, kind: str, rows: str, deal: Callable[[], Any], network: str, **settings: Any
+    name: str,
+    words: str,
+    kind: str,
+    rows: str,
+    deal: Callable[[], Any],
+    network: str,
+    tier: str = REAL,
+    **settings: Any,
 ) -> Entrants:
     """A federation with a network that fits the form of its inputs."""
 
@@ -131,43 +148,54 @@ def _real(
             torch.manual_seed(seed)
             return LastCharacter(LETTERS, outputs)
 
-    return Entrants(name, words, kind, rows, clients, make, tier="real")
+    return Entrants(name, words, kind, rows, clients, make, tier=tier)
 
 
-def _images() -> Any:
-    """Fifty writers of MNIST digits with all of their rows, 28 x 28 pixels."""
-    return build("partition", {**HELD_OUT, "seed": SEED, **by_owner("writer", 50)}).split(data.mnist_writers())
+def _dealt(rows: DataSet, owner: str, clients: int, **more: Any) -> Any:
+    return build("partition", {**HELD_OUT, "seed": SEED, **by_owner(owner, clients), **more}).split(rows)
 
 
-def _series() -> Any:
-    """All thirty persons of UCI HAR, nine signals of 128 values; of the windows, which overlap by half, each second."""
-    rows = data.har()
+def _images(large: bool = False) -> Any:
+    """The writers of the small tier, 28 x 28 pixels; or fifty with all of their rows."""
+    rows = data.mnist_writers()
+    if large:
+        return _dealt(rows, "writer", 50)
+    own = rows.owners["writer"]
+    keep = np.flatnonzero(np.isin(np.array(own.names)[own.codes], federations._rows("writers").owners["writer"].names))
+    return _dealt(federations._vectors(rows, rows.x[keep].float(), keep), "writer", 12, limit=1500)
+
+
+def _series(large: bool = False) -> Any:
+    """The ten persons and rows of the small tier, nine signals of 128 values; or all thirty with each second window."""
+    rows, more = data.har(), {} if large else {"limit": 1500}
+    # neighbouring windows share half their samples
     part = federations._vectors(rows, rows.x[::2], np.arange(0, len(rows.y), 2))
-    return build("partition", {**HELD_OUT, "seed": SEED, **by_owner("subject", 30)}).split(part)
+    return _dealt(part, "subject", 30 if large else 10, **more)
 
 
 LENGTH, LETTERS = 40, 128  # characters that the next one is told from; codes of characters
 
 
-def _text() -> Any:
-    """The next letter's kind from the forty before it, for thirty roles."""
+def _text(large: bool = False) -> Any:
+    """The next letter's kind from the forty before it, for the ten roles of the small tier, or for thirty."""
     import pandas
 
     frame = pandas.read_csv(prepared("shakespeare", "shakespeare_roles.csv.gz"), keep_default_na=False)
+    roles, most = (30, 8000) if large else (10, 1750)
     common, x, y, owner, groups = " etoahsrnil", [], [], [], []
-    for role in frame["client"].value_counts().index[:30]:
+    for number, role in enumerate(frame["client"].value_counts().index[:roles]):
         text = "\n".join(frame.loc[frame["client"] == role, "text"]).lower()
         codes = [min(ord(letter), LETTERS - 1) for letter in text]
-        for place, start in enumerate(range(0, min(len(text) - LENGTH - 1, 8000), 8)):
+        for place, start in enumerate(range(0, min(len(text) - LENGTH - 1, most), 8)):
             x.append(codes[start : start + LENGTH])
             y.append(common.find(text[start + LENGTH]) + 1)
             owner.append(str(role))
-            groups.append(len(set(owner)) * 1000 + place // 50)  # passages stay together, since rows overlap
+            groups.append(number * 1000 + place // 50)  # passages stay together, since rows overlap
     rows = DataSet(
         "shakespeare", torch.tensor(x, dtype=torch.float32), torch.tensor(y), classes=["other", *common],
         owners={"role": Owners.of(np.array(owner))}, groups=np.array(groups),
     )  # fmt: skip
-    return build("partition", {**HELD_OUT, "seed": SEED, **by_owner("role")}).split(rows)
+    return _dealt(rows, "role", roles)
 
 
 def _tables() -> Any:
@@ -185,6 +213,38 @@ def _tables() -> Any:
         for number, name in enumerate(tables.names)
     }
     return partition.clients_from(parts, classes=list(tables.classes or ()))
+
+
+# -- survival
+
+
+def _patients() -> Any:
+    """Breast cancer patients of six regions (TCGA-BRCA): when they died, or were last seen alive."""
+    import pandas
+
+    frame = pandas.read_csv(prepared("tcga_brca", "tcga_brca.csv.gz"))
+    inputs = frame.drop(columns=["pid", "tss", "site_id", "site", "split", "event", "time"])
+    inputs["age_at_index"] = (inputs["age_at_index"] - 58) / 10  # about the size of the other columns, which are 0 or 1
+    target = {name: frame[name].to_numpy(np.float32) for name in ("time", "event")}
+    parts = {
+        str(site): (inputs[own].to_numpy(np.float32), {name: values[own] for name, values in target.items()})
+        for site in frame["site"].unique() for own in [(frame["site"] == site).to_numpy()]
+    }  # fmt: skip
+    return partition.clients_from(parts, seed=SEED, **HELD_OUT)
+
+
+def _survival() -> Entrants:
+    """Cancer patients, with the network of the small tier."""
+    clients = cache(_patients)
+
+    def network(seed: int, own: Network | None) -> nn.Module:
+        kind, settings = own or ("mlp_bn", {"hidden": HIDDEN})
+        return build_model(kind, tuple(clients().rows(0, "train").x.shape[1:]), 1, seed=seed, **settings)
+
+    return Entrants(
+        "cancer", "cancer patients of six regions", OWN, "tcga", clients, network, tier=SURVIVAL,
+        metric="concordance", options={"loss": "survival", "metrics": ["concordance"]},
+    )  # fmt: skip
 
 
 LECTURERS = federations.Federation("lecturers", "lecturers (InstEval)", "lecturers", by_owner("site"))
@@ -207,8 +267,13 @@ FEDERATIONS = (
     _small("mnist-dirichlet", LABELS),
     _small("har-slow", UNEQUAL),
     _small("traffic", INPUTS, TRAFFIC),
-    _real("writers-leaf-cnn", "MNIST writers, LEAF's CNN", INPUTS, "writers", _images, "leaf_cnn"),
+    _real("heart-table", "heart hospitals, prepared table, two layers of 64", OWN, "heart", _tables, "mlp_bn",
+          hidden=[64, 64]),
     _real("har-cnn", "HAR subjects, 1D-CNN", INPUTS, "har", _series, "cnn_1d_bn"),
     _real("shakespeare-lstm", "Shakespeare roles, LSTM", INPUTS, "shakespeare", _text, "lstm"),
-    _real("heart-table", "heart hospitals, prepared table", OWN, "heart", _tables, "mlp_bn", hidden=[64, 64]),
+    _real("writers-leaf-cnn", "MNIST writers, LEAF's CNN", INPUTS, "writers", _images, "leaf_cnn"),
+    _real("writers-50", "50 MNIST writers, LEAF's CNN", INPUTS, "writers", partial(_images, True), "leaf_cnn", LARGE),
+    _real("har-30", "30 HAR subjects, 1D-CNN", INPUTS, "har", partial(_series, True), "cnn_1d_bn", LARGE),
+    _real("shakespeare-30", "30 Shakespeare roles, LSTM", INPUTS, "shakespeare", partial(_text, True), "lstm", LARGE),
+    _survival(),
 )  # fmt: skip
