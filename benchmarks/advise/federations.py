@@ -107,7 +107,7 @@ def _rows(name: str) -> DataSet:
     makers: dict[str, Callable[[], DataSet]] = {
         "digits": _digits, "mnist": _mnist, "writers": _writers, "cifar10": _cifar10, "har": _har, "heart": _heart,
         "contraception": _contraception, "exam": _exam, "office": _office, "shakespeare": _shakespeare,
-        "lecturers": _lecturers, "traffic": _traffic,
+        "lecturers": _lecturers, "traffic": _traffic, "hsb": _hsb, "star": _star, "adult": _adult, "credit": _credit,
     }  # fmt: skip
     return makers[name]()
 
@@ -236,6 +236,40 @@ def _lecturers() -> DataSet:
     )
 
 
+def _hsb() -> DataSet:
+    """Whether a pupil's achievement in mathematics is above the median of all, for the 12 largest schools."""
+    columns = ("ses", "meanses", "minrty", "sx", "sector")
+    return _table("sites/Hsb82", "school", lambda frame: frame["mAch"] > 13, columns, _largest("school", 12))
+
+
+def _star() -> DataSet:
+    """Whether a pupil of the third grade is above its median in mathematics, for the 12 schools with the most."""
+
+    def clean(frame: Any) -> Any:
+        return _largest("sch", 12)(frame[(frame["gr"] == "3") & frame["math"].notna()])
+
+    columns = ("cltype", "exp", "ses", "sx", "eth", "hdeg")
+    return _table("sites/star", "sch", lambda frame: frame["math"] > 616, columns, clean)
+
+
+def _adult() -> DataSet:
+    """Whether an income is above 50,000 dollars, by occupation."""
+    columns = (
+        "age", "education-num", "marital-status", "race", "sex", "capital-gain", "capital-loss", "hours-per-week",
+    )  # fmt: skip
+    return _table(
+        "adult/adult", "occupation", lambda frame: frame["income"] == ">50K", columns, _largest("occupation", 12)
+    )
+
+
+def _credit() -> DataSet:
+    """Whether a payment fails next month, by the education of the holder of the card."""
+    columns = ("LIMIT_BAL", "SEX", "AGE", *(f"PAY_{month}" for month in (0, 2, 3, 4, 5, 6)), "BILL_AMT1", "PAY_AMT1")
+    return _table(
+        "credit/credit_default", "EDUCATION", lambda frame: frame["default"] == 1, columns, _largest("EDUCATION", 4)
+    )
+
+
 def _traffic() -> DataSet:
     """The flows of the ten apps with the most; those of one session stay together."""
     rows = data.traffic()
@@ -319,4 +353,13 @@ FEDERATIONS = (
     Federation("office-dirichlet", "Office-Caltech, Dirichlet 0.3", "office", _dirichlet(0.3, 6)),
     Federation("shakespeare", "Shakespeare roles", "shakespeare", by_owner("role"), limit=2500),
 )  # fmt: skip
-BY_NAME = {federation.name: federation for federation in FEDERATIONS}
+# Whole data sets from which nothing was learned and on which nothing was tuned
+HELD_BACK = (
+    Federation("lecturers", "lecturers (InstEval)", "lecturers", by_owner("site")),
+    Federation("traffic", "app traffic, Dirichlet 0.3", "traffic", _dirichlet(0.3)),
+    Federation("hsb", "schools (Hsb82)", "hsb", by_owner("site")),
+    Federation("star", "schools (star)", "star", by_owner("site")),
+    Federation("adult", "occupations (Adult)", "adult", by_owner("site")),
+    Federation("credit", "education (credit cards)", "credit", by_owner("site")),
+)
+BY_NAME = {federation.name: federation for federation in (*FEDERATIONS, *HELD_BACK)}

@@ -50,7 +50,7 @@ class Known:
     Attributes:
         federation: its clients.
         entries: what is known of each recipe with settings.
-        rows: the number of rows of each client, by split.
+        rows: the number of rows of each client, by split, and "naive", the test accuracy of its most frequent label.
     """
 
     federation: Federation
@@ -72,11 +72,16 @@ class Known:
         """Points of the best on test rows."""
         return max(entry.truth for entry in tuned(self.entries))
 
+    @property
+    def naive(self) -> float:
+        """Points on test rows of each client's most frequent training label."""
+        return float(np.mean(self.rows["naive"])) * 100 / SCALE
 
-def known_federations(folder: Path) -> list[Known]:
+
+def known_federations(folder: Path, federations: Sequence[Federation] = FEDERATIONS) -> list[Known]:
     """The federations whose grid is complete for at least one seed, in the order of the benchmark."""
     rows = known_rows(folder)
-    found = [Known(one, entries_of(read(folder, one.name)), rows.get(one.name, {})) for one in FEDERATIONS]
+    found = [Known(one, entries_of(read(folder, one.name)), rows.get(one.name, {})) for one in federations]
     return [one for one in found if one.entries and _complete(one)]
 
 

@@ -4,7 +4,7 @@
 rows after each rung and of its test rows at the end (in tenths of a thousandth), bytes sent, steps made, and seconds of
 this machine.  A line is written when its run has ended, so an interrupted run of the benchmark goes on where it ended,
 and a new recipe is added to `grid.GRID` without running the others again.  `truth/rows.json` has the number of rows of
-each client's validation and test parts.
+each client's validation and test parts, and the test accuracy of its most frequent training label.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from federations import FEDERATIONS, Federation
+from federations import BY_NAME, Federation
 from grid import ROUNDS, RUNGS, WITHOUT_ROUNDS, Entry, entries
 
 import piebald
@@ -31,7 +31,7 @@ ROWS = "rows.json"
 
 def jobs(seeds: tuple[int, ...] = SEEDS, names: tuple[str, ...] = ()) -> Iterator[tuple[Federation, Entry, int]]:
     """All runs, the most useful first: one seed of everything, the middle learning rate of each before the others."""
-    chosen = [one for one in FEDERATIONS if not names or one.name in names]
+    chosen = [one for one in BY_NAME.values() if not names or one.name in names]
     for seed in seeds:
         longest = max(len(entries(one.slow)) for one in chosen)
         for place in range(longest):
@@ -45,7 +45,7 @@ def run_all(folder: Path, seeds: tuple[int, ...], names: tuple[str, ...], minute
     """Run what is not there yet; return how many of the wanted runs there are and how many there should be."""
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
-    lines = {(one.name, line["entry"], line["seed"]): line for one in FEDERATIONS for line in read(folder, one.name)}
+    lines = {(one.name, line["entry"], line["seed"]): line for one in BY_NAME.values() for line in read(folder, one.name)}
     walls = {key[:2]: float(line["wall"]) for key, line in lines.items()}  # of the same run with another seed
     wanted = list(jobs(seeds, names))
     keys = [(federation.name, entry.label, seed) for federation, entry, seed in wanted]
@@ -119,15 +119,21 @@ def _scores(run: History, clients: int, metric: str, timed: bool) -> dict[str, A
 
 
 def keep_rows(folder: Path, name: str, clients: Any) -> None:
-    """Keep how many rows each client of a federation has."""
-    parts = ("validation", "test")
-    known = known_rows(folder) | {name: {part: [clients.size(c, part) for c in range(len(clients))] for part in parts}}
+    """Keep how many rows each client of a federation has, and how good its most frequent label is."""
+    rows = {part: [clients.size(c, part) for c in range(len(clients))] for part in ("validation", "test")}
+    known = known_rows(folder) | {name: rows | {"naive": [_naive(clients, c) for c in range(len(clients))]}}
     lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(known[name])}" for name in sorted(known))
     (folder / ROWS).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
+def _naive(clients: Any, client: int) -> int:
+    """The test accuracy of a client's most frequent training label."""
+    label = clients.rows(client, "train").y.bincount().argmax()
+    return round(SCALE * float((clients.rows(client, "test").y == label).double().mean()))
+
+
 def known_rows(folder: Path) -> dict[str, dict[str, list[int]]]:
-    """How many rows each client of each federation has, by part."""
+    """What `keep_rows` has kept, by federation."""
     path = folder / ROWS
     return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
 

@@ -143,7 +143,7 @@ def test_the_truth_is_made_in_parts(
 
     monkeypatch.setattr(truth, "run_one", run_one)
     monkeypatch.setattr(truth, "entries", lambda slow: parts[0].entries(slow)[:3])
-    monkeypatch.setattr(truth, "FEDERATIONS", [FakeFederation("a"), FakeFederation("b")])
+    monkeypatch.setattr(truth, "BY_NAME", {name: FakeFederation(name) for name in "ab"})
     assert truth.run_all(tmp_path, (0,), (), float("inf")) == (6, 6)
     assert truth.run_all(tmp_path, (0, 1), ("b",), 0) == (3, 6)
     assert truth.run_all(tmp_path, (0, 1), ("b",), float("inf")) == (6, 6)
