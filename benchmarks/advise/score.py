@@ -226,7 +226,9 @@ def write(folder: Path) -> str:
         return "no federation is complete yet: run the part truth first"
     held = known_federations(folder, HELD_BACK)
     # the look's numbers are kept of the federations that it learns from
-    rules = {one.name: [rule for rule in RULES if one.federation not in HELD_BACK or rule != LOOK] for one in (*known, *held)}
+    rules = {
+        one.name: [rule for rule in RULES if one.federation not in HELD_BACK or rule != LOOK] for one in (*known, *held)
+    }
     verdicts = {one.name: {rule: judged(one, rule, known) for rule in rules[one.name]} for one in (*known, *held)}
     pays = {one.name: federating_pays(one) for one in (*known, *held)}
     parts = [_head(known), "## Summary\n", _summary([one.name for one in known], verdicts, pays)]
@@ -279,9 +281,8 @@ def _summary(names: Sequence[str], verdicts: dict[str, dict[str, Verdict]], pays
 def _by_federation(
     known: Sequence[Known], verdicts: dict[str, dict[str, Verdict]], pays: dict[str, bool | None]
 ) -> str:
-    shown = (
-        "full grid, one seed", ADVISER, f"{ADVISER}, each client its own", RANDOM, NAIVE, "always alone", "always FedAvg",
-    )  # fmt: skip
+    shown = ["full grid, one seed", ADVISER, f"{ADVISER}, each client its own", RANDOM, NAIVE]
+    shown += ["always alone", "always FedAvg"]
     lines = [f"| federation | best | points | federating pays | {' | '.join(shown)} |", "|---" * (len(shown) + 4) + "|"]
     words = {None: "within noise", True: "yes", False: "no"}
     for one in known:

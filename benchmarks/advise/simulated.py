@@ -138,7 +138,7 @@ def drawn(rng: np.random.Generator, gains: Any, rows: int) -> tuple[str, list[st
     ]
     finished: Any = [local, joined]
     pays = whether_it_pays(finished, finished[0], finished[1], tested, runs).pays  # type: ignore[arg-type]
-    return pays, [loser.client for loser in losers(finished[1], finished[0], finished, True) or []]
+    return pays, [loser.client for loser in losers(finished[1], finished[0], finished, True)]
 
 
 def without_gain(count: int = COUNT) -> dict[str, Any]:

@@ -45,7 +45,9 @@ def run_all(folder: Path, seeds: tuple[int, ...], names: tuple[str, ...], minute
     """Run what is not there yet; return how many of the wanted runs there are and how many there should be."""
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
-    lines = {(one.name, line["entry"], line["seed"]): line for one in BY_NAME.values() for line in read(folder, one.name)}
+    lines = {
+        (one.name, line["entry"], line["seed"]): line for one in BY_NAME.values() for line in read(folder, one.name)
+    }
     walls = {key[:2]: float(line["wall"]) for key, line in lines.items()}  # of the same run with another seed
     wanted = list(jobs(seeds, names))
     keys = [(federation.name, entry.label, seed) for federation, entry, seed in wanted]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from piebald.advice.answer import Advice
 from piebald.advice.client_gains import client_gains
 from piebald.advice.differences import in_points, nearness
-from piebald.advice.evidence import check, losers, whether_it_pays, worse_off
+from piebald.advice.evidence import check, losers, whether_it_pays
 from piebald.advice.families import ALONE, TOGETHER, check_training, entrants
 from piebald.advice.look import look as look_at
 from piebald.advice.more_data import SHARE
@@ -218,7 +218,6 @@ def _answer(
     skewed = imbalance(histories)
     for history in histories:
         history.close()
-    losing = losers(chosen, alone, finished, higher)
     pair = {runner.label: runner.last for runner in (chosen, alone) if runner is not None}
     own = own_methods(pair, chosen.label, higher, errors=_SURELY)
     better_alone = [client for client, label in own.items() if label != chosen.label]
@@ -244,8 +243,7 @@ def _answer(
         probability=probability,
         gain_alone=None if alone is None or alone is chosen else difference(chosen.last, alone.last),
         gain_together=None if together is None or together is chosen else difference(chosen.last, together.last),
-        losers=losing or [],
-        worse=worse_off(chosen, alone, runs) if losing is None else None,
+        losers=losers(chosen, alone, finished, higher),
         reasons=[*reasons(chosen, alone, together, runs), *better],
         table=_table(runners, best, runs),
         curve={rounds: table.of_seeds(table.seeds[:1]).mean for rounds, table in sorted(chosen.scores.items())},

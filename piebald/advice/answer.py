@@ -62,9 +62,7 @@ class Advice:
             within one hundredth of the best's mean where the metric is no share; None where it cannot be known.
         gain_alone, gain_together: the difference of the recommendation to Local and to FedAvg on validation rows, None
             where it is that method.
-        losers: clients that lose by joining, beyond noise, where the metric is the accuracy.
-        worse: of other metrics, for which the noise of one client's score is not known: the clients that are worse off
-            than alone under every seed, and by how much in the mean.
+        losers: clients that lose by joining, beyond noise.
         reasons: one sentence each, from measurements.
         table: one row for each method that was tried.
         curve: the recommendation's mean on validation rows after each rung, by server steps.
@@ -112,7 +110,6 @@ class Advice:
     folder: Path | None
     settings: Mapping[str, Any] | None
     look: str | None = None
-    worse: Mapping[str, float] | None = None
     more: Sequence[More] | None = None
     privacy: Sequence[Mapping[str, Any]] = ()
     own: Mapping[str, str] = field(default_factory=dict)
@@ -337,7 +334,6 @@ class Advice:
             "probability_within_one_point": self.probability,
             "gain": {name: None if gain is None else asdict(gain) for name, gain in gains.items()},
             "losers": [asdict(loser) for loser in self.losers],
-            "worse_than_alone_in_every_seed": None if self.worse is None else dict(self.worse),
             "reasons": list(self.reasons),
             "more_data": None if self.more is None else [asdict(part) for part in self.more],
             "methods": [dict(row) for row in self.table],
@@ -498,12 +494,6 @@ class Advice:
         if len(self.losers) > _NAMED:
             lines.append(
                 f"{len(self.losers) - _NAMED:,} more clients lose by joining: `losers` of answer.json has them."
-            )
-        if self.worse is not None:
-            worse = [f"{client} ({self._points(loss)})" for client, loss in self.worse.items()]
-            lines.append(
-                f"How far chance moves the {self.metric} of one client is not known, so nobody is shown to lose.  "
-                f"Worse than alone under every seed, in the mean: {names(worse, _NAMED) or 'no client'}."
             )
         return lines
 

@@ -36,8 +36,7 @@ class ClientGain:
         scores: of each method that was checked, by label, the mean over seeds; None where it has none.
         gain: of the recommendation against the client alone, positive where it is better off; None where the
             recommendation is to train alone, or one of the two has no score.
-        error: the standard error of the gain, for other rows of this client; None where the metric has no value for
-            each row.
+        error: the standard error of the gain, for other rows of this client; None where it is not known.
         shrunk: the gain, shrunk towards that of all clients.
         low, high: the 95 % interval of the true gain around `shrunk`, None where the error is not known.
         train: its training rows, None where that is not known.
@@ -77,7 +76,6 @@ def client_gains(tested: Sequence[Checked], chosen: str, alone: str | None, runs
         known = {label: None if np.isnan(mean) else mean for label, mean in means.items()}
         pair = None if together is None or by_itself is None else (together.of_client(name), by_itself.of_client(name))
         gap = None if pair is None else difference(*pair)
-        # only of metrics with a value for each row is the noise of one client known
         noise = None if pair is None else row_difference(*pair)
         gain, error = None if gap is None else sign * gap.mean, None if noise is None else noise.error
         sizes = runs.clients.size(place, "test"), runs.choosing.size(place, "train")

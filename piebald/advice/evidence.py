@@ -15,7 +15,7 @@ from piebald.advice.race import Runner
 from piebald.advice.tuning.trial_runs import TrialRuns, folder_name
 from piebald.contracts import Split
 from piebald.report.crossed_effects import ERROR_RATE
-from piebald.report.paired import Difference, Scores
+from piebald.report.paired import Scores
 from piebald.report.row_noise import row_difference
 from piebald.report.verdict import compared
 from piebald.runs.run import resume
@@ -135,18 +135,16 @@ def _left_out(runners: Sequence[Runner], higher: bool) -> Scores:
     return replace(tables[0], values=values[chosen, :, np.arange(len(names))].T, rows=rows)
 
 
-def losers(chosen: Runner, alone: Runner | None, finished: Sequence[Runner], higher: bool) -> list[Loser] | None:
+def losers(chosen: Runner, alone: Runner | None, finished: Sequence[Runner], higher: bool) -> list[Loser]:
     """The clients whose own model is better by more than two standard errors of the difference on their rows.
 
-    None where that noise is not known, see `worse_off`.
+    Nobody is one where that noise is not known.
     """
     if alone is None or chosen is alone:
         return []
     losing = []
-    gaps = [client_difference(chosen.last, alone.last, name) for name in alone.last.clients]
-    if gaps and all(gap is None for gap in gaps):
-        return None
-    for place, (name, gap) in enumerate(zip(alone.last.clients, gaps, strict=True)):
+    for place, name in enumerate(alone.last.clients):
+        gap = row_difference(chosen.last.of_client(name), alone.last.of_client(name))
         # by chance alone about one client in forty lies beyond two standard errors on this side
         if gap is not None and gap.error is not None and (lost := -gap.mean if higher else gap.mean) > 2 * gap.error:
             scores = {runner.label: float(runner.last.client_means()[place]) for runner in finished}
@@ -154,25 +152,6 @@ def losers(chosen: Runner, alone: Runner | None, finished: Sequence[Runner], hig
             best = (max if higher else min)(known, key=lambda label: known[label])
             losing.append(Loser(name, lost, gap.error, best, known[best]))
     return sorted(losing, key=lambda loser: -loser.loss)
-
-
-def client_difference(a: Scores, b: Scores, name: str) -> Difference | None:
-    """The difference between two methods at one client, None where the noise of its rows is not known."""
-    return row_difference(a.of_client(name), b.of_client(name))
-
-
-def worse_off(chosen: Runner, alone: Runner | None, runs: TrialRuns) -> dict[str, float] | None:
-    """Return the clients that are worse off than alone under every seed; None where one trains alone."""
-    if alone is None or chosen is alone:
-        return None
-    seeds = [seed for seed in chosen.last.seeds if seed in alone.last.seeds]
-    together, by_itself = (
-        np.stack([runner.last.values[list(runner.last.seeds).index(seed)] for seed in seeds])
-        for runner in (chosen, alone)
-    )
-    lost = by_itself - together if runs.higher_is_better else together - by_itself
-    worse = {name: float(column.mean()) for name, column in zip(runs.names, lost.T, strict=True) if (column > 0).all()}
-    return dict(sorted(worse.items(), key=lambda item: -item[1]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -308,8 +308,9 @@ class ClientContext(Protocol):
         """
 
     def row_scores(self, model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
-        """The objective's main metric of each row that has a target [c, rows], padded with -1, and how many rows each
-        client has [c].
+        """The objective's main metric of each row that has a target [c, rows], padded with NaN, and how many rows each
+        client has [c].  Of a metric without a value for each row they are those of groups of rows, see
+        `engines.scoring.pseudo_values`.
         """
 
     def constant_scores(self, constants: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ from piebald.engines.model_traits import Traits
 from piebald.engines.row_loader import Gathered, RowLoader
 from piebald.methods.client_work import ClientWork
 
+REPLICATES = 30  # of a jackknife: the metric is computed once without each of so many groups of rows
+_MOST_OUTPUTS = 2**24  # numbers, such as those of a language model, from which a jackknife would take minutes
 SCORE_ROWS = 2048  # rows in a forward pass that only scores: enough to be efficient, few enough for any activation
 
 
@@ -128,12 +130,12 @@ class ScoringEngine:
                 "needed here to choose among models: use another loss"
             )
         (outputs,), targets, sizes = self._outputs(clients, [model], split)
-        return self._of_each_row(self.work.objective.loss, outputs, targets, sizes, torch.nan)
+        return self._of_each_row(self.work.objective.loss, outputs, targets, sizes, each_loss)
 
     def row_scores(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         """The main metric of each row, as `contracts.ClientContext.row_scores` describes."""
         (outputs,), targets, sizes = self._outputs(clients, [model], split)
-        return self._of_each_row(self._main, outputs, targets, sizes, -1.0)
+        return self._of_each_row(self._main, outputs, targets, sizes, self._main_of_rows)
 
     def constant_scores(
         self, clients: Sequence[int], constants: Tensor, split: Split
@@ -149,8 +151,8 @@ class ScoringEngine:
         for name, metric in objective.metrics.items():
             if hasattr(metric, "update") or has_value_for_each(metric):
                 scores[name] = self._measured(metric, has_value_for_each(metric), outputs, targets, sizes)
-        each = outputs if has_value_for_each(self._main) else None
-        values, counts = self._of_each_row(self._main, each, targets, sizes, -1.0)
+        each = outputs if hasattr(self._main, "update") or has_value_for_each(self._main) else None
+        values, counts = self._of_each_row(self._main, each, targets, sizes, self._main_of_rows)
         return scores, counts, values
 
     @property
@@ -158,16 +160,32 @@ class ScoringEngine:
         """The main metric."""
         return next(iter(self.work.objective.metrics.values()), self.work.objective.loss)
 
+    @property
+    def _main_of_rows(self) -> Callable[[Any, Any, Any], Tensor]:
+        """The values of rows, of which the main metric is the mean."""
+        return each_loss if has_value_for_each(self._main) else pseudo_values
+
     def _of_each_row(
-        self, measure: Any, outputs: Any, targets: Any, sizes: list[int], padding: float
+        self,
+        measure: Any,
+        outputs: Any,
+        targets: Any,
+        sizes: list[int],
+        values_of: Callable[[Any, Any, Any], Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """A loss or a metric of each row that counts [c, rows], and how many rows each client has [c]."""
-        values = torch.full((len(sizes), max(sizes, default=0)), padding, device=self.device)
+        """A loss or a metric of each row that counts [c, rows], NaN behind them, and how many rows each client has [c].
+
+        Args:
+            measure, outputs, targets, sizes: as of `_measured`.
+            values_of: makes the values of a client's rows from the measure, its outputs and its targets.
+        """
+        values = torch.full((len(sizes), max(sizes, default=0)), torch.nan, device=self.device)
         with torch.no_grad():
             for row, (out, target) in enumerate(by_client(outputs, targets, sizes)):
                 out, target = self.with_targets(out, target)
-                if count := pytree.count(target):
-                    values[row, :count] = each_loss(measure, out, target)
+                if pytree.count(target):
+                    of_rows = values_of(measure, out, target)
+                    values[row, : len(of_rows)] = of_rows
         return values, self._row_counts(targets, sizes)
 
     def counted(self, measure: Any, targets: Any) -> Tensor | None:
@@ -317,6 +335,30 @@ def each_loss(loss: Loss, outputs: Any, targets: Any) -> Tensor:
         return values.flatten(1).mean(1) if values.dim() > 1 else values
     rows = [slice(row, row + 1) for row in range(pytree.count(targets))]
     return torch.stack([loss(pytree.take(outputs, row), pytree.take(targets, row)).mean() for row in rows])
+
+
+def pseudo_values(measure: object, outputs: Any, targets: Any) -> Tensor:
+    """Values of rows for a metric of all rows together, such as an area under a curve, from a jackknife.
+
+    Their mean is the metric, the variance of their mean estimates its variance, and that of the differences between two
+    methods' values the variance of the difference.  Of the area under the ROC curve that is the one of DeLong et al.
+    (1988), but for the order 1 / n.
+
+    Source: Tukey, *Bias and confidence in not quite large samples*, Annals of Mathematical Statistics 1958.
+
+    Returns:
+        One for each row or, of more rows than `REPLICATES`, for each of so many groups that are drawn by the number of
+        rows alone, so that all methods have the same ones.  All are NaN where the metric is undefined without a group,
+        or outputs are too many.
+    """
+    count = pytree.count(targets)
+    groups = min(count, REPLICATES) if pytree.logits(outputs).numel() <= _MOST_OUTPUTS else 0
+    group = torch.randperm(count, generator=torch.Generator().manual_seed(count)) % groups
+    kept = [torch.nonzero(group != number).flatten() for number in range(groups)] if groups > 1 else []
+    parts = [(pytree.take(outputs, rows), pytree.take(targets, rows)) for rows in kept]
+    without = torch.stack([value_of(measure, *part) for part in parts] or [torch.tensor(torch.nan)])
+    values = value_of(measure, outputs, targets) + (groups - 1) * (without.mean() - without)
+    return values if bool(values.isfinite().all()) else torch.full_like(values, torch.nan)
 
 
 def by_client(outputs: Any, targets: Any, sizes: Sequence[int]) -> Iterator[tuple[Any, Any]]:

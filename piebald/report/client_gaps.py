@@ -2,8 +2,7 @@
 
 Each client is asked by itself, under the noise of its own test rows and of the seeds (`report.row_noise`).  The largest
 of many differences is large by luck alone, so p values are multiplied by the number of differences that were looked at
-(Bonferroni).  Of metrics without a value for each row the noise is not known: the largest difference is named, and
-nothing is claimed about it.
+(Bonferroni).  Where that noise is not known the largest difference is named, and nothing is claimed about it.
 """
 
 from __future__ import annotations

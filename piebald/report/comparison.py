@@ -391,7 +391,7 @@ def scores_of(runs: Sequence[History], model: str | None = None) -> Scores:
             # the smallest number over runs: the noise is never understated
             size = judged.get(client, 0)
             sizes[column] = min(size, sizes[column] or size)
-            if client in single and abs(single[client].mean() - value) < 1e-4:
+            if client in single and np.isclose(single[client].mean(), value, rtol=1e-4, atol=1e-4):
                 rows[seeds[row], name] = single[client]
     counted = runs[0].metric == COUNTED
     known = sizes.tolist() if (sizes[np.isfinite(values).any(0)] > 0).all() else ()

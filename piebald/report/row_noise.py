@@ -6,12 +6,13 @@ each of them has few rows, and that another seed makes another model.
 
 On a row both methods have a score, of accuracies 0 or 1, and the variance of a client's difference is that of these
 differences over its n rows: rows on which both are right or both wrong add nothing (McNemar 1947; the mean over clients
-is its stratified form).  Where single rows are not known it is taken for that of two shares, at most
-(p (1 - p) + q (1 - q)) / n, which finds less.  Clients count by their votes (`Scores.votes`), so the variance of the
-mean is the sum of those of clients, weighed by the squares of their shares.  One row more, at any client, on which the
-two disagree is added, since no disagreement on few rows is not known without error (Agresti and Min 2005).  With three
-seeds and more, the variance of the seeds' means is added; with two, they must agree in the sign.  Degrees of freedom
-are Satterthwaite's.
+is its stratified form).  Metrics of all rows of a client together, such as an area under a curve, have values of rows
+from a jackknife (`engines.scoring.pseudo_values`).  Where single rows are not known the variance of an accuracy is
+taken for that of two shares, at most (p (1 - p) + q (1 - q)) / n, which finds less.  Clients count by their votes
+(`Scores.votes`), so the variance of the mean is the sum of those of clients, weighed by the squares of their shares.
+One row more, at any client, on which the two disagree is added to accuracies, since no disagreement on few rows is not
+known without error (Agresti and Min 2005).  With three seeds and more, the variance of the seeds' means is added; with
+two, they must agree in the sign.  Degrees of freedom are Satterthwaite's.
 
 Sources: McNemar, *Note on the sampling error of the difference between correlated proportions or percentages*,
 Psychometrika 1947; Agresti and Min, *Simple improved confidence intervals for comparing matched proportions*,

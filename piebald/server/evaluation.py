@@ -11,11 +11,10 @@ from torch import Tensor
 from piebald.contracts import SERVER_ID, Clients, Personalizes, Query, Result, Split
 from piebald.core.cohort_matrix import weighted_mean
 from piebald.core.errors import SettingError
-from piebald.core.objective import has_value_for_each
 from piebald.core.randomness import select
 from piebald.methods.client_work import ClientWork
 from piebald.methods.queries.confusion import Confusion, counted
-from piebald.methods.queries.row_scores import Naive, NaiveScores, RowScores
+from piebald.methods.queries.row_scores import NO_VALUE, Naive, NaiveScores, RowScores
 from piebald.server.cluster_models import ClusterModels
 from piebald.server.cluster_state import ClusterModel, ModelSnapshot
 from piebald.server.records import TableRow
@@ -197,8 +196,8 @@ def row_query(work: ClientWork, clients: Clients, split: Split, asked: int, simu
         return NaiveScores(split=split, naive=naive) if naive else None
     counts = [clients.counts(client, "train") for client in range(len(clients))] if naive == "classes" else []
     of_all = tuple(map(sum, zip(*[row for row in counts if row], strict=True))) if None not in counts else ()
-    rows = main is not None and has_value_for_each(main)
-    return RowScores(split=split, rows=rows, naive=naive, of_all=of_all) if rows or naive else None
+    asked_of_rows = main is not None or naive is not None
+    return RowScores(split=split, rows=main is not None, naive=naive, of_all=of_all) if asked_of_rows else None
 
 
 def rows_of_scores(answers: Sequence[Result], version: int, work: ClientWork) -> list[TableRow]:
@@ -212,8 +211,8 @@ def rows_of_scores(answers: Sequence[Result], version: int, work: ClientWork) ->
             model, _, metric = name.partition("/")
             rows.append(about | {"model": model, "metric": metric, "value": value})
         for model, vector in answer.update.vectors.items():
-            values = vector[: answer.update.examples]
-            if len(values) and not bool((values < 0).any()):
+            values = vector[vector != NO_VALUE]
+            if len(values):
                 row = about | {"model": model, "metric": work.objective.metric, "row_values": values.tolist()}
                 rows.append(row | {"value": float(values.double().mean())})
     return rows

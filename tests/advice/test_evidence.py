@@ -89,6 +89,6 @@ def test_a_client_without_validation_rows_is_no_loser_and_hides_none() -> None:
     """Nor does numpy warn of the mean of nothing, which a user would see in the middle of the answer."""
     ours = runner("ditto", 0.2, np.nan, *[0.9] * 4)
     alone = runner("local", 0.9, np.nan, *[0.7] * 4)
-    found = losers(ours, alone, [alone, ours], True) or []
+    found = losers(ours, alone, [alone, ours], True)
     assert [(one.client, one.instead, one.score) for one in found] == [("c0", "local", 0.9)]
-    assert losers(runner("ditto", *[0.2] * 6, counted=True), LOCAL, [LOCAL], True) is None  # nobody knows the noise
+    assert losers(runner("ditto", *[0.2] * 6, counted=True), LOCAL, [LOCAL], True) == []  # nobody knows the noise

@@ -1,13 +1,19 @@
-"""Differences of accuracies for the clients at hand: the noise of their rows, and no other."""
+"""Differences for the clients at hand: the noise of their rows, and no other."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import piebald
+from piebald import models, partition
 from piebald.advice.differences import detectable_difference
+from piebald.core.objective import METRICS
+from piebald.engines.scoring import pseudo_values, value_of
 from piebald.report.paired import Scores, difference
 from piebald.report.row_noise import row_difference
 
@@ -154,3 +160,67 @@ def test_a_client_without_rows_or_scores_does_not_count() -> None:
     perfect = row_difference(table([[1.0]], 5), table([[1.0]], 5))
     assert perfect is not None
     assert perfect.error == pytest.approx(0.2)
+
+
+def cell(name: str, outputs: Floats, targets: Floats) -> tuple[float, Floats]:
+    """A metric of a client's rows, and the values of rows that say how it varies."""
+    pair = torch.as_tensor(outputs), torch.as_tensor(targets)
+    return float(value_of(METRICS[name], *pair)), pseudo_values(METRICS[name], *pair).numpy()
+
+
+def of_cells(cells: list[tuple[float, Floats]], held: int) -> Scores:
+    rows = {(0, f"c{client}"): rows for client, (_, rows) in enumerate(cells)}
+    return replace(table([[value for value, _ in cells]], held, rows=rows), counted=False)
+
+
+def test_the_noise_of_areas_under_curves_is_that_of_delong() -> None:
+    """Variances of the components of each positive and each negative row (DeLong, DeLong and Clarke-Pearson 1988)."""
+    rng = np.random.default_rng(2)
+    y = np.arange(30) % 3 == 0
+    shared = rng.normal(size=30)
+    logits = [separation * y + shared + rng.normal(size=30) for separation in (2.0, 1.0)]
+    gap = row_difference(*(of_cells([cell("auc", z, y.astype(float))], 30) for z in logits))
+    assert gap is not None
+    wins = [(z[y][:, None] > z[~y]).astype(float) for z in logits]
+    lead = wins[0] - wins[1]
+    assert gap.mean == pytest.approx(lead.mean())
+    variance = np.var(lead.mean(1), ddof=1) / y.sum() + np.var(lead.mean(0), ddof=1) / (~y).sum()
+    assert gap.error == pytest.approx(variance**0.5, rel=0.06)
+
+
+@pytest.mark.parametrize("name", ["rmse", "balanced_accuracy"])
+def test_intervals_of_metrics_of_all_rows_hold_the_truth(name: str) -> None:
+    """Three clients of 45 rows, more than there are groups in a jackknife, on which two models err together."""
+    rng, draws, held = np.random.default_rng(4), 40, 0
+
+    def outputs(count: int) -> tuple[Floats, list[Floats]]:
+        y = rng.normal(size=count)
+        y = y if name == "rmse" else (y > 0.5).astype(float)
+        shared = rng.normal(size=count)
+        return y, [size * (y - 0.3) + 0.5 * shared + 0.6 * rng.normal(size=count) for size in (1.2, 0.9)]
+
+    y, pair_of = outputs(100_000)
+    ours, theirs = (value_of(METRICS[name], *map(torch.as_tensor, (z, y))) for z in pair_of)
+    truth = float(ours - theirs)
+    for _ in range(draws):
+        drawn_clients = [outputs(45) for _ in range(3)]
+        gap = row_difference(*(of_cells([cell(name, z[k], y) for y, z in drawn_clients], 45) for k in range(2)))
+        assert gap is not None
+        held += gap.low <= truth <= gap.high
+    assert held >= 0.95 * draws - 2 * (0.95 * 0.05 * draws) ** 0.5
+
+
+def test_a_metric_that_needs_a_row_says_nothing_of_its_noise() -> None:
+    """Without the one positive row there is no area under the curve."""
+    assert np.isnan(cell("auc", np.arange(5.0), np.array([0.0, 0.0, 1.0, 0.0, 0.0]))[1]).all()
+
+
+def test_methods_are_compared_on_rows_by_any_metric() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 3)).astype("float32")
+    clients = partition.clients_from({name: (x, (x[:, 0] > 0).astype(int)) for name in "ab"}, test=0.5)
+    model = models.build_model("logistic", (3,), 2)
+    compared = piebald.compare(["local", "fedavg"], clients, model, rounds=1, metrics=["auc"])
+    assert compared.verdict is not None
+    assert {lead.noise for lead in compared.verdict.leads.values() if lead} == {"rows"}
+    assert compared.naive["the most frequent class"].values.tolist() == [[0.5, 0.5]]

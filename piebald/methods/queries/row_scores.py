@@ -22,6 +22,7 @@ from piebald.contracts import (
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 
+NO_VALUE = float(torch.finfo(torch.float32).min)  # behind the last row, since answers must be finite
 NAIVE, NAIVE_OF_ALL = "naive", "naive_of_all"
 Naive = Literal["classes", "labels", "median", "mean", "equal"]
 
@@ -32,11 +33,12 @@ class RowScores(Query):
     Two methods that score the same rows can be compared row by row, which tells more than two means do; and a method is
     worth something if it beats the best constant answer.  What is said of single rows leaves no site, so only
     simulations ask.  Vectors are "rows", and "naive" and "naive_of_all" where there is such an answer: the main metric
-    of each row [n], -1 where a client has fewer rows.  Metrics are those of constant answers, as "naive/accuracy".
+    of each row [n], or `NO_VALUE`, see `contracts.ClientContext.row_scores`.  Metrics are those of constant answers, as
+    "naive/accuracy".
 
     Attributes:
         split: which of the client's rows.
-        rows: whether the main metric has a value for each row.
+        rows: whether there is a main metric, for which rows have values.
         naive: the constant answer from the client's own training rows: the share of each class, of each label, the
             median, the mean, or, of survival, equal hazards; None for none.
         of_all: the training rows of each class of all clients together, for an answer from those; empty for none.
@@ -57,10 +59,11 @@ class RowScores(Query):
         for name, constants in self._constants(context).items():
             scores, metrics["examples"], rows = context.constant_scores(constants, self.split)
             metrics |= {f"{name}/{metric}": values for metric, values in scores.items()}
-            vectors |= {name: rows} if self.rows else {}
+            vectors |= {name: rows.nan_to_num(NO_VALUE)} if self.rows else {}
         if self.rows:
             model = trainer.personalize(inputs, context) if isinstance(trainer, Personalizes) else inputs.model
-            vectors["rows"], metrics["examples"] = context.row_scores(model, self.split)
+            rows, metrics["examples"] = context.row_scores(model, self.split)
+            vectors["rows"] = rows.nan_to_num(NO_VALUE)
         return TrainOutput(inputs.model, torch.zeros(len(inputs.versions)), vectors=vectors, metrics=metrics)
 
     def _constants(self, context: ClientContext) -> dict[str, Tensor]:
