@@ -13,7 +13,7 @@ from piebald.advice.look import Look, look
 from piebald.core.arguments import checked
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.plain_text import printable
-from piebald.data.clients.client_tables import owners_of, plain
+from piebald.data.clients.client_tables import nameless_columns, owners_of, plain
 from piebald.data.clients.sources import clients_from
 from piebald.data.clients.table_files import mixed_reason, read_table
 from piebald.data.partition.leakage import with_suspects
@@ -76,7 +76,7 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
         if column not in frame.columns:
             raise unknown(f"column in {path}", column, frame.columns)
     sites, names = owners_of(frame, client)
-    inputs = frame.drop(columns=[client, target])
+    inputs = frame.drop(columns=[client, target, *nameless_columns(frame.columns)])
     amounts = regression or classes_of(frame[target]) is None
     keys = with_suspects(RowKeys(), frame, target, (client,))
     suspects = keys.columns
@@ -199,7 +199,9 @@ def _of_column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> lis
         sentences.append(reason)
     if kind == "number" and series.nunique() > 2:
         constant = [site for place, site in enumerate(names) if series[sites == place].nunique() == 1]
-        if constant:
+        if len(constant) == len(names) > 1:
+            sentences.append(f"column {name!r} has one value at each site, so that it names the site")
+        elif constant:
             sentences.append(f"column {name!r} has one value in all rows at {_some(constant)}: is it a code for a gap?")
         sentences += _of_gap_codes(series)
     if series.nunique() == 1 and not gaps.any():

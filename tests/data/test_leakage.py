@@ -47,6 +47,26 @@ def test_ages_amounts_and_categories_are_no_identifiers() -> None:
     assert identifiers(table, "ill") == {}
 
 
+def test_amounts_that_go_with_other_columns_are_no_identifiers() -> None:
+    """Cars of one weight have nearly the same engine; so have those of nearly the same weight."""
+    rng = np.random.default_rng(0)
+    weight = rng.integers(1600, 2600, 1000)
+    engine = weight / 10 + rng.normal(0, 5, 1000)
+    year = np.arange(1000) // 15 + 1950
+    cars = pd.DataFrame({"weight": weight, "engine": engine, "power": engine * 0.8, "heavy": weight > 2100})
+    assert identifiers(cars, None) == identifiers(cars, "heavy") == {}
+    spending = pd.DataFrame({"year": year, "dollars": 100.0 * year + rng.normal(0, 50, 1000)})
+    assert identifiers(spending, None) == {}
+    assert [*identifiers(spending.rename(columns={"year": "patient"}), None)] == ["patient"]
+
+
+def test_numbers_of_people_in_the_order_of_their_first_visits_are_identifiers() -> None:
+    """Neighbours are somewhat alike, as the lab drifts; visits of one person are much more so."""
+    table = visits().drop(columns=["ill"])
+    table[["a", "b", "c"]] += np.linspace(0, 2, len(table))[:, None]
+    assert [*identifiers(table.assign(number=np.arange(40).repeat(5)), None)] == ["number"]
+
+
 def test_copies_of_rows_in_two_parts_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     table = visits(rows=1).assign(number=np.arange(40))
     twice = pd.concat([table, table], ignore_index=True).assign(number=np.arange(80))  # copied under new numbers

@@ -100,7 +100,6 @@ def test_whole_numbers_can_be_predicted(tmp_path: Path) -> None:
     [
         (text(header="a,a,who,y"), {}, "column 'a' occurs twice: rename one of them"),
         (text(header="a,who,who,y"), {}, "column 'who' occurs twice"),
-        (text(header=",b,who,y"), {}, r"a column without a name \(Unnamed: 0\), as pandas writes row numbers"),
         (text(header="a,b,who"), {}, "rows of more values than its first line has names"),
         (text(rows=[*ROWS, ("1", "2", "", "0")]), {}, "column 'who' has no value in 1 of 5 rows"),
         (text(), {"client": "y"}, "client and target must be different columns, got 'y' for both"),
@@ -113,6 +112,7 @@ def test_what_could_be_misread_is_refused(tmp_path: Path, content: str | bytes, 
     assert "\n" not in str(raised.value)
 
 
-def test_a_column_without_a_name_may_be_left_out(tmp_path: Path) -> None:
-    clients = read(tmp_path, text(header=",b,who,y"), features=["b"])
+def test_a_column_without_a_name_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clients = read(tmp_path, text(header=",b,who,y"))
     assert np.asarray(clients.rows(0, "train").x).tolist() == [[2.0], [6.0]]
+    assert "column 'Unnamed: 0' has no name, as pandas and R write row numbers: left out" in caplog.text

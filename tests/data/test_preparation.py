@@ -16,7 +16,7 @@ from piebald.data.partition import clients_from
 from piebald.data.preparation import Preparation, PrepareSettings, guess_columns
 from piebald.data.preparation.agreement import Unanswered, agree, simplest
 from piebald.data.preparation.agreement import fitted as fitted_here
-from piebald.data.preparation.answers import Answer, Question, answer
+from piebald.data.preparation.answers import Answer, KindsQuestion, Question, answer, common_kinds
 from piebald.data.preparation.column_models import BooleanColumn, CategoryColumn, ClassTarget, DateColumn, NumericColumn
 from piebald.data.preparation.columns import CodedTable, dates_of, numbers_of
 from piebald.data.preparation.transformer import unfitted
@@ -138,6 +138,28 @@ def test_a_preparation_survives_json_and_hostile_json_is_refused() -> None:
 )
 def test_kinds_are_guessed_from_values(values: list[Any], kind: str) -> None:
     assert guess_columns(pandas.DataFrame({"x": values})) == {"x": kind}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "kind"),
+    [
+        ("PassengerId", np.arange(1, 31), "identifier"),
+        ("row_names", np.arange(30) * 7, "identifier"),
+        ("patient", np.arange(30) % 29, "number"),  # one of them twice
+        ("PassengerId", np.arange(19), "number"),  # too few to tell
+        ("cases", np.arange(30), "number"),
+        ("uric acid", np.arange(30), "number"),
+        ("id", np.arange(30) + 0.5, "number"),
+    ],
+)
+def test_row_numbers_are_known_by_their_name_and_values(name: str, values: np.ndarray, kind: str) -> None:
+    assert guess_columns(pandas.DataFrame({name: values})) == {name: kind}
+
+
+def test_row_numbers_of_large_sites_are_so_at_small_ones() -> None:
+    tables = [pandas.DataFrame({"PassengerId": np.arange(rows)}) for rows in (40, 5)]
+    kinds = common_kinds([answer(KindsQuestion(), table) for table in tables])
+    assert kinds == {"PassengerId": "identifier"}
 
 
 def test_columns_that_differ_in_kind_between_sites_take_the_wider_one() -> None:

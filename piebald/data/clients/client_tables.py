@@ -227,11 +227,11 @@ def from_frame(
         )
     alone = not owned and client is None
     owner, target, chosen = _columns(list(frame.columns), client, target, features, split, alone)
-    if features is None and (nameless := next(filter(re.compile(r"Unnamed: \d+").fullmatch, chosen), None)):
-        raise SettingError(
-            f"the table has a column without a name ({nameless}), as pandas writes row numbers: save it with "
-            "index=False, or list the columns to predict from in features"
+    if features is None and (nameless := nameless_columns(chosen)):
+        _log.warning(
+            "%scolumn %r has no name, as pandas and R write row numbers: left out", _origin(frame), nameless[0]
         )
+        chosen = [name for name in chosen if name not in nameless]
     origin = _origin(frame)
     if not len(frame):
         raise SettingError("the table must have at least one row, got none")
@@ -260,6 +260,11 @@ def from_frame(
     y = array(goal if isinstance(goal, np.ndarray) else plain(goal), f"column {target!r}", "targets")
     about = frame.attrs.get("file", "the data")
     return ClientTable(x, y, codes, names, keys=keys, origin=about, features=chosen, target=target, columns=columns)
+
+
+def nameless_columns(names: Sequence[str]) -> list[str]:
+    """Return the columns whose place in the first line of a file is empty, as pandas calls them."""
+    return [*filter(re.compile(r"Unnamed: \d+").fullmatch, names)]
 
 
 def numbers_of(frame: Any, columns: Sequence[str], whole: bool = False) -> Array:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,12 +13,8 @@ from piebald.contracts import Split
 from piebald.data.clients.lists import Lists
 from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Floats, Ints
+from piebald.data.preparation.columns import is_called_identifier
 
-_NAMES = re.compile(
-    r"(^|[\W_])(id|nr|patient|subject|person|participant|user|customer|case|family|household|session|device|animal)"
-    r"(s|[\W_]?(id|nr|no|number|code|name))?$",
-    re.IGNORECASE,
-)
 _FEWEST, _MOST_ROWS = 5, 20  # values of an identifier, and rows of each in the mean
 _ALIKE = 0.5  # variance within the values of an identifier, as a share of the variance of all rows
 _LOOKED_AT = 50  # columns
@@ -64,7 +59,8 @@ def identifiers(frame: Any, target: str | None) -> dict[str, Ints]:
     """Return columns of text or whole numbers whose values seem to name what several rows belong to, as codes [n].
 
     Their values have several rows each, but not many.  They are called like identifiers, or rows of one value are
-    alike in other columns, or in the target.  A missing value has the code -1.
+    alike in other columns, or in the target; of numbers, much more than rows of neighbouring values, since rows of
+    nearly the same weight are alike, too.  A missing value has the code -1.
     """
     import pandas
 
@@ -73,7 +69,8 @@ def identifiers(frame: Any, target: str | None) -> dict[str, Ints]:
     for name, series in list(frame.items())[:_LOOKED_AT]:
         if name == target or not _names_things(series):
             continue
-        codes, values = pandas.factorize(series)
+        measured = getattr(series.dtype, "kind", "O") in "iu"
+        codes, values = pandas.factorize(series, sort=measured)
         held = codes >= 0
         rows = np.bincount(codes[held], minlength=len(values))
         repeated = rows[rows > 1].sum()
@@ -81,7 +78,7 @@ def identifiers(frame: Any, target: str | None) -> dict[str, Ints]:
             continue
         goal = None if target is None or target not in frame else pandas.factorize(frame[target])[0]
         others = numbers.drop(columns=[name, target], errors="ignore").to_numpy(dtype=np.float64, na_value=np.nan)
-        if _NAMES.search(str(name)) or _alike(codes, others, goal):
+        if is_called_identifier(str(name)) or _alike(codes, others, goal, measured):
             codes_by_name[str(name)] = codes.astype(np.int64)
     return codes_by_name
 
@@ -98,28 +95,40 @@ def _is_plain(series: Any) -> bool:
     )
 
 
-def _alike(codes: Ints, others: Floats, goal: Ints | None) -> bool:
-    """Return whether rows of one value are alike: in most columns of numbers [n, d], or nearly always in the target."""
+def _alike(codes: Ints, others: Floats, goal: Ints | None, measured: bool) -> bool:
+    """Return whether rows of one value are alike: in most columns of numbers [n, d], or nearly always in the target.
+
+    Args:
+        codes: the place of each row's value [n], in the order of the values where they are measured.
+        others: the columns of numbers.
+        goal: the number of each row's target, if there is one.
+        measured: whether values may be amounts, so that rows of one must be more alike than rows of neighbours.
+    """
     rows = np.bincount(codes[codes >= 0])
     several = (codes >= 0) & (rows[codes] > 1)
     codes = np.unique(codes[several], return_inverse=True)[1]
     rows = np.bincount(codes)
+    first = np.unique(codes, return_index=True)[1]  # a row of each value
     if goal is not None and len(np.unique(goal)) <= _MOST_ROWS:
         table = np.zeros((len(rows), int(goal.max()) + 2))
         np.add.at(table, (codes, goal[several]), 1)
-        together = (table.max(1) / rows).mean()
-        if together >= 0.95 > np.bincount(goal[goal >= 0]).max() / max(len(goal), 1):
+        common = np.bincount(goal[goal >= 0]) / max(len(goal), 1)
+        # neighbouring amounts have nearly always the same target; those of people's numbers differ as any two do
+        unlike = not measured or (np.diff(goal[several][first]) != 0).mean() >= _ALIKE * (1 - (common**2).sum())
+        if unlike and (table.max(1) / rows).mean() >= 0.95 > common.max():
             return True
     values = others[several]
     values = values[:, ~np.isnan(values).any(0)] if values.size else values
     spread = values.var(0) if values.size else np.zeros(0)
     values, spread = values[:, spread > 0] if values.size else values, spread[spread > 0]
-    if not len(spread) or len(rows) < 2:
+    if not len(spread) or len(rows) < 3:
         return False
     sums = np.zeros((len(rows), values.shape[1]))
     np.add.at(sums, codes, values)
     within = ((values - (sums / rows[:, None])[codes]) ** 2).sum(0) / max(len(values) - len(rows), 1)
-    return bool(np.median(within / spread) < _ALIKE)
+    if measured:  # what is left of a row beside the mean of its neighbours, one and a half times a variance
+        spread = np.minimum(spread, (np.diff(values[first], 2, axis=0) ** 2).mean(0) / 4 / 1.5)
+    return bool(np.median(within / np.maximum(spread, 1e-300)) < _ALIKE)
 
 
 def _hashed(frame: Any) -> Ints | None:

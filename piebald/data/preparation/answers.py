@@ -283,6 +283,9 @@ def _categories(frame: pd.DataFrame, name: str, question: ValuesQuestion) -> Cat
     return CategoriesAnswer(names=named, others=len(named) < int((counts > 0).sum()), gaps=bool((codes < 0).any()))
 
 
+_ROW_NUMBERS = {"identifier", "number"}
+
+
 def agreed_kinds(
     answers: Sequence[KindsAnswer], columns: Mapping[str, str], scale: Mapping[str, str]
 ) -> tuple[dict[str, Kind], dict[str, str]]:
@@ -318,10 +321,13 @@ def agreed_kinds(
 
 
 def common_kinds(answers: Sequence[KindsAnswer]) -> dict[str, Kind | None]:
-    """Return the kind of each column that fits all clients: what all have, else text, or categories; None of gaps."""
+    """Return the kind of each column that fits all clients: what all have, else text, or categories; None of gaps.
+
+    A column that names the rows of large clients does so at the small ones, where it looks like numbers.
+    """
     common = dict[str, Kind | None]()
     for name in dict.fromkeys(name for one in answers for name in one.kinds):
         guesses = {kind for one in answers if (kind := one.kinds.get(name)) is not None}
-        several: Kind = "text" if "text" in guesses else "category"
+        several: Kind = "text" if "text" in guesses else "identifier" if guesses == _ROW_NUMBERS else "category"
         common[name] = several if len(guesses) > 1 else next(iter(guesses), None)
     return common

@@ -24,6 +24,11 @@ _TRUE = frozenset(["true", "yes", "y", "t", "ja", "j", "wahr", "oui", "vrai", "s
 _FALSE = frozenset(["false", "no", "n", "f", "nein", "falsch", "non", "faux", "falso"])
 _NUMBER = re.compile(r"[+-]?(0|[1-9]\d*)(\.\d*)?([eE][+-]?\d+)?|[+-]?0?\.\d+([eE][+-]?\d+)?")  # "007" is a name
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{2})?)?")
+_CALLED_IDENTIFIER = re.compile(  # "cases" and "customers" are counts
+    r"(?i:(^|[\W_])(id|nr|patient|subject|person|participant|user|customer|case|family|household|session|device|animal)"
+    r"([\W_]?(id|nr|no|number|code|name))?$)|[a-z]I[dD]$"
+)
+_COUNTS_ROWS = re.compile(r"row_?(names?|numbers?|id)|index", re.IGNORECASE)
 _FREE_TEXT = 40  # characters of an average value of free text (skrub's TableVectorizer looks at the number of values)
 _UNIQUE = 0.9  # share of different values from which on a column of words names its rows
 _AMOUNTS = 5  # different numbers of a column of amounts
@@ -117,7 +122,8 @@ def guess_columns(frame: pd.DataFrame, gaps: Sequence[str] = ()) -> dict[str, Ki
     """Guess the kind of each column from its values, as skrub's TableVectorizer does.
 
     Numbers may be written as text, unless pandas has them as categories; a column of words that are nearly all
-    different is an identifier, or free text where they are long.  Codes that are numbers count as numbers.
+    different is an identifier, or free text where they are long.  Codes that are numbers count as numbers, unless
+    each row has another and the column is called like PassengerId.
 
     Args:
         frame: the rows.
@@ -136,7 +142,7 @@ def _kind(series: pd.Series, gaps: Sequence[str]) -> Kind:
     if getattr(series.dtype, "kind", "O") == "M":
         return "date"
     if is_numeric(series):
-        return "number"
+        return "identifier" if _numbers_rows(series) else "number"
     if str(series.dtype) == "category":
         return "category"
     codes, different = factorized(series, gaps)
@@ -154,6 +160,24 @@ def _kind(series: pd.Series, gaps: Sequence[str]) -> Kind:
     if letters > _FREE_TEXT * rows and any(" " in word for word in different):
         return "text"
     return "identifier" if rows >= _FEWEST and len(different) > _UNIQUE * rows else "category"
+
+
+def is_called_identifier(name: str) -> bool:
+    """Return whether the name of a column says that its values name persons, devices or such.
+
+    Examples:
+        >>> [is_called_identifier(name) for name in ("patient_id", "PassengerId", "case nr", "cases", "uric acid")]
+        [True, True, True, False, False]
+    """
+    return _CALLED_IDENTIFIER.search(name) is not None
+
+
+def _numbers_rows(series: pd.Series) -> bool:
+    """Return whether a column of numbers names its rows: it is called so, and no two rows have the same number."""
+    name = str(series.name)
+    if len(series) < _FEWEST or not (is_called_identifier(name) or _COUNTS_ROWS.fullmatch(name)):
+        return False
+    return bool(series.is_unique) and bool((series.dropna() % 1 == 0).all())
 
 
 def are_classes(values: NDArray[Any]) -> bool:
