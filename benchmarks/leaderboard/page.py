@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from comparisons import FEWEST
 from competition import RESULTS, SEEDS, read
-from methods import ALONE, BY_NAME, METHODS, NAIVE, PASSES, POOLED, SETTINGS, TOGETHER
+from methods import ALONE, BY_NAME, FEW, METHODS, NAIVE, PASSES, POOLED, SETTINGS, TOGETHER
 from pictures import draw_gains, draw_means, title
-from standings import NOT_FEDERATED, Standing, families, first_to_try, gain, standings
-from tiers import FEDERATIONS, KINDS
+from standings import NOT_FEDERATED, Standing, families, first_to_try, gain, hours_of, judged_on, standings
+from tiers import FEDERATIONS, KINDS, REAL, SMALL, SURVIVAL, TIERS
 
 from piebald.report.paired import Difference
 
@@ -28,8 +28,8 @@ INTRODUCTION = """# Leaderboard
 {there_are} of {recipes} recipes and kNN-Per on federations whose clients are not alike, each with {settings} settings
 of its own, {passes} passes over the data and {seeds} seeds.  Validation rows choose; test rows judge.  *Points* are
 percentage points of mean test accuracy over training alone (Local).  *Clearly* means beyond the chance of other rows of
-these clients and other seeds, all methods together (95 %).  So far there are the runs with a small network on {there}
-of {all} federations: {names}.
+these clients and other seeds, all methods together (95 %).  So far {there} of {all} federations are trained to the
+end, with one small network for all.
 """
 
 PROTOCOL = """- **Network**: one hidden layer of 32 with batch norm for all, but for CGAU, which is made for gated units
@@ -55,6 +55,14 @@ FedAvg, FedProto and SiloBN are clearly below, and no method is called first ove
 unlike labels one model for all is worse than training alone, as before.
 """
 
+PICTURES = (
+    "## All methods", "",
+    "The mean over federations is a black mark, its interval for other federations a line.", "",
+    f"![Points over Local, over federations](images/{IMAGES[0]})", "",
+    "On each federation; a star is clearly above or below Local.", "",
+    f"![Points over Local, by federation](images/{IMAGES[1]})", "",
+)  # fmt: skip
+
 
 def write(folder: Path = RESULTS, docs: Path = DOCS) -> str:
     """Write the page and its pictures; returns where it is."""
@@ -68,16 +76,18 @@ def write(folder: Path = RESULTS, docs: Path = DOCS) -> str:
     draw_gains(found, order, docs / "images" / IMAGES[1])
     introduction = INTRODUCTION.format(
         there_are=len({method.recipe for method in METHODS if not method.reason}) - 2, settings=SETTINGS, passes=PASSES,
-        seeds=len(SEEDS), there=len(found), all=sum(one.tier == "small" for one in FEDERATIONS),
-        recipes=len({method.recipe for method in METHODS}) - 2, names=_names(found),
+        seeds=len(SEEDS), there=len(found), all=sum(one.tier == SMALL for one in FEDERATIONS),
+        recipes=len({method.recipe for method in METHODS}) - 2,
     )  # fmt: skip
-    parts = [introduction, *_first(found), *_methods(found, order)]
+    parts = [introduction, *_first(found), *PICTURES]
     protocol = PROTOCOL.format(passes=PASSES, settings=SETTINGS, fewest=FEWEST)
+    parts += _folded("All methods, as numbers", _methods(found, order))
     parts += _folded("Each federation", _federations(found)) + _folded(
         "Families, chosen by validation", _families(found)
     )
-    real = [one for one in standings(folder, "real") if not one.absent]
-    parts += _folded("Real networks", _federations(real)) if real else []
+    real, patients = ([one for one in standings(folder, tier) if not one.absent] for tier in (REAL, SURVIVAL))
+    parts += _folded("Real networks", _beside(found, real)) if real else []
+    parts += _folded("Survival: Harrell's concordance, where 50 is chance", _federations(patients)) if patients else []
     parts += _folded("How it was made", [protocol]) + _folded("What changed, and why", [CHANGED])
     parts += _folded("What is not here, and what it costs", _absent(found, folder))
     (docs / "leaderboard.md").write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
@@ -87,42 +97,40 @@ def write(folder: Path = RESULTS, docs: Path = DOCS) -> str:
 def _order(even: Sequence[Standing], found: Sequence[Standing]) -> list[str]:
     """The rows of the table, the largest mean gain first, methods for unequal devices at the end."""
     rows = [name for name in (*BY_NAME, NAIVE) if any(name in one.scores for one in found)]
-    mean = {name: np.mean([one.points(name) for one in _having(name, even, found)]) for name in rows}
+    mean = {name: np.mean([one.points(name) for one in judged_on(name, found)]) for name in rows}
     return sorted(rows, key=lambda name: (not any(name in one.scores for one in even), -mean[name]))
-
-
-def _having(name: str, even: Sequence[Standing], found: Sequence[Standing]) -> list[Standing]:
-    """The federations that a method is judged on: those with equal devices, if it is there at all."""
-    return [one for one in even if name in one.scores] or [one for one in found if name in one.scores]
 
 
 # -- what is learned
 
 
 def _first(found: Sequence[Standing]) -> list[str]:
-    lines = ["## What to try first", ""]
+    lines = []
     for kind, words in KINDS.items():
         own = [one for one in found if one.federation.kind == kind]
         if not own:
-            lines.append(f"- **{words}**: {LITTLE}; no federation has been trained to the end.")
+            lines.append([words, LITTLE, "", "", ""])
             continue
         order = [name for name in first_to_try(own) if name != ALONE][:3]
         clear = _count(own, order[0], 1) > _count(own, order[0], -1)
-        begin = f"{title(order[0])} first" if clear else "Local first, since nothing is clearly above it on test rows"
-        points = [f"{title(name)} {_points(own, lambda one, name=name: name)}" for name in order]
-        sure = [f"{title(name)} {_sure(own, name)}" for name in dict.fromkeys((order[0], TOGETHER))]
-        lines.append(f"- **{words}** ({_names(own)}): {begin}.  Points over Local, the best by validation rows first: "
-                     f"{'; '.join(points)}.  Clearly above or below Local: {'; '.join(sure)}.")  # fmt: skip
+        first = title(order[0] if clear else ALONE)
+        points = _points(own, lambda one, name=order[0]: name)
+        then = [f"{title(name)} {gain(own, lambda one, name=name: name)[0]:+.1f}" for name in (*order[1:], TOGETHER)]
+        lines.append([f"{words}: {_names(own)}", f"**{first}**", points if clear else f"{title(order[0])} {points}",
+                      _sure(own, order[0]), "; ".join(dict.fromkeys(then))])  # fmt: skip
+    heads = ["your clients", "try first", "best by validation rows: points over Local", "clearly", "others"]
     even = [one for one in found if not one.federation.slow]
     chosen = _points(even, lambda one: one.best([name for name in one.results if name not in NOT_FEDERATED]))
     level = [one for one in found if ALONE in one.near]
     return [
-        *lines, "",
+        "## What to try first", "", table(heads, lines), "",
+        "*Others*: the next two by validation rows, and FedAvg.  Local comes first where the best by validation rows "
+        "is not clearly above it.  Brackets are the interval for other federations from "
+        f"{FEWEST} data sets; below that they are the range over federations or, of one, the interval for its clients, "
+        f"and of others there is {LITTLE}.", "",
         f"Whoever tries all methods where devices are alike, and takes the best by validation rows, has {chosen} "
         f"points over Local.  Local is not clearly behind the leader in {len(level)} of {len(found)} "
-        f"federations{f' ({_names(level)})' if level else ''}.  FedAvg is clearly {_sure(found, TOGETHER)}.  "
-        f"Brackets are the interval for other federations from {FEWEST} data sets; below that they are the range over "
-        f"federations or, of one, the interval for its clients, and of others there is {LITTLE}.", "",
+        f"federations.  FedAvg is clearly {_sure(found, TOGETHER)}.", "",
     ]  # fmt: skip
 
 
@@ -154,26 +162,30 @@ def _count(found: Sequence[Standing], method: str, side: int) -> int:
 
 
 def _methods(found: Sequence[Standing], order: Sequence[str]) -> list[str]:
-    even, lines = [one for one in found if not one.federation.slow], []
+    lines = []
     for name in order:
-        own = _having(name, even, found)
+        own = judged_on(name, found)
         points = _short(*gain(own, lambda one, name=name: name))
         near = "" if name in NOT_FEDERATED else sum(name in one.near for one in own)
         results = [one.results[name] for one in own if name in one.results]
         costs = ("megabytes", "seconds") if results else ()
-        means = [f"{np.mean([getattr(result, what) for result in results]):.1f}" for what in costs] or ["", ""]
+        means = [_cost([getattr(result, what) for result in results]) for what in costs] or ["", ""]
         lines.append([title(name), points, _count(own, name, 1), _count(own, name, -1),
                       near, len(own), *means])  # fmt: skip
     heads = ["method", "points over Local", "above", "below", "level", "of", "MB", "s"]
     return [
-        "## All methods", "", table(heads, lines), "",
+        table(heads, lines), "",
         "Mean over federations, in brackets the interval for other federations; bold where it is above 0.  "
         "*Above*, *below*: federations where it is clearly better or worse than Local; *level*: where it leads or is "
         "not clearly behind the leader; *of* so many.  Methods without rounds stand at the end: they were tried on "
-        "unequal devices.  MB and seconds are of one run.  In the second picture a star is clearly above or below.", "",
-        f"![Points over Local, over federations](images/{IMAGES[0]})", "",
-        f"![Points over Local, by federation](images/{IMAGES[1]})", "",
+        "unequal devices.  MB are of one run, seconds of a processor.", "",
     ]  # fmt: skip
+
+
+def _cost(values: Sequence[float]) -> str:
+    """The mean of what was measured."""
+    known = [value for value in values if not np.isnan(value)]
+    return f"{np.mean(known):.1f}" if known else ""
 
 
 def _short(mean: float, low: float, high: float) -> str:
@@ -192,21 +204,23 @@ def _federations(found: Sequence[Standing]) -> list[str]:
                  (NAIVE, ALONE, TOGETHER, POOLED)]  # fmt: skip
         lines.append([one.federation.words, len(one.naive.clients), sum(one.naive.sizes), *means,
                       _lead(one, one.near[0]), _lead(one, best), near])  # fmt: skip
-    heads = ["federation", "clients", "test rows", "most frequent class", "Local", "FedAvg", "Pooled",
+    heads = ["federation", "clients", "test rows", "naive", "Local", "FedAvg", "Pooled",
              "leader, over Local", "best by validation, over Local", "level with the leader"]  # fmt: skip
     return [
         table(heads, lines), "",
-        "Mean test accuracy, percent.  The leader is leader by test rows, so its gain is too large; the best by "
+        "Mean over clients, percent.  *Naive*: each client's most frequent class or, of patients, its Kaplan-Meier "
+        "curve.  The leader is leader by test rows, so its gain is too large; the best by "
         "validation is what a user would have got.  Intervals are for other rows and seeds, all methods together.", "",
     ]  # fmt: skip
 
 
-def _lead(one: Standing, method: str) -> str:
+def _lead(one: Standing, method: str, named: bool = True) -> str:
     gap: Difference | None = one.over_alone.get(method)
     if gap is None:
-        return title(method)
-    bold = "**" if one.side(method) > 0 else ""
-    return f"{title(method)}: {bold}{100 * gap.mean:+.1f}{bold} ({100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
+        return title(method) if named or method not in one.scores else f"{100 * one.scores[method].mean:.1f}"
+    bold = "**" if one.side(method) > 0 or (one.side(method) and not named) else ""
+    name = f"{title(method)}: " if named else ""
+    return f"{name}{bold}{100 * gap.mean:+.1f}{bold} ({100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
 
 
 def _families(found: Sequence[Standing]) -> list[str]:
@@ -224,25 +238,45 @@ def _families(found: Sequence[Standing]) -> list[str]:
     return [table(["best of the family", *kinds], lines), "", note, ""]
 
 
+def _beside(found: Sequence[Standing], real: Sequence[Standing]) -> list[str]:
+    """Points over Local of the same methods on the same clients, with both networks."""
+    lines, heads = [], ["method"]
+    alike = {(one.federation.rows, one.federation.kind): one for one in found}
+    pairs = [(alike[key], own) for own in real if (key := (own.federation.rows, own.federation.kind)) in alike]
+    for small, own in pairs:
+        heads += [f"{small.federation.words}, one layer of 32", own.federation.words]
+    for name in FEW:
+        lines.append([title(name), *(_lead(one, name, False) for pair in pairs for one in pair)])
+    return [
+        table(heads, lines), "",
+        "The same clients with a network that fits the form of their inputs: mean test accuracy of Local, points over "
+        "it of others.", "",
+    ]  # fmt: skip
+
+
 def _absent(found: Sequence[Standing], folder: Path) -> list[str]:
     there = {one.federation.name for one in found}
-    small, real = ([one for one in FEDERATIONS if one.tier == tier] for tier in ("small", "real"))
-    lines = [line for one in small for line in read(one.name, folder).values()]
-    hours = {one.federation.name: sum(line["seconds"] for line in read(one.federation.name, folder).values()) / 3600
-             for one in found}  # fmt: skip
+    small = [one for one in FEDERATIONS if one.tier == SMALL]
+    known = {one.name: list(read(one.name, folder).values()) for one in FEDERATIONS}
+    minutes = 60 * np.array([hours_of(known[one.name]) for one in small if one.name in there])
+    minutes = minutes[~np.isnan(minutes)]
     left = [one for one in small if one.name not in there]
-    half = len(small) * float(np.mean(list(hours.values()))) / 2
     parts = [f"- Not trained to the end: {'; '.join(one.words for one in left)}."] if left else []
-    untried = [one for one in real if not read(one.name, folder)]
-    parts += [f"- Real networks, not trained here: {'; '.join(one.words for one in untried)}."] if untried else []
+    whole = {one.federation.name for tier in TIERS for one in standings(folder, tier) if not one.absent}
+    untried = [one for one in FEDERATIONS if one.tier != SMALL and one.name not in whole]
+    parts += [f"- Larger networks, not trained here: {'; '.join(one.words for one in untried)}."] if untried else []
     parts += [f"- {method.title}: {method.reason}." for method in METHODS if method.reason]
     parts += [f"- {one.federation.words}, {title(name)}: {why}" for one in found for name, why in one.refused.items()]
     parts += [
-        f"- The {len(lines):,} runs that are here took {sum(line['seconds'] for line in lines) / 3600:.1f} hours of "
-        f"one core that other work shared.  All {len(small)} federations take about {half:.1f} hours of two cores.",
+        f"- A federation of the small tier takes about {minutes.mean():.0f} minutes of one processor, all {len(small)} "
+        f"about {len(small) * minutes.mean() / 120:.1f} hours of two cores; where other work shares them, a multiple."
+    ] if len(minutes) else []  # fmt: skip
+    parts += [
+        f"- There are {sum(map(len, known.values())):,} runs.",
         "- `python benchmarks/leaderboard/run.py train --minutes 60` goes on where it was stopped.  A new method is "
         f"one line in `benchmarks/leaderboard/methods.py` and {SETTINGS + len(SEEDS) - 1} runs on each federation.  "
-        "`--tier real` trains leaf_cnn, a 1D-CNN, an LSTM and a network on a prepared table; it wants a GPU.",
+        "`--tier real` trains a few methods of each family with leaf_cnn, a 1D-CNN, an LSTM, and a network on a "
+        "prepared table; `--tier large` all methods on more clients, for a GPU; `--tier survival` patients.",
         "- Runs, settings and single test rows are kept in `benchmarks/leaderboard/results`.", "",
     ]  # fmt: skip
     return parts

@@ -12,7 +12,7 @@ import numpy as np
 from comparisons import against, not_behind, over_federations
 from competition import CLIENTS, REFUSED, SEEDS, chosen, fits, label, read, table
 from methods import ALONE, BY_NAME, NAIVE, POOLED, RUN, TOGETHER
-from tiers import FEDERATIONS, Entrants
+from tiers import FEDERATIONS, SMALL, Entrants
 
 from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.paired import Difference, Scores
@@ -29,7 +29,7 @@ class Result:
         settings: the chosen one.
         scores: of test rows.
         validation: the mean share of right validation rows over clients and seeds.
-        megabytes, seconds: of a run, the means over seeds.
+        megabytes, seconds: of a run, the means over seeds; seconds of a processor, NaN where they were not measured.
     """
 
     settings: Mapping[str, Any]
@@ -86,7 +86,7 @@ class Standing:
         return max((name for name in methods if name in self.results), key=lambda name: self.results[name].validation)
 
 
-def standings(folder: Path, tier: str = "small") -> list[Standing]:
+def standings(folder: Path, tier: str = SMALL) -> list[Standing]:
     """The federations whose Local and FedAvg are there with all seeds, and their methods that are."""
     clients, found = table(CLIENTS, folder), []
     for federation in FEDERATIONS:
@@ -123,6 +123,18 @@ def gain(found: Sequence[Standing], pick: Callable[[Standing], str]) -> tuple[fl
     return over_federations(gains, [one.federation.rows for one in found])
 
 
+def judged_on(method: str, found: Sequence[Standing]) -> list[Standing]:
+    """The federations that a method is judged on: those with equal devices, if it is there at all."""
+    own = [one for one in found if method in one.scores]
+    return [one for one in own if not one.federation.slow] or own
+
+
+def hours_of(lines: Sequence[Mapping[str, Any]]) -> float:
+    """Hours of a processor of a federation's runs, NaN where none was measured."""
+    measured = [line["cpu"] for line in lines if "cpu" in line]
+    return float(np.mean(measured)) * len(lines) / 3600 if measured else np.nan
+
+
 def first_to_try(found: Sequence[Standing]) -> list[str]:
     """The methods that all of some federations have, by the mean gain of validation rows over training alone."""
     common = [name for name in BY_NAME if name != POOLED and all(name in one.results for one in found)]
@@ -138,7 +150,7 @@ def _result(lines: Sequence[dict[str, Any]], known: Mapping[str, Any]) -> Result
         scores=_scores([line["test"] for line in lines], known),
         validation=float(shares.mean()),
         megabytes=float(np.mean([line["bytes"] for line in lines])) / 1e6,
-        seconds=float(np.mean([line["seconds"] for line in lines])),
+        seconds=float(np.mean([line.get("cpu", np.nan) for line in lines])),
     )
 
 

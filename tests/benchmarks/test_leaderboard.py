@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from piebald import data, models, recipes
-from piebald.data.partition import Dirichlet
+from piebald.data.partition import Dirichlet, clients_from
 from piebald.report.paired import Scores
 from piebald.storage.row_values import packed, unpacked
 
@@ -173,6 +173,44 @@ def test_the_network_for_text_reads_the_order_of_characters(board: SimpleNamespa
     scores = network(text)
     assert scores.shape == (2, 12)
     assert not torch.allclose(scores[0], scores[1])
+
+
+def test_patients_are_scored_by_the_pairs_that_are_known(board: SimpleNamespace) -> None:
+    """A concordance has no single rows; the Kaplan-Meier curve is right in half of the pairs."""
+    random, parts = np.random.default_rng(3), {}
+    for name, deaths in {"north": 0.5, "south": 0.5, "without deaths": 0.0}.items():
+        x = random.normal(size=(100, 2)).astype(np.float32)
+        target = {"time": np.exp(-2 * x[:, 0]), "event": (random.random(100) < deaths).astype(np.float32)}
+        parts[name] = (x, target)
+    clients = clients_from(parts, seed=0, validation=0.2, test=0.4)
+    patients = board.tiers.Entrants(
+        "patients", "patients", board.tiers.OWN, "patients", lambda: clients,
+        lambda seed, own: models.build_model("mlp_bn", (2,), 1, seed=seed, hidden=[8]), tier=board.tiers.SURVIVAL,
+        metric="concordance", options={"loss": "survival", "metrics": ["concordance"]},
+    )  # fmt: skip
+    about = board.runs.about(clients)
+    assert about["test"] == [40, 40, 0], "where nobody died there is nothing to compare"
+    assert about["naive"] == [20, 20, 0]
+    for sign, value in ((1, 1.0), (-1, 0.0)):  # a hazard that puts all patients in order, and one that reverses them
+        of_model = board.runs._of_one_model(lambda x, sign=sign: sign * x[:, :1], clients, "test")
+        assert of_model == {0: value, 1: value}
+    for name in ("centralised", "local"):
+        line = board.runs.run_one(patients, clients, board.methods.BY_NAME[name], 1, 0)
+        assert line["rows"][2] == line["test"][2] == 0
+        assert all(0.8 * 40 < right <= 40 for right in line["test"][:2]), name
+    assert not board.competition.fits(patients, board.methods.BY_NAME["ditto"])
+
+
+def test_real_networks_have_the_clients_of_the_small_tier(board: SimpleNamespace) -> None:
+    """So that both are compared on the same people; what each needs is named there."""
+    small, real, large = (
+        {one.rows: one for one in board.tiers.FEDERATIONS if one.tier == tier} for tier in ("small", "real", "large")
+    )
+    assert set(large) < set(real) <= set(small)
+    assert set(board.methods.FEW) < set(board.methods.BY_NAME)
+    fitting = {method.name for method in board.methods.RUN if board.competition.fits(real["heart"], method)}
+    assert fitting == set(board.methods.FEW)
+    assert sum(board.competition.fits(large["har"], method) for method in board.methods.RUN) > 30
 
 
 # -- the competition and its page
