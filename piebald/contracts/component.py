@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, core_schema
 
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.arguments import STRICT, settled, wants_list
@@ -152,6 +153,17 @@ class Component(Settings):
     @classmethod
     def in_words(cls) -> str:
         return f"{cls.axis} {cls.kind!r}"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Let a field that is annotated with the base class of an axis take what `build` takes, and write its table."""
+        schema = handler(source)
+        if "axis" not in vars(cls) or cls.axis not in HOMES:
+            return schema
+        written = core_schema.plain_serializer_function_ser_schema(lambda component: component.table())
+        return core_schema.no_info_before_validator_function(
+            lambda table: build(cls.axis, table), schema, serialization=written
+        )
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:

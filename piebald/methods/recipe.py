@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from piebald.contracts import Personalizes
-from piebald.contracts.component import Component, build
+from piebald.contracts.component import Component
 from piebald.contracts.model_spec import ModelSpec
-from piebald.core.errors import SettingError, shown, unknown
+from piebald.core.errors import SettingError, unknown
 from piebald.core.references import USERS, Text
 from piebald.core.wording import sentence
 from piebald.methods.aggregation.base import Aggregator
@@ -87,20 +87,10 @@ class Recipe(BaseModel):
         except ValidationError as error:
             raise SettingError(sentence(error, "recipe", type(self).model_fields)) from None
 
-    @model_validator(mode="before")
+    @field_validator("transforms", mode="before")
     @classmethod
-    def _build_tables(cls, fields: Any) -> Any:
-        components = dict(fields)
-        for axis in cls.axes:
-            if axis == "transforms":
-                value: Any = components.get(axis, ())
-                alone = isinstance(value, Component | Mapping | str)
-                if not alone and not isinstance(value, list | tuple):
-                    raise SettingError(f"transforms must be a list of components or tables, got {shown(value)}")
-                components[axis] = tuple(build(axis, table) for table in ([value] if alone else value))
-            elif axis in components:
-                components[axis] = build(axis, components[axis])
-        return components
+    def _as_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, Component | Mapping | str) else value
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -215,14 +205,6 @@ class Recipe(BaseModel):
                 f"as a change of the whole one: {advice}, or give all clients the whole one"
             )
         return None
-
-    @field_serializer("training", "sharing", "scheduling", "clustering", "aggregation", "server_optimizer")
-    def _component_table(self, component: Component) -> dict[str, Any]:
-        return component.table()
-
-    @field_serializer("transforms")
-    def _transform_tables(self, transforms: tuple[Transform, ...]) -> list[dict[str, Any]]:
-        return [transform.table() for transform in transforms]
 
     @property
     def components(self) -> tuple[Component, ...]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, field_serializer, field_validator
+from pydantic import Field
 
-from piebald.contracts.component import Component, build
+from piebald.contracts.component import Component
 from piebald.core.errors import SettingError
 from piebald.privacy.accounting import gaussian_epsilon
 from piebald.vertical.disclosure_ledger import DisclosureLedger
@@ -81,15 +81,6 @@ class Smmd(Method):
     noise: float = Field(default=0.0, ge=0)
     clip: float = Field(default=0.1, gt=0)
     delta: float = Field(default=1e-5, gt=0, lt=1)
-
-    @field_validator("kernel", mode="before")
-    @classmethod
-    def _kernel(cls, value: Any) -> Any:
-        return build("kernel", value)
-
-    @field_serializer("kernel")
-    def _plain(self, kernel: Kernel) -> dict[str, Any]:
-        return kernel.table()
 
     @property
     def unit(self) -> bool:

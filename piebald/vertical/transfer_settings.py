@@ -13,12 +13,10 @@ from pydantic import (
     Field,
     PrivateAttr,
     ValidationError,
-    field_serializer,
     field_validator,
     model_validator,
 )
 
-from piebald.contracts.component import build
 from piebald.core.arguments import STRICT, settled
 from piebald.core.errors import SettingError
 from piebald.core.reading.files import settings_text
@@ -246,15 +244,6 @@ class TransferSettings(TransferSection):
     runtime: TransferRuntime = TransferRuntime()
 
     _document: Document = PrivateAttr(default_factory=lambda: Document("", "settings"))
-
-    @field_validator("method", "backend", mode="before")
-    @classmethod
-    def _built(cls, value: Any, info: Any) -> Any:
-        return build(info.field_name, value)
-
-    @field_serializer("method", "backend")
-    def _table(self, component: Method | Backend) -> dict[str, Any]:
-        return component.table()
 
     def __init__(self, **fields: Any) -> None:
         try:

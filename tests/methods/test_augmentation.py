@@ -146,7 +146,7 @@ def test_a_function_of_ones_own_is_named_and_changes_copies() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: fedavg(augmentation="horizontal_flip"), "augmentation must be a list like"),
+        (lambda: fedavg(augmentation="horizontal_flip"), "augmentation must be a list, got"),
         (lambda: fedavg(augmentation=["flip"]), "there is no augmentation 'flip'"),
         (lambda: fedavg(augmentation=[{"kind": "random_crop", "padding": 0}]), "padding"),
         (lambda: fedavg(augmentation=[lambda x, y, rng: (x, y)]), "lambda"),

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
-from piebald.contracts.component import Component, build
+from piebald.contracts.component import Component
 from piebald.core.errors import SettingError
 from piebald.core.pytree import single
 from piebald.core.randomness import generator, torch_generator
@@ -175,13 +175,6 @@ def check_classes(change: DataChange, named: list[int], classes: int) -> None:
     for number in named:
         if not 0 <= number < classes:
             raise change.refuse(f"classes must be in 0..{classes - 1}, got {number}")
-
-
-AnyChange = Annotated[
-    DataChange,
-    BeforeValidator(lambda table: build("change", table)),
-    PlainSerializer(lambda change: change.table()),
-]
 
 
 def changed(clients: PooledClients, changes: Sequence[DataChange], x: Tensor | Decoded) -> PooledClients:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from piebald.data.clients.lists import Numbered
 from piebald.data.partition.partition import NOBODY, Partition
-from piebald.data.partition.sizes import AnySizes
+from piebald.data.partition.sizes import Sizes
 from piebald.data.partition.split import Ints
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Dirichlet(Partition):
     alpha: float = Field(gt=0, le=1e6)
     by: Literal["client", "class"] = "client"
     least: int = Field(default=1, ge=1)
-    sizes: AnySizes | None = None
+    sizes: Sizes | None = None
     min_size: int | None = Field(default=None, ge=1)
     balance: bool = True
 

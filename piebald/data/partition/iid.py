@@ -10,7 +10,7 @@ from pydantic import Field
 
 from piebald.data.clients.lists import Numbered
 from piebald.data.partition.partition import NOBODY, Partition
-from piebald.data.partition.sizes import AnySizes
+from piebald.data.partition.sizes import Sizes
 from piebald.data.partition.split import Ints
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Iid(Partition):
     """
 
     clients: int = Field(ge=1)
-    sizes: AnySizes | None = None
+    sizes: Sizes | None = None
 
     def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
         """The client of each row [n], and names."""

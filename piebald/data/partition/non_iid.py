@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from piebald.data.clients.lists import Numbered
 from piebald.data.partition.partition import NOBODY, Partition, spread
-from piebald.data.partition.sizes import AnySizes, Uniform
+from piebald.data.partition.sizes import Sizes, Uniform
 from piebald.data.partition.split import Bools, Ints
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class NonIid(Partition):
     clients: int = Field(ge=1)
     classes_each: int | str | tuple[int, ...] | None = None
     held: tuple[tuple[int, ...], ...] | None = None
-    sizes: AnySizes | None = None
+    sizes: Sizes | None = None
 
     @model_validator(mode="after")
     def _check(self) -> NonIid:

@@ -28,7 +28,7 @@ from piebald.core.randomness import generator, key
 from piebald.data.clients.convert import class_numbers
 from piebald.data.clients.lists import Lists
 from piebald.data.clients.pooled_clients import PooledClients
-from piebald.data.partition.data_change import AnyChange, changed
+from piebald.data.partition.data_change import DataChange, changed
 from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Bools, Ints, folds_of, hold_out, thin
 from piebald.data.partition.split_settings import SplitSettings
@@ -68,7 +68,7 @@ class Partition(Component):
     server_rows: int = Field(default=0, ge=0)
     public_rows: int = Field(default=0, ge=0)
     limit: int | None = Field(default=None, ge=1)
-    changes: tuple[AnyChange, ...] | None = None
+    changes: tuple[DataChange, ...] | None = None
 
     @model_validator(mode="after")
     def _leave_rows(self) -> Self:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import Field, model_validator
 
-from piebald.contracts.component import Component, build
+from piebald.contracts.component import Component
 from piebald.core.errors import SettingError
 from piebald.data.partition.split import Ints
 
@@ -133,10 +133,3 @@ def apportion(weight: NDArray[np.float64], rows: int) -> Ints:
     counts = np.floor(share + 1e-9).astype(np.int64)
     counts[np.argsort(-(share - counts), kind="stable")[: rows - int(counts.sum())]] += 1
     return counts
-
-
-AnySizes = Annotated[
-    Sizes,
-    BeforeValidator(lambda table: build("sizes", table)),
-    PlainSerializer(lambda sizes: sizes.table()),
-]

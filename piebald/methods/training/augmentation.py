@@ -7,15 +7,15 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, Field, PlainSerializer
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from piebald.contracts import Rows
-from piebald.contracts.component import Component, build
+from piebald.contracts.component import Component
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
-from piebald.core.errors import SettingError, shown
+from piebald.core.errors import SettingError
 from piebald.core.losses import MixedTargets
 from piebald.core.machine import moved
 from piebald.settings import plugins
@@ -227,20 +227,3 @@ def mixing(augmentations: Sequence[Augmentation]) -> str | None:
         if augmentation.mixes_rows or (isinstance(augmentation, FunctionAugmentation) and not augmentation.by_row):
             return augmentation.kind
     return None
-
-
-def _built_list(value: Any) -> tuple[Component, ...]:
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"must be a list like ['horizontal_flip'], got {shown(value)}")
-    return tuple(_built(value) for value in value)
-
-
-def _built(value: Any) -> Component:
-    return build("augmentation", value)
-
-
-Augmentations = Annotated[
-    tuple[Augmentation, ...],
-    BeforeValidator(_built_list),
-    PlainSerializer(lambda augmentations: [augmentation.table() for augmentation in augmentations]),
-]

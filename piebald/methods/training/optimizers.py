@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from piebald.contracts import StateVector, StepSettings, UpdateRule
-from piebald.contracts.component import Component, build
+from piebald.contracts.component import Component
 from piebald.core.errors import SettingError
 from piebald.core.machine import float64_device
 
@@ -309,13 +309,6 @@ def _descend_quotient(w: Tensor, above: Tensor, below: Tensor, lr: float | Tenso
         w.sub_(torch.div(above, below).mul_(lr))
     else:
         w.addcdiv_(above, below, value=-lr)
-
-
-AnyOptimizer = Annotated[
-    Optimizer,
-    BeforeValidator(lambda table: build("optimizer", table)),
-    PlainSerializer(lambda optimizer: optimizer.table()),
-]
 
 
 class RuleOptimizer(torch.optim.Optimizer):

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, PlainSerializer
+from pydantic import Field
 
-from piebald.contracts.component import Component, build
+from piebald.contracts.component import Component
 from piebald.core.errors import SettingError, shown
 from piebald.settings import plugins
 
@@ -80,13 +80,6 @@ class Cosine(LrSchedule):
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-AnyLrSchedule = Annotated[
-    LrSchedule,
-    BeforeValidator(lambda value: build("lr_schedule", value)),
-    PlainSerializer(lambda schedule: schedule.table()),
-]
-
-
 class Warmup(LrSchedule):
     """A linear rise to 1 over `rounds` server steps, then another schedule, which begins there.
 
@@ -101,7 +94,7 @@ class Warmup(LrSchedule):
     """
 
     rounds: int = Field(ge=1)
-    after: AnyLrSchedule = Constant()
+    after: LrSchedule = Constant()
 
     def factor(self, version: int) -> float:
         if version < self.rounds:
@@ -216,13 +209,6 @@ class FunctionStepSchedule(StepSchedule):
 
     def factor(self, step: int, steps: int) -> float:
         return called(self.function, step, steps)
-
-
-AnyStepSchedule = Annotated[
-    StepSchedule,
-    BeforeValidator(lambda value: build("step_schedule", value)),
-    PlainSerializer(lambda schedule: schedule.table()),
-]
 
 
 def called(reference: str, *numbers: int) -> float:

@@ -24,15 +24,13 @@ from piebald.contracts import (
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.client_models import idle_pattern_reason
 from piebald.methods.training import optimizer_state
-from piebald.methods.training.augmentation import Augmentation, Augmentations, unfit
+from piebald.methods.training.augmentation import Augmentation, unfit
 from piebald.methods.training.base import Trainer
 from piebald.methods.training.checkpointing import CheckpointedLayers, unsupported_checkpointing
 from piebald.methods.training.client_settings import ClientSettings, ClientTable, settings_of
-from piebald.methods.training.optimizers import AnyOptimizer, Optimizer, SgdOptimizer
+from piebald.methods.training.optimizers import Optimizer, SgdOptimizer
 from piebald.methods.training.parameter_groups import ParameterGroup, ParameterGroups, unsupported
 from piebald.methods.training.schedules import (
-    AnyLrSchedule,
-    AnyStepSchedule,
     Constant,
     ConstantStepSchedule,
     LrSchedule,
@@ -126,8 +124,8 @@ class Sgd(Trainer):
     """
 
     lr: float = Field(default=0.05, gt=0)
-    lr_schedule: AnyLrSchedule = Constant()
-    step_schedule: AnyStepSchedule = ConstantStepSchedule()
+    lr_schedule: LrSchedule = Constant()
+    step_schedule: StepSchedule = ConstantStepSchedule()
     epochs: int = Field(default=1, ge=1)
     steps: int | None = Field(default=None, ge=1)
     step_limit: int | None = Field(default=None, ge=1)
@@ -137,10 +135,10 @@ class Sgd(Trainer):
     weight_decay: float = Field(default=0.0, ge=0)
     clip: float | None = Field(default=None, gt=0)
 
-    optimizer: AnyOptimizer = SgdOptimizer()
+    optimizer: Optimizer = SgdOptimizer()
     optimizer_state: Literal["fresh", "kept", "averaged"] = "fresh"
     parameter_groups: ParameterGroups = ()
-    augmentation: Augmentations = ()
+    augmentation: tuple[Augmentation, ...] = ()
 
     precision: Precision = "float32"
     loss_scale: float = Field(default=_LOSS_SCALE, gt=0)
