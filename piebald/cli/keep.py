@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from piebald.cli.app import SharedOptions, check_run, command
-from piebald.cli.printing import print_json, print_table
+from piebald.cli.printing import print_json, print_result, print_table
 
 
 @command("as_json")
@@ -22,9 +22,7 @@ def backup(
     from piebald.storage.backup import backup
 
     summary = backup(run, file)
-    if options.as_json:
-        return print_json(summary)
-    print(f"{summary['file']} holds {run} as of server step {summary['step']}")
+    print_result(options, summary, f"{summary['file']} holds {run} as of server step {summary['step']}")
 
 
 @command("as_json")
@@ -37,9 +35,9 @@ def restore(
     from piebald.storage.backup import restore
 
     summary = restore(file, folder)
-    if options.as_json:
-        return print_json(summary)
-    print(f"{folder} holds the run as of server step {summary['step']}; go on with: piebald resume {folder}")
+    step = summary["step"]
+    line = f"{folder} holds the run as of server step {step}; go on with: piebald resume {folder}"
+    print_result(options, summary, line)
 
 
 @command("as_json")
@@ -55,7 +53,7 @@ def approve(
     read(credentials)
     if digest is not None:
         consent.approve(credentials, digest)
-        return print_json({"approved": digest}) if options.as_json else print(f"approved {digest}")
+        return print_result(options, {"approved": digest}, f"approved {digest}")
     waiting = consent.pending(credentials)
     if options.as_json:
         return print_json({"pending": waiting})

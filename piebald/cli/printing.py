@@ -34,6 +34,14 @@ def _finite(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
+def print_result(options: SharedOptions, value: Mapping[str, Any], line: str) -> None:
+    """Print what a command did: one JSON object with --json, else a line for people."""
+    if options.as_json:
+        print_json(value)
+    else:
+        options.say(line)
+
+
 def print_table(
     heading: Sequence[str], rows: Sequence[Sequence[Any]], wide: bool = True, width: int | None = None
 ) -> None:

@@ -19,7 +19,7 @@ import typer
 
 from piebald.cli.app import Interrupted, SharedOptions, app, check_run, command
 from piebald.cli.experiment_files import free_folder, label_of
-from piebald.cli.printing import print_json, print_run, print_table
+from piebald.cli.printing import print_json, print_result, print_run, print_table
 from piebald.cli.serving import federation_flags, locked, name_run, sites_flags, with_sites
 from piebald.core.errors import DeviceLost, PiebaldError, SettingError
 
@@ -63,9 +63,8 @@ def add(
     if start is not None and str(start) not in folders:
         _check_finished(start)
     entry = queue.add(label, settings.model_copy(update={"out": None}).text(), folder, start)
-    if options.as_json:
-        return print_json({"number": entry.number, "run": entry.out})
-    print(f"experiment {entry.number} of the queue: {entry.label}, to {entry.out}")
+    line = f"experiment {entry.number} of the queue: {entry.label}, to {entry.out}"
+    print_result(options, {"number": entry.number, "run": entry.out}, line)
 
 
 @command("as_json", "wide", name="list", group=group)
@@ -109,9 +108,8 @@ def resume(options: SharedOptions, credentials: Annotated[Path, _SERVER], number
     """Put an experiment that was stopped or has failed at the end again; it goes on where it was."""
     _, queue = _opened(credentials)
     entry = queue.take_up(number)
-    if options.as_json:
-        return print_json({"number": entry.number, "run": entry.out})
-    print(f"experiment {number} goes on as experiment {entry.number} of the queue")
+    line = f"experiment {number} goes on as experiment {entry.number} of the queue"
+    print_result(options, {"number": entry.number, "run": entry.out}, line)
 
 
 def _opened(credentials: Path) -> tuple[Credentials, ExperimentQueue]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from piebald.cli.app import SharedOptions, check_run, command, is_transfer, pair, search_plugins
-from piebald.cli.printing import print_json, print_table, recipe_toml
+from piebald.cli.printing import print_json, print_result, print_table, recipe_toml
 from piebald.core.errors import SettingError, unknown
 
 if TYPE_CHECKING:
@@ -38,10 +38,7 @@ def report(
         from piebald.report import write_report
 
         files = [str(file) for file in write_report(runs, out, target)]
-    if options.as_json:
-        print_json({"page": files[0], "files": files})
-    elif not options.quiet:
-        print(files[0])
+    print_result(options, {"page": files[0], "files": files}, files[0])
 
 
 @command("as_json")
@@ -99,10 +96,7 @@ def export(
 
     run = opened(folder, plugins=options.plugins or ())
     path = run.save(out, client, file_format=file_format, calibrate=calibrate)
-    if options.as_json:
-        print_json({"file": str(path)})
-    elif not options.quiet:
-        print(path)
+    print_result(options, {"file": str(path)}, str(path))
 
 
 @command("as_json")
@@ -196,10 +190,7 @@ def version(options: SharedOptions) -> None:
     """Print the version."""
     from piebald.version import __version__
 
-    if options.as_json:
-        print_json({"version": __version__})
-    else:
-        print(__version__)
+    print_result(options, {"version": __version__}, __version__)
 
 
 def _properties(name: str, only_local: bool) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from piebald.contracts import LocalLoss, PassSettings, SgdConfig
 from piebald.core.machine import float64_device
+from piebald.methods.training.optimizers import descend
 
 _GROWTH, _BACKOFF, _INTERVAL = 2.0, 0.5, 2000  # the defaults of GradScaler
 
@@ -102,14 +103,6 @@ def plain_step(
         torch._foreach_sub_(list(parameters), torch._foreach_mul(list(gradients), lr))
     else:
         torch._foreach_add_(list(parameters), list(gradients), alpha=-lr)
-
-
-def descend(w: Tensor, along: Tensor, lr: float | Tensor) -> None:
-    """W <- w - lr * along, by a rate of the host or of the device."""
-    if isinstance(lr, Tensor):
-        w.sub_(along * lr)
-    else:
-        w.add_(along, alpha=-lr)
 
 
 def sgd_step(

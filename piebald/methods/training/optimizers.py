@@ -104,7 +104,7 @@ class SgdOptimizer(Optimizer):
             else:
                 buffer.add_(g, alpha=1.0 if settings.step == 1 else damped)
             g = g.add(buffer, alpha=settings.momentum) if self.nesterov else buffer
-        _descend(w, g, settings.lr)
+        descend(w, g, settings.lr)
 
     def as_torch(
         self, groups: Iterable[Mapping[str, Any]], lr: float, weight_decay: float, momentum: float
@@ -236,7 +236,7 @@ class RmspropOptimizer(Optimizer):
             square = square.addcmul(mean, mean, value=-1).clamp_(min=0)
         root = square.sqrt().add_(self.eps)
         if settings.momentum:
-            _descend(w, state["momentum_buffer"].mul_(settings.momentum).addcdiv_(g, root), settings.lr)
+            descend(w, state["momentum_buffer"].mul_(settings.momentum).addcdiv_(g, root), settings.lr)
         else:
             _descend_quotient(w, g, root, settings.lr)
 
@@ -295,7 +295,7 @@ def _bias_correction(beta: float, step: float | Tensor) -> float | Tensor:
     return float(1 / (1 - beta**step))
 
 
-def _descend(w: Tensor, along: Tensor, lr: float | Tensor) -> None:
+def descend(w: Tensor, along: Tensor, lr: float | Tensor) -> None:
     """W <- w - lr * along."""
     if isinstance(lr, Tensor):
         w.sub_(along * lr)

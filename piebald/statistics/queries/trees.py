@@ -40,7 +40,40 @@ Ask = Literal["sums", "grow", "loss", "scores", "alone"]
 STATED = ("kind", "boosting", "objective", "classes", "seed")  # fields that are known before trees are grown
 
 
-class TreesQuery(Query):
+class BoostingQuery(Query):
+    """A question about boosting, which a site answers only where its policy names it.
+
+    Attributes:
+        boosting: the settings.
+        objective, classes: the objective, and its classes; 0 for a regression.
+        start: margins that boosting starts from, one for each group.
+        class_weights: weight of a row of each class; None where all are 1.
+        round: the number of the round, from 0.
+        seed: of subsampling.
+    """
+
+    axis = "query"
+    by_name = True
+    reads_model = False
+
+    boosting: TreeSettings
+    objective: Objective
+    classes: int = Field(default=0, ge=0, le=1000)
+    start: tuple[float, ...] = Field(default=(), max_length=1000)
+    class_weights: tuple[float, ...] | None = Field(default=None, max_length=1000)
+    round: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0)
+
+    def stated(self) -> dict[str, Any]:
+        return {name: value for name, value in self.table().items() if name in STATED}
+
+    @property
+    def target(self) -> Target:
+        """The objective and its classes."""
+        return Target(self.objective, self.classes)
+
+
+class TreesQuery(BoostingQuery):
     """Grow trees on top of a forest, or score one (`kind` is "trees").
 
     The forest comes as the task's vector "forest" [t, nodes, 2], see `trees.forest.Forest`.  A site answers only
@@ -49,26 +82,10 @@ class TreesQuery(Query):
     Attributes:
         ask: "sums" of the training targets, trees that "grow", the sum of the "loss", "scores", or scores of the model
             that the client boosts "alone".
-        boosting: the settings.
-        objective, classes: the objective, and its classes; 0 for a regression.
-        start: margins that boosting starts from, one for each group.
-        class_weights: weight of a row of each class; None where all are 1.
-        round: the number of the round, from 0.
-        seed: of subsampling.
         split: the split of the rows that are scored.
     """
 
-    by_name = True
-    reads_model = False
-
     ask: Ask
-    boosting: TreeSettings
-    objective: Objective
-    classes: int = Field(default=0, ge=0, le=1000)
-    start: tuple[float, ...] = Field(default=(), max_length=1000)
-    class_weights: tuple[float, ...] | None = Field(default=None, max_length=1000)
-    round: int = Field(default=0, ge=0)
-    seed: int = Field(default=0, ge=0)
     split: Split = "test"
 
     def topic(self) -> str:
@@ -90,14 +107,6 @@ class TreesQuery(Query):
         counts = torch.bincount(pytree.single(rows.y, "trees").long().reshape(-1), minlength=self.classes)
         rarest = min((int(count) for count in counts if count), default=1)
         return {"accuracy": 1 / max(len(rows), 1), "auc": 1 / rarest}
-
-    def stated(self) -> dict[str, Any]:
-        return {name: value for name, value in self.table().items() if name in STATED}
-
-    @property
-    def target(self) -> Target:
-        """The objective and its classes."""
-        return Target(self.objective, self.classes)
 
     def rows_read(self, personal: bool) -> set[Split]:
         if self.ask == "alone":
@@ -195,7 +204,7 @@ class TreeScoresQuery(TreesQuery):
     ask: Literal["scores", "alone"]
 
 
-class MaskedTreeSumsQuery(Query):
+class MaskedTreeSumsQuery(BoostingQuery):
     """Send sums from which trees grow, under the run's masks (`kind` is "masked_tree_sums").
 
     Sums are whole numbers, see `trees.histograms`.  They are of training rows, except losses, which are of validation
@@ -205,37 +214,16 @@ class MaskedTreeSumsQuery(Query):
     Attributes:
         ask: sums of "targets"; counts of numbers that are "at_most" some thresholds; "histograms" of a level's open
             nodes; the "loss".
-        boosting: the settings.
-        objective, classes: the objective, and its classes; 0 for a regression.
         columns, thresholds: d and t, 0 where none come.
         nodes: how many nodes are open.
         level: of these nodes, from 0.
-        start: margins that boosting starts from, one for each group.
-        class_weights: weight of a row of each class; None where all are 1.
-        round: the number of the round, from 0.
-        seed: of subsampling.
     """
 
-    by_name = True
-    reads_model = False
-
     ask: Literal["targets", "at_most", "histograms", "loss"]
-    boosting: TreeSettings
-    objective: Objective
-    classes: int = Field(default=0, ge=0, le=1000)
     columns: int = Field(default=0, ge=0, le=1 << 16)
     thresholds: int = Field(default=0, ge=0, le=1 << 16)
     nodes: int = Field(default=0, ge=0, le=1 << 20)
     level: int = Field(default=0, ge=0, le=10)
-    start: tuple[float, ...] = Field(default=(), max_length=1000)
-    class_weights: tuple[float, ...] | None = Field(default=None, max_length=1000)
-    round: int = Field(default=0, ge=0)
-    seed: int = Field(default=0, ge=0)
-
-    @property
-    def target(self) -> Target:
-        """The objective and its classes."""
-        return Target(self.objective, self.classes)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -252,9 +240,6 @@ class MaskedTreeSumsQuery(Query):
 
     def most_asked(self, hides: bool) -> int:
         return 2000  # a model of 100 rounds of depth 6 takes 710
-
-    def stated(self) -> dict[str, Any]:
-        return {name: value for name, value in self.table().items() if name in STATED}
 
     def rows_read(self, personal: bool) -> set[Split]:
         return {"validation"} if self.ask == "loss" else {"train"}
