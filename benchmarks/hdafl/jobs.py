@@ -79,6 +79,8 @@ def paper_jobs(scale: Scale) -> Iterator[Job]:
         for label in settings.LABELS:
             rate_of_apps, plan = settings.TRAFFIC_LEARNING_RATE, settings.APPS_PLAN
             yield Job("paper", settings.APPS_MODEL, settings.APPS, 10, label, seed, plan, None, rate_of_apps)
+            setting, limit, plan = settings.MANY_ROWS, settings.MANY_ROWS_LIMIT, settings.MANY_ROWS_PLAN
+            yield Job("paper", "small_cnn", setting, 10, label, seed, plan, limit, settings.LEARNING_RATE)
 
 
 def tuning_jobs(scale: Scale) -> Iterator[Job]:
@@ -165,7 +167,7 @@ def run_job(job: Job, out: Path) -> str:
         network, own = "cnn_1d", settings.TRAFFIC_MODELS[job.model]
     else:
         training = {"lr": job.rate, "batch": settings.BATCH}
-        clients = characters.clients(job.setting, job.rows, job.seed, job.part == "paper")
+        clients = characters.clients(job.setting, job.rows, job.seed, job.part == "paper" and job.setting != settings.MANY_ROWS)
         shape, outputs = (1, 28, 28), len(clients.classes)
         network, own = ("leaf_cnn" if job.part == "leaf" else "small_cnn"), {}
     recipe = settings.compared(job.cohort, **training)["FedAvg" if job.label == traffic.CENTRAL else job.label]

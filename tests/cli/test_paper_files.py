@@ -16,7 +16,10 @@ FILES = sorted((Path(__file__).parents[2] / "examples" / "papers").glob("*.toml"
 FEW = ["rounds=2", "seeds=[0]"]
 # fewer rounds, and fewer of CIFAR-10's rows where the partition allows, so that a file takes seconds
 SMALLER = {
-    **{name: [*FEW, "partition.limit=1200"] for name in ("cgau-figure-2b", "distfl-table-5", "metis-table-1")},
+    **{
+        name: [*FEW, "partition.limit=1200"]
+        for name in ("cgau-figure-2a", "cgau-figure-2b", "distfl-table-5", "metis-table-1")
+    },
     "metis-table-1-right": ["stop.seconds=200", "seeds=[0]", "partition.limit=1200"],
     **{f"smmd-table-{number}": ["steps=2"] for number in (1, 2, 3)},
 }
@@ -83,4 +86,4 @@ def test_each_file_trains(file: Path, command: Command) -> None:
     word = "transfer" if settings_class(file) is TransferSettings else "compare"
     code, said, error = command(word, file, *flags, "--out", "run")
     assert code == 0, error
-    assert "auc" in said.lower() if word == "transfer" else "accuracy" in said
+    assert "auc" in said.lower() if word == "transfer" or file.stem == "cgau-figure-2a" else "accuracy" in said

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 import piebald
 from piebald.core.errors import SettingError
+from piebald.data.clients.data_source import DataSource
 from piebald.data.partition import clients_from
 from piebald.runtimes import Simulator
 
@@ -392,3 +393,25 @@ def test_several_files_are_one_table(tmp_path: Path) -> None:
         clients_from(tmp_path / "rows-*.csv", client="who", target="ill")
     with pytest.raises(SettingError, match="no file is called like"):
         clients_from(tmp_path / "none-*.csv", client="who", target="ill")
+
+
+def test_one_class_stands_against_the_rest() -> None:
+    """Two classes, as in CGAU's first experiment; the rows are the same."""
+    whole, two = DataSource(name="digits").load(), DataSource(name="digits", positive="3").load()
+    assert list(two.classes) == ["not 3", "3"]
+    assert two.y.tolist() == [int(label == 3) for label in whole.y.tolist()]
+    assert torch.equal(two.x, whole.x)
+
+
+@pytest.mark.parametrize(
+    ("source", "value", "message"),
+    [
+        ({"name": "digits", "positive": "ten"}, None, "there is no class 'ten'"),
+        ({"source": "rows.npz", "positive": "a"}, (np.ones((3, 2)), np.array([0.5, 1.5, 2.5])), "remove positive"),
+        ({"source": "rows.npz", "positive": "a"}, {"north": (np.ones((3, 2)), ["a", "b", "a"])}, "remove positive"),
+    ],
+)
+def test_a_class_that_is_not_there_stands_against_nothing(source: dict, value: object, message: str) -> None:
+    made = DataSource(**source)
+    with pytest.raises(SettingError, match=message):
+        made.load() if value is None else made.rows_of(value)

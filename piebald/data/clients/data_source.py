@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -10,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from piebald.contracts import Clients, HoldsRows
 from piebald.core import pytree
-from piebald.core.errors import SettingError, install
+from piebald.core.errors import SettingError, install, unknown
 from piebald.core.reading.packed import read_arrays
 from piebald.core.references import Reference, Text
 from piebald.data.clients.client_tables import (
@@ -49,6 +50,7 @@ class DataSource(BaseModel):
         target: the column to predict.
         features: the columns to predict from, all others by default.
         classes: names of the classes in the order of their numbers, sorted by default.
+        positive: the class that is to be told from all others of a data set, which become one, "not" this class.
         regression: targets are numbers to predict, also where all of them are whole.
         tokens: inputs are whole numbers for an embedding layer.
         collate: "pad" fills up sequences of unequal length and makes masks; "stack" refuses them.
@@ -70,6 +72,7 @@ class DataSource(BaseModel):
     target: str | None = None
     features: list[str] | None = Field(default=None, min_length=1)
     classes: list[str] | None = Field(default=None, min_length=1)
+    positive: str | None = None
     regression: bool = False
     tokens: bool = False
     collate: Collate = "stack"
@@ -129,7 +132,7 @@ class DataSource(BaseModel):
         )
 
     def rows_of(self, value: Any, split: SplitSettings | None = None, coded: bool = False) -> DataSet | Clients:
-        """The rows in a value that a file held or a function returned.
+        """The rows in a value that a file held or a function returned, of two classes where `positive` names one.
 
         Args:
             split: see `load`.
@@ -140,6 +143,10 @@ class DataSource(BaseModel):
         Raises:
             SettingError: it is something else, or settings do not fit it.
         """
+        rows = self._rows_of(value, split, coded)
+        return rows if self.positive is None else self._against_rest(rows, self.positive)
+
+    def _rows_of(self, value: Any, split: SplitSettings | None, coded: bool) -> DataSet | Clients:
         if isinstance(value, DataSet):
             self._refuse("target", "features", "regression")
             if self.client not in value.owners:
@@ -186,6 +193,16 @@ class DataSource(BaseModel):
             keys=table.keys,
             source="your own",
         )
+
+    def _against_rest(self, rows: DataSet | Clients, positive: str) -> DataSet:
+        """Return the same rows with two classes: the named one, which comes second, and all others."""
+        if not isinstance(rows, DataSet) or rows.classes is None or rows.targets.dim() > 1:
+            origin = self.source or f"data set {self.name!r}"
+            raise SettingError(f"positive names one class of the rows, and those of {origin} have none: remove positive")
+        if positive not in rows.classes:
+            raise unknown("class", positive, rows.classes)
+        y = rows.targets == list(rows.classes).index(positive)
+        return replace(rows, y=y.long(), classes=[f"not {positive}", positive])
 
     def _folder(self, path: Path) -> Any:
         if any((path / name).is_file() for name in ("dataset_info.json", "state.json", "dataset_dict.json")):
