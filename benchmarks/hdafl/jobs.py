@@ -167,7 +167,8 @@ def run_job(job: Job, out: Path) -> str:
         network, own = "cnn_1d", settings.TRAFFIC_MODELS[job.model]
     else:
         training = {"lr": job.rate, "batch": settings.BATCH}
-        clients = characters.clients(job.setting, job.rows, job.seed, job.part == "paper" and job.setting != settings.MANY_ROWS)
+        letters = job.part == "paper" and job.setting != settings.MANY_ROWS
+        clients = characters.clients(job.setting, job.rows, job.seed, letters)
         shape, outputs = (1, 28, 28), len(clients.classes)
         network, own = ("leaf_cnn" if job.part == "leaf" else "small_cnn"), {}
     recipe = settings.compared(job.cohort, **training)["FedAvg" if job.label == traffic.CENTRAL else job.label]

@@ -21,10 +21,10 @@ from piebald.report.tables import History
 
 OTHERS = {label: f"minus {settings.NAMES.get(label, label)}" for label in ("FedAvg_tuned", "FedAvg_equal", "Local")}
 TITLES = {
-    "iid": "i.i.d.", "writer": "non-i.i.d. (by writer)", settings.MANY_ROWS: "by writer, 480 rows a client",
+    "iid": "i.i.d.", "writer": "non-i.i.d. (by writer)", settings.MANY_ROWS: "by writer, 480 rows each",
     "disjoint": "disjoint", settings.APPS: "disjoint, 52 apps",
-}
-LIKE = {settings.APPS: "disjoint", settings.MANY_ROWS: "writer"}  # the paper's setting that another stands for  # fmt: skip
+}  # fmt: skip
+LIKE = {settings.APPS: "disjoint", settings.MANY_ROWS: "writer"}  # the paper's setting that another stands for
 
 
 def made(out: Path, setting: str, needed: Sequence[str] = (BASE,)) -> dict[int, Comparison]:

@@ -153,7 +153,7 @@ SCALES = {
 # Table 3's disjoint classes where there are as many of them as in the paper: 26 clients with 2 of FG-Net's 53 apps.
 APPS, APPS_CLIENTS, APPS_MODEL, APPS_PLAN = "disjoint_apps", 26, "cnn_1d_small", Plan(120, 20, 60)
 
-# Table 3's writers with eight times the rows, 480 for training at each of 100 clients, since 60 are few for a private layer.
+# Table 3's writers with eight times the rows, 480 for training at each client: 60 are few for a private layer.
 MANY_ROWS, MANY_ROWS_LIMIT, MANY_ROWS_PLAN = "writer_480", 60_000, Plan(30, 5, 15)
 
 NEAREST = {2: 10, 3: 20, 5: 31}  # disjoint clients per round of 5 that stand for the paper's of 31

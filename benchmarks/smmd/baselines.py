@@ -112,7 +112,8 @@ def supervised(x: Tensor, y: Tensor, settings: TransferSettings, name: str) -> C
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     parameters = [*network.parameters(), *head.parameters()]
-    optimizer = torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.beta)
+    make = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.SGD
+    optimizer = make(parameters, lr=settings.lr, weight_decay=settings.beta)
     rows = min(settings.batch, len(x))
     for step in range(settings.steps):
         batch = generator(settings.seed, name, step).choice(len(x), rows, replace=False)

@@ -130,6 +130,7 @@ def _compare(
                 plan.recipes if tuned is None else tuned.recipes,
                 plan.clients,
                 {label: plan.model_of(label) for label in plan.recipes},
+                on_all_rows=plan.on_all_rows,
                 seeds=tuple(divided.seeds or (divided.first_seed,)),
                 out=folder / folder_name(title) if len(divisions) > 1 else folder,
                 progress=options.progress,

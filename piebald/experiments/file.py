@@ -141,11 +141,14 @@ class ExperimentSettings(ExperimentFields):
         if self._constants is not None or self._agreed is not None:  # sites need them
             runtime = runtime_of(self, self.table())
         models: dict[str, Model] = {}
+        on_all_rows: list[str] = []
         for index, section in enumerate(self.recipes or ()):
+            labels = section.labels(self.grid_points())
+            on_all_rows += [] if section.validation else labels
             if section.model is not None:
                 model = models_of(self, clients, section.model, ("recipes", index, "model"))
-                models |= dict.fromkeys(section.labels(self.grid_points()), model)
-        return Plan(recipes, clients, self.model_for(clients), runtime, stopping_criteria(self), models)
+                models |= dict.fromkeys(labels, model)
+        return Plan(recipes, clients, self.model_for(clients), runtime, stopping_criteria(self), models, on_all_rows)
 
     def built_recipes(self) -> dict[str, Recipe]:
         """Build the recipes alone, by their labels; no data is read."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ class Plan:
         runtime: the runtime.
         stop: the stopping criteria besides the number of rounds.
         models: models of recipes that bring their own, by the recipe's label.
+        on_all_rows: labels of recipes whose clients train on their validation rows as well.
     """
 
     recipes: Mapping[str, Recipe]
@@ -39,6 +40,7 @@ class Plan:
     runtime: RuntimeSettings
     stop: StoppingCriteria | None = None
     models: Mapping[str, Model] = field(default_factory=dict)
+    on_all_rows: Sequence[str] = ()
 
     def model_of(self, label: str) -> Model:
         """Return the model of a recipe."""

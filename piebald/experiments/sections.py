@@ -64,13 +64,15 @@ class ComparedRecipe(RecipeSection):
 
     Attributes:
         model: a model of its own in place of [model]: the name of one, or a table like [model].
+        validation: False where clients train on their validation rows as well, for a recipe that needs none.
     """
 
     model: Annotated[Named | None, BeforeValidator(_table_of_name)] = None
+    validation: bool = True
 
     def settings(self) -> dict[str, Any]:
         """The settings of the recipe with its name."""
-        return self.model_dump(exclude={"label", "model"})
+        return self.model_dump(exclude={"label", "model", "validation"})
 
 
 def own_section(table: Any) -> Named:

@@ -14,6 +14,7 @@ from piebald.contracts import Clients, HoldsRows
 from piebald.core.errors import SettingError, check_names
 from piebald.runs.run import resume, run
 from piebald.runs.finished_run import Run
+from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.clients.sources import clients_of
 from piebald.data.partition.split_settings import division_of
 from piebald.runs.options import RunOptions
@@ -33,6 +34,7 @@ def compare(
     clients: Clients | Any,
     model: Model | Mapping[str, Model],
     *,
+    on_all_rows: Sequence[str] = (),
     seeds: Seeds = (0,),
     out: PathLike | None = None,
     progress: bool = False,
@@ -49,6 +51,8 @@ def compare(
             rows; all recipes run on each.
         model: see `run`, for all recipes; or a mapping from labels to models, where recipes need different ones.  If it
             is a function of the seed, each seed has its own initial model, the same for all recipes that share it.
+        on_all_rows: labels of recipes that need no validation rows and whose clients train on theirs as well, as FedAvg
+            beside a recipe that holds some out; the clients' rows must be in memory.
         seeds: each recipe runs once for each seed; they must differ.
         out: a folder for the run folders; finished runs in it are not repeated, interrupted ones are resumed.
         progress: show a progress bar for each run.
@@ -70,7 +74,7 @@ def compare(
         runs: list[History] = []
         for title, division in [(_title(division), division) for division in clients]:
             place = None if out is None else Path(out) / folder_name(title)
-            options_of_all = {"seeds": seeds, "out": place, "progress": progress, **options}
+            options_of_all = {"on_all_rows": on_all_rows, "seeds": seeds, "out": place, "progress": progress, **options}
             runs += compare(methods, division, model, **options_of_all).runs
         return Comparison(runs)
     names = inspect.signature(run).parameters.keys() - _OWN
@@ -82,7 +86,8 @@ def compare(
         raise SettingError("a comparison needs at least one recipe, got none")
     if out is not None and len({folder_name(label) for label in methods}) < len(methods):
         raise SettingError("two labels would share a run folder: choose labels that differ in letters or digits")
-    planned = list(_planned(methods, clients, _models(model, methods), seeds, out))
+    check_names("recipe of this comparison", on_all_rows, methods)
+    planned = list(_planned(methods, clients, _models(model, methods), on_all_rows, seeds, out))
     for run_plan in planned:
         run_plan.check(options)
     return Comparison([run_plan.made(options, progress) for run_plan in planned])
@@ -136,6 +141,7 @@ def _planned(
     methods: Mapping[str, Recipe],
     clients: Any,
     models: Mapping[str, Model],
+    on_all_rows: Sequence[str],
     seeds: Sequence[int],
     out: Path | str | None,
 ) -> Iterator[_Planned]:
@@ -146,7 +152,14 @@ def _planned(
         assert federation is not None
         for label, recipe in methods.items():
             folder = None if out is None else Path(out) / folder_name(label) / f"seed-{seed}"
-            yield _Planned(label, recipe, federation, models[label], seed, folder)
+            own = _on_all_rows(federation) if label in on_all_rows else federation
+            yield _Planned(label, recipe, own, models[label], seed, folder)
+
+
+def _on_all_rows(clients: Clients) -> PooledClients:
+    if not isinstance(clients, PooledClients):
+        raise SettingError("clients train on their validation rows (validation = false) only where rows are in memory")
+    return clients.on_all_rows()
 
 
 def _by_label(methods: Mapping[str, Recipe | str] | Sequence[Recipe | str]) -> Mapping[str, Recipe]:

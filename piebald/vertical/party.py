@@ -70,7 +70,8 @@ class Party:
         self.own = own_chunks(data, settings.batch, secret, by_label=not settings.method.hides_rows)
         self.common = common_chunks(data.overlap, settings.overlap_batch, settings.seed)
         # beta/2 |w|^2 in the loss, so it goes through Adam like every other gradient
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=settings.lr, weight_decay=settings.beta)
+        make = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.SGD
+        self.optimizer = make(self.network.parameters(), lr=settings.lr, weight_decay=settings.beta)
         self.terms = settings.terms(role)
         self.ledger = DisclosureLedger(plan(settings.steps, len(self.own), len(self.common)), ledger_file)
         self.noise = settings.method.row_noise(settings.balanced, secret, self.ledger)

@@ -202,11 +202,14 @@ class TransferSettings(TransferSection):
         seed: seed of the split and of the co-occurring batches, which both parties know; in a simulation of both
             parties on one machine also of the initial weights and of each party's own batches, which otherwise come
             from secrets of their own.
-        lr: Adam's learning rate, at both parties.
+        optimizer: "adam" or "sgd", at both parties.
+        lr: its learning rate.
         beta: weight of half the squared weights in the loss.
         batch: number of each party's own rows in a step, whose moments are compared.  Rows are divided once into
             chunks of this size, a row is always together with the same others, and rows left over are not used.
         overlap_batch: number of co-occurring rows in a step, divided in the same way.
+        few_rows: allow `batch` and `overlap_batch` below twice the units of the widest aligned layer, although moments
+            of so few rows reveal single rows to the other party.
         balanced: whether the translator gives both classes the same weight.
         own: weight of the source's own loss, on its own batch with its own translator; it stays at the source.
         watch_every: steps between two computations of the losses, each of which costs about as much as a step.
@@ -227,10 +230,12 @@ class TransferSettings(TransferSection):
 
     steps: int = Field(default=200, ge=1)
     seed: int = Field(default=0, ge=0)
+    optimizer: Literal["adam", "sgd"] = "adam"
     lr: float = Field(default=0.003, gt=0)
     beta: float = Field(default=0.0001, ge=0)
     batch: int = Field(default=256, ge=1)
     overlap_batch: int = Field(default=256, ge=1)
+    few_rows: bool = False
     balanced: bool = True
     own: float = Field(default=1.0, ge=0)
     watch_every: int = Field(default=20, ge=1)
@@ -313,10 +318,11 @@ class TransferSettings(TransferSection):
         least = 2 * max(self.network.aligned)
         for name in ("batch", "overlap_batch"):
             rows = getattr(self, name)
-            if rows < least:
+            if rows < least and not self.few_rows:
                 raise SettingError(
                     f"{name} must be at least {least}, twice the units of the widest aligned layer, got {rows}: "
-                    "gradients reveal the other party's moments, and moments of so few rows reveal single rows"
+                    "gradients reveal the other party's moments, and moments of so few rows reveal single rows; "
+                    "few_rows = true allows it"
                 )
         if self.method.hides_rows and not self.backend.masks:
             raise SettingError(

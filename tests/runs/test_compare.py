@@ -92,3 +92,25 @@ def test_recipes_may_have_models_of_their_own(clients: Any, tmp_path: Path) -> N
         piebald.compare(["local", "fedavg"], clients, {"local": network}, **options)
     with pytest.raises(SettingError, match="did you mean 'fedavg'"):
         piebald.compare(["local", "fedavg"], clients, {**own, "fedavgg": network}, **options)
+
+
+def test_a_recipe_without_need_of_validation_rows_trains_on_them(tmp_path: Path) -> None:
+    """FedAvg on all rows beside a recipe that holds some out, as in Metis; test rows stay, so that both pair."""
+    clients = piebald.partition.Iid(clients=3, limit=150, validation=0.2, seed=0).split(piebald.data.digits())
+    model = piebald.models.build_model("logistic", (1, 8, 8), 10)
+    one = {"rounds": 1, "runtime": HERE, "out": tmp_path / "out"}
+    made = piebald.compare(["fedavg", "sync_dvw"], clients, model, on_all_rows=["fedavg"], **one)
+    splits = ("train", "validation", "test")
+    held = {run.label: [[client[split] for split in splits] for client in run.clients] for run in made.runs}
+    assert all(validation for _, validation, _ in held["sync_dvw"])
+    assert held["fedavg"] == [[train + validation, 0, test] for train, validation, test in held["sync_dvw"]]
+    both = clients.on_all_rows()
+    for client in range(3):
+        rows = {*clients.indices(client, "train").tolist(), *clients.indices(client, "validation").tolist()}
+        assert set(both.indices(client, "train").tolist()) == rows
+        assert both.counts(client, "train") == np.bincount(clients.y[sorted(rows)], minlength=10).tolist()
+
+
+def test_only_recipes_of_the_comparison_train_on_all_rows(clients: Any) -> None:
+    with pytest.raises(SettingError, match="there is no recipe of this comparison called 'local': choose"):
+        piebald.compare(["fedavg"], clients, network, on_all_rows=["local"], rounds=1, runtime=HERE)

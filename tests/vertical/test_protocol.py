@@ -44,6 +44,18 @@ def test_the_protocol_is_the_joint_loss_by_autograd(method, aligned):
         torch.testing.assert_close(weights(party), weights(reference), rtol=0, atol=1e-12)
 
 
+def test_another_optimiser_and_few_rows_train_as_the_joint_loss_does():
+    """What the paper does not print can be said: plain gradient steps, and batches that reveal rows."""
+    settings = small(backend="plain", method=SMMD[0], optimizer="sgd", batch=15, overlap_batch=10, few_rows=True)
+    parties, _ = train_both(settings)
+    for party, reference in zip(
+        parties.values(), baselines.train_jointly(load(settings.data, 0), settings, exact=False), strict=True
+    ):
+        torch.testing.assert_close(weights(party), weights(reference), rtol=0, atol=1e-12)
+    adam, _ = train_both(settings.model_copy(update={"optimizer": "adam"}))
+    assert not torch.allclose(weights(adam["source"]), weights(parties["source"]), rtol=0, atol=1e-3)
+
+
 def test_ftl_is_its_joint_loss_by_autograd():
     settings = small(backend="plain", steps=1, own=0, beta=0, method={"kind": "ftl", "kappa": 0.3})
     parties, _ = train_both(settings)

@@ -198,7 +198,7 @@ class DataSource(BaseModel):
         """Return the same rows with two classes: the named one, which comes second, and all others."""
         if not isinstance(rows, DataSet) or rows.classes is None or rows.targets.dim() > 1:
             origin = self.source or f"data set {self.name!r}"
-            raise SettingError(f"positive names one class of the rows, and those of {origin} have none: remove positive")
+            raise SettingError(f"positive names a class of the rows, and those of {origin} have none: remove positive")
         if positive not in rows.classes:
             raise unknown("class", positive, rows.classes)
         y = rows.targets == list(rows.classes).index(positive)

@@ -123,6 +123,15 @@ class PooledClients:
         """Targets of the whole pool [n, ...]."""
         return self._y
 
+    def on_all_rows(self) -> Self:
+        """The same clients, which train on their validation rows as well and hold none out."""
+        train, held, clients = self.lists("train"), self.lists("validation"), copy.copy(self)
+        owner, rows = (np.concatenate(both) for both in ((train.clients, held.clients), (train.values, held.values)))
+        none = Lists.of(np.zeros(0, dtype=np.int64), len(self))
+        clients._parts = {"train": Lists.of(owner, len(self), rows), "validation": none, "test": self.lists("test")}
+        clients._tables = {}
+        return clients
+
     def in_memory(self) -> bool:
         """Return whether inputs are in memory; `x` would decode all of those that stay in their files."""
         return not isinstance(self._stored, Decoded)
