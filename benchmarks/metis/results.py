@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import cache
 import paper
 import pictures
 import settings
 import staleness
+from shared.markdown import block, put
 from table_1 import Found, cases, judged, labels, last, printed, section, standard_error
 
 from piebald.report.tables import History
 
+LONG = "long"  # the scale whose table stands on the page of the others
+LONGER = "## Five fast and five slow clients for 24 synchronous rounds: `--scale long`"
 DIFFERS = "## Where the runs differ from the paper\n"  # the rest of the page, by `papers/deviations.py`
 TITLES = {
     "synchronous": "Synchronous, {rounds} rounds",
@@ -102,16 +108,24 @@ def late(run: dict[str, Any]) -> float:
 
 
 def write(out: Path, results: Path, name: str, page: Path | None = None) -> str:
-    """Write the text, the figures and the page for a scale of this name; return the path of the text."""
+    """Write the text, the figures and the page for a scale of this name; return the path of the text.
+
+    The long scale has only a table, on the page of the others.
+    """
     scale = settings.SCALES[name]
     found = read(out, scale.seconds)
     results.mkdir(parents=True, exist_ok=True)
+    path = results / "RESULTS.md"
+    before = path.read_text("utf-8") if path.exists() else ""
+    if name == LONG:
+        path.write_text(put(before, LONG, "\n".join(section(found, "uneven")), append=True), "utf-8")
+        return str(path)
     for part in TITLES:
         pictures.curves(found, part, results / f"{pictures.NAMES[part]}.png")
     pictures.exchanged(found, results / "models_exchanged.png")
     staleness.picture(found, results / "staleness.png")
-    path = results / "RESULTS.md"
-    path.write_text("\n".join(text(found, name, scale)) + "\n")
+    kept = ["", LONGER, "", f"<!-- {LONG} -->", block(before, LONG).strip() or "Not run.", f"<!-- end of {LONG} -->"]
+    path.write_text("\n".join([*text(found, name, scale), *kept]) + "\n", "utf-8")
     if page is not None:
         page.parent.mkdir(parents=True, exist_ok=True)
         _, heading, differs = page.read_text("utf-8").partition(DIFFERS) if page.exists() else ("", "", "")
