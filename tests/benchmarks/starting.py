@@ -53,7 +53,7 @@ def take_a_step(model: torch.nn.Module, clients: Any) -> None:
 
 
 def made_once(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that makes the same clients once for all methods of a cell, and keeps those of the last cell."""
+    """Return a function that makes the same clients once for all methods of a cell; the last ones are kept."""
     known: dict[str, Any] = {}
 
     def call(*values: Any, **options: Any) -> Any:
