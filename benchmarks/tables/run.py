@@ -1,6 +1,6 @@
-"""Measure seconds and peak memory from the file of a large table to prepared clients.
+"""Measure seconds and peak memory from the file of a large table to prepared clients, and to a trained model.
 
-    python benchmarks/tables/run.py --rows 1000000 4000000
+    python benchmarks/tables/run.py --rows 1000000 10000000
 
 Each measurement is a process of its own; the table has numbers, words, dates, gaps and eight clients.
 """
@@ -12,65 +12,123 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-
-def table(rows: int) -> pd.DataFrame:
-    """Return a made-up table of patients."""
-    rng = np.random.default_rng(0)
-    seen = pd.to_datetime("2020-01-01") + pd.to_timedelta(rng.integers(0, 1500, rows), unit="D")
-    frame = pd.DataFrame({
-        "site": rng.choice(list("abcdefgh"), rows), "age": rng.normal(60, 9, rows).round(1),
-        "dose": rng.normal(size=rows).round(4), "income": rng.lognormal(3, 1, rows).round(2),
-        "visits": rng.integers(0, 30, rows), "ward": rng.choice([f"ward {number}" for number in range(12)], rows),
-        "smoker": rng.choice(["yes", "no"], rows), "seen": seen.strftime("%Y-%m-%d"),
-    })  # fmt: skip
-    frame["ill"] = np.where(frame.age + 9 * frame.dose > 60, "yes", "no")
-    frame.loc[rng.random(rows) < 0.05, "age"] = np.nan
-    return frame
+_CHUNK = 1_000_000  # rows that are made and written at once
 
 
-def measured(path: str) -> dict[str, float]:
-    """Return the seconds and the memory, GB, that it takes to make clients of a table, beside those of importing."""
+def tables(rows: int) -> Iterator[pd.DataFrame]:
+    """Yield the parts of a made-up table of patients."""
+    for first in range(0, rows, _CHUNK):
+        rng, count = np.random.default_rng(first), min(_CHUNK, rows - first)
+        seen = pd.to_datetime("2020-01-01") + pd.to_timedelta(rng.integers(0, 1500, count), unit="D")
+        frame = pd.DataFrame({
+            "site": rng.choice(list("abcdefgh"), count), "age": rng.normal(60, 9, count).round(1),
+            "dose": rng.normal(size=count).round(4), "income": rng.lognormal(3, 1, count).round(2),
+            "visits": rng.integers(0, 30, count), "ward": rng.choice([f"ward {number}" for number in range(12)], count),
+            "smoker": rng.choice(["yes", "no"], count), "seen": seen.strftime("%Y-%m-%d"),
+        })  # fmt: skip
+        frame["ill"] = np.where(frame.age + 9 * frame.dose > 60, "yes", "no")
+        frame.loc[rng.random(count) < 0.05, "age"] = np.nan
+        yield frame
+
+
+def written(rows: int, path: Path) -> Path:
+    """Write the table as CSV or Parquet, by the suffix of the path."""
+    import pyarrow
+    from pyarrow import parquet
+
+    writer = None
+    for number, frame in enumerate(tables(rows)):
+        if path.suffix == ".csv":
+            frame.to_csv(path, index=False, header=not number, mode="a")
+            continue
+        part = pyarrow.Table.from_pandas(frame, preserve_index=False)
+        writer = writer or parquet.ParquetWriter(path, part.schema)
+        writer.write_table(part)
+    if writer is not None:
+        writer.close()
+    return path
+
+
+def measured(path: str, step: str) -> dict[str, float]:
+    """Return the seconds and the memory, GB, that a step takes beside those of importing.
+
+    Args:
+        path: the table.
+        step: "clients" for prepared clients, "run" for a run of one round, with a pass over all training rows.
+    """
     import sklearn.compose  # noqa: F401 - imported when a table is prepared
 
-    from piebald import clients_from
+    import piebald
 
-    before, start = _highest(), time.perf_counter()
-    clients_from(path, client="site", target="ill")
-    return {"seconds": time.perf_counter() - start, "GB": _highest() - before}
+    before, peak, start, done = _memory(), _memory(), time.perf_counter(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.02):
+            peak.update({name: max(value, peak[name]) for name, value in _memory().items()})
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        if step == "clients":
+            piebald.clients_from(path, client="site", target="ill")
+        else:
+            _run(path)
+    finally:
+        done.set()
+        watcher.join()
+    return {"seconds": time.perf_counter() - start, **{name: peak[name] - before[name] for name in peak}}
 
 
-def _highest() -> float:
-    """Return the largest memory of this process so far, GB; `getrusage` would count that of its parent."""
+def _run(path: str) -> None:
+    from piebald.experiments.experiment import Experiment
+    experiment = Experiment.from_dict({
+        "rounds": 1, "recipe": "fedavg", "data": {"source": path, "client": "site", "target": "ill"},
+        "model": "logistic", "trainer": {"epochs": 1, "batch_size": 1024}
+    })
+    experiment.run()
+
+
+def _memory() -> dict[str, float]:
+    """Return the highest memory of this process so far, and its anonymous memory now, GB.
+
+    The first counts pages of files that the system keeps as long as nobody else needs the memory.
+    """
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines["VmHWM"].split()[0]) / 2**20
+    return {name: int(lines[line].split()[0]) / 2**20 for name, line in (("peak", "VmHWM"), ("anonymous", "RssAnon"))}
 
 
 def main() -> None:
     """Print a line for each table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000])
-    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    parser.add_argument("--suffixes", nargs="+", default=[".csv", ".parquet"])
+    parser.add_argument("--steps", nargs="+", default=["clients", "run"])
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.measure:
-        print(json.dumps(measured(given.measure)))
+        print(json.dumps(measured(*given.measure)))
         return
-    print("| rows | file | GB | seconds | peak GB |\n|---|---|---|---|---|")
+    print("| rows | file | GB | step | seconds | peak GB | anonymous GB |\n|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for rows in given.rows:
-            frame = table(rows)
-            for suffix, write in ((".csv", frame.to_csv), (".parquet", frame.to_parquet)):
-                path = Path(folder) / f"rows{suffix}"
-                write(path, index=False)
-                command = [sys.executable, __file__, "--measure", str(path)]
-                found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-                size = path.stat().st_size / 2**30
-                print(f"| {rows:,} | {suffix} | {size:.2f} | {found['seconds']:.0f} | {found['GB']:.2f} |", flush=True)
+            for suffix in given.suffixes:
+                path = written(rows, Path(folder) / f"rows-{rows}{suffix}")
+                for step in given.steps:
+                    command = [sys.executable, __file__, "--measure", str(path), step]
+                    taken = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+                    size = path.stat().st_size / 2**30
+                    print(
+                        f"| {rows:,} | {suffix} | {size:.2f} | {step} | {taken['seconds']:.0f} | {taken['peak']:.2f} | "
+                        f"{taken['anonymous']:.2f} |", flush=True
+                    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from piebald.core.errors import SettingError
+from piebald.core.large_arrays import rows_at_once
 from piebald.core.reading.files import check_size, opened, regular
 from piebald.core.reading.packed import unpacked
 
@@ -42,8 +44,8 @@ def check_text_table(path: Path, separators: str) -> None:
             line = file.read(_CHUNK)
 
 
-def read_parquet(path: Path) -> Any:
-    """Read a Parquet file as a pandas DataFrame.
+def read_parquet(path: Path) -> Iterator[Any]:
+    """Yield the rows of a Parquet file as pandas DataFrames, of `rows_at_once` rows each.
 
     A run of equal values takes a few bytes in the file, and a long text is stored once however often it occurs.  So the
     rows that the metadata promise are counted first, and then what they take, batch by batch; texts stay codes of a
@@ -64,8 +66,11 @@ def read_parquet(path: Path) -> Any:
             texts, schema = _checked_columns(path, file, stored), file.schema_arrow
         source.seek(0)
         with parquet.ParquetFile(source, read_dictionary=texts, **limits) as file:
-            table = pyarrow.Table.from_batches(_metered(path, file, stored), file.schema_arrow)
-            return _with_texts(table, schema).to_pandas()
+            batches = _metered(path, file, stored)
+            several, any_rows = max(rows_at_once(len(schema)) // _BATCH, 1), False
+            while (held := list(islice(batches, several))) or not any_rows:  # a table without rows has columns
+                yield _with_texts(pyarrow.Table.from_batches(held, file.schema_arrow), schema).to_pandas()
+                any_rows = True
 
 
 def _checked_columns(path: Path, file: Any, stored: int) -> list[str]:

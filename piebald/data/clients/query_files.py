@@ -9,6 +9,7 @@ So neither an experiment file nor a run folder has what opens the database, and 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ _LONGEST = 1 << 20  # bytes of a query
 _FORM = "the database in its first line, like -- sqlite:///visits.db, and a SELECT after it"
 
 
-def read_query(path: Path) -> Any:
-    """Return the rows of a query as a pandas DataFrame, fetched in chunks; nothing is ever written.
+def read_query(path: Path) -> Iterator[Any]:
+    """Yield the rows of a query as pandas DataFrames, fetched in chunks; nothing is ever written.
 
     Raises:
         SettingError: the file has another form, SQLAlchemy or a driver is missing, or the database refuses.
@@ -43,7 +44,10 @@ def read_query(path: Path) -> Any:
         engine = sqlalchemy.create_engine(_located(sqlalchemy.make_url(place[2:].strip()), path.parent))
         with engine.connect().execution_options(stream_results=True) as connection:
             connection.begin()  # and rolled back at the end, where pandas would commit what "WITH ... DELETE" does
-            rows = pandas.concat([*pandas.read_sql(query, connection, chunksize=_ROWS)], ignore_index=True)
+            for rows in pandas.read_sql(query, connection, chunksize=_ROWS):
+                if twice := next((column for column in rows.columns[rows.columns.duplicated()]), None):
+                    raise SettingError(f"{path}: column {twice!r} occurs twice: rename one of them with AS")
+                yield rows
         engine.dispose()
     except ModuleNotFoundError as error:
         raise SettingError(f"{path} asks a database whose driver is missing: pip install {error.name}") from None
@@ -51,9 +55,6 @@ def read_query(path: Path) -> Any:
         cause = error.__cause__ or error
         reason = " ".join(str(getattr(cause, "orig", None) or cause).split())
         raise SettingError(f"{path}: the database does not answer the query: {reason}") from None
-    if twice := next((column for column in rows.columns[rows.columns.duplicated()]), None):
-        raise SettingError(f"{path}: column {twice!r} occurs twice: rename one of them with AS")
-    return rows
 
 
 def _located(url: Any, folder: Path) -> Any:

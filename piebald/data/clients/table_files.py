@@ -12,17 +12,19 @@ import logging
 import re
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from piebald.core.errors import SettingError, shown
+from piebald.core.large_arrays import blocks, large_array, rows_at_once
 from piebald.core.reading.packed import unpacked
 from piebald.core.reading.tables import check_text_table, read_parquet
 from piebald.data.clients.query_files import QUERY, read_query
-from piebald.data.preparation.columns import GAPS
+from piebald.data.clients.stored_table import joined_chunks
+from piebald.data.preparation.columns import GAPS, coded_words
 from piebald.data.preparation.written_forms import date_readings, number_readings
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -65,7 +67,7 @@ def read_table(path: Path, names: str | None = None) -> Any:
             read in two ways, or pyarrow is missing.
     """
     if (files := files_of(path)) != [path]:
-        return _joined(path, {file: read_table(file, names) for file in files})
+        return _joined(path, files, names)
     if not path.is_file():
         raise SettingError(f"there is no file {path}: give the path of a CSV or Parquet file")
     if not is_table(path):
@@ -73,14 +75,12 @@ def read_table(path: Path, names: str | None = None) -> Any:
     suffix = Path(str(path).removesuffix(".gz")).suffix.lower()
     try:
         if suffix in PARQUET:
-            frame = read_parquet(path)
+            frame = joined_chunks(read_parquet(path))
         elif suffix == QUERY:
-            frame = read_query(path)
-            for column in frame.columns[frame.dtypes.map(lambda kind: kind.kind in "OTU")]:
-                frame[column] = frame[column] if column == names else _plainly_written(frame[column], path)
+            frame = _all_plainly_written(joined_chunks(read_query(path)), path, names)
         else:
             check_text_table(path, "".join(OTHERS))
-            frame = _read_text(path, SEPARATORS[suffix], names)
+            frame = _all_plainly_written(_read_text(path, SEPARATORS[suffix], names), path, names)
     except ImportError:
         raise SettingError(f"{path} is a Parquet file, which needs pyarrow: pip install pyarrow") from None
     except SettingError:
@@ -93,24 +93,28 @@ def read_table(path: Path, names: str | None = None) -> Any:
     return frame
 
 
-def _joined(pattern: Path, tables: Mapping[Path, Any]) -> Any:
+def _joined(pattern: Path, files: Sequence[Path], names: str | None) -> Any:
     """Return the rows of several tables one after the other.
 
     Raises:
         SettingError: there are none, or they have other columns.
     """
-    import pandas
-
-    if not tables:
+    if not files:
         raise SettingError(f"no file is called like {pattern}: give the path of a CSV or Parquet file, or a pattern")
-    first, columns = next((path, list(table.columns)) for path, table in tables.items())
-    for path, table in tables.items():
-        if odd := sorted({*map(str, table.columns)} ^ {*map(str, columns)}):
-            raise SettingError(
-                f"{first} and {path} must have the same columns, and {odd[0]!r} is in one of them alone: add it, or "
-                "name these files apart"
-            )
-    rows = pandas.concat([table[columns] for table in tables.values()], ignore_index=True)
+
+    def tables() -> Iterator[Any]:
+        columns: list[str] = []
+        for path in files:
+            table = read_table(path, names)
+            columns = columns or list(table.columns)
+            if odd := sorted({*map(str, table.columns)} ^ {*map(str, columns)}):
+                raise SettingError(
+                    f"{files[0]} and {path} must have the same columns, and {odd[0]!r} is in one of them alone: add it, "
+                    "or name these files apart"
+                )
+            yield table[columns]
+
+    rows = joined_chunks(tables())
     rows.attrs = {"file": str(pattern)}
     return rows
 
@@ -176,40 +180,87 @@ def _read_text(path: Path, separator: str, names: str | None) -> Any:
     import pandas
 
     encoding, zeros = _encoding(path)
-
-    def read(**options: Any) -> Any:
-        with unpacked(path) as file:
-            return pandas.read_csv(file, engine="c", encoding=encoding, skipinitialspace=True, **options)
-
     separator, header = _header(path, separator, encoding)
     if not any(header):
         raise SettingError(f"{path} has no first line with the names of its columns: write it")
     if twice := next((column for column in header if column and header.count(column) > 1), None):
         raise SettingError(f"{path}: column {twice!r} occurs twice: rename one of them")
-    options: dict[str, Any] = {"sep": separator, "index_col": False, "low_memory": False}
+
+    def read(**options: Any) -> Iterator[Any]:
+        options |= {"sep": separator, "index_col": False, "low_memory": False, "chunksize": rows_at_once(len(header))}
+        with (
+            unpacked(path) as file,
+            pandas.read_csv(file, engine="c", encoding=encoding, skipinitialspace=True, **options) as chunks,
+        ):
+            yield from chunks
+
+    def read_column(name: str, **options: Any) -> Iterator[Any]:
+        return (chunk.iloc[:, 0] for chunk in read(usecols=[header.index(name)], dtype=str, **options))
+
     with warnings.catch_warnings():
         warnings.simplefilter("error", pandas.errors.ParserWarning)
         try:
-            frame = read(**options)
+            frame = _of_one_kind(read)
             if separator == ";":  # decimal commas are likely, and the reading with more columns of numbers is right
-                with_commas = read(decimal=",", **options)
-                frame = max(frame, with_commas, key=lambda table: table.select_dtypes("number").shape[1])
+                frame = max(frame, _of_one_kind(read, decimal=","), key=lambda table: len(_numeric(table, "iuf")))
         except pandas.errors.ParserWarning:
             raise SettingError(f"{path} has rows of more values than its first line has names: name each") from None
         frame.columns = [column.strip() for column in frame.columns]
         if names is not None and names in frame:
-            alone: dict[str, Any] = {"usecols": [header.index(names)], "dtype": str, "keep_default_na": False}
-            frame[names] = _counted(read(**options, **alone, na_values=[""]).iloc[:, 0])
-        for column in frame.select_dtypes("integer").columns.drop(names or [], errors="ignore") if zeros else ():
-            alone = {"usecols": [header.index(column)], "dtype": str}
-            texts = read(**options, **alone).iloc[:, 0]
-            if (padded := texts.str.fullmatch(r"0\d+", na=False)).any():
-                frame[column] = texts
-                row = int(padded.to_numpy().argmax())
+            frame[names] = _counted(_series(read_column(names, keep_default_na=False, na_values=[""])))
+        for column in _numeric(frame, "iu") if zeros else ():
+            padded = (texts[texts.str.fullmatch(r"0\d+", na=False)] for texts in read_column(column))
+            if column != names and (some := next((texts for texts in padded if len(texts)), None)) is not None:
+                frame[column] = _series(read_column(column))
                 _log.warning(
                     "%s: column %r has values like %r in row %d, whose zeros in front count: it is taken as text",
-                    path, column, texts[row], row + 1,
+                    path, column, some.iloc[0], some.index[0] + 1,
                 )  # fmt: skip
+    return frame
+
+
+def _numeric(frame: Any, kinds: str) -> list[str]:
+    """Return the columns that NumPy has as such kinds of numbers."""
+    return [name for name, dtype in frame.dtypes.items() if dtype.kind in kinds]
+
+
+def _series(chunks: Iterator[Any]) -> Any:
+    """Return a column that is read in chunks."""
+    return joined_chunks(chunk.to_frame() for chunk in chunks).iloc[:, 0]
+
+
+def _of_one_kind(read: Callable[..., Iterator[Any]], **options: Any) -> Any:
+    """Return a table that is read in chunks, whose columns have the kinds that all of their values have.
+
+    pandas knows the values of a chunk, and not that text comes later, which makes text of the numbers before it.
+
+    Args:
+        read: reads the chunks of the table.
+        options: of the reading.
+    """
+    kinds, first, rows = dict[str, set[str]](), None, 0
+    for chunk in read(**options):
+        first, rows = chunk if first is None else first, rows + len(chunk)
+        for name in chunk:
+            kinds.setdefault(name, set()).add(_kind(chunk[name]))
+    if first is None or rows == len(first):
+        return first
+    mixed = {name: str for name, held in kinds.items() if len(held - {"nothing"}) > 1}
+    return joined_chunks(read(dtype=mixed, **options), rows)
+
+
+def _kind(series: Any) -> str:
+    """Return what pandas takes the values of some rows of a text file for."""
+    held = series.dropna()
+    if not len(held):
+        return "nothing"
+    if series.dtype.kind in "iuf":
+        return "numbers"
+    return "truths" if series.dtype.kind == "b" or isinstance(held.iloc[0], bool) else "text"
+
+
+def _all_plainly_written(frame: Any, path: Path, names: str | None) -> Any:
+    """Return a table whose columns of text are such as `_plainly_written` returns, but for that of names."""
     for column in frame.columns[frame.dtypes.map(lambda kind: kind.kind in "OTU")]:
         if column != names:
             frame[column] = _plainly_written(frame[column], path)
@@ -232,7 +283,7 @@ def _counted(names: Any) -> Any:
     """Return names as numbers if all of them are whole numbers as Python writes them, so that 2 comes before 10."""
     # "007" and "+7" stay text, and 18 digits always fit into int64.
     whole = re.compile(r"0|-?[1-9]\d{0,17}")
-    if names.isna().any() or not all(whole.fullmatch(name) for name in names):
+    if names.isna().any() or not all(whole.fullmatch(name) for name in names.unique()):
         return names
     return names.astype("int64")
 
@@ -268,8 +319,11 @@ def _plainly_written(series: Any, path: Path) -> Any:
             )
         for reading, values in numbers.items():
             _log.warning("%s, read with %s", telling, reading)
-            different = pandas.Series(values, held.index).reindex(plain.index).to_numpy()
-            return pandas.Series(different[codes], series.index)
+            numbers_by_place = pandas.Series(values, held.index).reindex(plain.index).to_numpy()
+            taken = large_array(codes.shape, np.float64)
+            for rows in blocks(len(codes)):
+                taken[rows] = numbers_by_place[codes[rows]]
+            return pandas.Series(taken, series.index, copy=False)
     if len(dates := date_readings(held)) > 1:
         _log.warning(
             "%s, which may be %s and so stay text: write them like 2024-05-31", like(held.index[0], "dates"),
@@ -283,6 +337,9 @@ def _plainly_written(series: Any, path: Path) -> Any:
         plain[written.index] = written
     else:
         plain[texts.index] = texts
+    if str(series.dtype) == "category":
+        places, words = pandas.factorize(plain.to_numpy()[:-1])
+        return pandas.Series(coded_words(np.append(places, -1)[codes], words), series.index)
     return pandas.Series(plain.to_numpy()[codes], series.index)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError, shown
+from piebald.core.large_arrays import large_array
 from piebald.data.preparation.written_forms import MOSTLY, date_readings
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ _MOST_NUMBERED = 20  # different whole numbers of a target, up to which they are
 _FEWEST = 20  # values from which on this can be told
 PARTS = ("day", "month", "weekday", "hour")  # of a date, besides the elapsed days
 _DAY = 86_400.0  # seconds
+_WORDS = "text"  # what the categories of coded text are called
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +55,8 @@ class CodedTable:
     @classmethod
     def of(cls, frame: pd.DataFrame) -> tuple[Self, NDArray[np.float64]]:
         """Return the description of a table and its numbers [n, d]; NaN where a value is missing."""
-        values, numbers = dict[str, tuple[str, ...]](), np.full((len(frame), len(frame.columns)), np.nan)
+        # column by column, since a large table is read so
+        values, numbers = dict[str, tuple[str, ...]](), large_array((len(frame.columns), len(frame)), np.float64).T
         for place, name in enumerate(frame.columns):
             series = frame[name]
             if is_numeric(series):
@@ -73,15 +76,59 @@ class CodedTable:
         """
         import pandas as pd
 
-        columns: dict[str, Any] = {}
-        for place, name in enumerate(self.names):
-            column = np.asarray(numbers[:, place], dtype=np.float64)
-            if name in self.values:
-                words = np.array([*self.values[name], None], dtype=object)
-                columns[name] = words[np.where(np.isnan(column), -1, column).astype(np.int64)]
-            else:
-                columns[name] = column
+        columns = {name: self.column(name, numbers[:, place]) for place, name in enumerate(self.names)}
         return pd.DataFrame(columns, index=range(len(numbers)) if index is None else index, copy=False)
+
+    def column(self, name: str, numbers: NDArray[np.floating]) -> Any:
+        """Return some rows [n] of a column: float64 numbers, or coded text."""
+        numbers = np.asarray(numbers, dtype=np.float64)
+        if name not in self.values:
+            return numbers
+        return coded_words(np.where(np.isnan(numbers), -1, numbers).astype(np.int32), self.values[name])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedRows:
+    """Some rows of a table that is written as numbers, read as a pandas DataFrame is, column by column.
+
+    Attributes:
+        table: how the columns are written.
+        numbers: the whole table [n, d].
+        rows: the numbers of these rows in it.
+    """
+
+    table: CodedTable
+    numbers: NDArray[np.floating]
+    rows: NDArray[np.int64]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return self.table.names
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return a column by its name, or the rows of a slice."""
+        import pandas as pd
+
+        if isinstance(key, slice):
+            return replace(self, rows=self.rows[key])
+        numbers = self.numbers[:, self.table.names.index(key)][self.rows]
+        return pd.Series(self.table.column(key, numbers), index=self.rows, name=key, copy=False)
+
+
+def coded_words(codes: NDArray[np.integer], words: Sequence[Any]) -> pd.Categorical:
+    """Return text as pandas' categories, which take little memory and here say nothing of what the column means.
+
+    Args:
+        codes: the place [n] of each row's text among the different ones, -1 for a gap.
+        words: the different texts.
+    """
+    import pandas as pd
+
+    return pd.Categorical.from_codes(codes, dtype=pd.CategoricalDtype(pd.Index(words, name=_WORDS, dtype=object)))
 
 
 def is_numeric(series: pd.Series) -> bool:
@@ -143,7 +190,7 @@ def _kind(series: pd.Series, gaps: Sequence[str]) -> Kind:
         return "date"
     if is_numeric(series):
         return "identifier" if _numbers_rows(series) else "number"
-    if str(series.dtype) == "category":
+    if str(series.dtype) == "category" and series.cat.categories.name != _WORDS:
         return "category"
     codes, different = factorized(series, gaps)
     counts = np.bincount(codes[codes >= 0], minlength=len(different))

@@ -1,0 +1,141 @@
+"""Tables that are read in chunks: their columns lie in arrays that need not fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from piebald.core import large_arrays
+from piebald.core.large_arrays import large_array
+from piebald.data.preparation.columns import coded_words
+
+_ROWS = 1 << 16  # of the first array, which doubles from then on
+_TEXT = np.dtype(object)
+
+
+def joined_chunks(chunks: Iterable[Any], rows: int = _ROWS) -> Any:
+    """Return the rows of several pandas DataFrames with the same columns, one after the other.
+
+    Large ones are written to a file as they come, where text becomes categories (`coded_words`).
+
+    Args:
+        chunks: the tables, one at least.
+        rows: how many there are in all, if that is known.
+    """
+    import pandas
+
+    remaining, held = iter(chunks), list[Any]()
+    for chunk in remaining:
+        held.append(chunk)
+        if len(held) > 1 and sum(table.size for table in held) > large_arrays.CELLS:
+            break
+    else:
+        return pandas.concat(held, ignore_index=True) if len(held) > 1 else held[0]
+    table = _StoredTable([*chunk.columns], rows)
+    while held:
+        table.append(held.pop(0))
+    for chunk in remaining:
+        table.append(chunk)
+    return table.frame()
+
+
+class _StoredTable:
+    """Columns that grow, with eight bytes for a cell: a number, a moment, or the place of a text among different ones.
+
+    Args:
+        names: the columns.
+        rows: for which there is room at first.
+    """
+
+    def __init__(self, names: list[str], rows: int) -> None:
+        self._names, self._rows = names, 0
+        self._cells = large_array((len(names), rows), np.int64)
+        self._kinds = [np.dtype(np.float64)] * len(names)
+        self._empty = [True] * len(names)  # columns that have no value so far
+        self._words: list[dict[Any, int]] = [{} for _ in names]  # the places of texts
+        self._categories: set[int] = set()  # columns that are categories whatever their values
+
+    def append(self, chunk: Any) -> None:
+        """Add the rows of a table."""
+        import pandas
+
+        rows = self._rows + len(chunk)
+        if rows > self._cells.shape[1]:
+            grown = large_array((len(self._names), max(rows, 2 * self._cells.shape[1])), np.int64)
+            for place in range(len(self._names)):
+                grown[place, : self._rows] = self._cells[place, : self._rows]
+            self._cells = grown
+        for place in range(len(self._names)):
+            series = chunk.iloc[:, place]
+            if isinstance(series.dtype, pandas.CategoricalDtype):
+                self._categories.add(place)
+            self._append(place, _plain(series))
+        self._rows = rows
+
+    def frame(self) -> Any:
+        """Return the rows as a pandas DataFrame."""
+        import pandas
+
+        columns = {place: pandas.Series(self._column(place), copy=False) for place in range(len(self._names))}
+        frame = pandas.DataFrame(columns, copy=False)
+        frame.columns = self._names
+        return frame
+
+    def _append(self, place: int, series: Any) -> None:
+        """Add the values of a column, whose kind is the one that fits all of its values so far."""
+        own, new, empty = self._kinds[place], series.dtype, bool(series.isna().all())
+        new = new if isinstance(new, np.dtype) and new.kind in "biufM" else _TEXT
+        if not self._rows:
+            kind = new
+        elif new.kind == "M" and self._empty[place]:
+            kind = new
+        elif own.kind == "M" and empty:
+            kind = own
+        else:
+            kind = own if own == new else _common(own, new)
+        if kind != own and self._rows:
+            written = series.__class__(np.array(self._values(place, own)[: self._rows]))
+            self._write(place, 0, written, kind, self._empty[place])
+        self._write(place, self._rows, series, kind, empty)
+        self._kinds[place], self._empty[place] = kind, self._empty[place] and empty
+
+    def _write(self, place: int, first: int, series: Any, kind: np.dtype[Any], empty: bool) -> None:
+        import pandas
+
+        rows = slice(first, first + len(series))
+        if kind != _TEXT:
+            self._values(place, kind)[rows] = np.datetime64("NaT") if kind.kind == "M" and empty else series.to_numpy()
+            return
+        codes, different = pandas.factorize(series)
+        words = self._words[place]
+        places = np.array([*(words.setdefault(word, len(words)) for word in different), -1], dtype=np.int32)
+        self._values(place, kind)[rows] = places[codes]
+
+    def _values(self, place: int, kind: np.dtype[Any]) -> Any:
+        """Return the cells of a column as what they hold, from their first byte on."""
+        return self._cells[place].view(np.int32 if kind == _TEXT else kind)[: self._cells.shape[1]]
+
+    def _column(self, place: int) -> Any:
+        import pandas
+
+        kind, words = self._kinds[place], [*self._words[place]]
+        values = self._values(place, kind)[: self._rows]
+        if kind != _TEXT:
+            return values
+        return pandas.Categorical.from_codes(values, words) if place in self._categories else coded_words(values, words)
+
+
+def _plain(series: Any) -> Any:
+    """Return a column in NumPy's own type where it has numbers in one of pandas'."""
+    own = getattr(series.dtype, "numpy_dtype", None)
+    if getattr(own, "kind", "O") not in "biuf" or (own.kind == "b" and series.isna().any()):
+        return series
+    return series.astype(np.float64 if series.isna().any() else own)
+
+
+def _common(first: np.dtype[Any], second: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the kind of a column that has values of both, as pandas joins columns."""
+    alike = all(kind.kind in "iuf" for kind in (first, second)) or first.kind == second.kind == "M"
+    return np.result_type(first, second) if alike else _TEXT
