@@ -225,7 +225,7 @@ def test_dates_are_read_at_once_as_they_are_one_by_one() -> None:
 def test_large_tables_are_prepared_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = POOLED.assign(site=["a", "b", "c"] * 90)
     whole = clients_from(frame, client="site", target="ill", prepare={})
-    monkeypatch.setattr("piebald.data.clients.prepared._BLOCK", 100)
+    monkeypatch.setattr("piebald.core.large_arrays.BLOCK", 100)
     blocks = clients_from(frame, client="site", target="ill", prepare={})
     assert torch.equal(whole.rows(1, "train").x, blocks.rows(1, "train").x)
     frame.loc[230, "age"] = np.inf  # of the third block

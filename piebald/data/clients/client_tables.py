@@ -39,6 +39,7 @@ class ClientTable:
     `keys` what columns say of how rows are divided; `origin` is the file, for messages.  `features` and `target` are
     the columns of inputs [n, d] and of targets, where these have names; `columns` says how inputs are columns of a
     table, where they are to be prepared.
+    `words` are the texts of which `y` has places, where targets are text.
     `lacking` names the inputs that a client, by number, has not: its rows of them are zeros.
     """
 
@@ -53,6 +54,7 @@ class ClientTable:
     features: Sequence[str] | None = None
     target: str | None = None
     columns: CodedTable | None = None
+    words: Sequence[str] | None = None
     lacking: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
 
@@ -196,7 +198,15 @@ def owners_of(frame: Any, client: str) -> tuple[Ints, list[str]]:
         raise SettingError(
             f"{_origin(frame)}column {client!r} names no client in {gaps} of {len(frame)} rows: drop these rows"
         )
-    return owners(plain(frame[client]))
+    return _owners_in(frame[client])
+
+
+def _owners_in(series: Any) -> tuple[Ints, list[str]]:
+    import pandas
+
+    codes, different = pandas.factorize(series)  # few, where the column as text would take much memory
+    places, names = owners(plain(pandas.Series(different)))
+    return places[codes], names
 
 
 def from_frame(
@@ -221,6 +231,8 @@ def from_frame(
     Raises:
         SettingError: a column that is missing, has gaps, or does not hold numbers.
     """
+    import pandas
+
     if not_text := [column for column in frame.columns if not isinstance(column, str)]:
         raise SettingError(
             f"column names must be text, got {not_text[0]!r}: rename them with frame.rename(columns=str)"
@@ -245,21 +257,24 @@ def from_frame(
                 _log.warning("%s%s; else all of them are categories", origin, reason)
     else:
         x = inputs(numbers_of(frame, chosen, tokens), "the table", tokens)
-    goal = frame[target]
+    goal, words = frame[target], None
     if getattr(goal.dtype, "kind", "O") in "biuf":
         goal = plain(goal)
     elif guess_columns(goal.to_frame(target))[target] == "number":
         goal = column_numbers(goal)
     else:
-        goal = goal.astype(str).str.strip()
-        _warn_of_like_names(goal.unique().tolist(), origin, "classes")
-    codes, names = owners(plain(frame[owner])) if owner == client else _single_client(len(frame))
+        goal, different = pandas.factorize(goal)
+        words = pandas.Series(different, dtype=object).astype(str).str.strip().tolist()
+        _warn_of_like_names([*dict.fromkeys(words)], origin, "classes")
+    codes, names = _owners_in(frame[owner]) if owner == client else _single_client(len(frame))
     _warn_of_like_names(names, origin)
     keys = RowKeys.of_table(list(frame.columns), frame.__getitem__, split, client)
     keys = with_suspects(keys, frame, target, (client, *split.columns))
-    y = array(goal if isinstance(goal, np.ndarray) else plain(goal), f"column {target!r}", "targets")
+    y = array(goal, f"column {target!r}", "targets")
     about = frame.attrs.get("file", "the data")
-    return ClientTable(x, y, codes, names, keys=keys, origin=about, features=chosen, target=target, columns=columns)
+    return ClientTable(
+        x, y, codes, names, keys=keys, origin=about, features=chosen, target=target, columns=columns, words=words
+    )
 
 
 def nameless_columns(names: Sequence[str]) -> list[str]:

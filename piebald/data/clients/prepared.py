@@ -13,9 +13,10 @@ from piebald.contracts import Clients, HasServerRows, InMemory, Rows, RowsAtSite
 from piebald.contracts.data import column_names, lacked_inputs, public_rows_of
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown
+from piebald.core.large_arrays import blocks, large_array
 from piebald.core.objective import Objective
 from piebald.data.partition.split_settings import division_of
-from piebald.data.preparation.columns import CodedTable, factorized
+from piebald.data.preparation.columns import CodedRows, CodedTable, factorized
 from piebald.data.preparation.preparation import NumberTarget, Preparation
 from piebald.data.preparation.settings import PrepareSettings
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("piebald.data")
 _SHOWN = 50  # clients in a table of gaps
-_BLOCK = 1 << 17  # rows that are prepared at once
 
 
 class ChangedClients:
@@ -149,11 +149,9 @@ class PreparedClients(ChangedClients):
     def change(self, rows: Rows, client: int | None = None) -> Rows:
         """Return inputs as the preparation makes them, and targets on one scale where they are numbers."""
         name, codes = None if client is None else str(self.names[client]), pytree.single(rows.x, "prepare").numpy()
-        x = np.empty((len(codes), len(self.preparation.feature_names_out)), dtype=np.float32)
-        # in blocks, so that what is made on the way takes no more memory for more rows
-        for first in range(0, len(codes), _BLOCK):
-            block = slice(first, first + _BLOCK)
-            table = self.coded.frame(codes[block], np.arange(len(codes))[block])
+        x = large_array((len(codes), len(self.preparation.feature_names_out)), np.float32)
+        for block in blocks(len(codes)):
+            table = self.coded.frame(codes[block], np.arange(block.start, block.stop))
             x[block] = self.preparation.transform(table, name)
         return Rows(torch.from_numpy(x), scaled(rows.y, self.preparation))
 
@@ -264,11 +262,14 @@ def _agreed(
 
     tables, names = [], list[str]()
     for client in range(len(clients)):
-        rows = clients.rows(client, "train")
-        if len(rows) and client not in held_out:
-            y = pytree.single(rows.y, "prepare").numpy() if clients.classes is None else None
-            index = clients.indices(client, "train") if isinstance(clients, InMemory) and clients.in_memory() else None
-            tables.append((frame_of(table, rows, index), y))
+        if isinstance(clients, InMemory) and clients.in_memory():
+            rows, index = clients.pool(), clients.indices(client, "train")
+        else:
+            rows = clients.rows(client, "train")
+            index = np.arange(len(rows))
+        if len(index) and client not in held_out:
+            y = pytree.single(rows.y, "prepare").numpy()[index] if clients.classes is None else None
+            tables.append((CodedRows(table, pytree.single(rows.x, "prepare").numpy(), index), y))
             names.append(str(clients.names[client]))
     if not tables:
         raise SettingError("prepare needs training rows, and no client has any")

@@ -257,9 +257,13 @@ def _labelled(
     if regression:
         if classes is not None:
             raise SettingError("regression predicts numbers, which have no classes: leave out one of both")
-        if kind(table.y) not in ("whole", "real"):
-            raise SettingError(f"regression needs targets of numbers, got {kind(table.y)} targets in {origin}")
+        got = kind(table.y) if table.words is None else "text"
+        if got not in ("whole", "real"):
+            raise SettingError(f"regression needs targets of numbers, got {got} targets in {origin}")
         return target_arrays(table.y.astype(np.float32), origin), None
+    if table.words is not None:
+        named = classes or in_order(table.words)
+        return target_arrays(np.array(table.words, dtype=str), origin, named)[table.y], [str(name) for name in named]
     named, y = classes or table.classes or (in_order(table.y.tolist()) if kind(table.y) == "text" else None), table.y
     if table.target is not None and table.classes is None and kind(y) in ("whole", "real"):
         named, y = _of_numbers(table.target, y, classes, origin)

@@ -87,12 +87,10 @@ class _StoredTable:
         """Add the values of a column, whose kind is the one that fits all of its values so far."""
         own, new, empty = self._kinds[place], series.dtype, bool(series.isna().all())
         new = new if isinstance(new, np.dtype) and new.kind in "biufM" else _TEXT
-        if not self._rows:
-            kind = new
-        elif new.kind == "M" and self._empty[place]:
-            kind = new
-        elif own.kind == "M" and empty:
-            kind = own
+        if empty:
+            kind = _with_gaps(own)
+        elif self._empty[place]:
+            kind = _with_gaps(new) if self._rows else new
         else:
             kind = own if own == new else _common(own, new)
         if kind != own and self._rows:
@@ -106,9 +104,12 @@ class _StoredTable:
 
         rows = slice(first, first + len(series))
         if kind != _TEXT:
-            self._values(place, kind)[rows] = np.datetime64("NaT") if kind.kind == "M" and empty else series.to_numpy()
+            gap = np.datetime64("NaT") if kind.kind == "M" else np.nan
+            self._values(place, kind)[rows] = gap if empty else series.to_numpy()
             return
         codes, different = pandas.factorize(series)
+        if series.dtype.kind == "b" or isinstance(next(iter(different), None), bool):
+            different = [*map(str, different)]  # pandas takes categories of booleans for booleans
         words = self._words[place]
         places = np.array([*(words.setdefault(word, len(words)) for word in different), -1], dtype=np.int32)
         self._values(place, kind)[rows] = places[codes]
@@ -133,6 +134,11 @@ def _plain(series: Any) -> Any:
     if getattr(own, "kind", "O") not in "biuf" or (own.kind == "b" and series.isna().any()):
         return series
     return series.astype(np.float64 if series.isna().any() else own)
+
+
+def _with_gaps(kind: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the kind of a column of some kind that has gaps as well, as pandas has it."""
+    return np.dtype(np.float64) if kind.kind in "iu" else _TEXT if kind.kind == "b" else kind
 
 
 def _common(first: np.dtype[Any], second: np.dtype[Any]) -> np.dtype[Any]:

@@ -8,12 +8,13 @@ client.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError, unknown
+from piebald.core.large_arrays import BLOCK
 from piebald.core.randomness import generator
 
 Ints = NDArray[np.int64]
@@ -65,8 +66,29 @@ def hold_out(
     """
     if not len(client) or not np.any(share):
         return np.zeros(len(client), dtype=bool)
+    shares = share if isinstance(share, int) else np.broadcast_to(share, client.shape)
+    chosen = [
+        _hold_out(client[rows], shares if isinstance(shares, int) else shares[rows], key,
+                  *(None if column is None else column[rows] for column in (label, group, order)))
+        for rows in _of_whole_clients(client)
+    ]  # fmt: skip
+    return np.concatenate(chosen)
+
+
+def _of_whole_clients(client: Ints) -> Iterator[slice]:
+    """Yield slices of rows of some clients each, whose choice takes much memory for each row."""
+    ends = np.r_[np.flatnonzero(client[1:] != client[:-1]) + 1, len(client)]
+    first = 0
+    while first < len(client):
+        last = int(ends[min(np.searchsorted(ends, first + BLOCK), len(ends) - 1)])
+        yield slice(first, last)
+        first = last
+
+
+def _hold_out(
+    client: Ints, share: int | Floats, key: int, label: Ints | None, group: Ints | None, order: Ints | None
+) -> Bools:
     label = np.zeros_like(client) if label is None else label
-    share = share if isinstance(share, int) else np.broadcast_to(share, client.shape)
     if group is None:
         return _choose(client, share, label, places(client), key, order)
     first, inverse = units(client, group)  # a group that two clients share is held out by each on its own

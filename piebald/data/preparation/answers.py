@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from scipy.stats import yeojohnson
 
 from piebald.core.errors import SettingError, shown, unknown
-from piebald.core.moments import Floats, Moments
+from piebald.core.large_arrays import blocks
+from piebald.core.moments import Floats, Moments, merged
 from piebald.data.preparation.column_models import MOST_CATEGORIES, MOST_COLUMNS, Finite, Name, Scale
 from piebald.data.preparation.columns import (
     Kind,
@@ -30,6 +31,7 @@ from piebald.data.preparation.columns import (
 if TYPE_CHECKING:
     import pandas as pd
 
+_ROWS = 1 << 18  # that are read as numbers at once
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 Thresholds = Annotated[list[Finite], Field(max_length=2048)]
 
@@ -190,13 +192,18 @@ def answer(
             },
             logarithms={name: signed_logarithms(values) for name, values in numbers.items()},
         )
-    parsed = parsed_numbers(frame, question.kinds, question.gaps)
+    # rows in blocks, so that more of them take no more memory
+    parsed = (parsed_numbers(frame[rows], question.kinds, question.gaps) for rows in blocks(len(frame), _ROWS))
     if isinstance(question, CountsQuestion):
-        return CountsAnswer(
-            counts={name: _counts(parsed[name], limits) for name, limits in question.thresholds.items()}
-        )
+        limits = question.thresholds
+        counts = [{name: _counts(columns[name], limits[name]) for name in limits} for columns in parsed]
+        return CountsAnswer(counts={name: np.sum([held[name] for held in counts], axis=0).tolist() for name in limits})
+    numbers: dict[str, list[Moments]] = {}
+    for columns in parsed:
+        for name, values in columns.items():
+            numbers.setdefault(name, []).append(Moments.of(_logged(name, values, question.scale)[:, None]))
     return ValuesAnswer(
-        numbers={name: _moments(_logged(name, values, question.scale)) for name, values in parsed.items()},
+        numbers={name: _told(merged(moments)) for name, moments in numbers.items()},
         categories={
             name: _categories(frame, name, question) for name, kind in question.kinds.items() if kind == "category"
         },
@@ -235,13 +242,13 @@ def signed_logarithms(values: Floats) -> float:
     return float((np.sign(present) * np.log1p(np.abs(present))).sum())
 
 
-def _counts(values: Floats, limits: list[float]) -> list[int]:
+def _counts(values: Floats, limits: list[float]) -> NDArray[np.int64]:
     """Return how many values are at most each limit, without sorting the values."""
     order = np.argsort(limits, kind="stable")
     first = np.searchsorted(np.asarray(limits)[order], values[~np.isnan(values)])  # the first limit that is not below
     counts = np.empty(len(limits), dtype=np.int64)
     counts[order] = np.cumsum(np.bincount(first, minlength=len(limits) + 1))[: len(limits)]
-    return counts.tolist()
+    return counts
 
 
 def _series(frame: pd.DataFrame, name: str) -> pd.Series:
@@ -264,7 +271,10 @@ def _logged(name: str, values: Floats, scale: dict[str, Scale]) -> Floats:
 
 
 def _moments(values: Floats) -> NumbersAnswer:
-    moments = Moments.of(values[:, None])
+    return _told(merged(Moments.of(values[rows, None]) for rows in blocks(len(values), _ROWS)))
+
+
+def _told(moments: Moments) -> NumbersAnswer:
     return NumbersAnswer(
         present=int(moments.present[0]), missing=int(moments.missing[0]), mean=float(moments.mean[0]),
         scatter=float(moments.scatter[0]),
