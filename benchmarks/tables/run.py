@@ -89,10 +89,16 @@ def measured(path: str, step: str) -> dict[str, float]:
 
 def _run(path: str) -> None:
     from piebald.experiments.experiment import Experiment
-    experiment = Experiment.from_dict({
-        "rounds": 1, "recipe": "fedavg", "data": {"source": path, "client": "site", "target": "ill"},
-        "model": "logistic", "trainer": {"epochs": 1, "batch_size": 1024}
-    })
+
+    experiment = Experiment.from_dict(
+        {
+            "rounds": 1,
+            "recipe": "fedavg",
+            "data": {"source": path, "client": "site", "target": "ill"},
+            "model": "logistic",
+            "trainer": {"epochs": 1, "batch_size": 1024},
+        }
+    )
     experiment.run()
 
 

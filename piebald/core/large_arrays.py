@@ -1,4 +1,4 @@
-"""Arrays that need not fit into memory: large ones lie in temporary files, which the system reads when it needs them."""
+"""Arrays that need not fit into memory: large ones lie in temporary files, of which the system reads what it needs."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def large_array(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
             return np.asarray(np.memmap(file, dtype, "r+", shape=tuple(shape)))
     except OSError as error:
         raise SettingError(
-            f"a large table needs {size / 2**30:.1f} GB of temporary files, and {tempfile.gettempdir()} has no room for "
-            f"them: set TMPDIR to a folder of a larger disk ({error})"
+            f"a large table needs {size / 2**30:.1f} GB of temporary files, for which {tempfile.gettempdir()} has no "
+            f"room: set TMPDIR to a folder of a larger disk ({error})"
         ) from None
 
 

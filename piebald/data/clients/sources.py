@@ -262,8 +262,8 @@ def _labelled(
             raise SettingError(f"regression needs targets of numbers, got {got} targets in {origin}")
         return target_arrays(table.y.astype(np.float32), origin), None
     if table.words is not None:
-        named = classes or in_order(table.words)
-        return target_arrays(np.array(table.words, dtype=str), origin, named)[table.y], [str(name) for name in named]
+        names = [*(classes or in_order(table.words))]
+        return target_arrays(np.array(table.words, dtype=str), origin, names)[table.y], [*map(str, names)]
     named, y = classes or table.classes or (in_order(table.y.tolist()) if kind(table.y) == "text" else None), table.y
     if table.target is not None and table.classes is None and kind(y) in ("whole", "real"):
         named, y = _of_numbers(table.target, y, classes, origin)

@@ -125,13 +125,15 @@ class _StoredTable:
         values = self._values(place, kind)[: self._rows]
         if kind != _TEXT:
             return values
-        return pandas.Categorical.from_codes(values, words) if place in self._categories else coded_words(values, words)
+        if place in self._categories:
+            return pandas.Categorical.from_codes(values, pandas.Index(words))
+        return coded_words(values, words)
 
 
 def _plain(series: Any) -> Any:
     """Return a column in NumPy's own type where it has numbers in one of pandas'."""
     own = getattr(series.dtype, "numpy_dtype", None)
-    if getattr(own, "kind", "O") not in "biuf" or (own.kind == "b" and series.isna().any()):
+    if own is None or own.kind not in "biuf" or (own.kind == "b" and series.isna().any()):
         return series
     return series.astype(np.float64 if series.isna().any() else own)
 

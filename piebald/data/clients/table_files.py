@@ -109,8 +109,8 @@ def _joined(pattern: Path, files: Sequence[Path], names: str | None) -> Any:
             columns = columns or list(table.columns)
             if odd := sorted({*map(str, table.columns)} ^ {*map(str, columns)}):
                 raise SettingError(
-                    f"{files[0]} and {path} must have the same columns, and {odd[0]!r} is in one of them alone: add it, "
-                    "or name these files apart"
+                    f"{files[0]} and {path} must have the same columns, and {odd[0]!r} is in one of them alone: add "
+                    "it, or name these files apart"
                 )
             yield table[columns]
 
@@ -339,7 +339,7 @@ def _plainly_written(series: Any, path: Path) -> Any:
         plain[texts.index] = texts
     if str(series.dtype) == "category":
         places, words = pandas.factorize(plain.to_numpy()[:-1])
-        return pandas.Series(coded_words(np.append(places, -1)[codes], words), series.index)
+        return pandas.Series(coded_words(np.append(places, -1)[codes], [*words]), series.index)
     return pandas.Series(plain.to_numpy()[codes], series.index)
 
 

@@ -19,6 +19,7 @@ from piebald.core.large_arrays import blocks
 from piebald.core.moments import Floats, Moments, merged
 from piebald.data.preparation.column_models import MOST_CATEGORIES, MOST_COLUMNS, Finite, Name, Scale
 from piebald.data.preparation.columns import (
+    CodedRows,
     Kind,
     dates_of,
     factorized,
@@ -157,14 +158,15 @@ class Table:
         classes: the names of the classes that it has, None where targets are numbers.
     """
 
-    frame: pd.DataFrame
+    frame: pd.DataFrame | CodedRows
     y: NDArray[Any] | None = None
     classes: Sequence[str] | None = None
 
 
 def answer(
-    question: Question, frame: pd.DataFrame, y: NDArray[Any] | None = None, classes: Sequence[str] | None = None
-) -> Answer:
+    question: Question, frame: pd.DataFrame | CodedRows, y: NDArray[Any] | None = None,
+    classes: Sequence[str] | None = None,
+) -> Answer:  # fmt: skip
     """Return the answer of one client.
 
     Args:
@@ -198,12 +200,12 @@ def answer(
         limits = question.thresholds
         counts = [{name: _counts(columns[name], limits[name]) for name in limits} for columns in parsed]
         return CountsAnswer(counts={name: np.sum([held[name] for held in counts], axis=0).tolist() for name in limits})
-    numbers: dict[str, list[Moments]] = {}
+    moments: dict[str, list[Moments]] = {}
     for columns in parsed:
         for name, values in columns.items():
-            numbers.setdefault(name, []).append(Moments.of(_logged(name, values, question.scale)[:, None]))
+            moments.setdefault(name, []).append(Moments.of(_logged(name, values, question.scale)[:, None]))
     return ValuesAnswer(
-        numbers={name: _told(merged(moments)) for name, moments in numbers.items()},
+        numbers={name: _told(merged(parts)) for name, parts in moments.items()},
         categories={
             name: _categories(frame, name, question) for name, kind in question.kinds.items() if kind == "category"
         },
@@ -211,7 +213,7 @@ def answer(
     )
 
 
-def parsed_numbers(frame: pd.DataFrame, kinds: dict[str, Kind], gaps: list[str]) -> dict[str, Floats]:
+def parsed_numbers(frame: pd.DataFrame | CodedRows, kinds: Mapping[str, Kind], gaps: list[str]) -> dict[str, Floats]:
     """Return the numbers of columns, booleans as 1 and 0, and dates in parts, by the names of parsed columns."""
     parsed: dict[str, Floats] = {}
     for name, kind in kinds.items():
@@ -251,13 +253,13 @@ def _counts(values: Floats, limits: list[float]) -> NDArray[np.int64]:
     return counts
 
 
-def _series(frame: pd.DataFrame, name: str) -> pd.Series:
+def _series(frame: pd.DataFrame | CodedRows, name: str) -> pd.Series:
     import pandas as pd
 
     return frame[name] if name in frame.columns else pd.Series(np.full(len(frame), np.nan), name=name)
 
 
-def _column(frame: pd.DataFrame, name: str, gaps: list[str]) -> Floats:
+def _column(frame: pd.DataFrame | CodedRows, name: str, gaps: list[str]) -> Floats:
     return numbers_of(_series(frame, name), gaps)
 
 
@@ -281,7 +283,7 @@ def _told(moments: Moments) -> NumbersAnswer:
     )  # fmt: skip
 
 
-def _categories(frame: pd.DataFrame, name: str, question: ValuesQuestion) -> CategoriesAnswer:
+def _categories(frame: pd.DataFrame | CodedRows, name: str, question: ValuesQuestion) -> CategoriesAnswer:
     codes, words = factorized(_series(frame, name), question.gaps)
     counts = np.bincount(codes[codes >= 0], minlength=len(words))
     named = sorted(word for word, count in zip(words, counts, strict=True) if count >= question.least_rows)

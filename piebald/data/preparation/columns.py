@@ -119,7 +119,7 @@ class CodedRows:
         return pd.Series(self.table.column(key, numbers), index=self.rows, name=key, copy=False)
 
 
-def coded_words(codes: NDArray[np.integer], words: Sequence[Any]) -> pd.Categorical:
+def coded_words(codes: NDArray[np.integer], words: Sequence[Any]) -> Any:
     """Return text as pandas' categories, which take little memory and here say nothing of what the column means.
 
     Args:
@@ -165,7 +165,7 @@ def words_of(series: pd.Series, gaps: Sequence[str] = ()) -> NDArray[np.object_]
     return np.array([*different, None], dtype=object)[codes]
 
 
-def guess_columns(frame: pd.DataFrame, gaps: Sequence[str] = ()) -> dict[str, Kind]:
+def guess_columns(frame: pd.DataFrame | CodedRows, gaps: Sequence[str] = ()) -> dict[str, Kind]:
     """Guess the kind of each column from its values, as skrub's TableVectorizer does.
 
     Numbers may be written as text, unless pandas has them as categories; a column of words that are nearly all
