@@ -21,6 +21,19 @@ import numpy as np
 import pandas as pd
 
 _CHUNK = 1_000_000  # rows that are made and written at once
+_EXPERIMENT = """
+rounds = 1
+[data]
+source = "{path}"
+client = "site"
+target = "ill"
+[model]
+name = "logistic"
+[recipe]
+name = "fedavg"
+epochs = 1
+batch = 1024
+"""
 
 
 def tables(rows: int) -> Iterator[pd.DataFrame]:
@@ -88,18 +101,14 @@ def measured(path: str, step: str) -> dict[str, float]:
 
 
 def _run(path: str) -> None:
-    from piebald.experiments.experiment import Experiment
+    """Run `piebald run`, for one round of one epoch."""
+    from piebald.cli import main as piebald
 
-    experiment = Experiment.from_dict(
-        {
-            "rounds": 1,
-            "recipe": "fedavg",
-            "data": {"source": path, "client": "site", "target": "ill"},
-            "model": "logistic",
-            "trainer": {"epochs": 1, "batch_size": 1024},
-        }
-    )
-    experiment.run()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "run.toml"
+        file.write_text(_EXPERIMENT.format(path=path))
+        if code := piebald(["run", str(file), "--out", str(Path(folder) / "run"), "--quiet"]):
+            raise SystemExit(code)
 
 
 def _memory() -> dict[str, float]:
