@@ -75,6 +75,11 @@ class Entrants:
     metric: str = "accuracy"
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def data_set(self) -> str:
+        """The data set that its rows are from."""
+        return {"writers": "mnist"}.get(self.rows, self.rows)
+
     def clients(self) -> Any:
         """Its clients."""
         return self.deal()

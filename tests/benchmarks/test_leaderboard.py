@@ -21,8 +21,8 @@ from piebald.storage.row_values import packed, unpacked
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MODULES = (
-    "federations", "grid", "truth", "methods", "runs", "tiers", "competition", "comparisons", "standings", "pictures",
-    "page",
+    "federations", "grid", "truth", "known", "portfolio", "methods", "runs", "tiers", "competition", "comparisons",
+    "standings", "as_truth", "pictures", "page",
 )  # fmt: skip
 CLIENTS, ROWS = 6, 40
 
@@ -34,6 +34,7 @@ def board(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
         monkeypatch.delitem(sys.modules, name, raising=False)
     for folder in ("advise", "leaderboard"):
         monkeypatch.syspath_prepend(str(BENCHMARKS / folder))
+    import as_truth
     import comparisons
     import competition
     import methods
@@ -46,8 +47,8 @@ def board(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
         if name in sys.modules:
             monkeypatch.setitem(sys.modules, name, sys.modules[name])
     return SimpleNamespace(
-        comparisons=comparisons, competition=competition, methods=methods, page=page, runs=runs, standings=standings,
-        tiers=tiers, folder=tmp_path / "results", docs=tmp_path / "docs",
+        as_truth=as_truth, comparisons=comparisons, competition=competition, methods=methods, page=page, runs=runs,
+        standings=standings, tiers=tiers, folder=tmp_path / "results", docs=tmp_path / "docs",
     )  # fmt: skip
 
 
@@ -300,6 +301,24 @@ def test_a_method_that_does_not_fit_is_named_and_one_that_is_not_done_keeps_its_
     text = (board.docs / "leaderboard.md").read_text("utf-8")
     assert "- heart hospitals, Ditto: ditto needs labels" in text
     assert "- Not trained to the end: HAR subjects; " in text
+
+
+def test_a_portfolio_is_learned_from_other_data_sets(
+    board: SimpleNamespace, made_up: list[tuple[str, str, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Validation rows alone would choose Ditto's third setting, which is 5 points worse than what is learned."""
+    board.competition.compete(folder=board.folder)
+    here = board.as_truth.known_federations(board.folder)
+    assert [len(one.entries) for one in here] == [3 * 4, 3 * 4], "all but what is no federation"
+    assert board.as_truth.costs(here[:1]) == [], "one data set has no others"
+    monkeypatch.setattr(board.as_truth, "COUNT", 1)
+    lost = {cost.words: np.array(cost.points) for cost in board.as_truth.costs(here)}
+    assert lost["training alone"] == pytest.approx(30, abs=6)
+    assert lost["learned here, of all methods"] == pytest.approx(-5, abs=4)
+    nearest = board.as_truth._nearest(here[0].entries, {"recipe": "ditto", "lr": 0.16, "lam": 1.0})
+    settings = board.methods.BY_NAME["ditto"].settings()
+    apart = [abs(np.log(own["lr"] / 0.16)) + abs(np.log(own["lam"])) for own in settings]
+    assert nearest == f"ditto {board.competition.label(settings[int(np.argmin(apart))])}"
 
 
 def test_without_runs_there_is_no_page(board: SimpleNamespace) -> None:
