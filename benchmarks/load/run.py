@@ -34,7 +34,6 @@ from threads import provisioned
 from piebald.core.errors import PiebaldError
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials import audit, provisioning
-from piebald.federation.link.frame_queue import THREADS
 from piebald.federation.operate.audit_check import check_log
 from piebald.federation.operate.experiment_queue import ExperimentQueue
 from piebald.federation.operate.status import status_values
@@ -291,8 +290,8 @@ def _sites_memory(made: Crowd) -> float:
 def wrong_after(one: dict[str, Any]) -> list[str]:
     """What does not hold after `chaos`, in sentences; nothing where all is well.
 
-    Threads may be more by those that handle the frames of a connection, for each site: their pool keeps as many as were
-    once busy together, which depends on what else the machine does.  Files and memory are those of the beginning.
+    Threads may be more by the one that answers over a connection, for each site.  Files and memory are those of the
+    beginning.
     """
     before, after, memory = one["before"], one["after"], one["memory"]
     half = len(memory) // 2
@@ -300,7 +299,7 @@ def wrong_after(one: dict[str, Any]) -> list[str]:
     found += [f"updates that had counted were gone after: {event}" for event in one["lost after"]]
     if one["twice"]:
         found.append(f"{one['twice']} updates counted twice")
-    if after["threads"] > before["threads"] + THREADS * one["sites"]:
+    if after["threads"] > before["threads"] + one["sites"]:
         found.append(f"{after['threads']:.0f} threads are left of {before['threads']:.0f}")
     if after["files"] > before["files"] + 2:
         found.append(f"{after['files']:.0f} files are open, {before['files']:.0f} were")

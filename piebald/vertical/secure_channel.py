@@ -59,13 +59,10 @@ class SecureChannel(SocketChannel):
             raise
 
     def _put(self, frame: bytes) -> None:
-        rest = memoryview(frame)
-        # in pieces, between which the other direction of the shared connection gets its turn
-        while len(rest):
-            rest = rest[self._secured.send_within(rest[: 1 << 20], math.inf) :]
+        self._secured.sendall(frame, seconds=math.inf)
 
     def _take(self, most: int, seconds: float) -> bytes:
-        return self._secured.recv_within(most, seconds)
+        return self._secured.recv(most, seconds=seconds)
 
     def close(self) -> None:
         super().close()

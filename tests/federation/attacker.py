@@ -23,7 +23,7 @@ from typing import Any
 from piebald import __version__
 from piebald.contracts import Update
 from piebald.federation.link.frames import FRAMING, Connection, Frame, FrameKind
-from piebald.federation.link.tls import context, shared
+from piebald.federation.link.tls import context
 from piebald.federation.link.wire_format import digest, pack_update, unpack_task
 from piebald.federation.link.wire_messages import (
     LONGEST,
@@ -54,33 +54,31 @@ class Attacker:
         self.arrived = threading.Condition()
         self.connection: Connection | None = None
         with suppress(OSError):
-            made = context(self.credentials, server=False)
+            made = context(self.credentials, False, Connection)
             secured = made.wrap_socket(socket.create_connection(("127.0.0.1", self.port)))
-            self.connection = Connection(shared(secured, 60.0))
+            assert isinstance(secured, Connection)
+            secured.share(60.0)
+            self.connection = secured
             self.connection.open()
             threading.Thread(target=self.read, daemon=True).start()
 
     def read(self) -> None:
         assert self.connection is not None
         with suppress(OSError):
-            while (frame := self.connection.read()) is not None:
+            while (frame := self.connection.read_frame()) is not None:
                 if frame.kind is FrameKind.REPLY:
                     with self.arrived:
                         self.replies[frame.number] = frame
                         self.arrived.notify_all()
                 elif self.on_task is not None and frame.topic == "task":
-                    answer = self.on_task(frame.message)
-                    if frame.kind is FrameKind.REQUEST:
-                        self.connection.send(FrameKind.REPLY, frame.number, "", answer)
-                    else:
-                        self.connection.send(FrameKind.MESSAGE, 0, "receipt", answer)
+                    self.connection.answer(frame.number, self.on_task(frame.message))
 
     def ask(self, payload: bytes, topic: str = "hello", wait: float = 0.5) -> str | None:
         """Send a request; returns the reply in hexadecimal, or None where none comes in a while."""
         number = next(self.numbers)
         if self.connection is None:
             return None
-        self.connection.send(FrameKind.REQUEST, number, topic, payload)
+        self.connection.send_frame(FrameKind.REQUEST, number, topic, payload)
         with self.arrived:
             self.arrived.wait_for(lambda: number in self.replies, wait)
             reply = self.replies.pop(number, None)
@@ -125,7 +123,7 @@ class Attacker:
         }
         assert self.connection is not None
         for number in range(3):  # replies to nothing that was asked
-            self.connection.send(FrameKind.REPLY, number, "", HELLO)
+            self.connection.send_frame(FrameKind.REPLY, number, "", HELLO)
         return found | {"still served": bool(self.answer(HELLO))}
 
     def replay(self) -> Any:
@@ -151,9 +149,9 @@ class Attacker:
         tasks: list[bytes] = []
 
         def take(message: memoryview) -> bytes:
-            piece, data = decode(Piece, message)
+            _, data = decode(Piece, message)
             tasks.append(bytes(data))
-            return encode(Reply(status="done", digest=piece.digest, received=len(data)))
+            return encode(Reply(status="done", received=len(data)))
 
         self.on_task = take
         welcome = decode(Welcome, self.answer(HELLO))[0]

@@ -140,7 +140,7 @@ def test_a_reply_is_of_the_connection_that_was_asked_over(parties: tuple[Link, L
     server, site, _ = parties
     other, waiting = object(), Future[memoryview]()
     site._replies[2**40] = other, waiting  # type: ignore[assignment]
-    server._open["site-1"][0].send(FrameKind.REPLY, 2**40, "", b"forged")
+    server._open["site-1"][0].send_frame(FrameKind.REPLY, 2**40, "", b"forged")
     assert site.request(SERVER, "hello", TermsRequest(start=0)) is not None  # after it, on the same connection
     assert not waiting.done()
 
@@ -204,7 +204,7 @@ def test_a_server_that_ends_connections_unanswered_is_told_from_one_that_went_aw
         connection = Mock(farewell="", ended=False, expires="2033-05-18", address="127.0.0.1")
         connection.name = SERVER
         site._register(connection)
-        site._answered = answered
+        site._is_answered = answered
         site._forget(connection)
     first, second = (record.getMessage() for record in caplog.records)
     assert "ended the connection;" in first

@@ -17,8 +17,7 @@ import pytest
 
 from piebald.federation.credentials import provisioning
 from piebald.federation.link.messaging import SERVER, Link
-from piebald.federation.link.pieces import Assembly
-from piebald.federation.link.transfer import send_body
+from piebald.federation.link.transfer import Assembly, send_body
 from piebald.federation.link.wire_format import digest
 from piebald.federation.link.wire_messages import Piece, Reply, TermsRequest, encode
 

@@ -18,8 +18,7 @@ from piebald.federation.hub import member_list
 from piebald.federation.hub.member_list import SLOWEST, Member, OpenTask
 from piebald.federation.link import tls
 from piebald.federation.link.messaging import SERVER, Link
-from piebald.federation.link.pieces import Assembly, piece_at
-from piebald.federation.link.transfer import fetch_terms, send_body
+from piebald.federation.link.transfer import Assembly, fetch_terms, piece_at, send_body
 from piebald.federation.link.wire_format import digest
 from piebald.federation.link.wire_messages import WINDOW, Piece, Reply, TermsRequest, encode
 from piebald.vertical import channel
@@ -151,7 +150,7 @@ def test_terms_come_in_pieces(parties: Parties) -> None:
 
     def answer(origin: str, request: TermsRequest, body: memoryview) -> bytes:
         size = {"start": request.start, "size": len(terms), "digest": known}
-        return encode(Piece(run="ab", epoch="cd", id=0, trains=False, **size), piece_at(terms, request.start, 1 << 17))
+        return encode(Piece(run="ab", epoch="cd", id=0, trains=False, **size), piece_at(terms, request.start))
 
     parties.server.on("terms", TermsRequest, answer)
     assert fetch_terms(parties.site, SERVER, known, timeout=20.0) == terms

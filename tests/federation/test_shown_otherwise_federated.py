@@ -21,7 +21,7 @@ from piebald.federation.hub import server_messages
 from piebald.federation.hub.member_list import Member
 from piebald.federation.hub.server_messages import ServerMessages
 from piebald.federation.hub.server_state import FederationState
-from piebald.federation.link.pieces import piece_at
+from piebald.federation.link.transfer import piece_at
 from piebald.federation.link.wire_format import digest, task_body
 from piebald.federation.link.wire_messages import Hello, Piece, TermsRequest, Welcome, encode
 from piebald.privacy.secure_aggregation import server_side
@@ -125,7 +125,7 @@ class LyingServer:
             state = messages._state
             piece = Piece(run=state.run, epoch=state.epoch, id=0, trains=False, start=request.start, size=len(own),
                           digest=digest(own))  # fmt: skip
-            return encode(piece, piece_at(own, request.start, 1 << 17))
+            return encode(piece, piece_at(own, request.start))
 
         def on_hello(messages: ServerMessages, origin: str, hello: Hello, body: memoryview) -> bytes:
             of(messages, origin)

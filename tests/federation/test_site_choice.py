@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.run_terms import RunTerms, terms
 from piebald.federation.link.wire_format import digest, task_body
-from piebald.federation.link.wire_messages import Piece, Welcome
+from piebald.federation.link.wire_messages import Piece, Reply, Welcome, encode
 from piebald.federation.site import site_choice
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.client_store import ClientStore, FinishedTask
@@ -66,6 +67,12 @@ class Wire:
 
     def request(self, *message: Any, **_: Any) -> None:
         self.left.append(message)
+
+    def send(self, *message: Any) -> Future[memoryview]:
+        self.left.append(message)
+        reply = Future[memoryview]()
+        reply.set_result(memoryview(encode(Reply(status="again"))))
+        return reply
 
     def report(self, sentence: str) -> None:
         raise AssertionError(sentence)

@@ -7,30 +7,28 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from piebald.federation.hub.local_federation import free_port
-from piebald.federation.link import frame_queue, frames, tls
-from piebald.federation.link.frame_queue import FrameQueue, FrameRoom
+from piebald.federation.link import frames, tls
 from piebald.federation.link.messaging import Link
+from piebald.federation.link.shared_socket import SharedSocket
 from piebald.federation.link.wire_messages import Reply, encode
 from tests.federation.conftest import provisioned, until
 
-Carry = Callable[[ssl.SSLSocket], None]
-
 
 @pytest.fixture
-def open_listener(tmp_path: Path) -> Iterator[Callable[[Carry], Callable[[], ssl.SSLSocket]]]:
+def open_listener(tmp_path: Path) -> Iterator[Callable[..., Callable[[], ssl.SSLSocket]]]:
     """Starts a listener over a function that handles connections; returns what connects to it as a site."""
     folder, running = provisioned(tmp_path), list[tls.Listener]()
 
-    def start(carry: Carry) -> Callable[[], ssl.SSLSocket]:
+    def start(carry: Callable[[Any], None], kind: type[SharedSocket] = SharedSocket) -> Callable[[], ssl.SSLSocket]:
         address = ("127.0.0.1", free_port())
-        listener = tls.Listener(address, tls.RenewedContext(folder / "server", True), carry, lambda *_: None)
+        listener = tls.Listener(address, tls.RenewedContext(folder / "server", True, kind), carry, lambda *_: None)
         running.append(listener)
         threading.Thread(target=listener.serve_forever, args=(0.05,), daemon=True).start()
         made = tls.context(folder / "site-1", False)
@@ -100,91 +98,36 @@ def test_memory_is_taken_as_bytes_arrive() -> None:
         return b"" if len(asked) == 4 else bytes(10)
 
     frame = bytearray(16)
-    assert not tls.receive(recv, frame, frames.FRAME)
+    assert not frames.receive(recv, frame, frames.FRAME)
     assert len(frame) == 16 + 30
     assert max(asked) <= 1 << 16
-    assert tls.receive(recv, bytearray(16), 36)
+    assert frames.receive(recv, bytearray(16), 36)
 
 
-@contextmanager
-def released(event: threading.Event) -> Iterator[None]:
-    """Sets an event at the end, also where a test fails."""
-    try:
-        yield
-    finally:
-        event.set()
-
-
-def test_frames_of_one_connection_hold_few_threads_and_little_memory() -> None:
+def test_a_connection_whose_answers_are_not_read_is_read_no_further(open_listener: Any) -> None:
     """Before, each frame had a thread of a pool for all connections, and any number waited."""
-    begun, go_on, read = threading.Semaphore(0), threading.Event(), list[int]()
+    answered, go_on = threading.Semaphore(0), threading.Event()
+    holding = threading.Event()
 
-    def handle(frame: bytes | bytearray) -> None:
-        begun.release()
-        go_on.wait(20)
+    class Stuck(frames.Connection):
+        def send_frame(self, *_: object) -> bool:
+            holding.set()
+            return go_on.wait(20)
 
-    with released(go_on):
-        queue = FrameQueue[bytes](handle, FrameRoom())
+    def carry(connection: Stuck) -> None:
+        for number in range(200):
+            connection.answer(number, b"x")
+            answered.release()
+        connection.close()
 
-        def read_frames() -> None:
-            for number in range(100):
-                queue.put(bytes(frame_queue.MOST_BYTES // 10))
-                read.append(number)
-
-        reader = threading.Thread(target=read_frames)
-        reader.start()
-        for _ in range(frame_queue.THREADS):
-            assert begun.acquire(timeout=20)
-        reader.join(0.2)  # it waits, so that nothing more is read from the network
-        assert reader.is_alive()
-        assert len(read) <= frame_queue.THREADS + 11
-        assert not begun.acquire(blocking=False)
+    with open_listener(carry, Stuck)() as connection:
+        assert holding.wait(20)
+        for _ in range(frames._ANSWERS + 1):  # one of them is on its way
+            assert answered.acquire(timeout=20)
+        assert not answered.acquire(timeout=0.2)
         go_on.set()
-        reader.join(20)
-        assert len(read) == 100
-    queue.end()
-    queue.put(b"after the end")  # dropped, and nobody waits
-
-
-def test_frames_of_all_connections_have_one_room_from_which_nobody_is_kept_out() -> None:
-    """Before, a server held the results of all sites that sent at once; results of many were as many models."""
-    room, go_on, read = FrameRoom(most=10), threading.Event(), threading.Semaphore(0)
-    with released(go_on):
-        full, other = (FrameQueue[bytes](lambda _: go_on.wait(20), room) for _ in range(2))
-        for _ in range(10):
-            full.put(b"x")
-
-        def read_frames() -> None:
-            for _ in range(50):
-                other.put(b"x")
-                read.release()
-
-        reader = threading.Thread(target=read_frames)
-        reader.start()
-        assert read.acquire(timeout=20)  # the first of its own
-        reader.join(0.2)
-        assert reader.is_alive()  # the second waits for room
-        assert not read.acquire(blocking=False)
-        go_on.set()
-        reader.join(20)
-        assert not reader.is_alive()
-    until(lambda: room.take(full, 10, always=False))  # all of it was given back
-    full.end()
-    other.end()
-
-
-def test_what_waits_when_a_connection_ends_gives_its_room_back() -> None:
-    room, go_on = FrameRoom(most=10), threading.Event()
-    with released(go_on):
-        queue = FrameQueue[bytes](lambda _: go_on.wait(20), room)
-        for _ in range(10):
-            queue.put(b"x")
-        waiting = threading.Thread(target=queue.put, args=(b"x",))
-        waiting.start()
-        queue.end()
-        waiting.join(20)
-        assert not waiting.is_alive()
-    until(lambda: room.take(queue, 10, always=False))
+        assert connection.recv(1) == b""
+    assert sum(answered.acquire(blocking=False) for _ in range(200)) == 200 - frames._ANSWERS - 1
 
 
 def test_a_member_that_sends_and_does_not_read_stops_nobody_else(tmp_path: Path) -> None:
@@ -247,7 +190,7 @@ def test_no_two_threads_are_in_one_connection_and_none_waits_in_it(
             ended.set()
 
         threading.Thread(target=read, daemon=True).start()
-        tls.send(secured, bytes(length))
+        secured.sendall(bytes(length))
         assert ended.wait(20)
 
     watched("recv")

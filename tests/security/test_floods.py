@@ -15,12 +15,12 @@ import pytest
 
 from piebald.core.stored_vectors import LARGE
 from piebald.federation.hub.local_federation import free_port
-from piebald.federation.link import messaging, pieces, tls
+from piebald.federation.link import messaging, tls, transfer
 from piebald.federation.link.frames import FRAMING, FrameKind, encode_frame
 from piebald.federation.link.messaging import SERVER, Link
-from piebald.federation.link.pieces import Assembly, piece_at
+from piebald.federation.link.transfer import Assembly, piece_at
 from piebald.federation.link.wire_format import StoredBody, digest, pack_update
-from piebald.federation.link.wire_messages import PIECE, WINDOW, Hello, Piece, Reply, encode
+from piebald.federation.link.wire_messages import PIECE, WINDOW, Hello, Piece, encode
 from tests.federation.conftest import provisioned, until
 
 from .server_entry import Entry, true_update
@@ -36,12 +36,11 @@ def test_pieces_of_a_byte_ahead_of_a_gap_are_kept_by_the_hundred_and_not_by_the_
     first = head(body)
     for start in range(1, 4000):
         assembly.take(first.model_copy(update={"start": start}), memoryview(b"x"), len(body))
-    assert len(assembly) == pieces._AHEAD
+    assert len(assembly) == transfer._AHEAD
     body = random.Random(0).randbytes(WINDOW)
     first, done = head(body), list[bytearray | StoredBody | None]()
-    order = random.Random(1).sample(range(0, len(body), 1 << 14), len(body) >> 14)  # a slow link's pieces, out of order
-    for start in order:
-        done.append(assembly.take(first.model_copy(update={"start": start}), piece_at(body, start, 1 << 14), WINDOW)[1])
+    for start in random.Random(1).sample(range(0, len(body), PIECE), len(body) // PIECE):  # a window, out of order
+        done.append(assembly.take(first.model_copy(update={"start": start}), piece_at(body, start), WINDOW)[1])
     assert done[-1] == body
 
 
@@ -88,21 +87,6 @@ def test_a_piece_of_another_member_joins_no_body(tmp_path: Path) -> None:
         entry.server.close()
 
 
-def test_a_receipt_is_of_the_party_that_the_piece_went_to(tmp_path: Path) -> None:
-    """A member that knows the digest of what another one is sent cannot say that it has arrived there."""
-    server = Link(SERVER, ("127.0.0.1", 1), provisioned(tmp_path) / SERVER, lambda _: True, lambda _: None)
-    taken = list[Reply]()
-    with server.receipts("site-1", "ab", taken.append):
-        forged, true = Reply(status="done", digest="ab", received=9), Reply(status="go on", digest="ab", received=1)
-        for origin, reply in (
-            ("site-2", forged),
-            ("site-1", true),
-            ("site-1", forged.model_copy(update={"digest": ""})),
-        ):
-            messaging.serve(server._handlers["receipt"], origin, encode(reply), pytest.fail)
-    assert taken == [true]
-
-
 def test_a_member_whose_messages_are_refused_hides_no_other_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +101,7 @@ def test_a_member_whose_messages_are_refused_hides_no_other_refusal(
             ) as secured:
                 secured.sendall(b"piebald" + bytes([FRAMING]))
                 for number in range(count):
-                    secured.sendall(encode_frame(FrameKind.MESSAGE, 0, f"topic-{number}", b"x"))
+                    secured.sendall(encode_frame(FrameKind.REQUEST, number, f"topic-{number}", b"x"))
                 until(lambda: server.received[site] == count)  # noqa: B023
                 until(lambda: any(line.startswith(f"{site} sent a message on 'topic-0'") for line in said))  # noqa: B023
         assert sum(line.startswith("site-1") for line in said) <= messaging._REPORTS

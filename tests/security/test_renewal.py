@@ -28,6 +28,7 @@ from piebald.federation.credentials.revocation import Admission, name_in
 from piebald.federation.credentials.signing import CertificateSigner, SignatureCheck
 from piebald.federation.hub.local_federation import free_port
 from piebald.federation.link import tls
+from piebald.federation.link.shared_socket import SharedSocket
 from tests.federation.conftest import until
 
 from .server_entry import Entry
@@ -159,7 +160,8 @@ def test_nothing_is_read_from_a_party_whose_certificate_has_expired(
     """Before, a connection to a server whose certificate had expired went on until it broke."""
     connection = gate.connect(gate.folder / "north")
     assert gate.served(connection)
-    connection = tls.shared(connection, 20.0, ends=True)
+    assert isinstance(connection, SharedSocket)
+    connection.share(20.0, ends=True)
     now = time.time
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: now() + 11 * 86_400)

@@ -10,7 +10,7 @@ from piebald.contracts import Clients, Split, Task
 from piebald.core.errors import SettingError
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.link.messaging import SERVER
-from piebald.federation.link.pieces import Assembly
+from piebald.federation.link.transfer import Assembly
 from piebald.federation.link.wire_messages import Hello
 
 _PROCESSES = 8  # processes of a site that are remembered

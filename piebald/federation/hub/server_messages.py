@@ -19,8 +19,7 @@ from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.hub.member_list import Member, OpenTask, stated_rows
 from piebald.federation.hub.server_state import FederationState
 from piebald.federation.link.messaging import SERVER, Link
-from piebald.federation.link.pieces import piece_at
-from piebald.federation.link.transfer import WAIT, send_body
+from piebald.federation.link.transfer import WAIT, piece_at, send_body
 from piebald.federation.link.wire_format import StoredBody, contents, task_body, unpack_update
 from piebald.federation.link.wire_messages import (
     PROTOCOL,
@@ -38,7 +37,6 @@ from piebald.version import __version__
 
 _OVERHEAD = 1 << 20  # bytes of a result besides its vectors, at most
 _VECTORS = 8  # vectors of a whole model's size in a result, at most
-_TERMS_PIECE = 1 << 17  # bytes of a run's terms in one message
 
 log = logging.getLogger("piebald.federation")
 
@@ -152,7 +150,7 @@ class ServerMessages:
             run=self._state.run, epoch=self._state.epoch, id=0, trains=False, start=request.start,
             size=len(self._terms), digest=self._state.terms,
         )  # fmt: skip
-        return encode(piece, piece_at(self._terms, request.start, _TERMS_PIECE))
+        return encode(piece, piece_at(self._terms, request.start))
 
     def _on_result_piece(self, origin: str, piece: Piece, data: memoryview) -> bytes:
         member, state = self._member(origin), self._state
@@ -163,9 +161,9 @@ class ServerMessages:
             if not ours or open_task is None or open_task.trains != piece.trains:
                 member.late += piece.start == 0
                 member.settle(piece.id)
-                return encode(Reply(status="known", digest=piece.digest))
+                return encode(Reply(status="known"))
             if member.rows is None:  # it has restarted, and has not said yet what its results are held to
-                return encode(Reply(status="again", digest=piece.digest))
+                return encode(Reply(status="again"))
             try:
                 reply, body = member.assembly.take(piece, data, self._longest_result)
                 open_task.receive(reply.received)
@@ -178,13 +176,13 @@ class ServerMessages:
                 reason = printable(f"sent {error}", 300)
                 self.audit.write("refused", site=origin, run=state.run, task=piece.id, reason=reason)
                 state.end_task(member, open_task, None, reason, refused=True)
-                return encode(Reply(status="refused", digest=piece.digest))
+                return encode(Reply(status="refused"))
             except OSError as error:  # the site keeps it and sends it again
                 disk_reason = (error.strerror or str(error)).lower()
                 self.link.report(
                     f"results cannot be taken, {self._folder} cannot be written ({disk_reason}): make room there"
                 )
-                return encode(Reply(status="again", digest=piece.digest))
+                return encode(Reply(status="again"))
             if outcome is not None:
                 state.end_task(member, open_task, *outcome)
                 self._log_result(member, open_task, outcome[1], piece.size)

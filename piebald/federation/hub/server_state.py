@@ -15,7 +15,7 @@ from typing import Any, Literal
 from piebald.contracts import Checkpoint, Result, Task, Update
 from piebald.core.parameters import nbytes
 from piebald.federation.hub.member_list import Member, OpenTask, stated_rows
-from piebald.federation.link.pieces import Assembly
+from piebald.federation.link.transfer import Assembly
 from piebald.federation.link.wire_messages import Hello, Welcome
 from piebald.version import __version__
 

@@ -1,4 +1,4 @@
-"""Frames of a connection: requests, replies, messages without a reply, and a last word (docs/reference/protocol.md).
+"""Frames of a connection: requests, replies, and a last word (docs/reference/protocol.md).
 
     opening   b"piebald" and the version of the framing (1 byte), once in each direction
     frame     length of the rest (4 bytes), kind (1), number (8), length of the topic (1), topic, message
@@ -14,6 +14,8 @@ import ssl
 import struct
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,9 +23,9 @@ from enum import IntEnum
 
 from piebald.core.plain_text import printable
 from piebald.federation.credentials.revocation import name_in
-from piebald.federation.link.shared_socket import SharedSocket
-from piebald.federation.link.tls import receive, send
-from piebald.federation.link.wire_messages import LONGEST, Refused
+from piebald.federation.link.shared_socket import RECORD, SharedSocket
+from piebald.federation.link.tls import QUIET
+from piebald.federation.link.wire_messages import LONGEST, PIECE, WINDOW, Refused
 
 FRAMING = 1  # version of the opening and of the head of a frame
 FRAME = LONGEST + (1 << 16)  # bytes of a frame, at most; a message a little too long is dropped, and no more
@@ -31,6 +33,7 @@ _MAGIC = b"piebald"
 _HEAD = struct.Struct("<IBQB")
 _LENGTH = 4  # bytes of the length, which does not count itself
 _LAST_WORD = 2.0  # seconds in which the other end can read why the connection ends
+_ANSWERS = 2 * WINDOW // PIECE  # that wait: no honest end has more pieces under way, and none of them is longer
 _REASON = 300  # characters of a reason, at most
 
 
@@ -39,8 +42,7 @@ class FrameKind(IntEnum):
 
     REQUEST = 1
     REPLY = 2  # with the number of its request
-    MESSAGE = 3  # nobody waits for a reply
-    FAREWELL = 4  # the last frame: its message says why the sender ends the connection
+    FAREWELL = 3  # the last frame: its message says why the sender ends the connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Frame:
     Attributes:
         kind: what it is.
         number: the number of a request, which its reply carries as well.
-        topic: the topic of a request or a message.
+        topic: the topic of a request.
         message: its bytes.
     """
 
@@ -95,29 +97,27 @@ def decode_frame(data: bytearray) -> Frame:
     return Frame(FrameKind(kind), number, topic.decode("ascii"), memoryview(data)[start:])
 
 
-class Connection:
-    """One connection to a party, over which several threads send while one reads.
-
-    Args:
-        secured: the connection, after its handshake.
+class Connection(SharedSocket):
+    """One connection to a party, over which several threads send frames while one reads.
 
     Attributes:
-        secured: the connection, after its handshake.
-        name: the name in the other end's certificate.
+        certificate: the other end's, as of `ssl.SSLSocket.getpeercert`.
+        name: the name in it.
         address: where it connected from, or the address that was connected to; "" where it has gone already.
-        certificate: as of `ssl.SSLSocket.getpeercert`.
         farewell: why the other end has ended it, "" as long as it has not.
         ended: whether this end has ended it: what still arrives is not handled.
     """
 
-    def __init__(self, secured: SharedSocket) -> None:
-        self.secured, self._sending = secured, threading.Lock()
-        self._greeted = False  # whether the opening was sent
-        self.farewell, self.ended, self.address = "", False, ""
-        self.certificate = secured.getpeercert() or {}
+    farewell, address = "", ""
+    ended = _is_greeted = _is_answering = False  # greeted: whether the opening was sent
+
+    def share(self, patience: float, ends: bool = False) -> None:
+        super().share(patience, ends)
+        self._sending, self._answers, self._room = threading.Lock(), deque[tuple[int, bytes]](), threading.Condition()
+        self.certificate = self.getpeercert() or {}
         self.name = printable(name_in(self.certificate), 64) if self.certificate else ""
         with suppress(OSError):
-            self.address = str(secured.getpeername()[0])
+            self.address = str(self.getpeername()[0])
 
     @property
     def expires(self) -> str:
@@ -132,9 +132,9 @@ class Connection:
             Refused: the other end speaks another protocol, or another version of it.
         """
         with self._sending:
-            self._greet()
+            self._greet(QUIET)
         opening = bytearray()
-        if not receive(self.secured.recv, opening, len(_MAGIC) + 1):
+        if not receive(self.recv, opening, len(_MAGIC) + 1):
             raise OSError("the connection was closed by the other end")
         if not opening.startswith(_MAGIC):
             raise Refused("bytes of another protocol than Piebald's")
@@ -144,33 +144,57 @@ class Connection:
                 "install one version of Piebald at both ends"
             )
 
-    def send(self, kind: FrameKind, number: int, topic: str, message: bytes | memoryview) -> bool:
-        """Send a frame, and return whether the connection took all of it."""
+    def send_frame(self, kind: FrameKind, number: int, topic: str, message: bytes | memoryview) -> bool:
+        """Send a frame, however long it takes while the network takes bytes; return whether it took all of it."""
         frame = encode_frame(kind, number, topic, message)
         with self._sending:
             if self.ended:
                 return False
             try:
-                send(self.secured, frame)
+                self.sendall(frame, seconds=QUIET)
             except (OSError, ValueError):  # a frame that was sent in part leaves the connection unusable
-                self.secured.close()
+                super().close()
                 return False
         return True
 
-    def read(self) -> Frame | None:
-        """Return the next frame, None where the connection has ended; memory is taken as its bytes arrive.
+    def answer(self, number: int, message: bytes) -> None:
+        """Reply to a request; the network is waited for in a thread of its own, since the other end may wait as well.
+
+        A member that sends and does not read what it is answered has `_ANSWERS` that wait, and nothing more of it is
+        read until it does.
+        """
+        with self._room:
+            self._room.wait_for(lambda: len(self._answers) < _ANSWERS)
+            self._answers.append((number, message))
+            if self._is_answering:
+                return
+            self._is_answering = True
+        threading.Thread(target=self._send_answers, name="answers", daemon=True).start()
+
+    def _send_answers(self) -> None:
+        while True:
+            with self._room:
+                if not self._answers:
+                    self._is_answering = False
+                    return
+                number, message = self._answers.popleft()
+                self._room.notify()
+            self.send_frame(FrameKind.REPLY, number, "", message)
+
+    def read_frame(self) -> Frame | None:
+        """Return the next frame, None where the connection has ended.
 
         Raises:
             OSError: the connection broke, or nothing came for too long.
             Refused: the other end sent what is no frame.
         """
         data = bytearray()
-        if not receive(self.secured.recv, data, _LENGTH):
+        if not receive(self.recv, data, _LENGTH):
             return None
         length = int.from_bytes(data, "little")
         if not _HEAD.size - _LENGTH <= length <= FRAME:
             raise Refused(f"a frame that claims {length:,} bytes, where at most {FRAME:,} are allowed")
-        if not receive(self.secured.recv, data, _LENGTH + length):
+        if not receive(self.recv, data, _LENGTH + length):
             return None
         frame = decode_frame(data)
         if frame.kind is FrameKind.FAREWELL:
@@ -178,30 +202,43 @@ class Connection:
             return None
         return frame
 
-    def end(self, reason: str = "") -> None:
+    def end(self, reason: str) -> None:
         """Tell the other end why the connection ends, and close it once that was read, or some time has passed."""
         self.ended = True
         until = time.monotonic() + _LAST_WORD
         with suppress(OSError, ValueError):
             if self._sending.acquire(timeout=_LAST_WORD / 2):  # else it does not read, so it reads no reason either
                 try:
-                    self._greet()
+                    self._greet(_LAST_WORD / 2)
                     word = encode_frame(FrameKind.FAREWELL, 0, "", reason[:_REASON].encode())
-                    self.secured.send_within(word, _LAST_WORD / 2)
-                    self.secured.shutdown(socket.SHUT_WR)
+                    self.sendall(word, seconds=_LAST_WORD / 2)
+                    self.shutdown(socket.SHUT_WR)
                 finally:
                     self._sending.release()
                 # bytes that were not read when a connection is closed would take the last word with them
-                while (rest := until - time.monotonic()) > 0 and self.secured.recv_within(1 << 14, rest):
+                while (rest := until - time.monotonic()) > 0 and self.recv(RECORD, seconds=rest):
                     pass
-        self.secured.close()
+        super().close()
 
     def close(self) -> None:
         """Close it, unless `end` is about to."""
         if not self.ended:
-            self.secured.close()
+            super().close()
 
-    def _greet(self) -> None:
-        if not self._greeted:
-            send(self.secured, _MAGIC + bytes([FRAMING]))
-            self._greeted = True
+    def _greet(self, seconds: float) -> None:
+        if not self._is_greeted:
+            self.sendall(_MAGIC + bytes([FRAMING]), seconds=seconds)
+            self._is_greeted = True
+
+
+def receive(recv: Callable[[int], bytes], frame: bytearray, length: int) -> bool:
+    """Append to a frame until it has its length, and return whether it got there before the connection ended.
+
+    Memory is taken for what has arrived, never for what is announced.
+    """
+    while len(frame) < length:
+        piece = recv(min(RECORD, length - len(frame)))
+        if not piece:
+            return False
+        frame += piece
+    return True

@@ -14,28 +14,23 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, Self, TypeVar
+from contextlib import nullcontext, suppress
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+RECORD = 1 << 14  # bytes that are handed to TLS at a time, or taken from it: no record is longer
 
 
 class SharedSocket(ssl.SSLSocket):
     """Hands its connection to one thread at a time; nobody waits for the network meanwhile.
 
-    Until `share` is called it is as any other, with a time limit for the handshake.
+    `ssl` makes it without calling `__init__`; until `share` is called it is as any other, with a time limit for the
+    handshake.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """A socket; `ssl` makes it without calling its own `__init__`."""
-        shared = super().__new__(cls, *args, **kwargs)
-        shared._turn, shared._ended, shared._patience, shared._expires = threading.Lock(), False, math.inf, math.inf
-        return shared
-
-    _turn: threading.Lock
-    _ended: bool
-    _patience: float
-    _expires: float
+    _turn: threading.Lock | nullcontext[None] = nullcontext()
+    _ended, _patience, _expires = False, math.inf, math.inf
 
     def share(self, patience: float, ends: bool = False) -> None:
         """From now on, read and write in any threads.
@@ -46,32 +41,30 @@ class SharedSocket(ssl.SSLSocket):
         """
         if ends and (certificate := self.getpeercert()):
             self._expires = ssl.cert_time_to_seconds(str(certificate["notAfter"]))
-        self._patience = patience
+        self._turn, self._patience = threading.Lock(), patience
         self.settimeout(0)
 
-    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+    def recv(self, buflen: int = 1024, flags: int = 0, seconds: float | None = None) -> bytes:
         """Bytes that have arrived, none where the connection has ended.
 
         Raises:
-            TimeoutError: nothing came for too long.
+            TimeoutError: nothing came for so many seconds, by default those of `share`.
         """
-        return self._in_turn(lambda: super(SharedSocket, self).recv(buflen, flags), self._patience)
+        return self._in_turn(lambda: super(SharedSocket, self).recv(buflen, flags), seconds)
 
-    def send(self, data: Any, flags: int = 0) -> int:
-        """Send some bytes; returns how many.
+    def send(self, data: Any, flags: int = 0, seconds: float | None = None) -> int:
+        """Send some bytes, and return how many.
 
         Raises:
-            TimeoutError: nothing could be sent for too long.
+            TimeoutError: nothing could be sent for so many seconds, by default those of `share`.
         """
-        return self._in_turn(lambda: super(SharedSocket, self).send(data, flags), self._patience)
+        return self._in_turn(lambda: super(SharedSocket, self).send(data, flags), seconds)
 
-    def recv_within(self, most: int, seconds: float) -> bytes:
-        """As `recv`, with a time limit of its own."""
-        return self._in_turn(lambda: super(SharedSocket, self).recv(most), seconds)
-
-    def send_within(self, data: Any, seconds: float) -> int:
-        """As `send`, with a time limit of its own."""
-        return self._in_turn(lambda: super(SharedSocket, self).send(data), seconds)
+    def sendall(self, data: Any, flags: int = 0, seconds: float | None = None) -> None:
+        """Send bytes record by record, between which the other direction gets its turn; see `send`."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self.send(rest[:RECORD], flags, seconds) :]
 
     def shutdown(self, how: int) -> None:
         """End the connection.
@@ -88,7 +81,12 @@ class SharedSocket(ssl.SSLSocket):
             self._ended = True
             super().close()
 
-    def _in_turn(self, step: Callable[[], T], seconds: float) -> T:
+    def end(self, reason: str) -> None:
+        """Close it; a connection with frames tells the other end the reason before."""
+        self.close()
+
+    def _in_turn(self, step: Callable[[], T], seconds: float | None) -> T:
+        seconds = self._patience if seconds is None else seconds
         while True:
             with self._turn:
                 if self._ended:
@@ -101,7 +99,7 @@ class SharedSocket(ssl.SSLSocket):
                     event = select.POLLIN
                 except ssl.SSLWantWriteError:
                     event = select.POLLOUT
-                ready = select.poll()
+                ready = select.poll()  # `select.select` knows the first 1024 files of a process only
                 ready.register(self.fileno(), event)
             if not ready.poll(None if seconds == math.inf else 1000 * seconds):
                 raise TimeoutError(f"no byte was transferred for {seconds:g} seconds")

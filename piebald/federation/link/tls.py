@@ -1,22 +1,20 @@
 """Connections: TLS 1.3 over TCP, with certificates of the federation's own authority on both ends.
 
 That authority alone is trusted, not the operating system's roots, and a connection that sends nothing does not block
-others.  Memory for a frame is taken as its bytes arrive.
+others.
 """
 
 from __future__ import annotations
 
-import select
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingTCPServer
-from threading import Event
 from typing import Any
 
 from piebald.federation.credentials.party_files import stamp_of
@@ -27,12 +25,9 @@ HANDSHAKE = 10.0  # seconds for a connection to complete the handshake
 IDLE = 120.0  # seconds without a byte after which the server ends a connection; sites say hello every second
 QUIET = 30.0  # seconds without a byte after which a site does, and in which a byte that is sent must be on its way
 CONNECTIONS = 4  # of one certificate at a time; the oldest ends where there are more
-BACKLOG = 128
-_RECORD = 1 << 14  # bytes that are handed to TLS at a time, or taken from it: no record is longer
-_UNSENT = 1 << 17  # bytes that may wait in the system's buffer: a hello waits behind them
 _KEEP_ALIVE = {  # a connection whose other end has vanished without a word is noticed within half a minute
     socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4, socket.TCP_USER_TIMEOUT: int(1000 * QUIET),
-    socket.TCP_NOTSENT_LOWAT: _UNSENT,
+    socket.TCP_NOTSENT_LOWAT: 1 << 17,  # bytes that may wait in the system's buffer: a hello waits behind them
 }  # fmt: skip
 _RETRY = (0.2, 1.0)  # seconds between attempts to connect: the first and the longest wait
 _NOT_YET, _EXPIRED = 9, 10  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
@@ -43,16 +38,20 @@ _ALERTS = {
     "CERTIFICATE_UNKNOWN": "this end's certificate is not accepted there: compare the credentials of both",
 }
 
-Carry = Callable[[SharedSocket], None]
+Carry = Callable[[Any], None]
 Refusal = Callable[[str, Exception], None]
-RejectReason = Callable[[Any], str | None]
-End = Callable[[SharedSocket, str], None]
 
 
-def context(credentials: Path, server: bool) -> ssl.SSLContext:
-    """Return the TLS context of one end, from its folder of credentials."""
+def context(credentials: Path, server: bool, kind: type[SharedSocket] = SharedSocket) -> ssl.SSLContext:
+    """Return the TLS context of one end, from its folder of credentials.
+
+    Args:
+        credentials: the folder.
+        server: whether it is the server's end.
+        kind: of the connections that it makes.
+    """
     tls_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-    tls_context.sslsocket_class = SharedSocket
+    tls_context.sslsocket_class = kind
     tls_context.minimum_version = ssl.TLSVersion.TLSv1_3
     tls_context.check_hostname = False  # parties have names of the federation in their certificates, not those of hosts
     tls_context.verify_mode = ssl.CERT_REQUIRED
@@ -74,43 +73,43 @@ class RenewedContext:
     So certificates are renewed without a stop: connections that are open go on, later ones use the new files.
 
     Args:
-        credentials, server: as of `context`.
+        credentials, server, kind: as of `context`.
     """
 
-    def __init__(self, credentials: Path, server: bool) -> None:
-        self._credentials, self._server = credentials, server
-        self._stamp, self._made = self._look(), context(credentials, server)
+    def __init__(self, credentials: Path, server: bool, kind: type[SharedSocket] = SharedSocket) -> None:
+        self._arguments = credentials, server, kind
+        self._stamp, self._context = self._look(), context(*self._arguments)
 
     def current(self) -> ssl.SSLContext:
         """Return the context for the next connection; while files are being replaced, the one before."""
         if (stamp := self._look()) != self._stamp:
             with suppress(OSError):  # an `ssl.SSLError` is one: a new certificate beside the old key
-                self._made, self._stamp = context(self._credentials, self._server), stamp
-        return self._made
+                self._context, self._stamp = context(*self._arguments), stamp
+        return self._context
+
+    def secure(self, plain: socket.socket, host: str | None = None) -> SharedSocket:
+        """Return a connection after its handshake, for several threads to read and write.
+
+        Args:
+            plain: the connection before it.
+            host: what a site calls the server, for what passes TLS on by its name (SNI).
+
+        Raises:
+            OSError: the handshake has failed.
+        """
+        is_server = self._arguments[1]
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEP_ALIVE.items():
+            plain.setsockopt(socket.IPPROTO_TCP, option, value)
+        plain.settimeout(HANDSHAKE)
+        secured = self.current().wrap_socket(plain, server_side=is_server, server_hostname=host)
+        assert isinstance(secured, SharedSocket)
+        # a server ends those of its sites whose certificates expire, and says whose (`Listener`)
+        secured.share(IDLE if is_server else QUIET, ends=not is_server)
+        return secured
 
     def _look(self) -> list[tuple[int, int] | None]:
-        return [stamp_of(path) for path in _files(self._credentials)]
-
-
-class _Handler(BaseRequestHandler):
-    """Performs the handshake in the connection's own thread, so that connections do not wait for one another."""
-
-    server: Listener
-
-    def handle(self) -> None:
-        keep_alive(self.request)
-        self.request.settimeout(HANDSHAKE)
-        try:
-            wrapped = self.server.contexts.current().wrap_socket(self.request, server_side=True)
-        except (OSError, ValueError) as error:
-            return self.server.refusal(self.client_address[0], error)
-        secured = shared(wrapped, IDLE)
-        if (why := self.server.reject_reason_of(secured)) is not None:
-            return self.server.end(secured, why)
-        with self.server.admitted(secured):
-            self.server.carry(secured)
-        with suppress(OSError):
-            secured.close()
+        return [stamp_of(path) for path in _files(self._arguments[0])]
 
 
 class Listener(ThreadingTCPServer):
@@ -123,44 +122,44 @@ class Listener(ThreadingTCPServer):
         refusal: called with the address of a connection that was refused, and the error.
         reject_reason: called with the certificate of a party, before its connection is carried and every second from
             then on; the connection ends where it returns a reason.
-        end: ends a connection, after it has told the other end the reason.
     """
 
-    allow_reuse_address = True
-    daemon_threads = True
+    allow_reuse_address = daemon_threads = True
     block_on_close = False
-    request_queue_size = BACKLOG
+    request_queue_size = 128
 
     def __init__(
         self, address: tuple[str, int], contexts: RenewedContext, carry: Carry, refusal: Refusal,
-        reject_reason: RejectReason = lambda _: None, end: End = lambda secured, _: secured.close(),
+        reject_reason: Callable[[Any], str | None] = lambda _: None,
     ) -> None:  # fmt: skip
-        self.contexts, self.carry, self.refusal = contexts, carry, refusal
-        self._reject_reason, self.end = reject_reason, end
+        self._contexts, self._carry, self._refusal, self._reject_reason = contexts, carry, refusal, reject_reason
         self._looked = time.monotonic()
-        self._open: dict[bytes, list[SharedSocket]] = {}  # by certificate, the oldest first
+        self._open: dict[SharedSocket, bytes | None] = {}  # and their certificates, the oldest first
         self._lock = threading.Lock()
-        super().__init__(address, _Handler)
+        super().__init__(address, BaseRequestHandler)
 
-    @contextmanager
-    def admitted(self, secured: SharedSocket) -> Iterator[None]:
-        """A connection, among the few of its certificate: a further one ends the oldest.
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Carry a connection, in its own thread, among the few of its certificate: a further one ends the oldest.
 
         One member cannot take all threads and files of the server, and a site whose old connections hang gets through.
         """
-        certificate = secured.getpeercert(binary_form=True) or b""
+        try:
+            secured = self._contexts.secure(request)
+        except (OSError, ValueError) as error:
+            return self._refusal(client_address[0], error)
+        if (why := self._reject_reason_of(secured)) is not None:
+            return secured.end(why)
         with self._lock:
-            connections = self._open.setdefault(certificate, [])
-            connections.append(secured)
-            oldest = connections.pop(0) if len(connections) > CONNECTIONS else None
-        if oldest is not None:
+            self._open[secured] = certificate = secured.getpeercert(binary_form=True)
+            of_party = [one for one, own in self._open.items() if own == certificate]
+        for oldest in of_party[:-CONNECTIONS]:
             self._end_soon(oldest, f"its certificate has more than {CONNECTIONS} connections, and this is the oldest")
         try:
-            yield
+            with secured:
+                self._carry(secured)
         finally:
             with self._lock:
-                if secured in connections:
-                    connections.remove(secured)
+                self._open.pop(secured, None)
 
     def service_actions(self) -> None:
         """Once a second, end the connections of parties that are not admitted any more (called by `serve_forever`)."""
@@ -168,12 +167,12 @@ class Listener(ThreadingTCPServer):
             return
         self._looked = time.monotonic()
         with self._lock:
-            connections = [secured for sockets in self._open.values() for secured in sockets]
+            connections = list(self._open)
         for secured in connections:
-            if (why := self.reject_reason_of(secured)) is not None:
+            if (why := self._reject_reason_of(secured)) is not None:
                 self._end_soon(secured, why)
 
-    def reject_reason_of(self, secured: SharedSocket) -> str | None:
+    def _reject_reason_of(self, secured: SharedSocket) -> str | None:
         """Return why the party at the other end is not admitted (any more), None where it is."""
         try:
             certificate = secured.getpeercert()
@@ -184,81 +183,27 @@ class Listener(ThreadingTCPServer):
     def _end_soon(self, secured: SharedSocket, why: str) -> None:
         """End a connection in a thread of its own, as the other end may take its time to read the reason."""
         with self._lock:
-            for connections in self._open.values():
-                if secured in connections:
-                    connections.remove(secured)
-        threading.Thread(target=self.end, args=(secured, why), name="farewell", daemon=True).start()
+            self._open.pop(secured, None)
+        threading.Thread(target=secured.end, args=(why,), name="farewell", daemon=True).start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing where a connection breaks off."""
 
 
 def keep_connecting(
-    address: tuple[str, int], contexts: RenewedContext, carry: Carry, refusal: Refusal, over: Event
+    address: tuple[str, int], contexts: RenewedContext, carry: Carry, refusal: Refusal, over: threading.Event
 ) -> None:
     """Connect, and connect again whenever the connection ends, since the server may start later or restart."""
     wait = _RETRY[0]
     while not over.is_set():
         began = time.monotonic()
         try:
-            plain = connect(address, HANDSHAKE)
-            keep_alive(plain)
-            # the name is for what passes TLS on by its name (SNI) before the server
-            with contexts.current().wrap_socket(plain, server_hostname=address[0]) as wrapped:
-                carry(
-                    shared(wrapped, QUIET, ends=True)
-                )  # a server ends those of its sites, and says whose (`Listener`)
+            with contexts.secure(connect(address, HANDSHAKE), address[0]) as secured:
+                carry(secured)
         except (OSError, ValueError) as error:
             refusal("the server", error)
         wait = _RETRY[0] if time.monotonic() - began > 5 else min(2 * wait, _RETRY[1])
         over.wait(wait)
-
-
-def shared(secured: ssl.SSLSocket, patience: float, ends: bool = False) -> SharedSocket:
-    """Return a connection that `context` has made, for several threads to read and write from now on.
-
-    Args:
-        secured: the connection.
-        patience, ends: see `SharedSocket.share`.
-    """
-    assert isinstance(secured, SharedSocket)
-    secured.share(patience, ends)
-    return secured
-
-
-def keep_alive(plain: socket.socket) -> None:
-    """Have the system notice that the other end is gone, and keep little in its buffer."""
-    plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEP_ALIVE.items():
-        plain.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def send(secured: ssl.SSLSocket, frame: bytes | bytearray) -> None:
-    """Send a frame, however long it takes while the network takes bytes.
-
-    Raises:
-        TimeoutError: it has taken none for `QUIET` seconds.
-        OSError: the connection has ended.
-    """
-    rest, ready = memoryview(frame), select.poll()
-    ready.register(secured.fileno(), select.POLLOUT)  # `select.select` knows the first 1024 files of a process only
-    while rest:
-        if not ready.poll(1000 * QUIET):
-            raise TimeoutError(f"nothing could be sent for {QUIET:g} seconds")
-        rest = rest[secured.send(rest[:_RECORD]) :]
-
-
-def receive(recv: Callable[[int], bytes], frame: bytearray, length: int) -> bool:
-    """Append to a frame until it has its length, and return whether it got there before the connection ended.
-
-    Memory is taken for what has arrived, never for what is announced.
-    """
-    while len(frame) < length:
-        piece = recv(min(_RECORD, length - len(frame)))
-        if not piece:
-            return False
-        frame += piece
-    return True
 
 
 def refusal(who: str, error: ssl.SSLError) -> str:
@@ -282,10 +227,6 @@ def reason(error: ssl.SSLError) -> str:
         if error.verify_code == _NOT_YET:
             return f"its certificate is not valid yet ({here}): set both clocks"
         return error.verify_message
-    if isinstance(error, ssl.SSLEOFError):
-        return "the connection broke off"
-    name = error.reason or ""
-    for alert, sentence in _ALERTS.items():
-        if name.endswith(f"ALERT_{alert}"):
-            return sentence
-    return name or "the connection broke off"
+    name = "" if isinstance(error, ssl.SSLEOFError) else error.reason or ""
+    sentences = [sentence for alert, sentence in _ALERTS.items() if name.endswith(f"ALERT_{alert}")]
+    return sentences[0] if sentences else name or "the connection broke off"

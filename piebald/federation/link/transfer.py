@@ -1,30 +1,30 @@
-"""Long bodies in pieces: sending them so that a link is full and a break costs little, and fetching a run's terms.
+"""Long bodies in pieces: sending them so that a link is full and a break costs little, and putting them together.
 
-A body that fits into one small message is one request.  A longer one is sent in pieces, without waiting for a reply
-to each: the receiver confirms them by receipts, and up to `WINDOW` bytes are under way.  When the connection has
-broken, or the body was begun by an earlier call, the sender asks how much is there and goes on from that byte.
+Each piece is a request, and up to `WINDOW` bytes are under way before the reply to the first of them.  When the
+connection has broken, or the body may have been begun by an earlier call, the sender asks how much is there and goes on
+from that byte.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
 
+from piebald.core.stored_vectors import LARGE, NamelessFile
 from piebald.federation.link.messaging import Link
-from piebald.federation.link.pieces import Assembly, piece_at
-from piebald.federation.link.wire_format import Body, digest
+from piebald.federation.link.wire_format import Body, StoredBody, digest, new_digest
 from piebald.federation.link.wire_messages import PIECE, WINDOW, Piece, Refused, Reply, TermsRequest, decode
 
 TERMS = 16 << 20  # bytes of a run's terms, at most
 WAIT = 20.0  # seconds to wait for any progress of a transfer
-SMALL = 1 << 16  # bytes of a body that is sent as one request, and of the first pieces of a longer one
-_LEAST = 1 << 14  # bytes of a piece on a slow link
-_PIECE_TIME = 0.5  # seconds that a piece should take: a hello may have to wait for one
-_TICK = 0.2  # seconds between two looks at the connection
+_AHEAD = WINDOW // PIECE  # pieces ahead of what is there
+_TICK = 0.2  # seconds between two looks at what is wanted, and before a connection is tried again
 _ANSWER = 3.0  # seconds after which the question how much is there is asked again
 _TRIES = 3  # requests for a piece of the terms without an answer
-_OVER = ("done", "known", "not wanted", "refused")
 
 
 def send_body(
@@ -54,114 +54,83 @@ def send_body(
         The status of the receiver's last reply ("done", "known", "not wanted" or "refused"), None where the body was
         not received.
     """
-    if len(body) > SMALL:
-        return _Sending(link, target, topic, head, body, confirmed).run(timeout, wanted)
-    if not wanted():
-        return None
-    answer = link.request(target, topic, head, piece_at(body, 0), timeout=timeout)
-    if answer is None:
-        return None
-    try:
-        status = decode(Reply, answer)[0].status
-    except Refused as error:
-        link.report(f"{target} answered with {error}")
-        return None
-    return status if status in _OVER else None
+    sending = _Sending(link, target, topic, head, body, confirmed)
+    if len(body) > WINDOW:  # it may have been begun before
+        sending.ask()
+    while sending.status is None and wanted() and time.monotonic() - sending.moved < timeout:
+        sending.go_on()
+    return None if sending.status == "again" else sending.status
 
 
 class _Sending:
-    """A long body on its way; see `send_body`."""
+    """A body on its way, see `send_body`.
+
+    Attributes:
+        status: how it ended, None while it has not; "again" where the receiver is not ready for it.
+        moved: when a piece was taken by the network, or confirmed.
+    """
 
     def __init__(
         self, link: Link, target: str, topic: str, head: Piece, body: bytes | Body, confirmed: Callable[[int], None]
     ) -> None:
         self._link, self._target, self._topic, self._head, self._body = link, target, topic, head, body
-        self._confirmed = confirmed
-        self._changed = threading.Condition()  # guards what follows
-        self._window = WINDOW  # bytes that may be under way
+        self._confirmed, self._window = confirmed, WINDOW
         self._there = self._sent = 0  # bytes that are confirmed, and that were sent
-        self._status: str | None = None  # how it ended, None while it has not
-        self._asking, self._questions = False, 0  # how much is there; and questions without an answer
-        self._moved = time.monotonic()  # when a piece was taken by the network, or confirmed
-        self._rate, self._counted = 0.0, (0, self._moved)  # bytes a second that were confirmed lately
+        self._broken_at = -1  # bytes that were confirmed when a connection broke last
+        self._asked = 0.0  # when the question how much is there was sent, 0 where none waits for an answer
+        self._replies = SimpleQueue[Future[memoryview]]()
+        self.status: str | None = None
+        self.moved = time.monotonic()
 
-    def run(self, timeout: float, wanted: Callable[[], bool]) -> str | None:
-        """Send until the receiver has all of it, or does not answer any longer."""
-        with self._link.receipts(self._target, self._head.digest, self._take):
-            connection = self._link.connection(self._target)
-            ask, broke_at = False, 0
-            if len(self._body) > WINDOW:  # it may have been begun before; nothing waits for the answer
-                self._ask(wait=False)
-            while self._status is None and wanted() and time.monotonic() - self._moved < timeout:
-                if (now := self._link.connection(self._target)) != connection:
-                    connection, ask = now, True  # what was under way is lost
-                    if self._there == broke_at:  # and that was all of it: have less under way
-                        self._window = max(self._window // 2, SMALL)
-                    broke_at = self._there
-                ask = not (self._ask() if ask else self._go_on())
-        return self._status if self._status in _OVER else None
+    def ask(self) -> None:
+        """Ask how much is there; replies to earlier pieces are not looked at any more."""
+        if self._there == self._broken_at and self._sent > self._there:  # all that was under way is lost, again
+            self._window = max(self._window // 2, PIECE)
+        self._broken_at, self._sent, self._asked = self._there, self._there, time.monotonic()
+        self._replies = SimpleQueue()
+        self._send(0, memoryview(b""))
 
-    def _ask(self, wait: bool = True) -> bool:
-        """Ask how much is there, and return whether an answer came soon, where it is waited for."""
-        with self._changed:
-            self._asking = wait
-            self._questions += 1
-        if not self._tell(0, memoryview(b"")):
-            return False
-        if not wait:
-            return True
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._asking or self._status is not None, _ANSWER)
+    def go_on(self) -> None:
+        """Send a piece, or wait for a reply where enough is under way."""
+        is_full = self._asked > 0 or self._sent >= min(self._there + self._window, len(self._body))
+        if not is_full:
+            data = piece_at(self._body, self._sent)
+            self._send(self._sent, data)
+            self._sent, self.moved = self._sent + len(data), time.monotonic()
+        try:
+            reply = self._replies.get(is_full, _TICK)
+        except Empty:
+            if self._asked and time.monotonic() - self._asked > _ANSWER:
+                self.ask()
+            return
+        if not reply.cancelled():
+            return self._take(reply.result())
+        time.sleep(_TICK)  # the connection has ended
+        self.ask()
 
-    def _go_on(self) -> bool:
-        """Send a piece, or wait for receipts where enough is under way; return whether the connection is there."""
-        with self._changed:
-            start = self._sent
-            if start >= min(self._there + self._window, len(self._body)):
-                self._changed.wait(_TICK)
-                return True
-            length = SMALL if not self._rate else min(max(int(self._rate * _PIECE_TIME), _LEAST), PIECE)
-        data = piece_at(self._body, start, length)
-        if not self._tell(start, data):
-            return False
-        with self._changed:
-            self._moved = time.monotonic()
-            self._sent = max(self._sent, start + len(data))
-        return True
-
-    def _tell(self, start: int, data: memoryview) -> bool:
+    def _send(self, start: int, data: memoryview) -> None:
         head = self._head.model_copy(update={"start": start})
-        if self._link.tell(self._target, self._topic, head, data):
-            return True
-        time.sleep(_TICK)  # nobody is there
-        return False
+        self._link.send(self._target, self._topic, head, data).add_done_callback(self._replies.put)
 
-    def _take(self, reply: Reply) -> None:
-        """Take a receipt."""
-        with self._changed:
-            grows = self._there < reply.received <= len(self._body)
-            if reply.status in _OVER:
-                self._status = reply.status
-            elif reply.status == "again" and self._questions == 0:
-                self._status = "again"  # the receiver is not ready for it
-            elif self._asking and reply.status == "again":  # nothing is under way, so this is all there is
-                self._asking = False
-                self._there = self._sent = min(reply.received, len(self._body))
-                self._counted = self._there, time.monotonic()
-            elif grows:
-                self._count(reply.received)
-            self._questions -= reply.status == "again"
-            self._changed.notify_all()
+    def _take(self, message: memoryview) -> None:
+        """Take a reply."""
+        try:
+            reply = decode(Reply, message)[0]
+        except Refused as error:
+            self.status = "again"
+            return self._link.report(f"{self._target} answered with {error}")
+        there = min(reply.received, len(self._body))
+        grows = there > self._there
+        if self._asked and reply.status == "again":
+            self._there = self._sent = there
+            self._asked = 0.0
+        elif reply.status != "go on":
+            self.status = reply.status
+        elif grows:
+            self._there = there
         if grows:
-            self._confirmed(reply.received)
-
-    def _count(self, confirmed: int) -> None:
-        """Record how many bytes are confirmed now."""
-        now = self._moved = time.monotonic()
-        self._there, self._sent = confirmed, max(self._sent, confirmed)
-        if now - self._counted[1] > _TICK:
-            self._rate = (confirmed - self._counted[0]) / (now - self._counted[1])
-            self._counted = confirmed, now
+            self.moved = time.monotonic()
+            self._confirmed(there)
 
 
 def fetch_terms(
@@ -186,8 +155,7 @@ def fetch_terms(
             tries += 1
             continue
         try:
-            piece, data = decode(Piece, answer)
-            reply, body = assembly.take(piece, data, TERMS)
+            reply, body = assembly.take(*decode(Piece, answer), TERMS)
         except Refused as error:
             link.report(f"the server sent {error}")
             return None
@@ -197,3 +165,104 @@ def fetch_terms(
             return None
         received, tries = reply.received, 0
     return None
+
+
+class Assembly:
+    """Assembles a body from its pieces, one body after another.
+
+    Pieces may arrive twice, and in another order than they were sent.  What has arrived stays when a connection
+    breaks, so that the sender goes on where it broke; it ends with `drop`, or when another body comes.  Memory grows as
+    pieces arrive, it is never allocated for a claimed size, and pieces far ahead of what is there are not kept.
+
+    Args:
+        folder: where bodies of more than `LARGE` bytes are written as they come, without a name; None keeps all of them
+            in memory.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._first: Piece | None = None
+        self._begin(None)
+
+    def _begin(self, piece: Piece | None) -> None:
+        """Begin with the body of a piece, or with none."""
+        self._ahead: dict[int, bytes] = {}
+        self._hash: Any = None if piece is None else new_digest()  # a server has thousands of assemblies
+        self._there = 0
+        self._body: bytearray | StoredBody = bytearray()
+        if piece is not None and self._folder is not None and piece.size > LARGE:
+            self._body = StoredBody(NamelessFile(self._folder))
+        self._first = piece
+
+    def __len__(self) -> int:
+        """Bytes of memory that it takes."""
+        return (0 if isinstance(self._body, StoredBody) else len(self._body)) + sum(map(len, self._ahead.values()))
+
+    def drop(self, id: int | None = None) -> None:
+        """Drop what has arrived, of the body with this id or of any."""
+        if self._first is not None and id in (None, self._first.id):
+            self._begin(None)
+
+    def take(self, piece: Piece, data: memoryview, most: int) -> tuple[Reply, bytearray | StoredBody | None]:
+        """Add a piece, and return the reply to it; the last one also returns the body.
+
+        A piece without bytes asks how much is there; the reply to it is "again".
+
+        Raises:
+            Refused: the body is longer than `most`, or damaged.
+            OSError: it cannot be written; the body begins again.
+        """
+        if piece.size > most:
+            raise Refused(f"a body of {piece.size:,} bytes, where at most {most:,} are allowed")
+        if self._first is None or _body_of(piece) != _body_of(self._first):
+            self._begin(piece)
+        if not len(data):
+            return self._reply("again"), None
+        if len(data) > PIECE:
+            self.drop()
+            raise Refused(f"a piece of more than {PIECE:,} bytes")
+        if piece.start + len(data) > piece.size:
+            self.drop()
+            raise Refused("more bytes than declared")
+        try:
+            self._add(piece.start, data)
+        except OSError:
+            self.drop()
+            raise
+        if self._there < piece.size:
+            return self._reply("go on"), None
+        reply, body, body_digest = self._reply("done"), self._body, self._hash.hexdigest()
+        self.drop()
+        if body_digest != piece.digest:
+            raise Refused("a body that does not match its digest")
+        return reply, body
+
+    def _add(self, start: int, data: bytes | memoryview) -> None:
+        if start > self._there:
+            room = WINDOW - sum(map(len, self._ahead.values()))
+            if start <= self._there + WINDOW and len(data) <= room and len(self._ahead) < _AHEAD:
+                self._ahead[start] = bytes(data)
+            return
+        self._append(data[self._there - start :])
+        while self._ahead and (first := min(self._ahead)) <= self._there:
+            late = self._ahead.pop(first)
+            self._append(late[self._there - first :])
+
+    def _append(self, data: bytes | memoryview) -> None:
+        self._body.extend(data)
+        self._hash.update(data)
+        self._there += len(data)
+
+    def _reply(self, status: str) -> Reply:
+        assert self._first is not None
+        return Reply(status=status, received=self._there)
+
+
+def _body_of(piece: Piece) -> tuple[str, int, int, str]:
+    """Return the values by which a piece's body is known."""
+    return piece.run, piece.id, piece.size, piece.digest
+
+
+def piece_at(body: bytes | Body, start: int) -> memoryview:
+    """Return the piece of a body that begins at an offset."""
+    return (memoryview(body) if isinstance(body, bytes) else body)[start : start + PIECE]

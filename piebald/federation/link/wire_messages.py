@@ -15,8 +15,8 @@ from piebald.core.errors import PiebaldError
 from piebald.core.plain_text import printable
 
 PROTOCOL = 5
-PIECE = 1 << 18  # bytes of a body in one message, at most
-WINDOW = 16 * PIECE  # bytes of a body that are sent before the receiver has confirmed the first of them
+PIECE = 1 << 16  # bytes of a body in one message, at most: a hello may have to wait for one on a slow link
+WINDOW = 64 * PIECE  # bytes of a body that are sent before the receiver has confirmed the first of them
 HEAD = 1 << 20  # bytes of a head, at most
 LONGEST = PIECE + HEAD + 64  # bytes of a message, at most
 MOST_IDS = 10_000
@@ -147,18 +147,16 @@ class TermsRequest(Message):
 
 
 class Reply(Message):
-    """Reply to a piece, or its receipt where the sender does not wait for a reply to each.
+    """Reply to a piece.
 
     Attributes:
         status: "go on" (send the next piece), "done" (the body is complete), "known" (it was received before),
             "not wanted" (not now), "again" (send from the first byte that is not there), or "refused" (do not send it
             again).
-        digest: digest of the body.
         received: bytes of the body that are there, from the first one on without a gap.
     """
 
     status: Annotated[str, Field(pattern="^(go on|done|known|not wanted|again|refused)$")]
-    digest: Hex = ""
     received: Id = 0
 
 

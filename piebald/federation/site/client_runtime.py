@@ -311,7 +311,7 @@ class FederationClient:
             reply, task = self.session.receive(piece, data)
         except Refused as error:  # the server need not try again
             self._link.report(f"{origin} sent {error}")
-            return encode(Reply(status="refused", digest=piece.digest))
+            return encode(Reply(status="refused"))
         if task is not None and task.query is None:
             self._training_queue.put(task.id)
         elif task is not None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from piebald.contracts import Split, Task
-from piebald.federation.link.pieces import Assembly
+from piebald.federation.link.transfer import Assembly
 from piebald.federation.link.wire_format import unpack_task
 from piebald.federation.link.wire_messages import PROTOCOL, Hello, Piece, Refused, Reply, Welcome
 from piebald.federation.site.client_store import ClientStore, FinishedTask
@@ -194,11 +194,11 @@ class ClientSession:
         with self.lock:
             welcome, runner, store = self.welcome, self.runner, self.store
             if welcome is None or runner is None or store is None or welcome.over:
-                return Reply(status="not wanted", digest=piece.digest), None
+                return Reply(status="not wanted"), None
             if (piece.run, piece.epoch) != (welcome.run, welcome.epoch):  # its welcome has not arrived yet
-                return Reply(status="not wanted", digest=piece.digest), None
+                return Reply(status="not wanted"), None
             if self._has(piece, welcome, store):
-                return Reply(status="known", digest=piece.digest), None
+                return Reply(status="known"), None
             reply, body = self._assembly.take(piece, data, _OVERHEAD + 4 * _VECTORS * runner.every.largest)
             if body is None:
                 return reply, None
