@@ -100,8 +100,9 @@ def test_tls_goes_through_a_proxy_that_reads_nothing(
     proxy.close()
     assert (server.got, got) == (SECRET, [b"thanks"])  # type: ignore[attr-defined]
     head, _, rest = bytes(proxy.seen).partition(b"\r\n\r\n")
-    assert head.split(b"\r\n") == [
-        b"CONNECT server.example:8400 HTTP/1.1",
+    request, *headers = head.split(b"\r\n")
+    assert request.startswith(b"CONNECT server.example:8400 HTTP/1.")
+    assert headers == [
         b"Host: server.example:8400",
         b"Proxy-Authorization: Basic dXNAZXI6cDpzcw==",
     ]
@@ -117,19 +118,18 @@ def refuse(who: str, error: Exception) -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", "answers 'HTTP/1.1 407 Proxy Authentication Required'"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "answers 'SSH-2.0-OpenSSH_9.2'"),
-        (b"HTTP/1.1 200 OK\r\n", "ended the connection"),
-        (b"HTTP/1.1 403 " + b"x" * 20_000, "is too long|reset by peer"),
+        (b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", "failed: 407 Proxy Authentication Required"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "SSH-2.0-OpenSSH_9.2"),
+        (b"HTTP/1.1 403 " + b"x" * 20_000, "403 x{,60}$"),
     ],
 )
 def test_a_proxy_that_refuses_is_quoted(answer: bytes, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    proxy = ConnectProxy(0, answer.replace(b" 200 ", b" 2 00") if answer.endswith(b"OK\r\n") else answer)
+    proxy = ConnectProxy(0, answer)
     monkeypatch.setenv("HTTPS_PROXY", f"127.0.0.1:{proxy.port}")
-    with pytest.raises(OSError, match=says):
+    with pytest.raises(OSError, match=f"the proxy 127.0.0.1:{proxy.port} does not connect to server.example.*{says}"):
         connect(("server.example", 8400), 10)
     proxy.close()
-    with pytest.raises(OSError, match=f"the proxy 127.0.0.1:{proxy.port} cannot be reached: "):
+    with pytest.raises(OSError, match=f"the proxy 127.0.0.1:{proxy.port} cannot be reached: Connection refused"):
         connect(("server.example", 8400), 10)
 
 
@@ -138,6 +138,7 @@ def test_a_proxy_that_refuses_is_quoted(answer: bytes, says: str, monkeypatch: p
     [
         ("a.example", None, None, None),
         ("a.example", "http://p:3128", None, Proxy("p", 3128)),
+        ("a.example", "http://u:s@p:3128", None, Proxy("p", 3128, "Basic dTpz")),
         ("a.example", "p:3128", "b.example", Proxy("p", 3128)),
         ("a.example", "http://p:3128", "example", None),
         ("a.example", "http://p:3128", "*", None),

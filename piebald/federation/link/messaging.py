@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,10 @@ class Link:
         self._numbers = itertools.count(1)
         self._replies: dict[int, tuple[Connection, Future[memoryview]]] = {}  # that are waited for
         self._listener: Listener | None = None
-        self._contexts = RenewedContext(credentials, name == SERVER, Connection)
-        self._admission = Admission(credentials) if name == SERVER else None
+        is_server = name == SERVER
+        self._contexts = RenewedContext(credentials, is_server, Connection)
+        self._admission = Admission(credentials) if is_server else None
+        self._last_word = "the server was stopped" if is_server else ""
 
     def on(self, topic: str, kind: type[SomeMessage], handler: Callable[[str, SomeMessage, memoryview], bytes]) -> None:
         """Set the handler of a topic: it takes a message's origin, head and body, and returns the reply."""
@@ -84,17 +87,15 @@ class Link:
         """
         host, port = self._address
         handlers = self._contexts, self._carry, self._on_refused
-        if self.name == SERVER:
+        run = partial(keep_connecting, self._address, *handlers, self._stopping)
+        if self._admission is not None:
             try:
                 self._listener = Listener((host or "0.0.0.0", port), *handlers, self._reject_reason)
             except OSError as error:
                 why = (error.strerror or str(error)).lower()
                 raise SettingError(f"port {port} cannot be listened on: {why}: end what uses it") from None
-            thread = threading.Thread(target=self._listener.serve_forever, name="federation", daemon=True)
-        else:
-            arguments = self._address, *handlers, self._stopping
-            thread = threading.Thread(target=keep_connecting, args=arguments, name="federation", daemon=True)
-        thread.start()
+            run = partial(self._listener.serve_forever)
+        threading.Thread(target=run, name="federation", daemon=True).start()
 
     def stop(self) -> None:
         """Disconnect.  Requests that still wait for a reply return None."""
@@ -115,12 +116,10 @@ class Link:
         number, reply, data = next(self._numbers), Future[memoryview](), encode(head, body)
         with self._lock:
             connection = next((one for one in reversed(self._open.get(target, ())) if not one.ended), None)
-        if connection is None:
-            reply.cancel()
-            return reply
-        self._replies[number] = connection, reply
-        reply.add_done_callback(lambda _: self._replies.pop(number, None))
-        if connection.send_frame(FrameKind.REQUEST, number, topic, data):
+        if connection is not None:
+            self._replies[number] = connection, reply
+            reply.add_done_callback(lambda _: self._replies.pop(number, None))
+        if connection is not None and connection.send_frame(FrameKind.REQUEST, number, topic, data):
             with self._lock:
                 self.sent[target] += len(data)
         else:
@@ -154,10 +153,6 @@ class Link:
                 return
             reported.add(sentence)
         self._report(sentence)
-
-    @property
-    def _last_word(self) -> str:
-        return "the server was stopped" if self.name == SERVER else ""
 
     # -- one connection, from its handshake to its end
 

@@ -9,30 +9,22 @@ from __future__ import annotations
 import base64
 import ipaddress
 import socket
-from dataclasses import dataclass
-from urllib.parse import SplitResult, unquote, urlsplit
+from http.client import HTTPConnection, HTTPException
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from piebald.core.errors import SettingError
 
-_LONGEST = 1 << 14  # bytes of a proxy's answer
 
-
-@dataclass(frozen=True, slots=True)
-class Proxy:
-    """An HTTP proxy.
-
-    Attributes:
-        host, port: its address.
-        login: what it wants as `Proxy-Authorization`, "" for nothing.
-    """
+class Proxy(NamedTuple):
+    """An HTTP proxy, with what it wants as `Proxy-Authorization`, "" for nothing."""
 
     host: str
     port: int
     login: str = ""
 
-    @property
-    def address(self) -> str:
+    def __str__(self) -> str:
         """HOST:PORT, for messages; its password is in none."""
         return f"{self.host}:{self.port}"
 
@@ -56,7 +48,9 @@ def proxy_for(host: str, port: int) -> Proxy | None:
             f"HTTPS_PROXY must be http://HOST:PORT, got {parts.scheme}://{parts.hostname or ''}...: correct it, or "
             f"name {host} in NO_PROXY"
         )
-    return Proxy(parts.hostname, number, _login(parts))
+    login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+    basic = f"Basic {base64.b64encode(login.encode()).decode()}"
+    return Proxy(parts.hostname, number, "" if parts.username is None else basic)
 
 
 def connect(address: tuple[str, int], timeout: float) -> socket.socket:
@@ -70,43 +64,21 @@ def connect(address: tuple[str, int], timeout: float) -> socket.socket:
         OSError: there is no connection; the message says what the proxy has answered.
         SettingError: see `proxy_for`.
     """
-    proxy = proxy_for(*address)
-    if proxy is None:
+    host, port = address
+    if (proxy := proxy_for(host, port)) is None:
         return socket.create_connection(address, timeout=timeout)
+    host = f"[{host}]" if ":" in host else host
+    headers = {"Host": f"{host}:{port}"} | ({"Proxy-Authorization": proxy.login} if proxy.login else {})
+    through = HTTPConnection(proxy.host, proxy.port, timeout=timeout)
+    through.set_tunnel(host, port, headers)
     try:
-        connection = socket.create_connection((proxy.host, proxy.port), timeout=timeout)
-    except OSError as error:
-        raise ConnectionError(f"the proxy {proxy.address} cannot be reached: {error.strerror or error}") from None
-    try:
-        target = f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
-        login = f"Proxy-Authorization: Basic {proxy.login}\r\n" if proxy.login else ""
-        connection.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{login}\r\n".encode())
-        answer = _answer(connection)
-        words = answer.split(" ", 2)
-        if not answer.startswith("HTTP/1.") or len(words) < 2 or not words[1].startswith("2"):
-            raise ConnectionError(f"the proxy {proxy.address} answers {answer[:80]!r} for {target}")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _answer(connection: socket.socket) -> str:
-    """Return the first line of the proxy's answer, read byte by byte: the bytes after its end are the server's."""
-    answer = bytearray()
-    while not answer.endswith(b"\r\n\r\n"):
-        byte = connection.recv(1)
-        if not byte or len(answer) > _LONGEST:
-            raise ConnectionError("the proxy ended the connection" if not byte else "the proxy's answer is too long")
-        answer += byte
-    return answer.split(b"\r\n", 1)[0].decode("latin-1")
-
-
-def _login(parts: SplitResult) -> str:
-    if parts.username is None:
-        return ""
-    text = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-    return base64.b64encode(text.encode()).decode()
+        through.connect()
+    except (OSError, HTTPException) as error:
+        through.close()
+        strerror = getattr(error, "strerror", None)
+        problem = "cannot be reached" if strerror else f"does not connect to {host}:{port}"
+        raise ConnectionError(f"the proxy {proxy} {problem}: {strerror or str(error).strip()[:80]}") from None
+    return through.sock
 
 
 def is_loopback(host: str) -> bool:

@@ -59,7 +59,7 @@ def _proxy(work: SiteWork) -> list[Check]:
         proxy = proxy_for(work.credentials.host, work.credentials.port)
     except SettingError as error:
         return [Check("proxy", False, str(error))]
-    return [] if proxy is None else [Check("proxy", True, f"{proxy.address}, since HTTPS_PROXY names it")]
+    return [] if proxy is None else [Check("proxy", True, f"{proxy}, since HTTPS_PROXY names it")]
 
 
 def _rows(work: SiteWork) -> Check:
