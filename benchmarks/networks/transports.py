@@ -29,7 +29,7 @@ from piebald.federation.link.tls import context
 from piebald.federation.link.wire_messages import PIECE, Reply, decode, encode
 
 KINDS = ("frames", "websockets")
-PIECES, AHEAD = 1200, 8  # of a body of 300 MB; under way at a time
+PIECES, AHEAD = 2400, 16  # of a body of 300 MB; under way at a time
 HELLO = encode(Reply(status="done"))
 
 

@@ -21,7 +21,8 @@ from piebald.federation.link.wire_messages import PIECE, WINDOW, Piece, Refused,
 
 TERMS = 16 << 20  # bytes of a run's terms, at most
 WAIT = 20.0  # seconds to wait for any progress of a transfer
-_AHEAD = WINDOW // PIECE  # pieces ahead of what is there
+_LEAST = 1 << 14  # bytes that are under way where a connection breaks again and again
+_AHEAD = WINDOW // _LEAST  # pieces ahead of what is there: as many of the shortest are a window
 _TICK = 0.2  # seconds between two looks at what is wanted, and before a connection is tried again
 _ANSWER = 3.0  # seconds after which the question how much is there is asked again
 _TRIES = 3  # requests for a piece of the terms without an answer
@@ -85,7 +86,7 @@ class _Sending:
     def ask(self) -> None:
         """Ask how much is there; replies to earlier pieces are not looked at any more."""
         if self._there == self._broken_at and self._sent > self._there:  # all that was under way is lost, again
-            self._window = max(self._window // 2, PIECE)
+            self._window = max(self._window // 4, _LEAST)
         self._broken_at, self._sent, self._asked = self._there, self._there, time.monotonic()
         self._replies = SimpleQueue()
         self._send(0, memoryview(b""))
@@ -94,7 +95,7 @@ class _Sending:
         """Send a piece, or wait for a reply where enough is under way."""
         is_full = self._asked > 0 or self._sent >= min(self._there + self._window, len(self._body))
         if not is_full:
-            data = piece_at(self._body, self._sent)
+            data = piece_at(self._body, self._sent, min(PIECE, self._window))
             self._send(self._sent, data)
             self._sent, self.moved = self._sent + len(data), time.monotonic()
         try:
@@ -263,6 +264,6 @@ def _body_of(piece: Piece) -> tuple[str, int, int, str]:
     return piece.run, piece.id, piece.size, piece.digest
 
 
-def piece_at(body: bytes | Body, start: int) -> memoryview:
+def piece_at(body: bytes | Body, start: int, length: int = PIECE) -> memoryview:
     """Return the piece of a body that begins at an offset."""
-    return (memoryview(body) if isinstance(body, bytes) else body)[start : start + PIECE]
+    return (memoryview(body) if isinstance(body, bytes) else body)[start : start + length]

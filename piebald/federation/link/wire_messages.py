@@ -15,8 +15,8 @@ from piebald.core.errors import PiebaldError
 from piebald.core.plain_text import printable
 
 PROTOCOL = 5
-PIECE = 1 << 16  # bytes of a body in one message, at most: a hello may have to wait for one on a slow link
-WINDOW = 64 * PIECE  # bytes of a body that are sent before the receiver has confirmed the first of them
+PIECE = 1 << 17  # bytes of a body in one message, at most: a hello may have to wait for one on a slow link
+WINDOW = 32 * PIECE  # bytes of a body that are sent before the receiver has confirmed the first of them
 HEAD = 1 << 20  # bytes of a head, at most
 LONGEST = PIECE + HEAD + 64  # bytes of a message, at most
 MOST_IDS = 10_000
