@@ -44,7 +44,7 @@ class SecureChannel(SocketChannel):
 
     def __init__(self, connection: SharedSocket, partner: str) -> None:
         self._secured, self.partner = connection, partner
-        self.certificate = connection.getpeercert()
+        self.certificate = connection.certificate
         self.over = threading.Event()
         self.unwelcome = ""
         self.listener: Listener | None = None
@@ -96,7 +96,7 @@ def open_channel(credentials: Credentials, timeout: float, partner: str | None =
 
     def carry(connection: SharedSocket) -> None:
         """Take the first connection of a listed party, and hold it until it ends."""
-        name = _name(connection)
+        name = name_in(connection.certificate)
         if name not in partners or over.is_set():
             log.warning("refused a connection from %s: expected %s", name, " or ".join(partners))
             return
@@ -154,9 +154,3 @@ def _listen(
         raise RuntimeFault(f"the other party did not come to {address} within {timeout:g} seconds") from None
     channel.listener = listener
     return channel
-
-
-def _name(connection: ssl.SSLSocket) -> str:
-    """Return the common name in the other side's certificate, "" for none."""
-    certificate = connection.getpeercert()
-    return name_in(certificate) if certificate else ""

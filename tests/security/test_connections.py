@@ -26,9 +26,14 @@ def open_listener(tmp_path: Path) -> Iterator[Callable[..., Callable[[], ssl.SSL
     """Starts a listener over a function that handles connections; returns what connects to it as a site."""
     folder, running = provisioned(tmp_path), list[tls.Listener]()
 
-    def start(carry: Callable[[Any], None], kind: type[SharedSocket] = SharedSocket) -> Callable[[], ssl.SSLSocket]:
+    def start(
+        carry: Callable[[Any], None],
+        kind: type[SharedSocket] = SharedSocket,
+        look: Callable[[Any], str | None] = lambda _: None,
+    ) -> Callable[[], ssl.SSLSocket]:
         address = ("127.0.0.1", free_port())
-        listener = tls.Listener(address, tls.RenewedContext(folder / "server", True, kind), carry, lambda *_: None)
+        contexts = tls.RenewedContext(folder / "server", True, kind)
+        listener = tls.Listener(address, contexts, carry, lambda *_: None, look)
         running.append(listener)
         threading.Thread(target=listener.serve_forever, args=(0.05,), daemon=True).start()
         made = tls.context(folder / "site-1", False)
@@ -158,6 +163,27 @@ def test_a_member_that_sends_and_does_not_read_stops_nobody_else(tmp_path: Path)
     finally:
         site.stop()
         server.stop()
+
+
+def test_a_connection_that_is_closed_while_it_is_listed_does_not_end_the_listening(open_listener: Any) -> None:
+    """Before, the look at its certificate raised in the thread that accepts, and the server was not reached again."""
+    closed, looked = threading.Event(), threading.Event()
+
+    def carry(secured: SharedSocket) -> None:
+        secured.close()
+        closed.set()
+        assert looked.wait(20)
+
+    def look(certificate: Any) -> None:
+        if closed.is_set():
+            looked.set()
+
+    connect = open_listener(carry, look=look)
+    with connect():
+        assert closed.wait(20)
+        assert looked.wait(20)
+    with connect() as another:
+        assert another.recv(1) == b""
 
 
 def test_no_two_threads_are_in_one_connection_and_none_waits_in_it(

@@ -101,8 +101,7 @@ class Connection(SharedSocket):
     """One connection to a party, over which several threads send frames while one reads.
 
     Attributes:
-        certificate: the other end's, as of `ssl.SSLSocket.getpeercert`.
-        name: the name in it.
+        name: the name in the other end's certificate.
         address: where it connected from, or the address that was connected to; "" where it has gone already.
         farewell: why the other end has ended it, "" as long as it has not.
         ended: whether this end has ended it: what still arrives is not handled.
@@ -114,7 +113,6 @@ class Connection(SharedSocket):
     def share(self, patience: float, ends: bool = False) -> None:
         super().share(patience, ends)
         self._sending, self._answers, self._room = threading.Lock(), deque[tuple[int, bytes]](), threading.Condition()
-        self.certificate = self.getpeercert() or {}
         self.name = printable(name_in(self.certificate), 64) if self.certificate else ""
         with suppress(OSError):
             self.address = str(self.getpeername()[0])
@@ -122,7 +120,7 @@ class Connection(SharedSocket):
     @property
     def expires(self) -> str:
         """When the other end's certificate expires, as a date."""
-        return f"{datetime.fromtimestamp(ssl.cert_time_to_seconds(str(self.certificate['notAfter'])), UTC):%Y-%m-%d}"
+        return f"{datetime.fromtimestamp(ssl.cert_time_to_seconds(self.certificate['notAfter']), UTC):%Y-%m-%d}"
 
     def open(self) -> None:
         """Exchange the openings.

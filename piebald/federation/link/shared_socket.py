@@ -27,8 +27,12 @@ class SharedSocket(ssl.SSLSocket):
 
     `ssl` makes it without calling `__init__`; until `share` is called it is as any other, with a time limit for the
     handshake.
+
+    Attributes:
+        certificate: the other end's, as of `getpeercert`, which must not be asked of a connection that may be closed.
     """
 
+    certificate: Any
     _turn: threading.Lock | nullcontext[None] = nullcontext()
     _ended, _patience, _expires = False, math.inf, math.inf
 
@@ -39,8 +43,9 @@ class SharedSocket(ssl.SSLSocket):
             patience: seconds without a byte, at most.
             ends: whether nothing is read or sent any more once the certificate of the other end has expired.
         """
-        if ends and (certificate := self.getpeercert()):
-            self._expires = ssl.cert_time_to_seconds(str(certificate["notAfter"]))
+        self.certificate = self.getpeercert() or {}
+        if ends and self.certificate:
+            self._expires = ssl.cert_time_to_seconds(self.certificate["notAfter"])
         self._turn, self._patience = threading.Lock(), patience
         self.settimeout(0)
 

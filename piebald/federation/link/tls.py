@@ -134,7 +134,7 @@ class Listener(ThreadingTCPServer):
     ) -> None:  # fmt: skip
         self._contexts, self._carry, self._refusal, self._reject_reason = contexts, carry, refusal, reject_reason
         self._looked = time.monotonic()
-        self._open: dict[SharedSocket, bytes | None] = {}  # and their certificates, the oldest first
+        self._open = list[SharedSocket]()  # the oldest first
         self._lock = threading.Lock()
         super().__init__(address, BaseRequestHandler)
 
@@ -147,19 +147,18 @@ class Listener(ThreadingTCPServer):
             secured = self._contexts.secure(request)
         except (OSError, ValueError) as error:
             return self._refusal(client_address[0], error)
-        if (why := self._reject_reason_of(secured)) is not None:
+        if (why := self._reject_reason(secured.certificate)) is not None:
             return secured.end(why)
         with self._lock:
-            self._open[secured] = certificate = secured.getpeercert(binary_form=True)
-            of_party = [one for one, own in self._open.items() if own == certificate]
+            self._open.append(secured)
+            of_party = [one for one in self._open if one.certificate == secured.certificate]
         for oldest in of_party[:-CONNECTIONS]:
             self._end_soon(oldest, f"its certificate has more than {CONNECTIONS} connections, and this is the oldest")
         try:
             with secured:
                 self._carry(secured)
         finally:
-            with self._lock:
-                self._open.pop(secured, None)
+            self._drop(secured)
 
     def service_actions(self) -> None:
         """Once a second, end the connections of parties that are not admitted any more (called by `serve_forever`)."""
@@ -169,21 +168,17 @@ class Listener(ThreadingTCPServer):
         with self._lock:
             connections = list(self._open)
         for secured in connections:
-            if (why := self._reject_reason_of(secured)) is not None:
+            if (why := self._reject_reason(secured.certificate)) is not None:
                 self._end_soon(secured, why)
 
-    def _reject_reason_of(self, secured: SharedSocket) -> str | None:
-        """Return why the party at the other end is not admitted (any more), None where it is."""
-        try:
-            certificate = secured.getpeercert()
-        except (OSError, ValueError):  # it has ended meanwhile
-            return None
-        return self._reject_reason(certificate) if certificate else None
+    def _drop(self, secured: SharedSocket) -> None:
+        with self._lock:
+            if secured in self._open:
+                self._open.remove(secured)
 
     def _end_soon(self, secured: SharedSocket, why: str) -> None:
         """End a connection in a thread of its own, as the other end may take its time to read the reason."""
-        with self._lock:
-            self._open.pop(secured, None)
+        self._drop(secured)
         threading.Thread(target=secured.end, args=(why,), name="farewell", daemon=True).start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
