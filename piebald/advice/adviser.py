@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from piebald.advice.answer import Advice
 from piebald.advice.client_gains import client_gains
 from piebald.advice.differences import in_points, nearness
+from piebald.advice.ensemble import ensemble
 from piebald.advice.evidence import check, losers, whether_it_pays
 from piebald.advice.families import ALONE, TOGETHER, check_training, entrants
 from piebald.advice.look import look as look_at
@@ -259,6 +260,7 @@ def _answer(
         own=own_methods(scores, chosen.label, higher),
         better_alone=better_alone,
         best_rounds=best_rounds,
+        ensemble=ensemble(finished, chosen, runs),
         # held-out rows are the search's own: another run has none to choose by
         keep="best_for_each" if better_alone and not runs.choosing.held_out else None,
     )

@@ -17,6 +17,7 @@ from rich.filesize import decimal as size
 from piebald.advice.answer_page import Axis, PlainTable, page
 from piebald.advice.client_gains import ClientGain, table
 from piebald.advice.differences import FOUND, SHARES, in_points, nearness
+from piebald.advice.ensemble import Ensemble
 from piebald.advice.evidence import Checked, Evidence, Loser, Pays
 from piebald.advice.families import title_of
 from piebald.advice.more_data import More, outlook, sentences
@@ -33,7 +34,7 @@ from piebald.report.paired import Difference, difference
 from piebald.report.verdict import ScoreVerdict
 from piebald.settings.toml_document import dumps
 
-RECIPE = "recommended.toml"
+RECIPE, ENSEMBLE = "recommended.toml", "ensemble.toml"
 _COLUMNS = (
     "method", "score", "behind", "error", "lr", "megabytes", "steps", "seconds", "rounds", "seeds", "what became of it",
 )  # fmt: skip
@@ -81,6 +82,7 @@ class Advice:
         better_alone: the clients for which training alone is better than the recommendation, beyond chance.
         best_rounds: the server steps after which the recommendation was best on validation rows.
         keep: what a run of the recommendation should keep for clients, see `run`; None for its default.
+        ensemble: the mean of the predictions of the three best methods, None where they could not be averaged.
     """
 
     recommended: str
@@ -116,6 +118,7 @@ class Advice:
     better_alone: Sequence[str] = ()
     best_rounds: int = 0
     keep: str | None = None
+    ensemble: Ensemble | None = None
 
     def tested_gain(self, label: str) -> Difference | None:
         """The difference of the recommendation to a method on test rows, None where there is none."""
@@ -300,7 +303,7 @@ class Advice:
                 f"{self.recommended} is within one {self._unit} of the best tried with a probability of "
                 f"{100 * self.probability:.0f} %."
             )
-        lines += [*self.reasons, *self._more_lines(), *self._loser_lines(), *self._test_lines()]
+        lines += [*self.reasons, self._ensemble_line(), *self._more_lines(), *self._loser_lines(), *self._test_lines()]
         return [line for line in lines if line]
 
     def amount(self, gain: Difference) -> str:
@@ -355,6 +358,14 @@ class Advice:
             "better_alone": list(self.better_alone),
             "keep": self.keep,
             "best_rounds": self.best_rounds,
+            "ensemble": None
+            if self.ensemble is None
+            else {
+                "members": list(self.ensemble.recipes),
+                "score": self.ensemble.score,
+                "gain": asdict(self.ensemble.gain),
+                "bytes": self.ensemble.bytes,
+            },
             "rounds": self.rounds,
             "seeds": list(self.seeds),
             "recipe": self.recipe.model_dump(),
@@ -367,24 +378,32 @@ class Advice:
         """
         head = f"# {printable(self.headline())}\n# Chosen by validation rows; see answer.json.\n"
         head += "".join(f"# {printable(client)}: stay alone\n" for client in self.better_alone)
-        run = {"rounds": self.best_rounds or self.rounds} | ({"keep": self.keep} if self.keep else {})
+        length = {"rounds": self.best_rounds or self.rounds} | ({"keep": self.keep} if self.keep else {})
+        return self._experiment(head, length, {"recipe": _section(self.recipe)})
+
+    def ensemble_toml(self) -> str:
+        """The members of the ensemble as an experiment file, which `piebald compare` takes; empty without one."""
+        if self.ensemble is None:
+            return ""
+        head = "# Their predictions are averaged by piebald predict, given the folder of all runs.\n"
+        members = [{"label": label, **_section(recipe)} for label, recipe in self.ensemble.recipes.items()]
+        return self._experiment(head, {"rounds": self.rounds}, {"recipes": members})
+
+    def _experiment(self, head: str, length: Mapping[str, Any], methods: Mapping[str, Any]) -> str:
         if self.settings is None:
-            return (
-                f"{head}# Write [data], [partition] and [model] yourself: the search was started from Python.\n"
-                + dumps(run)
-                + "\n"
-                + recipes.toml(self.recipe)
-            )
-        # sections of the search: the recommendation is one run
+            head += "# Write [data], [partition] and [model] yourself: the search was started from Python.\n"
+            return head + dumps({**length, **methods})
+        # sections of the search: what is recommended is run once
         left_out = ("recipe", "recipes", "grid", "tune", "advise", "seeds", "out", "label", "rounds", "stop")
         table = {name: value for name, value in self.settings.items() if name not in left_out}
-        recipe = tomllib.loads(recipes.toml(self.recipe))["recipe"]
-        return head + dumps({**run, **table, "seed": self.seeds[0], "recipe": recipe})
+        return head + dumps({**length, **table, "seed": self.seeds[0], **methods})
 
     def save(self, folder: Path) -> None:
-        """Write answer.json, answer.html and recommended.toml into a folder."""
+        """Write answer.json, answer.html, recommended.toml and, where there is one, ensemble.toml into a folder."""
         (folder / "answer.json").write_text(json.dumps(self.plain(), indent=1, ensure_ascii=False), encoding="utf-8")
         (folder / RECIPE).write_text(self.toml(), encoding="utf-8")
+        if self.ensemble is not None:
+            (folder / ENSEMBLE).write_text(self.ensemble_toml(), encoding="utf-8")
         (folder / "answer.html").write_text(self.page(), encoding="utf-8")
 
     def page(self) -> str:
@@ -474,6 +493,20 @@ class Advice:
         near = nearness(self.metric, list(self.curve.values())[-1])
         return outlook(f"more {part.what}", part.gain, self.higher_is_better, near)
 
+    def _ensemble_line(self) -> str:
+        """Return what averaging the predictions of several methods would gain, and how that is done."""
+        if self.ensemble is None:
+            return ""
+        times = self.ensemble.bytes / self.cost.bytes if self.cost.bytes else 0.0
+        score = MetricFormat(self.metric).value(self.ensemble.score)
+        sends = f"{times:.2g} times as much" if times else size(round(self.ensemble.bytes))
+        compare = f"piebald compare {self.folder / ENSEMBLE} --out ensemble; " if self.folder else ""
+        return (
+            f"Where sites may send {sends}: the mean of the predictions of {names(list(self.ensemble.recipes))} "
+            f"reaches {score} on validation rows, against {self.recommended} "
+            f"{self.amount(self.ensemble.gain)}.  {compare}piebald predict ensemble averages all runs in that folder."
+        )
+
     def _more_lines(self) -> list[str]:
         if self.more is None:
             return ["What more rows or clients would change was not tried: leave out more_data = false."]
@@ -540,6 +573,11 @@ def round_up(number: float) -> int:
     """
     unit: int = 10 ** max(0, math.floor(math.log10(max(number, 1))) - 1)
     return math.ceil(number / unit) * unit
+
+
+def _section(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as the section of an experiment file."""
+    return dict(tomllib.loads(recipes.toml(recipe))["recipe"])
 
 
 def _by_client(checked: Checked) -> list[float | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +13,7 @@ from piebald.advice.race import Runner
 from piebald.advice.tuning.trial_runs import TrialRuns
 from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.page.wording import plural
-from piebald.report.paired import Scores, difference
+from piebald.report.paired import common_seeds, difference
 
 Floats = NDArray[np.float64]
 _FEWEST = 4  # clients of a half
@@ -33,12 +35,9 @@ def reasons(chosen: Runner, alone: Runner | None, together: Runner | None, runs:
 
 def _gain(chosen: Runner, rival: Runner, higher: bool) -> Floats:
     """Return the gain of each client [c], the mean over common seeds."""
-    seeds = [seed for seed in chosen.last.seeds if seed in rival.last.seeds]
-    rows = [
-        chosen.last.values[list(chosen.last.seeds).index(seed)] - rival.last.values[list(rival.last.seeds).index(seed)]
-        for seed in seeds
-    ]
-    gains = Scores(np.array(rows), chosen.last.clients, seeds).client_means()
+    seeds = common_seeds([chosen.last, rival.last])
+    ours, theirs = (runner.last.of_seeds(seeds) for runner in (chosen, rival))
+    gains = replace(ours, values=ours.values - theirs.values).client_means()
     return np.asarray(gains if higher else -gains, dtype=np.float64)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from piebald.cli.app import SharedOptions, check_run, command, is_transfer, search_plugins
+from piebald.cli.app import SharedOptions, check_run, command, is_search, is_transfer, search_plugins
 from piebald.cli.printing import print_json
 from piebald.core.errors import SettingError, unknown
 
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
 @command("plugins", "as_json", "quiet")
 def predict(
     options: SharedOptions,
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A folder of a run, trees, or a site's credentials.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help="A folder of a run, or of several whose answers are averaged; trees, or a site's credentials.",
+        ),
+    ],
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="The rows: .csv, .tsv, .parquet, or .npz with x.")],
     client: Annotated[
         str | None, typer.Option(help="The name of the client whose model it is; the global model by default.")
@@ -28,6 +35,10 @@ def predict(
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Fit a temperature of the probabilities to validation rows.")
     ] = False,
+    threshold: Annotated[
+        str | None, typer.Option(help="Name the class of two, by the best threshold for f1, sensitivity=0.9, ...")
+    ] = None,
+    pooled: Annotated[bool, typer.Option("--pooled", help="Choose one threshold on the rows of all clients.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="A CSV file; printed without it.")] = None,
 ) -> None:
     """Predict for the rows of a table: probabilities of the classes, or values in the target's unit."""
@@ -39,23 +50,28 @@ def predict(
     if out is not None and out.resolve() == rows.resolve():
         raise SettingError(f"--out would overwrite the rows {rows}: name another file")
     if (folder / "credentials.json").is_file():
-        if client is not None or cluster is not None or calibrate:
-            raise SettingError(f"{folder} has one model, that of its site: leave --client, --cluster, --calibrate out")
+        if client is not None or cluster is not None or calibrate or threshold:
+            raise SettingError(f"{folder} has one model, that of its site: give no options but --out")
         from piebald.federation.site.site_model import site_predictor
 
         predictions, model = site_predictor(folder).predict(rows), "the site's model"
     elif (folder / "trees.json").is_file():
-        if cluster is not None or calibrate:
-            raise SettingError("--cluster and --calibrate are for runs of a recipe, and these are trees: leave it out")
+        if cluster is not None or calibrate or threshold:
+            raise SettingError("--cluster, --calibrate and --threshold are for runs of a recipe, and these are trees")
         predictions, model = _of_trees(folder, rows, client)
     else:
         search_plugins(folder)
         from piebald.runs.run import opened
 
-        with opened(folder, plugins=options.plugins or ()) as run:
-            predictions = run.predict(rows, client, cluster=cluster, calibrate=calibrate)
-            model = "the global model" if client is None else f"the model of {client}"
-            model = model if cluster is None else f"the model of cluster {cluster}"
+        tables = []
+        for place in _runs_in(folder):
+            with opened(place, plugins=options.plugins or ()) as run:
+                chosen: dict[str, Any] = {"threshold": threshold, "pooled": pooled}
+                tables.append(run.predict(rows, client, cluster=cluster, calibrate=calibrate, **chosen))
+        predictions = mean_of(tables)
+        model = "the global model" if client is None else f"the model of {client}"
+        model = model if cluster is None else f"the model of cluster {cluster}"
+        model = model if len(tables) == 1 else f"{model} in {len(tables)} runs, their mean"
     if out is not None:
         _write(predictions, out)
     if options.as_json:
@@ -66,6 +82,34 @@ def predict(
     else:
         options.say(f"{len(predictions):,} rows predicted with {model}: {out}")
     return None
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Return the folder of a run, or the runs of a comparison in it."""
+    from piebald.storage.schema import DATABASE
+
+    if is_search(folder):
+        raise SettingError(
+            f"{folder} holds a search with runs of many kinds: run its recommended.toml, and name that run"
+        )
+    below = [] if (folder / DATABASE).exists() else sorted(path.parent for path in folder.rglob(DATABASE))
+    return below or [folder]
+
+
+def mean_of(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the mean of the predictions of several runs for the same rows.
+
+    Raises:
+        SettingError: runs predict different things, or words.
+    """
+    first = tables[0]
+    if len(tables) == 1:
+        return first
+    if any(list(table.columns) != list(first.columns) for table in tables):
+        raise SettingError("the runs in this folder predict different things, so there is no mean: name one run")
+    if first.select_dtypes("number").shape[1] < first.shape[1]:
+        raise SettingError("words cannot be averaged: name one run")
+    return sum(tables[1:], first) / len(tables)
 
 
 def _of_trees(folder: Path, rows: Path, client: str | None) -> tuple[pd.DataFrame, str]:

@@ -135,7 +135,7 @@ class ScoringEngine:
     def row_scores(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         """The main metric of each row, as `contracts.ClientContext.row_scores` describes."""
         (outputs,), targets, sizes = self._outputs(clients, [model], split)
-        return self._of_each_row(self._main, outputs, targets, sizes, self._main_of_rows)
+        return self._of_each_row(self._main, outputs, targets, sizes, values_of_rows)
 
     def constant_scores(
         self, clients: Sequence[int], constants: Tensor, split: Split
@@ -152,18 +152,13 @@ class ScoringEngine:
             if hasattr(metric, "update") or has_value_for_each(metric):
                 scores[name] = self._measured(metric, has_value_for_each(metric), outputs, targets, sizes)
         each = outputs if hasattr(self._main, "update") or has_value_for_each(self._main) else None
-        values, counts = self._of_each_row(self._main, each, targets, sizes, self._main_of_rows)
+        values, counts = self._of_each_row(self._main, each, targets, sizes, values_of_rows)
         return scores, counts, values
 
     @property
     def _main(self) -> Any:
         """The main metric."""
         return next(iter(self.work.objective.metrics.values()), self.work.objective.loss)
-
-    @property
-    def _main_of_rows(self) -> Callable[[Any, Any, Any], Tensor]:
-        """The values of rows, of which the main metric is the mean."""
-        return each_loss if has_value_for_each(self._main) else pseudo_values
 
     def _of_each_row(
         self,
@@ -359,6 +354,11 @@ def pseudo_values(measure: object, outputs: Any, targets: Any) -> Tensor:
     without = torch.stack([value_of(measure, *part) for part in parts] or [torch.tensor(torch.nan)])
     values = value_of(measure, outputs, targets) + (groups - 1) * (without.mean() - without)
     return values if bool(values.isfinite().all()) else torch.full_like(values, torch.nan)
+
+
+def values_of_rows(measure: Any, outputs: Any, targets: Any) -> Tensor:
+    """The values of rows, of which a metric is the mean: its own, or those of a jackknife."""
+    return (each_loss if has_value_for_each(measure) else pseudo_values)(measure, outputs, targets)
 
 
 def by_client(outputs: Any, targets: Any, sizes: Sequence[int]) -> Iterator[tuple[Any, Any]]:

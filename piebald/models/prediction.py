@@ -217,11 +217,14 @@ class Predictor:
         module: the model.
         inputs: how rows become inputs.
         meaning: what its outputs mean.
+        threshold: the probability of the second of two classes from which a row is taken for it, before any
+            temperature; None where predictions name no class.
     """
 
     module: nn.Module
     inputs: RawInputs
     meaning: OutputMeaning
+    threshold: float | None = None
 
     def predict(self, rows: Any) -> pd.DataFrame:
         """Return predictions for rows, one row for each of them.
@@ -230,8 +233,8 @@ class Predictor:
             rows: see `RawInputs.read`.
 
         Returns:
-            A column for the probability of each class by its name, or for each number to predict.  A table's row
-            labels are kept.
+            A column for the probability of each class by its name, or for each number to predict, and with a threshold
+            the class, as "class".  A table's row labels are kept.
 
         Raises:
             SettingError: see `RawInputs.read`.
@@ -241,7 +244,12 @@ class Predictor:
         if isinstance(rows, str | Path):
             rows = _read(Path(rows))
         index = rows.index if is_frame(rows) else None
-        return pd.DataFrame(self.meaning.table(self.outputs(self.inputs.read(rows))), index=index)
+        outputs = self.outputs(self.inputs.read(rows))
+        table = self.meaning.table(outputs)
+        if self.threshold is not None:
+            is_second = (outputs[:, 1] - outputs[:, 0]).double() > math.log(self.threshold / (1 - self.threshold))
+            table["class"] = np.array(self.meaning.names, dtype=object)[is_second.long().numpy()]
+        return pd.DataFrame(table, index=index)
 
     def scoring(self) -> Scoring:
         """Return what a program must know to score rows with the exported module alone."""
@@ -279,6 +287,24 @@ class Predictor:
         outputs = torch.cat([self.outputs(part.x) for part in labelled])
         targets = torch.cat([pytree.single(part.y, "calibrate") for part in labelled])
         return replace(self, meaning=self.meaning.calibrated(outputs, targets))
+
+
+def mean_outputs(outputs: Sequence[Tensor], kind: AnswerKind) -> Tensor:
+    """Return outputs whose answers are the mean of those of several models.
+
+    Args:
+        outputs: [n, ...] of each model for the same rows.
+        kind: of the answers; of classes, labels and places probabilities are averaged.
+
+    Examples:
+        >>> sure, unsure = torch.tensor([[0.0, 3.0]]), torch.tensor([[0.0, 0.0]])
+        >>> mean_outputs([sure, unsure], "classes").softmax(1).round(decimals=2)
+        tensor([[0.2700, 0.7300]])
+    """
+    stack = torch.stack(list(outputs)).double()
+    if kind in ("classes", "places"):
+        return stack.log_softmax(-1).logsumexp(0)
+    return torch.sigmoid(stack).mean(0).logit() if kind == "labels" else stack.mean(0)
 
 
 def _read(path: Path) -> Any:

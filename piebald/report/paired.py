@@ -206,7 +206,7 @@ def level(scores: Scores, *, bounds: tuple[float, float] | None = None, untraine
     rows = sum(scores.sizes) if scores.counted and bounds == (0, 1) else 0
     if kind == "interval" and rows and min(mean, 1 - mean) * rows < _FEW:
         # clients with hardly a wrong row among theirs show no spread: their rows alone leave this much open
-        ends = _wilson(mean, rows)
+        ends = wilson(mean, rows)
         low, high = min(low, ends[0]), max(high, ends[1])
     if bounds is not None:  # a mean of ones may be rounded up
         mean, low, high = (min(max(end, bounds[0]), bounds[1]) for end in (mean, low, high))
@@ -338,9 +338,9 @@ def _votes(a: Scores, b: Scores) -> Floats:
     return np.array([min(votes[name], vote) for name, vote in zip(b.clients, b.votes, strict=True) if name in votes])
 
 
-def _wilson(share: float, rows: int) -> tuple[float, float]:
+def wilson(share: float, rows: int) -> tuple[float, float]:
     """The 95 % score interval of a share of rows (Wilson 1927)."""
-    square = 1.96**2 / max(rows, 1)
+    square = 1.959964**2 / max(rows, 1)
     centre, half = share + square / 2, np.sqrt(square * (share * (1 - share) + square / 4))
     return float((centre - half) / (1 + square)), float((centre + half) / (1 + square))
 

@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from piebald.core import pytree
@@ -27,10 +29,11 @@ from piebald.data.clients.sites import RecordedClients
 from piebald.data.clients.standardise import Standardisation, constants_of_run
 from piebald.data.preparation import Preparation
 from piebald.core.pytree import Tree
-from piebald.storage.run_folder import read_chosen_model, read_temperature, write_temperature
+from piebald.storage.run_folder import read_chosen_model, read_fitted, write_fitted
 from piebald.storage.store import RunStore
 from piebald.report.page.wording import names
 from piebald.report.tables import History
+from piebald.runs.thresholds import best_threshold, parsed, rates
 from piebald.models.prediction import HOTTEST, OutputMeaning, Predictor, RawInputs
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.serve_stack import personal_model
@@ -139,7 +142,13 @@ class Run(History):
 
     @checked
     def predictor(
-        self, client: int | str | None = None, *, cluster: int | None = None, calibrate: bool = False
+        self,
+        client: int | str | None = None,
+        *,
+        cluster: int | None = None,
+        calibrate: bool = False,
+        threshold: str | None = None,
+        pooled: bool = False,
     ) -> Predictor:
         """Return a model with the way from raw rows to its inputs, and from its outputs to answers.
 
@@ -148,6 +157,7 @@ class Run(History):
             cluster: the number of the cluster whose model it is, instead of a client's.
             calibrate: divide scores by the temperature of the lowest loss on the validation rows of the client, or of
                 all clients; it is kept in the run folder, so that the rows are needed once.
+            threshold, pooled: also name the class, see `threshold`.
 
         Raises:
             SettingError: the run has no such model, every client has private layers and none is named, or there are no
@@ -170,10 +180,14 @@ class Run(History):
             meaning = meaning.in_unit_of(self.preparation)
         inputs = replace(self._raw_inputs(), client=None if number is None else self.client_names[number])
         predictor = Predictor(module, inputs, meaning)
+        if threshold is not None:
+            if cluster is not None:
+                raise SettingError("threshold is chosen for the global model or that of a client: leave cluster out")
+            predictor = replace(predictor, threshold=self.threshold(threshold, number, pooled=pooled))
         if not calibrate:
             return predictor
         model = f"client {number}" if number is not None else "global" if cluster is None else f"cluster {cluster}"
-        kept = None if self.path is None else read_temperature(self.path, self._version, model)
+        kept = None if self.path is None else read_fitted(self.path, self._version, model)
         if kept is not None and 1 / HOTTEST <= kept <= HOTTEST:
             return replace(predictor, meaning=replace(predictor.meaning, temperature=kept))
         if isinstance(self._clients, RowsAtSites) and self._clients.elsewhere:
@@ -181,7 +195,7 @@ class Run(History):
         calibrating = range(len(self._clients)) if number is None else [number]
         calibrated = predictor.calibrated(self._clients.rows(place, "validation") for place in calibrating)
         if self.path is not None:
-            write_temperature(self.path, self._version, model, calibrated.meaning.temperature)
+            write_fitted(self.path, self._version, model, calibrated.meaning.temperature)
         return calibrated
 
     @checked
@@ -192,6 +206,8 @@ class Run(History):
         *,
         cluster: int | None = None,
         calibrate: bool = False,
+        threshold: str | None = None,
+        pooled: bool = False,
     ) -> pd.DataFrame:
         """Predict for raw rows.
 
@@ -199,6 +215,7 @@ class Run(History):
             rows: a pandas DataFrame, the path of a table or of an .npz file with an array x, or inputs as arrays, as
                 the run's source has them.  Columns are found by their names; others, like the target, are not used.
             client, cluster, calibrate: see `predictor`.
+            threshold, pooled: also name the class, see `threshold`.
 
         Returns:
             A row for each of them, with the probability of each class by its name, or the numbers to predict.
@@ -214,7 +231,96 @@ class Run(History):
             >>> run.predict(clients.rows(0, "test").x, client=0).shape
             (20, 10)
         """
-        return self.predictor(client, cluster=cluster, calibrate=calibrate).predict(rows)
+        settings: dict[str, Any] = {"cluster": cluster, "calibrate": calibrate}
+        return self.predictor(client, **settings, threshold=threshold, pooled=pooled).predict(rows)
+
+    @checked
+    def threshold(self, criterion: str, client: int | str | None = None, *, pooled: bool = False) -> float:
+        """Return the probability of the second of two classes from which a row is to be taken for it.
+
+        It is the best by the criterion on validation rows, and is kept in the run folder, so that they are needed once.
+
+        Args:
+            criterion: "accuracy", "balanced_accuracy" or "f1", as the metrics of these names; or a least share, such as
+                "sensitivity=0.9", at which the specificity is as large as can be, or "specificity=0.9".
+            client: whose model and rows; None takes the global model and all rows.
+            pooled: take one threshold for all clients' own models on all their rows, where each has few.
+
+        Raises:
+            SettingError: there is no such criterion, there are not two classes, or no validation rows of both here.
+        """
+        parsed(criterion)
+        number = None if client is None else self._number_of_model(client)
+        whose = "global" if number is None else "all clients" if pooled else f"client {number}"
+        name = f"{whose}, threshold for {criterion.replace(' ', '')}"
+        kept = None if self.path is None else read_fitted(self.path, self._version, name)
+        if kept is not None and 0 < kept < 1:
+            return kept
+        judged = range(len(self._clients)) if number is None or pooled else [number]
+        parts = [self._leads(place, "validation", by_global=number is None) for place in judged]
+        leads, positive = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        chosen = best_threshold(leads, positive, criterion)
+        if chosen is None:
+            who = "the clients have" if len(judged) > 1 else f"{self.client_names[judged[0]]} has"
+            raise SettingError(
+                f"threshold needs validation rows of both classes, and {who} not both: give more with validation in "
+                "[split], or take one for all clients with pooled"
+            )
+        if self.path is not None:
+            write_fitted(self.path, self._version, name, chosen)
+        return chosen
+
+    @checked
+    def at_thresholds(self, criterion: str, *, pooled: bool = False, split: Split = "test") -> pd.DataFrame:
+        """Score each client's model at its threshold, and at a half.
+
+        Args:
+            criterion, pooled: see `threshold`.
+            split: of the rows that are scored; thresholds are chosen on validation rows in any case.
+
+        Returns:
+            A row for each client that has rows, by name: its `threshold`, its `rows`, and for each of accuracy,
+            balanced_accuracy, f1, sensitivity and specificity the value there and, as "f1 at 0.5", at a half.
+        """
+        import pandas as pd
+
+        table = {}
+        for number, name in enumerate(self.client_names):
+            leads, positive = self._leads(number, split)
+            if len(leads):
+                chosen = self.threshold(criterion, number, pooled=pooled)
+                at, half = (rates(np.array([cut]), leads, positive) for cut in (np.log(chosen / (1 - chosen)), 0.0))
+                table[name] = {"threshold": chosen, "rows": len(leads), **{metric: at[metric][0] for metric in at}}
+                table[name] |= {f"{metric} at 0.5": half[metric][0] for metric in half}
+        return pd.DataFrame.from_dict(table, orient="index")
+
+    def _leads(self, client: int, split: Split, by_global: bool = False) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """The second class's lead in a client's rows [n], and whether they are of it [n]."""
+        outputs, targets = self.outputs(client, split, by_global=by_global)
+        if len(self._clients.classes or ()) != 2 or outputs.shape[1:] != (2,):
+            raise SettingError("a threshold is for two classes and a model with an output for each, which this run has not")
+        labels = pytree.single(targets, "a threshold")
+        return (outputs[:, 1] - outputs[:, 0]).double().numpy(), (labels == 1).numpy()
+
+    @checked
+    def outputs(self, client: int | str, split: Split, *, by_global: bool = False) -> tuple[Tensor, Tree]:
+        """Return the outputs [n, ...] of a client's model for its own rows that have a target, and their targets.
+
+        Args:
+            client: whose rows, and whose model.
+            split: of the rows.
+            by_global: take the global model instead.
+
+        Raises:
+            SettingError: see `model`, or the rows are at their sites.
+        """
+        number = self.number(client)
+        if isinstance(self._clients, RowsAtSites) and self._clients.elsewhere:
+            raise SettingError(f"the rows of client {number} are at its site, and none are here")
+        rows, domain = self._clients.rows(number, split), self.work.objective.domain
+        if domain is not None and len(rows):
+            rows = rows[domain.known_rows(rows.y)]
+        return self.predictor(None if by_global else number).outputs(rows.x), rows.y
 
     def _raw_inputs(self) -> RawInputs:
         """Return the way from rows as the source has them to the models' inputs."""
@@ -237,7 +343,9 @@ class Run(History):
             if self.work.layout.private:
                 advice = "and no global one: fit one to a new client with piebald adapt"
             else:
-                clusters = f"and of clusters {names([*map(str, self.cluster_models)])}, " * (len(self.cluster_models) > 1)
+                clusters = f"and of clusters {names([*map(str, self.cluster_models)])}, " * (
+                    len(self.cluster_models) > 1
+                )
                 advice = f"{clusters}and a global one: leave client out for that, or fit one with piebald adapt"
             raise SettingError(f"{error}; the run has {models} {advice}") from None
 

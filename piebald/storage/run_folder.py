@@ -19,7 +19,7 @@ from piebald.storage.lock import refuse_links
 from piebald.storage.schema import DATABASE
 
 START = "start.safetensors"  # what a run took over, see `lineage`
-TEMPERATURES = "temperatures.json"  # by which scores of models are divided, where that was asked for
+FITTED = "temperatures.json"  # of models, and thresholds of classes, where they were asked for
 UNFINISHED = DATABASE + ".part"
 _LEFTOVERS = {"run.lock", START, START + ".part", UNFINISHED, UNFINISHED + "-wal", UNFINISHED + "-shm"}
 
@@ -85,30 +85,30 @@ def read_chosen_model(folder: Path, client: int) -> Tensor:
     return tensor_files.pick(folder, _name(client))["model"]
 
 
-def read_temperature(folder: Path, version: int, model: str) -> float | None:
-    """Return the temperature that was fitted to a model of a run, None where there is none.
+def read_fitted(folder: Path, version: int, model: str) -> float | None:
+    """Return a number that was fitted to a model of a run, as a temperature or a threshold, None where there is none.
 
     Args:
         folder: the run folder.
         version: the server step of the models.
-        model: the name of the model.
+        model: the name of the model, with that of the number where it is no temperature.
     """
     with suppress(OSError, ValueError, KeyError, TypeError):
-        stored = read_json(folder / TEMPERATURES)
+        stored = read_json(folder / FITTED)
         if stored["version"] == version:
             return float(stored["models"][model])
     return None
 
 
-def write_temperature(folder: Path, version: int, model: str, temperature: float) -> None:
-    """Keep the temperature of a model, if the folder can be written; those of other versions are dropped."""
+def write_fitted(folder: Path, version: int, model: str, number: float) -> None:
+    """Keep a number that was fitted to a model, if the folder can be written; those of other versions are dropped."""
     stored: Any = {}
     with suppress(OSError, ValueError):
-        stored = read_json(folder / TEMPERATURES)
+        stored = read_json(folder / FITTED)
     same = isinstance(stored, dict) and stored.get("version") == version and isinstance(stored.get("models"), dict)
-    content = {"version": version, "models": {**(stored["models"] if same else {}), model: temperature}}
+    content = {"version": version, "models": {**(stored["models"] if same else {}), model: number}}
     with suppress(OSError):
-        tensor_files.write_bytes(folder, TEMPERATURES, json.dumps(content, indent=1).encode())
+        tensor_files.write_bytes(folder, FITTED, json.dumps(content, indent=1).encode())
 
 
 def _name(client: int) -> str:

@@ -96,6 +96,24 @@ def test_what_does_not_fit_is_one_sentence(command, finished, tmp_path: Path, wo
     assert len(told.err.splitlines()) == 1
 
 
+def test_the_runs_of_a_folder_are_averaged(command, finished, kept: Path, tmp_path: Path) -> None:
+    """Of probabilities that is the mean; a search, whose runs are many kinds, is refused."""
+    other = (kept / "file.toml").read_text().replace("rounds = 2", "rounds = 1")
+    (tmp_path / "other.toml").write_text(other)
+    assert command("run", "other.toml", "--out", tmp_path / "both" / "second", "-q").code == 0
+    shutil.copytree(finished, tmp_path / "both" / "first")
+    single = [
+        pd.read_csv(io.StringIO(command("predict", tmp_path / "both" / name, "new.csv", "--client", "b").out))
+        for name in ("first", "second")
+    ]
+    told = command("predict", "both", "new.csv", "--client", "b", "--out", "mean.csv")
+    assert told.out == "9 rows predicted with the model of b in 2 runs, their mean: mean.csv\n"
+    assert not np.allclose(*single)
+    np.testing.assert_allclose(pd.read_csv(tmp_path / "mean.csv"), (single[0] + single[1]) / 2)
+    (tmp_path / "both" / "search.json").write_text("{}")
+    assert "both holds a search with runs of many kinds" in command("predict", "both", "new.csv").err
+
+
 @pytest.mark.parametrize("recipe", ["fedavg", "ditto"])
 def test_a_run_predicts_where_its_source_is_gone(command, tmp_path: Path, recipe: str) -> None:
     """What needs rows says so, and a temperature that was fitted before is kept."""
@@ -153,7 +171,7 @@ def test_trees_predict_too(command, tmp_path: Path) -> None:
     for words, sentence in [
         (["less.csv"], "the table has no column 'ward', which the preparation reads: add it"),
         (["new.csv", "--client", "z"], "there is no client 'z': choose one of: a, b, c"),
-        (["new.csv", "--calibrate"], "--cluster and --calibrate are for runs of a recipe"),
+        (["new.csv", "--calibrate"], "--cluster, --calibrate and --threshold are for runs of a recipe"),
     ]:
         told = command("predict", "trees", *words)
         assert told.code == 2

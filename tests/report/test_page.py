@@ -16,8 +16,8 @@ from piebald.core.errors import RunFolderError
 from piebald.report import write_report
 from piebald.report.comparison import Comparison
 from piebald.report.page import charts, markup
-from piebald.report.page.client_section import wilson
 from piebald.report.page.report_page import render
+from piebald.report.paired import wilson
 from piebald.report.tables import History
 
 VOID = {"meta", "link", "line", "rect", "br", "img"}

@@ -375,9 +375,9 @@ def test_a_value_that_is_no_json_costs_nothing(store):
 
 @pytest.mark.parametrize("text", ["[]", '{"version": 3, "models": [1]}', '{"version": 3}', "3", "{"])
 def test_temperatures_that_are_none_are_replaced(tmp_path: Path, text: str) -> None:
-    (tmp_path / run_folder.TEMPERATURES).write_text(text)
-    assert run_folder.read_temperature(tmp_path, 3, "global") is None
-    run_folder.write_temperature(tmp_path, 3, "global", 1.5)
-    run_folder.write_temperature(tmp_path, 3, "client 1", 2.0)
-    assert run_folder.read_temperature(tmp_path, 3, "global") == 1.5
-    assert run_folder.read_temperature(tmp_path, 4, "global") is None
+    (tmp_path / run_folder.FITTED).write_text(text)
+    assert run_folder.read_fitted(tmp_path, 3, "global") is None
+    run_folder.write_fitted(tmp_path, 3, "global", 1.5)
+    run_folder.write_fitted(tmp_path, 3, "client 1", 2.0)
+    assert run_folder.read_fitted(tmp_path, 3, "global") == 1.5
+    assert run_folder.read_fitted(tmp_path, 4, "global") is None

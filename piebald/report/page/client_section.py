@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from piebald.report.page import markup
 from piebald.report.page.charts import series, short
 from piebald.report.page.markup import Cell, Chart
 from piebald.report.page.wording import NONE, MetricFormat
+from piebald.report.paired import wilson
 from piebald.report.row_noise import COUNTED
 from piebald.report.tables import mean
 
@@ -124,13 +124,6 @@ def _gain(row: Row, base: str, sign: int, shown: MetricFormat) -> Cell:
     best = max(rivals, key=lambda label: sign * row.values[label])
     gained = row.values[best] - row.values[base]
     return markup.sorted_by(markup.small(shown.difference(gained), best), gained)
-
-
-def wilson(share: float, rows: int) -> tuple[float, float]:
-    """Return the 95% score interval of a share of rows (Wilson 1927)."""
-    z2 = 1.959964**2 / rows
-    half = math.sqrt(z2 * (share * (1 - share) + z2 / 4))
-    return (share + z2 / 2 - half) / (1 + z2), (share + z2 / 2 + half) / (1 + z2)
 
 
 def dots(comparison: Comparison) -> Chart | None:

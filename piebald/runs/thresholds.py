@@ -1,0 +1,91 @@
+"""Thresholds of two classes: from which probability of the second class on a row is taken for it.
+
+A half is right where both mistakes cost the same and probabilities are right.  Where one class is rare, a model that is
+right on most rows may recognise none of it; a threshold that is chosen on validation rows mends that without training.
+
+Source: Lipton, Elkan and Naryanaswamy, *Optimal thresholding of classifiers to maximize F1 measure*, ECML PKDD 2014.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from piebald.core.errors import SettingError
+
+Floats = NDArray[np.float64]
+CRITERIA = ("accuracy", "balanced_accuracy", "f1")
+LEAST = ("sensitivity", "specificity")  # of which the other one is the best that leaves this one at least a share
+
+
+def best_threshold(leads: Floats, positive: NDArray[np.bool_], criterion: str) -> float | None:
+    """Return the threshold that is best by a criterion, the one nearest to a half where several are.
+
+    Args:
+        leads: the second class's scores less those of the first [n], the logits of its probability.
+        positive: whether rows are of the second class [n].
+        criterion: one of `CRITERIA`, or, as "sensitivity=0.9", the least value of one of `LEAST`.
+
+    Returns:
+        A probability; None without rows of both classes.
+
+    Raises:
+        SettingError: there is no such criterion.
+
+    Examples:
+        The third row is ill, and is recognised from a threshold of 0.3 down.
+
+        >>> leads = np.log(np.array([0.1, 0.2, 0.4, 0.9]) / np.array([0.9, 0.8, 0.6, 0.1]))
+        >>> round(best_threshold(leads, np.array([False, False, True, True]), "f1"), 2)
+        0.29
+    """
+    name, least = parsed(criterion)
+    if positive.all() or not positive.any():
+        return None
+    values = np.unique(leads)
+    cuts = np.concatenate([[values[0] - 1], (values[1:] + values[:-1]) / 2, [values[-1] + 1]])
+    shares = rates(cuts, leads, positive)
+    if least is None:
+        goodness = shares[name]
+    else:
+        other = shares[LEAST[1 - LEAST.index(name)]]
+        goodness = np.where(shares[name] >= least, other, -1.0)
+    best = cuts[goodness >= goodness.max() - 1e-12]
+    return 1 / (1 + math.exp(-float(best[np.abs(best).argmin()])))
+
+
+def rates(cuts: Floats, leads: Floats, positive: NDArray[np.bool_]) -> Mapping[str, Floats]:
+    """The metrics of two classes where rows with a lead above a cut are taken for the second, each [cuts]."""
+    ill, well = np.sort(leads[positive]), np.sort(leads[~positive])
+    missed, spared = (np.searchsorted(scores, cuts, side="right").astype(float) for scores in (ill, well))
+    hit, wrong = len(ill) - missed, len(well) - spared
+    mistakes = missed + wrong
+    with np.errstate(invalid="ignore"):  # without rows of a class its share is undefined
+        sensitivity, specificity = hit / len(ill) if len(ill) else hit * np.nan, (
+            spared / len(well) if len(well) else spared * np.nan)  # fmt: skip
+        f1 = (2 * hit / (2 * hit + mistakes) + 2 * spared / (2 * spared + mistakes)) / 2
+    return {
+        "accuracy": (hit + spared) / max(1, len(leads)),
+        "balanced_accuracy": np.nanmean([sensitivity, specificity], axis=0),
+        "f1": f1,
+        "sensitivity": sensitivity,
+        "specificity": specificity,
+    }
+
+
+def parsed(criterion: str) -> tuple[str, float | None]:
+    """Return the name of a criterion and its least value, None for one that is to be the largest."""
+    name, _, text = criterion.replace(" ", "").partition("=")
+    try:
+        least = float(text) if text else None
+    except ValueError:
+        least = math.nan
+    if (name in CRITERIA and not text) or (name in LEAST and least is not None and 0 < least <= 1):
+        return name, least
+    raise SettingError(
+        f"threshold must be one of {', '.join(CRITERIA)}, or a least share such as sensitivity=0.9 or "
+        f"specificity=0.9, got {criterion!r}"
+    )
