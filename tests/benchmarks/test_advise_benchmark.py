@@ -131,6 +131,18 @@ def test_eight_data_sets_and_at_least_24_federations(parts: tuple[Any, Any, Any]
     assert len({one.rows for one in known.FEDERATIONS}) >= 6
 
 
+def test_what_is_held_back_is_whole_and_of_other_data_sets(parts: tuple[Any, Any, Any]) -> None:
+    _, known, score = parts
+    held = known.known_federations(FOLDER / "truth", score.HELD_BACK)
+    assert [one.name for one in held] == [one.name for one in score.HELD_BACK]
+    assert not {one.federation.data_set for one in held} & {one.data_set for one in known.FEDERATIONS}
+    for one in held:
+        naive = score.judged(one, score.NAIVE, [])
+        assert naive.regret == pytest.approx(one.best - one.naive)
+        assert (naive.pays, naive.silent, naive.cost) == (0, 1, 0)
+    assert next(one for one in held if one.name == "adult").naive > 70  # most earn less than 50,000 dollars
+
+
 def test_the_truth_is_made_in_parts(
     parts: tuple[Any, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
