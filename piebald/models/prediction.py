@@ -298,8 +298,8 @@ def mean_outputs(outputs: Sequence[Tensor], kind: AnswerKind) -> Tensor:
 
     Examples:
         >>> sure, unsure = torch.tensor([[0.0, 3.0]]), torch.tensor([[0.0, 0.0]])
-        >>> mean_outputs([sure, unsure], "classes").softmax(1).round(decimals=2)
-        tensor([[0.2700, 0.7300]])
+        >>> mean_outputs([sure, unsure], "classes").softmax(1).numpy().round(2).tolist()
+        [[0.27, 0.73]]
     """
     stack = torch.stack(list(outputs)).double()
     if kind in ("classes", "places"):
