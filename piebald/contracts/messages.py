@@ -147,6 +147,8 @@ class Query(Component):
         by_name: whether a site answers it only where its policy names it.
         reads_model: whether an answer depends on the model that comes with it.
         blurred: whether a site always tells scores with noise (`row_influence`), and not only where it hides rows.
+        names_only: whether an answer has names of columns, classes and categories and no number of rows, so that a
+            policy that names it allows it beside protections of rows and updates.
     """
 
     axis = "query"
@@ -155,6 +157,7 @@ class Query(Component):
     by_name: ClassVar[bool] = False
     reads_model: ClassVar[bool] = True
     blurred: ClassVar[bool] = False
+    names_only: ClassVar[bool] = False
 
     def rows_read(self, personal: bool) -> set[Split]:
         """The rows that an answer depends on; those of training where a query does not say otherwise.

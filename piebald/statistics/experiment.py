@@ -66,7 +66,7 @@ class OpenSites:
 def open_sites(
     file: Path, flags: Sequence[str], credentials: Path | None, subject: str, masks: Sequence[SecureAggregation],
     questions: Callable[[ExperimentSettings, Clients], Sequence[Query]],
-    agreed: Callable[[ExperimentSettings], Preparation] | None = None,
+    agreed: Callable[[ExperimentSettings, Sequence[SecureAggregation]], Preparation] | None = None,
 ) -> Iterator[OpenSites]:  # fmt: skip
     """Open the federation of an experiment, whose sites take part under its terms and their policies.
 
@@ -89,7 +89,7 @@ def open_sites(
         settings = QuestionExperiment.load(file, [*flags, "recipe.name=fedavg"])
     if settings.extractor is not None:
         raise SettingError(f"{subject} are of rows as sites have them, and extractor changes them: leave it out")
-    preparation = agreed(settings) if agreed is not None and settings.asks_sites else None
+    preparation = agreed(settings, masks) if agreed is not None and settings.asks_sites else None
 
     def as_read(loaded: QuestionExperiment) -> QuestionExperiment:
         return loaded.as_in_the_source() if preparation is None else loaded.with_agreed(preparation)

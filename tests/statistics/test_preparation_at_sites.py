@@ -12,19 +12,23 @@ import pandas
 import pytest
 import torch
 
-from piebald.contracts import Update
+from piebald.contracts import SUM, Task, Update
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.data.partition import clients_from
 from piebald.data.preparation import Preparation, PrepareSettings
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.hub.run_terms import terms
+from piebald.federation.link.wire_format import pack_update
 from piebald.federation.site.site_process import SiteSettings, SiteWork
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.recipes import fedavg
+from piebald.privacy import SecureAggregation
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import PreparedRun, prepare
 from piebald.statistics.preparation_at_sites import asked_sites
-from piebald.statistics.queries.prepare import PrepareQuery, packed, unpacked
+from piebald.statistics.queries.models import from_limbs
+from piebald.statistics.queries.prepare import MaskedPrepareQuery, PrepareQuery, packed, unpacked
+from piebald.statistics.sites import AskedSites
 
 from .sites import Change, InProcess, Policy
 
@@ -71,9 +75,10 @@ class Sites:
         )
         self.settings = ExperimentSettings.load(folder / "file.toml", ["runtime.kind='federation'"])
 
-    def ready(self, settings: ExperimentSettings) -> PreparedRun:
+    def ready(self, settings: ExperimentSettings, masks: tuple[SecureAggregation, ...] = ()) -> PreparedRun:
         plan = settings.plan()
-        return prepare(fedavg(), plan.clients, plan.model, RunOptions(seed=0, runtime=plan.runtime))
+        recipe = fedavg().with_(transforms=masks)
+        return prepare(recipe, plan.clients, plan.model, RunOptions(seed=0, runtime=plan.runtime))
 
     def at(self, ready: PreparedRun, asks: bool = False) -> list[SiteClient]:
         """What each site makes of the terms."""
@@ -87,16 +92,16 @@ class Sites:
             sites.append(SiteWork(party, site, self.folder / name)(json.loads(body)))
         return sites
 
-    def agree(self, policies: list[Policy], change: Change | None = None) -> Preparation:
-        ready = self.ready(self.settings.with_agreed(None))
-        runtime = InProcess(ready, policies, change)
+    def agree(self, policies: list[Policy], change: Change | None = None, masked: bool = False) -> Preparation:
+        masks = (SecureAggregation(bits=64),) if masked else ()
+        ready = self.ready(self.settings.with_agreed(None), masks)
+        runtime = InProcess(ready, policies, change, self.folder / "kept" if masked else None)
         runtime._sites = [
             TaskRunner(site, policies[k], "cpu", runtime._signers[k]) for k, site in enumerate(self.at(ready, True))
         ]
         said: list[str] = []
-        agreed = asked_sites(runtime, ready.work, ready.clients, self.settings.wanted, "ill", None, said.append)  # type: ignore[arg-type]
-        self.said, self.bodies = said, runtime.bodies
-        return agreed
+        self.said, self.runtime, self.bodies = said, runtime, runtime.bodies
+        return asked_sites(runtime, ready.work, ready.clients, self.settings.wanted, "ill", None, said.append)  # type: ignore[arg-type]
 
 
 def simulated(**options: Any) -> Any:
@@ -121,6 +126,74 @@ def test_sites_and_the_simulator_make_the_same_of_the_same_rows(tmp_path: Path) 
         rows, ours = site.clients.rows(site.client, "train"), here.rows(order[name], "train")
         assert torch.equal(rows.x, ours.x)  # type: ignore[arg-type]
         assert torch.equal(rows.y, ours.y)  # type: ignore[arg-type]
+
+
+def varied(rows: int, wards: str, seed: int) -> pandas.DataFrame:
+    """A table with a column for each question: moments far from 0, powers, ranks, dates and large numbers."""
+    rng, frame = np.random.default_rng(seed + 10), table(rows, wards, seed)
+    seen = pandas.Timestamp("2024-01-01") + pandas.to_timedelta(rng.integers(0, 700, rows), "D")
+    return frame.assign(far=1e7 + rng.normal(size=rows), price=rng.lognormal(size=rows), income=1e12 * rng.random(rows),
+                        rank=rng.integers(0, 50, rows), seen=seen.strftime("%Y-%m-%d"))  # fmt: skip
+
+
+VARIED = {
+    name: varied(len(frame), "ab" if name != "east" else "bc", k) for k, (name, frame) in enumerate(TABLES.items())
+}
+MASKED = Policy(queries=["prepare_names", "masked_prepare"], secure_aggregation=3)
+SCALES = "prepare = { scale = { price = 'power', income = 'log', rank = 'rank' } }\n"
+
+
+def test_sums_under_masks_agree_on_what_answers_in_the_open_do(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    expected = Sites(tmp_path / "open", VARIED, SCALES).agree([ALLOWED] * 3)
+    (tmp_path / "masked").mkdir()
+    sites = Sites(tmp_path / "masked", VARIED, SCALES)
+    agreed = sites.agree([MASKED] * 3, masked=True)
+    assert agreed.feature_names_out == expected.feature_names_out
+    assert [column.kind for column in agreed.columns] == [column.kind for column in expected.columns]
+    frame = pandas.concat(VARIED.values())
+    np.testing.assert_allclose(agreed.transform(frame), expected.transform(frame), atol=1e-6)
+    for column, other in zip(agreed.columns, expected.columns, strict=True):
+        for part, numbers in getattr(column, "parts", {}).items():
+            plain = other.parts[part]  # type: ignore[union-attr]
+            assert (numbers.mean, numbers.deviation) == pytest.approx((plain.mean, plain.deviation), rel=1e-9), part
+
+
+def test_the_server_sees_no_sum_of_a_single_site(tmp_path: Path) -> None:
+    """The same bytes are searched for in what sites answer without masks, where they are."""
+    sites = Sites(tmp_path, TABLES)
+    sites.agree([MASKED] * 3, masked=True)
+    names = {"kinds": {"age": "number", "smoker": "boolean"}}
+    question = {"about": "counts", "thresholds": {"age": [50.0, 60.0], "smoker": [0.0]}, **names}
+    query, runtime = MaskedPrepareQuery(question=question), sites.runtime
+    del runtime.bodies[:]
+    work = runtime._plan.work
+    total = AskedSites(runtime, work).sums(query, work.masking)[1]  # type: ignore[arg-type]
+    own = [runtime._sites[k].serve(Task(0, k, 0, {"model": work.initial}, query), None)[0] for k in range(3)]
+    single = [update.vectors[SUM].numpy() for update in own if update is not None]
+    assert from_limbs(total).tolist() == [
+        sum((frame.age <= limit).sum() for frame in TABLES.values()) for limit in (50, 60)
+    ] + [sum((frame.smoker == "no").sum() for frame in TABLES.values())]
+    left = b"".join(runtime.bodies)
+    assert not any(vector.tobytes() in left for vector in single)
+    assert all(vector.tobytes() in pack_update(update, None) for vector, update in zip(single, own, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("policies", "extra", "why"),
+    [
+        ([MASKED, Policy(queries=["prepare_names"]), MASKED], "", "no secure aggregation|south"),
+        ([MASKED] * 3, "prepare = { harmonise = 'combat' }\n", "harmonise in .prepare. needs the means of each site"),
+        (
+            [Policy(queries=["prepare_names", "masked_prepare"], least_rows=3)] * 3,
+            "",
+            "cannot know that a sum is about",
+        ),
+    ],
+)
+def test_where_sums_under_masks_are_not_to_be_had(tmp_path: Path, policies: list[Policy], extra: str, why: str) -> None:
+    with pytest.raises(PiebaldError, match=why):
+        Sites(tmp_path, TABLES, extra).agree(policies, masked=True)
 
 
 def test_no_row_and_no_rare_word_leaves_a_site(tmp_path: Path) -> None:

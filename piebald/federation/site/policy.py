@@ -51,8 +51,8 @@ class Policy(BaseModel):
         uploads: the named vectors that an update may carry.
         queries: the kinds of queries that are answered, besides those about the keys of a secure aggregation.  Not set:
             all but "statistics", "noisy_sums", "masked_sums", "model_sums", "masked_model_sums", "confusion", "trees",
-            "tree_scores" and "masked_tree_sums", which must be named; none where the policy or the run protects rows or
-            updates, since no privacy budget counts answers.
+            "tree_scores", "masked_tree_sums", "prepare", "prepare_names" and "masked_prepare", which must be named;
+            none where the policy or the run protects rows or updates, since no privacy budget counts answers.
         budget: what answers to "noisy_sums" may spend, in all runs together.  Not set: none are given.
         training: what training may spend, in all runs together: a task that would spend more is refused, and a run
             whose training or updates get no noise at this site.
@@ -62,9 +62,10 @@ class Policy(BaseModel):
             or a leaf in one to "trees", may be about.  An answer with one that is about fewer, and more than none,
             stays at this site, and it answers one question about moments and one about counts, since the difference of
             two may be about a single row.  Scores are told with noise (`score_noise`).  "noisy_sums" are told if the
-            site has so many rows, "masked_sums", "masked_model_sums" and "masked_tree_sums" never, since no site knows
-            what a sum is about.
-        splits: the rows that answers may depend on.  Not set: all; without "train" where something protects.
+            site has so many rows, "masked_sums", "masked_model_sums", "masked_tree_sums" and "masked_prepare" never,
+            since no site knows what a sum is about.
+        splits: the rows that answers may depend on.  Not set: all; without "train" where something protects, but for
+            sums under masks, noisy ones, and names ("prepare_names").
         models_per_version: how many different models are examined at one version, on the same rows.  The server chooses
             which model a query brings, and from scores of two it has a directional derivative.  It says which version
             a model is of, too, so between two updates of its own a site examines `UNTRAINED` times as many, and no
@@ -267,7 +268,8 @@ class Policy(BaseModel):
         hidden = query.hiding()
         if hidden is not None and (reason := self._hidden_reject_reason(hidden, work)):
             return reason
-        splits = self.splits if self.splits is not None or not hiding or hidden else ["validation", "test"]
+        hides = hiding and not hidden and not query.names_only
+        splits = ["validation", "test"] if self.splits is None and hides else self.splits
         if splits is not None and (closed := sorted(rows_read(query, work) - {*splits})):
             return f"this site answers no queries that depend on its {closed[0]} rows"
         return None
@@ -307,7 +309,7 @@ class Policy(BaseModel):
                     f"the answer carries {name!r} of shape {list(vector.shape)}, which {query.kind!r} does not declare"
                 )
         long = sum(vector.numel() for vector in answer.vectors.values()) >= work.layout.shared
-        if hiding and long and query.hiding() is None:
+        if hiding and long and query.hiding() is None and not query.names_only:
             return f"the answer is as long as the model, beside {hiding}"
         if len(answer.metrics) > _NUMBERS:
             return f"the answer carries {len(answer.metrics)} numbers, at most {_NUMBERS} are allowed"

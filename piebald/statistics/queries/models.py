@@ -29,7 +29,7 @@ from piebald.statistics.models.rows import ModelRows, model_rows
 from piebald.statistics.models.sums import client_sums
 from piebald.statistics.queries.columns import columns, sums_form, sums_output, sums_reason, table_columns
 
-_LIMBS, _BITS, _STEP = 6, 32, 128  # a sum is a whole number of 2^-128, in 6 parts of 32 bits
+LIMBS, _BITS, _STEP = 6, 32, 128  # a sum is a whole number of 2^-128, in 6 parts of 32 bits
 _LARGEST = 2.0**60
 
 
@@ -129,13 +129,13 @@ class MaskedModelSumsQuery(ModelSumsQuery):
         return sums_output(inputs, list(map(to_limbs, sums)))
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
-        return sums_form(_LIMBS * self.length)
+        return sums_form(LIMBS * self.length)
 
     def fewest_rows(self, answer: Update) -> int | None:
         return None  # a site that hides small numbers of rows sends no masked sums without noise
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
-        return sums_reason(answer, _LIMBS * self.length)
+        return sums_reason(answer, LIMBS * self.length)
 
 
 def to_limbs(sums: Floats) -> Ints:
@@ -153,13 +153,13 @@ def to_limbs(sums: Floats) -> Ints:
     limbs = []
     for numerator, denominator in (number.as_integer_ratio() for number in sums.tolist()):
         whole = (numerator << _STEP) // denominator
-        limbs += [(whole >> _BITS * place) & ((1 << _BITS) - 1) for place in range(_LIMBS - 1)]
-        limbs.append(whole >> _BITS * (_LIMBS - 1))
+        limbs += [(whole >> _BITS * place) & ((1 << _BITS) - 1) for place in range(LIMBS - 1)]
+        limbs.append(whole >> _BITS * (LIMBS - 1))
     return np.array(limbs, dtype=np.int64)
 
 
 def from_limbs(limbs: Floats) -> Floats:
     """Return the sums [k] from the sums of their parts over clients [6 k]."""
-    parts = limbs.reshape(-1, _LIMBS).tolist()
+    parts = limbs.reshape(-1, LIMBS).tolist()
     wholes = [sum(int(part) << _BITS * place for place, part in enumerate(each)) for each in parts]
     return np.array([math.ldexp(float(whole), -_STEP) for whole in wholes])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -12,13 +13,16 @@ import torch
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from torch import Tensor
 
-from piebald.contracts import ClientContext, Query, ResultForm, Split, TrainInput, TrainOutput, Trains, Update
+from piebald.contracts import ClientContext, Hiding, Query, ResultForm, Split, TrainInput, TrainOutput, Trains, Update
 from piebald.contracts.model_spec import ModelSpec
+from piebald.core.moments import Floats
 from piebald.data.preparation.answers import (
     Answer,
     CountsAnswer,
     CountsQuestion,
     KindsAnswer,
+    KindsQuestion,
+    NumbersAnswer,
     PowersAnswer,
     PowersQuestion,
     Question,
@@ -26,9 +30,12 @@ from piebald.data.preparation.answers import (
     ValuesQuestion,
     answer,
 )
-from piebald.data.preparation.columns import PARTS
+from piebald.data.preparation.columns import PARTS, Kind
+from piebald.statistics.queries.columns import sums_form, sums_output, sums_reason
+from piebald.statistics.queries.models import LIMBS, to_limbs
 
 _NUMBERS = 1 << 15  # of an answer: its text, packed
+FIRST_UNIT = 2.0**40  # so that sums of large numbers stay below the largest sum under masks
 _MOST_BYTES = 1 << 24  # of its text
 _questions: TypeAdapter[Question] = TypeAdapter(Question)
 _answers: TypeAdapter[Answer] = TypeAdapter(Answer)
@@ -65,15 +72,17 @@ class PrepareQuery(Query):
         return {"train"}
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
-        tables = context.tables("train")
-        answers = [packed(answer(self.asked, table.frame, table.y, table.classes)) for table in tables]
-        examples = torch.tensor([len(table.frame) for table in tables])
+        answers = [packed(told) for told in self._answers(context)]
+        examples = torch.tensor([len(table.frame) for table in context.tables("train")])
         return TrainOutput(
             inputs.model,
-            torch.zeros(len(tables)),
+            torch.zeros(len(answers)),
             vectors={"told": torch.stack(answers)},
             metrics={"examples": examples},
         )
+
+    def _answers(self, context: ClientContext) -> list[Answer]:
+        return [answer(self.asked, table.frame, table.y, table.classes) for table in context.tables("train")]
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         return ResultForm({"told": (_NUMBERS,)}, (), rows["train"], 0, types={"told": "torch.int64"})
@@ -117,6 +126,149 @@ class PrepareQuery(Query):
     def stated(self) -> dict[str, Any]:
         """See `Query`; what follows from answers is not known before, and its kind is."""
         return {"kind": self.kind, "question": {"about": self.question.get("about")}}
+
+
+class PrepareNamesQuery(PrepareQuery):
+    """Send kinds of columns, or names of categories, and no number of rows (`kind` is "prepare_names").
+
+    It is asked where moments and counts come under masks: what is not known by name cannot be added up.
+    """
+
+    names_only = True
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        if not isinstance(self.asked, KindsQuestion) and summand_count(self.asked):
+            raise ValueError("question must be one of names: numbers are added up under masks")
+        return self
+
+    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        answers = [told.model_copy(update={"rows": 0}) if isinstance(told, KindsAnswer) else told
+                   for told in self._answers(context)]  # fmt: skip
+        zeros = torch.zeros(len(answers))
+        vectors = {"told": torch.stack([packed(told) for told in answers])}
+        return TrainOutput(inputs.model, zeros, vectors=vectors, metrics={"examples": zeros})
+
+
+class MaskedPrepareQuery(PrepareQuery):
+    """Send what can be added up of an answer under the run's masks (`kind` is "masked_prepare").
+
+    Attributes:
+        about: of each column's moments, where they are taken about and in which unit; without them, the sums tell both.
+    """
+
+    about: tuple[tuple[float, float], ...] = Field(default=(), max_length=1 << 16)
+
+    @model_validator(mode="after")
+    def _check_sums(self) -> Self:
+        if isinstance(self.asked, KindsQuestion):
+            raise ValueError("question must be one of numbers: kinds of columns cannot be added up")
+        if self.about and len(self.about) != len(moment_names(self.asked)):
+            raise ValueError(f"about must be of each of {len(moment_names(self.asked))} columns, got {len(self.about)}")
+        return self
+
+    def hiding(self) -> Hiding | None:
+        return Hiding(noise=0.0, masked=True)
+
+    def most_asked(self, hides: bool) -> int:
+        return 400  # each is counted; an agreement asks about 2 of values, 8 of counts, 14 of powers
+
+    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        return sums_output(inputs, [to_limbs(summands(told, self.about)) for told in self._answers(context)])
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        return sums_form(LIMBS * summand_count(self.asked))
+
+    def fewest_rows(self, answer: Update) -> int | None:
+        return None  # a site that hides small numbers of rows sends no masked sums without noise
+
+    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
+        return sums_reason(answer, LIMBS * summand_count(self.asked))
+
+
+def moment_names(question: Question) -> list[str]:
+    """Return the columns whose moments an answer has, in order: one for each exponent, and the target last."""
+    if isinstance(question, ValuesQuestion):
+        return [*sorted(parsed_names(question.kinds)), *["target"] * question.target]
+    tried = question.exponents if isinstance(question, PowersQuestion) else {}
+    return [name for name in sorted(tried) for _ in tried[name]]
+
+
+def summand_count(question: Question) -> int:
+    """Return how many numbers of an answer are added up."""
+    if isinstance(question, CountsQuestion):
+        return sum(map(len, question.thresholds.values()))
+    logarithms = len(question.exponents) if isinstance(question, PowersQuestion) else 0
+    return 4 * len(moment_names(question)) + logarithms
+
+
+def summands(told: Answer, about: Sequence[tuple[float, float]]) -> Floats:
+    """Return the numbers of a client's answer that are added up.
+
+    Counts are added as they are.  Of each column, they are the present and missing numbers, and the sums of x and x^2
+    for x = (number - center) / unit; without `about`, in place of these, the sum of numbers in the unit 2^40 and the
+    root mean square, times present ones.
+    """
+    if isinstance(told, CountsAnswer):
+        return np.concatenate([np.array(told.counts[name], dtype=np.float64) for name in sorted(told.counts)])
+    assert not isinstance(told, KindsAnswer)
+    logarithms = [told.logarithms[name] for name in sorted(told.logarithms)] if isinstance(told, PowersAnswer) else []
+    sums = []
+    for place, column in enumerate(_moments(told)):
+        rows = column.present
+        center, unit = about[place] if about else (0.0, FIRST_UNIT)
+        mean, scatter = (column.mean - center) / unit, column.scatter / unit**2
+        square = scatter + rows * mean**2
+        sums.append([rows, column.missing, rows * mean, square if about else math.sqrt(rows * square)])
+    return np.array([*np.ravel(sums), *logarithms], dtype=np.float64)
+
+
+def _moments(told: ValuesAnswer | PowersAnswer) -> list[NumbersAnswer]:
+    """Return the moments of an answer in the order of `moment_names`."""
+    if isinstance(told, PowersAnswer):
+        return [moments for name in sorted(told.moments) for moments in told.moments[name]]
+    return [*(told.numbers[name] for name in sorted(told.numbers)), *([] if told.target is None else [told.target])]
+
+
+def centers(sums: Floats, question: Question) -> tuple[tuple[float, float], ...]:
+    """Return where moments are to be taken about and in which unit, from the sums that clients sent without it."""
+    columns = sums[: 4 * len(moment_names(question))].reshape(-1, 4)
+    return tuple(
+        (FIRST_UNIT * total / max(present, 1), FIRST_UNIT * size / max(present, 1) or 1.0)
+        for present, _, total, size in columns.tolist()
+    )
+
+
+def pooled_answer(question: Question, sums: Floats, about: Sequence[tuple[float, float]] = ()) -> Answer:
+    """Return the answer that one client with the rows of all would give; names of categories are none of it."""
+    if isinstance(question, CountsQuestion):
+        ends = np.cumsum([len(question.thresholds[name]) for name in sorted(question.thresholds)])
+        parts = np.split(np.round(sums).astype(np.int64), ends[:-1])
+        return CountsAnswer(counts={name: part.tolist() for name, part in zip(sorted(question.thresholds), parts)})  # noqa: B905
+    columns = []
+    for (present, missing, total, square), (center, unit) in zip(
+        sums[: 4 * len(about)].reshape(-1, 4).tolist(), about, strict=True
+    ):
+        mean = total / max(present, 1)
+        columns.append(NumbersAnswer(
+            present=round(present), missing=round(missing), mean=center + unit * mean,
+            scatter=unit**2 * max(square - present * mean**2, 0.0) if present > 1 else 0.0,
+        ))  # fmt: skip
+    if isinstance(question, PowersQuestion):
+        left = iter(columns)
+        tried = {name: [next(left) for _ in question.exponents[name]] for name in sorted(question.exponents)}
+        return PowersAnswer(moments=tried, logarithms=dict(zip(tried, sums[4 * len(about) :].tolist(), strict=True)))
+    assert isinstance(question, ValuesQuestion)
+    target = columns.pop() if question.target else None
+    names = parsed_names(question.kinds)
+    sums_of = dict(zip(sorted(names), columns, strict=True))
+    return ValuesAnswer(numbers={name: sums_of[name] for name in names}, categories={}, target=target)
+
+
+def parsed_names(kinds: Mapping[str, Kind]) -> list[str]:
+    """Return the names of the columns of numbers that columns of these kinds become, in order."""
+    parts = {"number": [""], "boolean": [""], "date": [": days", *(f": {part}" for part in PARTS)]}
+    return [f"{name}{part}" for name, kind in kinds.items() for part in parts.get(kind, ())]
 
 
 def packed(told: Answer) -> Tensor:
@@ -170,10 +322,8 @@ def misfit(told: Answer, asked: Question, rows: int) -> str | None:
     else:
         assert isinstance(told, ValuesAnswer)
         kinds = getattr(asked, "kinds", {})
-        wanted = {name for name, kind in kinds.items() if kind in ("number", "boolean")}
-        dates = {f"{name}: {part}" for name, kind in kinds.items() if kind == "date" for part in ("days", *PARTS)}
         words = {name for name, kind in kinds.items() if kind == "category"}
-        if {*told.numbers} != wanted | dates or {*told.categories} != words:
+        if {*told.numbers} != {*parsed_names(kinds)} or {*told.categories} != words:
             return "must tell of each column that was asked for, and of no other"
         if getattr(asked, "target", False) != (told.target is not None):
             return "must tell of its targets where they were asked for"
