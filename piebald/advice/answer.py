@@ -411,7 +411,7 @@ class Advice:
         heading, rows = table(self.clients)
         tables: dict[str, PlainTable] = {}
         if self.tested:
-            caption = "Scores on test rows, and the gain, of which the last two columns are the 95 % interval."
+            caption = f"Scores on test rows{', and the gain with its 95 % interval' if 'gain' in heading else ''}."
             tables["Each client"] = caption, heading, self._in_points(heading, rows, self.clients[0].scores)
         tried = self._in_points(_COLUMNS, self.rows(), ("score",))
         tables["What was tried"] = (

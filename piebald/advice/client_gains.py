@@ -133,9 +133,11 @@ def shrunken(gains: Floats, errors: Floats) -> tuple[Floats, Floats]:
 
 
 def table(clients: Sequence[ClientGain]) -> tuple[list[str], list[list[Any]]]:
-    """Heading and rows of the table of clients."""
+    """Heading and rows of the table of clients; gains only where there are any."""
     labels = list(clients[0].scores) if clients else []
-    return ["client", "test rows", *labels, "gain", "from", "to"], [
-        [client.client, client.rows, *client.scores.values(), client.gain, client.low, client.high]
+    gained = any(client.gain is not None for client in clients)
+    return ["client", "test rows", *labels, *(["gain", "from", "to"] if gained else [])], [
+        [client.client, client.rows, *client.scores.values()]
+        + ([client.gain, client.low, client.high] if gained else [])
         for client in clients
     ]

@@ -74,7 +74,7 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
     frame = read_table(path, client)
     for column in (client, target):
         if column not in frame.columns:
-            raise unknown(f"column in {path}", column, frame.columns)
+            raise SettingError(f"{path}: {unknown('column', column, frame.columns)}")
     sites, names = owners_of(frame, client)
     inputs = frame.drop(columns=[client, target, *nameless_columns(frame.columns)])
     amounts = regression or classes_of(frame[target]) is None

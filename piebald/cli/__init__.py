@@ -59,9 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PiebaldError as error:
         return _fail(str(error), error.exit_code)
     except typer.TyperException as error:
-        from piebald.core.wording import plain
-
-        return _fail(plain(error.format_message()), 2)
+        return _fail(_usage(error), 2)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
     except UnfitFile as error:
@@ -76,6 +74,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == 130:
         return _fail("interrupted", 130)
     return code if isinstance(code, int) else 0
+
+
+def _usage(error: typer.TyperException) -> str:
+    """Return what is wrong with the options; those that are keys of an experiment file are given by --set."""
+    from piebald.core.wording import plain
+    from piebald.experiments.fields import ExperimentFields
+    from piebald.methods.training import Sgd
+
+    message = plain(error.format_message())
+    option = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
+    for fields, key in ((ExperimentFields.model_fields, option), (Sgd.model_fields, f"recipe.{option}")):
+        if option in fields and message.startswith("No such option"):
+            return f"there is no option --{option}: write --set {key}=VALUE"
+    return message
 
 
 @cache

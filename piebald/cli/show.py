@@ -12,7 +12,7 @@ import typer
 
 from piebald.cli.app import SharedOptions, check_run, command, is_transfer, pair, search_plugins
 from piebald.cli.printing import print_json, print_result, print_table, recipe_toml
-from piebald.core.errors import SettingError, unknown
+from piebald.core.errors import SettingError
 
 if TYPE_CHECKING:
     from piebald.data.clients.data_source import DataSource
@@ -225,7 +225,7 @@ def _source(name: str, client: str | None, target: str | None) -> DataSource:
     if name in data_sets.names():
         return DataSource(name=name, client=client, target=target)
     if not is_reference(name) and not Path(name).exists():
-        raise unknown("data set", name, data_sets.names())
+        data_sets.load(name)  # says which names there are
     return DataSource(source=USERS.mark(name), client=client, target=target)
 
 

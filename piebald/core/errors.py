@@ -181,9 +181,10 @@ def unknown(
     """
     names = sorted(allowed)
     written = name if isinstance(name, str) else shown(name)
-    if same := (elsewhere or {}).get(written[:100].lower().replace("_", "").replace("-", "")):
+    plain = written[:100].lower().replace("-", "")
+    if same := (elsewhere or {}).get(plain.replace("_", "")):
         return SettingError(f"there is no {what} {shown(written)}: {f'it is {same!r} here' if same in names else same}")
-    near = difflib.get_close_matches(written[:100], names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(written[:100], names, n=1, cutoff=0.5) or [at for at in names if at == plain]
     hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(names) or 'none are known'}"
     return SettingError(f"there is no {what} {shown(written)}: {hint}")
 

@@ -80,6 +80,9 @@ COMPARISONS = {
 LINES = {
     "command": ("rnu", "No such command 'rnu'. Did you mean 'run'?"),
     "option": ("run --ot x", "No such option: --ot"),
+    "option of the file": ("run --rounds 3", "there is no option --rounds: write --set rounds=VALUE"),
+    "option of the recipe": ("compare FILE --epochs 3", "there is no option --epochs: write --set recipe.epochs=VALUE"),
+    "data name of others": ("data emnist", "there is no data set 'emnist': femnist has EMNIST's letters and digits"),
     "option value": ("run --out", "Option '--out' requires an argument"),
     "no file": ("compare", "Missing argument"),
     "too many": ("run a.toml b.toml", "Got unexpected extra argument"),

@@ -55,7 +55,10 @@ def test_a_setting_of_another_recipe_names_it(capsys: pytest.CaptureFixture[str]
         piebald.run("fedavg", None, None, epochs=3)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize(("name", "says"), [("emnist", "femnist has EMNIST"), ("CIFAR", "cifar10 or cifar100")])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("emnist", "femnist has EMNIST"), ("CIFAR", "cifar10 or cifar100"), ("CIFAR-100", "did you mean 'cifar100'")],
+)
 def test_a_data_set_of_another_name(name: str, says: str) -> None:
     with pytest.raises(SettingError, match=f"there is no data set '{name}': {says}"):
         piebald.data.load(name)

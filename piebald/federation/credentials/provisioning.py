@@ -98,10 +98,8 @@ def describe(path: Path) -> Description:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(name) for name in first["loc"])
-        raise SettingError(
-            f"{path}: {place}: {first['msg'].lower()}, got {shown(first['input'])}; "
-            "it takes name, host, port, days and sites"
-        ) from None
+        reason = "is missing" if first["type"] == "missing" else f"{first['msg'].lower()}, got {shown(first['input'])}"
+        raise SettingError(f"{path}: {place} {reason}: it takes name, host, port, days and sites") from None
     _check_names(path, description.sites)
     return description
 

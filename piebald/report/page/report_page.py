@@ -96,14 +96,17 @@ def _top(comparison: Comparison) -> str:
         sentences.append(f"In no mean, since they have no score: {wording.names(comparison.unscored)}.")
     notice = "".join(markup.notice(sentence) for sentence in sentences if sentence)
     title, rest = comparison.title(), comparison.headline()
-    rest = rest.removeprefix(comparison.title()).removeprefix("; ")
+    if len(comparison.labels) == 1 and rest.startswith(title.partition(", ")[0]):
+        title, _, rest = rest.partition(", ")
+    rest = rest.removeprefix(title).removeprefix("; ")
     lead = markup.text(" ".join([*([f"{rest}."] if rest else []), *findings.notes(comparison)[:1]]))
     return f'<h1>{markup.text(title)}</h1><p class="lead">{lead}</p>{notice}{markup.facts("tiles", tiles)}'
 
 
 def _results(comparison: Comparison) -> str:
     shown, labels = MetricFormat(comparison.metric), comparison.labels
-    base, clock = comparison.made_by("fedavg"), time_axis(comparison.runs)
+    base = (comparison.made_by("local") or comparison.made_by("fedavg")) if len(labels) > 1 else None
+    clock = time_axis(comparison.runs)
     differences = {row["label"]: row for row in comparison.paired(base)} if base else {}
     rows: list[list[Cell]] = []
     worked: list[list[Cell]] = []

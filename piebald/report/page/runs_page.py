@@ -32,9 +32,10 @@ def runs_page(
         words: what they are filtered by.
         trouble: why what was asked for is not shown, "" for nothing.
     """
-    rows: list[list[Cell]] = [[_box(path), _link(path), *_cells(runs[path])] for path in shown]
+    columns = [name for name in COLUMNS if any(runs[path].get(name) is not None for path in shown)]
+    rows: list[list[Cell]] = [[_box(path), _link(path), *_cells(runs[path], columns)] for path in shown]
     caption = f"{wording.plural(len(shown), 'run')} of {len(runs):,}, the latest first.  Mark runs to compare them."
-    table = markup.table(caption, ("", "run", *COLUMNS), rows, "list runs")
+    table = markup.table(caption, ("", "run", *columns), rows, "list runs")
     field = f'<input type="search" name="words" value="{markup.text(words)}" aria-label="Filter">'
     form = (
         f'<form action="/"><p>{field} <button>Filter</button></p></form>'
@@ -54,8 +55,8 @@ def _link(path: str) -> Markup:
     return Markup(f'<a href="/run?run={quote(path, safe="")}">{markup.text(printable(path, 80))}</a>')
 
 
-def _cells(run: Mapping[str, Any]) -> list[Cell]:
+def _cells(run: Mapping[str, Any], columns: Sequence[str]) -> list[Cell]:
     score = run.get("score")
     shown = MetricFormat(str(run.get("metric") or ""))
     values = {**run, "score": NONE if score is None else shown.value(score)}
-    return [NONE if values.get(name) is None else printable(str(values[name]), 300) for name in COLUMNS]
+    return [NONE if values.get(name) is None else printable(str(values[name]), 300) for name in columns]
