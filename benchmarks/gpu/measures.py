@@ -41,19 +41,19 @@ def runtime(device: str, **how: Any) -> piebald.Simulator:
     return piebald.Simulator(device=device, **{"workers": 0} | how)
 
 
-def equal_to_the_cpu(recipe: str, engine: str, device: str, rounds: int) -> Row:
+def equal_to_the_cpu(recipe: str, engine: str, device: str, rounds: int, compiled: bool = False) -> Row:
     """Train on scikit-learn's digits here and on the CPU, and compare the models and the losses."""
 
-    def end(where: str, by: str, stack: int) -> tuple[torch.Tensor, float | None]:
+    def end(where: str, by: str, stack: int, compiled: bool = False) -> tuple[torch.Tensor, float | None]:
         clients = partition.Dirichlet(alpha=0.5, clients=8, seed=0, validation=0.1).split(data.digits())
         made = recipes.make(recipe, **{"cohort": 4, "lr": 0.05, "batch": 20} | RECIPES[recipe])
         name = "mlp" if recipe == "dp_sgd" else "cnn_bn"
         model = build_model(name, (1, 8, 8), 10, 0, **({} if name == "mlp" else {"channels": (8, 8)}))
-        how = runtime(where, engine=by, stack=stack)
+        how = runtime(where, engine=by, stack=stack, compiled=compiled)
         run = piebald.run(made, clients, model, rounds=rounds, seed=0, runtime=how, measure="none")
         return run.work.layout.flatten(run.model()), run.rounds[-1]["loss"]  # None where single rows are hidden
 
-    (ours, loss), (theirs, expected) = end(device, engine, 4), end("cpu", "reference", 1)
+    (ours, loss), (theirs, expected) = end(device, engine, 4, compiled), end("cpu", "reference", 1)
     apart = float(torch.linalg.vector_norm(ours - theirs) / torch.linalg.vector_norm(theirs))
     near = apart <= TOLERANCE and (loss is None) == (expected is None)
     if loss is not None and expected is not None:
@@ -155,6 +155,17 @@ def largest_costs(work: Workload, device: str, **how: Any) -> Row:
 
     whole, largest = sum(map(cost, rows)) or 1.0, sorted(rows, key=cost, reverse=True)[:3]
     return {f"{place}.": f"{row.key}: {cost(row) / whole:.0%}" for place, row in enumerate(largest, 1)}
+
+
+def compiled(work: Workload, device: str, plain: Row) -> Row:
+    """Seconds a round with compiled passes, on an NVIDIA GPU as CUDA graphs, beside the row without."""
+    chosen = plain.get("engine")
+    how = {"engine": chosen, "stack": plain["stack"]} if chosen in ("sequential", "vmapped") else {"engine": "vmapped"}
+    row = seconds_a_round(work, device, compiled=True, **how)
+    if "seconds a round" not in plain:
+        return row
+    faster = row["seconds a round"] < plain["seconds a round"]
+    return row | {"without": plain["seconds a round"], "used": "yes" if faster else "no"}
 
 
 def apart(work: str, scale: str, runtime: dict[str, Any]) -> Row:

@@ -30,7 +30,7 @@ from piebald.core.machine import device_named, free_cached
 
 Plan = tuple[str, str, Measurement]
 PARTS = (
-    "machine", "equality", *NAMES, "recipes", "profile", "cohorts", "registered", "stacks", "precision",
+    "machine", "equality", *NAMES, "recipes", "profile", "cohorts", "registered", "stacks", "precision", "compile",
     "workers",
 )  # fmt: skip
 PART_SECONDS = 120.0
@@ -100,6 +100,15 @@ def stacks(work: Workload, engine: str, device: str, sizes: Sequence[int], ledge
     yield "Largest stacks", f"{work.name}, {engine}", largest
 
 
+def compiled(work: Workload, device: str, ledger: Ledger) -> measures.Row:
+    """Compiled passes, beside the bare loop as well."""
+    row, loop = (
+        measures.compiled(work, device, ledger.get(SPEED, work.name)),
+        ledger.get(SPEED, f"{work.name}, bare loop"),
+    )
+    return measures.beside(row, loop, work.name) if "seconds a round" in loop else row
+
+
 def profile(work: Workload, device: str, ledger: Ledger) -> measures.Row:
     """Where the time goes with the engine that was chosen for a workload."""
     row = ledger.get(SPEED, work.name)
@@ -131,6 +140,12 @@ def plans(device: str, scale: str, ledger: Ledger) -> Iterator[tuple[str, Plan]]
         for how in ("bfloat16", *(("tf32",) if device.startswith("cuda") else ())):
             run = partial(measures.seconds_a_round, works[name], device, **{how: True})
             yield "precision", ("Precision", f"{name}, {how}", run)
+    for engine in ("sequential", "vmapped") if scale == "full" else ():  # late: to compile takes minutes
+        run = partial(measures.equal_to_the_cpu, "fedavg", engine, device, 3, compiled=True)
+        yield "compile", (EQUALITY, f"fedavg, {engine}, compiled", run)
+    for name in first if scale == "full" else first[:1]:
+        run = partial(compiled, works[name], device, ledger)
+        yield "compile", ("Compiled passes, on an NVIDIA GPU as CUDA graphs", name, run)
     for name in first[:2]:
         for count in SHARING[scale]:
             own = {"kind": "simulator", "device": device, "workers": count}

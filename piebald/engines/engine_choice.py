@@ -74,6 +74,7 @@ def make_engine(
     clients: Clients,
     device: torch.device,
     bfloat16: bool,
+    compiles: bool = False,
     recorded: bool = True,
 ) -> SequentialEngine:
     """An engine by name ("sequential", "vmapped", "batched" or "reference"), ready for these clients.
@@ -84,11 +85,14 @@ def make_engine(
         clients: who holds what.
         device: that computes.
         bfloat16: whether passes are under autocast.
+        compiles: whether passes are compiled.
         recorded: whether steps are recorded, where the device can.
     """
     row_loader = RowLoader(clients, device, work)
     traits = row_loader.tried(lambda rows: probe(work, rows))
     engine = ENGINES[name](work, row_loader, traits, device, bfloat16, recorded)
+    if compiles:
+        engine.compile()
     if (refusal := _refusal(engine)) is not None:
         _log.warning("engine %r trains one client after another, as 'sequential' does: %s", name, refusal)
     return engine

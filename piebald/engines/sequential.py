@@ -22,6 +22,7 @@ from piebald.core.losses import for_training, mean_over_rows
 from piebald.core.machine import moved
 from piebald.core.parameters import Layout, Part, copied
 from piebald.core.randomness import key, torch_seed
+from piebald.engines.compilation import compiled
 from piebald.engines.device_copies import CohortCopies, moved_arrays
 from piebald.engines.factored.client_state import StatePacker
 from piebald.engines.keyed_dropout import KeyedDropout, mix
@@ -108,6 +109,7 @@ class SequentialEngine(ClippingEngine):
         ] = {}  # by what they depend on: patterns are slow to match
         self._own_engines: dict[int, SequentialEngine] = {}
         self._beside: list[SequentialEngine] = []  # what trains on further lanes
+        self._trained: nn.Module = self.module  # in training: the module, or what it was compiled to
         self._conv2d = any(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
 
     @cached_property
@@ -141,7 +143,15 @@ class SequentialEngine(ClippingEngine):
         """Another engine with the settings of this one."""
         sibling = kind(work, self.row_loader, traits, self.device, self.bfloat16, self.recorded)
         sibling.notes = self.notes
+        if self._trained is not self.module:
+            sibling.compile()
         return sibling
+
+    def compile(self) -> None:
+        """Compile the passes of training, see `compilation.compiled`."""
+        module = compiled(self.module, self.traits, self.device, self.recorded)
+        assert isinstance(module, nn.Module)  # as what it was made of
+        self._trained = module
 
     # -- training
 
@@ -481,7 +491,7 @@ class SequentialEngine(ClippingEngine):
         with self.precision(run.config.passes):
             counted = self.row_loader.counted(rows.y)
             if run.local_loss is None:
-                losses = self.loss(pytree.run(self.module, self.shaped(rows.x)), rows.y)
+                losses = self.loss(pytree.run(self._trained, self.shaped(rows.x)), rows.y)
                 loss = mean_over_rows(losses, counted) if losses.dim() == 1 else losses.mean()
             else:
                 shaped = Rows(self.shaped(rows.x), rows.y)

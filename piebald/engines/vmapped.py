@@ -30,6 +30,7 @@ from piebald.core import pytree
 from piebald.core.losses import mean_over_rows
 from piebald.core.machine import moved, raise_if_lost
 from piebald.core.parameters import Layout, Part
+from piebald.engines.compilation import compiled
 from piebald.engines.factored.vectors import to_dense
 from piebald.engines.keyed_dropout import KeyedDropout
 from piebald.engines.local_loss import LossEvaluator
@@ -50,6 +51,12 @@ class VmappedEngine(SequentialEngine):
     """Trains all clients of a stack at once through vmap."""
 
     name = "vmapped"
+    _compiled: Callable[..., Tensor] | None = None
+
+    def compile(self) -> None:
+        """See `SequentialEngine.compile`; runs that are computed as that engine does are compiled as well."""
+        super().compile()
+        self._compiled = compiled(vmap(self._client_loss), self.traits, self.device, self.recorded)
 
     def run_sgd(self, run: SgdRun) -> SgdOutcome:
         alone = self.traits.random or self.padded or run.config.passes.alone or self.refusal is not None
@@ -391,7 +398,7 @@ class VmappedEngine(SequentialEngine):
         forward: Callable[..., Tensor] = self._client_loss
         with self.precision(passes, vectorized=True):
             if keys is None:
-                losses = vmap(forward)(tensors, rows.x, rows.y)
+                losses = (self._compiled or vmap(forward))(tensors, rows.x, rows.y)
             else:
                 with KeyedDropout() as dropout:
                     losses = vmap(lambda t, x, y, k: (dropout.start(k), forward(t, x, y))[1])(

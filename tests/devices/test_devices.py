@@ -5,24 +5,28 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._dynamo.backends.debugging import aot_eager
 
 import piebald
 from piebald import recipes
 from piebald.contracts import ClientContext, TrainInput, TrainOutput
+from piebald.engines import compilation
 from piebald.engines.batched import _BatchedRun
 from piebald.engines.device_copies import moved_together
 from piebald.engines.engine_choice import stack_limit
+from piebald.engines.model_traits import Traits
 from piebald.methods.recipe import Recipe
 from piebald.methods.training import Sgd
 from piebald.runtimes.ray.connection import actors_that_fit
-from tests.contract.conftest import DISTINCT, VARIANTS, federation, method
+from tests.contract.conftest import DISTINCT, VARIANTS, federation, method, vector
 from tests.devices.there import ENGINES, assert_as_on_the_cpu, carry_out, equal_clients, there
 from tests.devices.waits import Waits
 
@@ -224,6 +228,42 @@ def test_an_actor_is_counted_only_where_a_whole_share_of_one_gpu_is_left() -> No
     assert actors_that_fit(nodes, 0.4) == 4 + 3  # two on each GPU, not five on two
     assert actors_that_fit(nodes, 1 / 3) == 6 + 3
     assert actors_that_fit(nodes, 0.0) == 16 + 3 + 8
+
+
+def group_norm_net(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+@pytest.mark.full
+def test_compiled_passes_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the backend that captures passes and their gradients, and leaves out the compiler."""
+    captured: list[Any] = []
+
+    def recorded(graph: Any, inputs: Any) -> Any:
+        captured.append(graph)
+        return aot_eager(graph, inputs)
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=recorded))
+    for engine in compilation.ENGINES:
+        expected = carry_out(method("fedavg"), model=group_norm_net, engine=engine, stack=3)
+        before = len(captured)
+        found = carry_out(method("fedavg"), model=group_norm_net, engine=engine, stack=3, compiled=True)
+        assert len(captured) > before
+        torch.testing.assert_close(vector(found), vector(expected))
+
+
+def test_what_cannot_be_compiled_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="compiled is for the engines 'sequential' and 'vmapped', got 'batched'"):
+        piebald.Simulator(engine="batched", compiled=True)
+    with pytest.raises(piebald.core.errors.SettingError, match="compiled = true is for models without dropout"):
+        carry_out(method("fedavg"), compiled=True)
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(torch, "compile", lambda function, **options: asked.update(options) or function)
+    quiet = Traits(mixes=False, dropout=False, random=False, each=True)
+    compilation.compiled(nn.Identity(), quiet, torch.device("cuda"))
+    assert asked == {"mode": "reduce-overhead"}  # which is what records CUDA graphs
 
 
 def test_what_is_sent_to_a_gpu_goes_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:

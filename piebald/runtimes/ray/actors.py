@@ -71,7 +71,7 @@ class RayWorker:
         torch.set_num_threads(1)
         if settings.device == "cuda":
             set_up_gpu(settings.tf32, settings.deterministic)
-        options = (settings.bfloat16, bool(settings.recorded))
+        options = (settings.bfloat16, settings.compiled, bool(settings.recorded))
         self.engine = make_engine(settings.engine, work, clients, torch.device(settings.device), *options)
 
     def measure(self, work: ClientWork, clients: Clients, settings: Simulated, expected: int) -> Simulated:

@@ -15,6 +15,7 @@ from piebald.contracts.data import lacked_inputs
 from piebald.core.errors import CannotTrain, SettingError, failure_reason
 from piebald.core.machine import count_cores, device_named, one_thread, raise_if_lost, set_up_gpu
 from piebald.core.randomness import generator
+from piebald.engines.compilation import ENGINES as COMPILED
 from piebald.engines.engine_choice import (
     DEFAULT_LANES,
     LANES,
@@ -71,6 +72,8 @@ class Simulated(RuntimeSettings):
         bfloat16: forward and backward passes under autocast.
         tf32: let an NVIDIA GPU round the inputs of matrix products and convolutions to 10 bits, which is faster and
             differs from the CPU in the third digit.
+        compiled: passes through `torch.compile`, on NVIDIA's GPUs with CUDA graphs, for the engines "sequential" and
+            "vmapped" and models without dropout; the first passes take minutes, and numbers differ in the last digits.
         recorded: start each training step as one CUDA graph, recorded once for each shape of batch: "auto" and true
             where steps can be recorded, false nowhere.  Numbers are the same.
         memory: bytes of client state kept in RAM; more goes to a temporary file.
@@ -86,6 +89,7 @@ class Simulated(RuntimeSettings):
     deterministic: bool = False
     bfloat16: bool = False
     tf32: bool = False
+    compiled: bool = False
     recorded: Literal["auto"] | bool = "auto"
     memory: int = Field(default=4 << 30, ge=0)
     fleet: AnyFleet = None
@@ -98,6 +102,8 @@ class Simulated(RuntimeSettings):
             raise ValueError(f"tf32 is for NVIDIA's GPUs: leave it out with device = {self.device!r}")
         if self.recorded is True and not self.device.startswith("cuda"):
             raise ValueError(f"recorded = true is for NVIDIA's GPUs: leave it out with device = {self.device!r}")
+        if self.compiled and self.engine not in COMPILED:
+            raise ValueError(f"compiled is for the engines {' and '.join(map(repr, COMPILED))}, got {self.engine!r}")
         return self
 
     def open(self, work: ClientWork, clients: Clients) -> Simulation:
@@ -251,7 +257,7 @@ class Simulator(Simulated):
         if self.device.startswith("cuda"):
             set_up_gpu(self.tf32, self.deterministic)
         device = torch.device(self.device)
-        options = (device, self.bfloat16, bool(self.recorded))
+        options = (device, self.bfloat16, self.compiled, bool(self.recorded))
         if self.workers and device.type != "cpu":
             check_forkable(self.device)
             make = lambda: make_engine(self.engine, work, clients, *options)  # noqa: E731
