@@ -77,14 +77,14 @@ def measured(path: str, step: str) -> dict[str, float]:
         path: the table.
         step: "clients" for prepared clients, "run" for a run of one round, with a pass over all training rows.
     """
-    import sklearn.compose  # noqa: F401 - imported when a table is prepared
-
     import piebald
 
+    small = next(tables(1000))
+    piebald.clients_from(small, client="site", target="ill", prepare="federated")  # imports what is needed
     before, peak, start, done = _memory(), _memory(), time.perf_counter(), threading.Event()
 
     def watch() -> None:
-        while not done.wait(0.02):
+        while not done.wait(0.1):
             peak.update({name: max(value, peak[name]) for name, value in _memory().items()})
 
     watcher = threading.Thread(target=watch)
@@ -112,12 +112,22 @@ def _run(path: str) -> None:
 
 
 def _memory() -> dict[str, float]:
-    """Return the highest memory of this process so far, and its anonymous memory now, GB.
+    """Return the memory of this process and of those that it has started now, GB: all of it, and what is in no file.
 
-    The first counts pages of files that the system keeps as long as nobody else needs the memory.
+    The first counts pages of files that the system keeps as long as nobody else needs the memory; a page that several
+    processes have counts once.
     """
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {name: int(lines[line].split()[0]) / 2**20 for name, line in (("peak", "VmHWM"), ("anonymous", "RssAnon"))}
+    kilobytes, processes = {"Pss": 0, "Pss_Anon": 0}, [Path("/proc/self")]
+    for process in processes:
+        try:
+            for line in (process / "smaps_rollup").read_text().splitlines():
+                if (name := line.partition(":")[0]) in kilobytes:
+                    kilobytes[name] += int(line.split()[1])
+            for task in (process / "task").iterdir():
+                processes += [Path("/proc") / child for child in (task / "children").read_text().split()]
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            continue
+    return {"peak": kilobytes["Pss"] / 2**20, "anonymous": kilobytes["Pss_Anon"] / 2**20}
 
 
 def main() -> None:

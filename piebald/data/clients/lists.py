@@ -81,6 +81,5 @@ class Lists:
 
     def where(self, mask: Bools) -> Lists:
         """Return these lists, restricted to values where the mask [n] is true."""
-        # A list starts after all values that the mask keeps before it.
-        starts = np.r_[0, np.cumsum(mask)][self.starts]
-        return Lists(self.values[mask], starts.astype(np.int64))
+        kept = np.flatnonzero(mask)
+        return Lists(self.values[kept], np.searchsorted(kept, self.starts))  # a list starts after those kept before it

@@ -193,9 +193,22 @@ def prepared_as(clients: Clients, preparation: Preparation) -> Clients:
     return PreparedClients(clients, columns, preparation, computed=False)
 
 
-def frame_of(table: CodedTable, rows: Rows, index: np.ndarray[Any, np.dtype[np.int64]] | None = None) -> pd.DataFrame:
-    """Return inputs as the table that they are the numbers of, with their row numbers in the whole table, if known."""
-    return table.frame(pytree.single(rows.x, "prepare").numpy(), index)
+def frame_of(table: CodedTable, rows: Rows) -> pd.DataFrame:
+    """Return inputs as the table that they are the numbers of."""
+    return table.frame(pytree.single(rows.x, "prepare").numpy())
+
+
+def coded_rows(
+    clients: Clients, table: CodedTable, client: int, split: Split
+) -> tuple[CodedRows, np.ndarray[Any, Any] | None]:
+    """Return the rows of a client as columns that are read one by one, and its targets [n] where they are numbers."""
+    if isinstance(clients, InMemory) and clients.in_memory():
+        rows, index = clients.pool(), clients.indices(client, split)
+    else:
+        rows = clients.rows(client, split)
+        index = np.arange(len(rows))
+    y = pytree.single(rows.y, "prepare").numpy()[index] if clients.classes is None else None
+    return CodedRows(table, pytree.single(rows.x, "prepare").numpy(), index), y
 
 
 def scaled(y: Any, preparation: Preparation) -> Any:
@@ -262,14 +275,9 @@ def _agreed(
 
     tables, names = [], list[str]()
     for client in range(len(clients)):
-        if isinstance(clients, InMemory) and clients.in_memory():
-            rows, index = clients.pool(), clients.indices(client, "train")
-        else:
-            rows = clients.rows(client, "train")
-            index = np.arange(len(rows))
-        if len(index) and client not in held_out:
-            y = pytree.single(rows.y, "prepare").numpy()[index] if clients.classes is None else None
-            tables.append((CodedRows(table, pytree.single(rows.x, "prepare").numpy(), index), y))
+        rows, y = coded_rows(clients, table, client, "train")
+        if len(rows) and client not in held_out:
+            tables.append((rows, y))
             names.append(str(clients.names[client]))
     if not tables:
         raise SettingError("prepare needs training rows, and no client has any")
@@ -293,9 +301,9 @@ def gaps_by_client(clients: Any) -> dict[str, dict[str, float]]:
         return {}
     agreed, shares = tables.preparation, dict[str, dict[str, float]]()
     for client in range(min(len(tables), _SHOWN)):
-        table = tables.raw(client, "train")
+        table, _ = coded_rows(tables.unchanged, tables.coded, client, "train")
         shares[str(tables.names[client])] = {
             name: float((factorized(table[name], agreed.gaps)[0] < 0).mean())
-            for name in agreed.names_in if name in table and len(table)
+            for name in agreed.names_in if name in table.columns and len(table)
         }  # fmt: skip
     return shares

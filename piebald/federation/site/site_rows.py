@@ -16,12 +16,13 @@ from piebald.contracts import Clients, Rows, Split
 from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
 from piebald.core.errors import SettingError, unknown
+from piebald.core.large_arrays import blocks
 from piebald.core.references import USERS, search
 from piebald.data.clients.client_tables import ClientTable, files_of
 from piebald.data.clients.convert import array, is_several, kind, target_arrays
 from piebald.data.clients.data_source import DataSource
 from piebald.data.clients.pairs import from_pairs, given
-from piebald.data.clients.prepared import PreparedClients, columns_of, frame_of
+from piebald.data.clients.prepared import PreparedClients, coded_rows, columns_of
 from piebald.data.clients.published_rows import with_published
 from piebald.data.clients.sources import clients_of_table
 from piebald.data.embeddings.embedded import embedded_by
@@ -174,9 +175,7 @@ class UnpreparedRows(SiteRows):
 
     def table(self, client: int, split: Split) -> Table:
         """See `contracts.data.HasTables`; a site has the rows of one client alone."""
-        rows, classes = self._clients.rows(0, split), self._clients.classes
-        y = None if classes is not None else pytree.single(rows.y, "prepare").numpy()
-        return Table(frame_of(self._columns, rows), y, classes)
+        return Table(*coded_rows(self._clients, self._columns, 0, split), self._clients.classes)
 
 
 def rows_of_one(clients: Clients, number: int) -> SiteRows:
@@ -238,9 +237,11 @@ def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
     clients, client = _client(value, source, folder, site, run)
     records = row_records(source, folder, site, value)
     if (columns := columns_of(clients)) is not None:
-        kinds = guess_columns(frame_of(columns, clients.rows(client, "train")))
-        for split in SPLITS:  # refuses a word among amounts now
-            parsed_numbers(frame_of(columns, clients.rows(client, split)), kinds, [])
+        tables = {split: coded_rows(clients, columns, client, split)[0] for split in SPLITS}
+        kinds = guess_columns(tables["train"])
+        for table in tables.values():  # refuses a word among amounts now
+            for rows in blocks(len(table)):
+                parsed_numbers(table[rows], kinds, [])
     return SiteRows(
         [site], 0, {split: clients.rows(client, split) for split in SPLITS}, clients.classes, records=records
     )
