@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import tempfile
@@ -29,14 +30,23 @@ def large_array(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
         return np.empty(shape, dtype)
     try:
         with tempfile.TemporaryFile() as file:
-            if hasattr(os, "posix_fallocate"):  # a disk that is full later would end the process without a word
-                os.posix_fallocate(file.fileno(), 0, size)
+            _reserve(file.fileno(), size)
             return np.asarray(np.memmap(file, dtype, "r+", shape=tuple(shape)))
     except OSError as error:
         raise SettingError(
             f"a large table needs {size / 2**30:.1f} GB of temporary files, for which {tempfile.gettempdir()} has no "
             f"room: set TMPDIR to a folder of a larger disk ({error})"
         ) from None
+
+
+def _reserve(handle: int, size: int) -> None:
+    """Take room for a file now, since a disk that is full later would end the process without a word."""
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(handle, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # of file systems that cannot
+                raise
 
 
 def blocks(rows: int, size: int = 0) -> Iterator[slice]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sqlite3
 from collections.abc import Callable
@@ -189,8 +190,19 @@ def test_a_large_array_has_no_name_and_keeps_its_values(monkeypatch: pytest.Monk
 
 def test_a_disk_without_room_is_refused_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(handle: int, start: int, size: int) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("os.posix_fallocate", full)
+    monkeypatch.setattr("os.posix_fallocate", full, raising=False)
     with pytest.raises(large_arrays.SettingError, match=r"needs 1\.0 GB of temporary files.*set TMPDIR"):
         large_array((1 << 27,), np.float64)
+
+
+def test_a_file_system_that_reserves_nothing_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unable(handle: int, start: int, size: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr("os.posix_fallocate", unable, raising=False)
+    monkeypatch.setattr(large_arrays, "MOST_IN_MEMORY", 8)
+    values = large_array((2,), np.int64)
+    values[:] = 3
+    assert values.tolist() == [3, 3]
