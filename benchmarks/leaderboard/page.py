@@ -13,7 +13,7 @@ from competition import RESULTS, SEEDS, read
 from methods import ALONE, BY_NAME, FEW, METHODS, NAIVE, PASSES, POOLED, SETTINGS, TOGETHER
 from pictures import draw_gains, draw_means, title
 from standings import NOT_FEDERATED, Standing, families, first_to_try, gain, hours_of, judged_on, standings
-from tiers import FEDERATIONS, KINDS, REAL, SMALL, SURVIVAL, TIERS
+from tiers import FEDERATIONS, HIDDEN, KINDS, REAL, SMALL, SURVIVAL, TIERS
 
 from piebald.report.paired import Difference
 
@@ -89,7 +89,7 @@ def write(folder: Path = RESULTS, docs: Path = DOCS) -> str:
     )
     real, patients = ([one for one in standings(folder, tier) if not one.absent] for tier in (REAL, SURVIVAL))
     parts += _folded("Real networks", _beside(found, real)) if real else []
-    parts += _folded("Survival: Harrell's concordance, where 50 is chance", _federations(patients)) if patients else []
+    parts += _folded("Survival", _survival(patients)) if patients else []
     portfolios = costs(known_federations(folder))
     parts += _folded("The adviser's portfolio", _portfolios(portfolios)) if portfolios else []
     parts += _folded("How it was made", [protocol]) + _folded("What changed, and why", [CHANGED])
@@ -231,7 +231,7 @@ def _federations(found: Sequence[Standing]) -> list[str]:
 def _lead(one: Standing, method: str, named: bool = True) -> str:
     gap: Difference | None = one.over_alone.get(method)
     if gap is None:
-        return title(method) if named or method not in one.scores else f"{100 * one.scores[method].mean:.1f}"
+        return title(method) if named else f"{100 * one.scores[method].mean:.1f}" if method in one.scores else ""
     bold = "**" if one.side(method) > 0 or (one.side(method) and not named) else ""
     name = f"{title(method)}: " if named else ""
     return f"{name}{bold}{100 * gap.mean:+.1f}{bold} ({100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
@@ -254,18 +254,31 @@ def _families(found: Sequence[Standing]) -> list[str]:
 
 def _beside(found: Sequence[Standing], real: Sequence[Standing]) -> list[str]:
     """Points over Local of the same methods on the same clients, with both networks."""
-    lines, heads = [], ["method"]
     alike = {(one.federation.rows, one.federation.kind): one for one in found}
     pairs = [(alike[key], own) for own in real if (key := (own.federation.rows, own.federation.kind)) in alike]
-    for small, own in pairs:
-        heads += [f"{small.federation.words}, one layer of 32", own.federation.words]
-    for name in FEW:
-        lines.append([title(name), *(_lead(one, name, False) for pair in pairs for one in pair)])
+    heads = [words for small, own in pairs for words in (f"{small.federation.words}, one layer of {HIDDEN[0]}",
+                                                         own.federation.words)]  # fmt: skip
     return [
-        table(heads, lines), "",
+        *_few(heads, [one for pair in pairs for one in pair]), "",
         "The same clients with a network that fits the form of their inputs: mean test accuracy of Local, points over "
-        "it of others.", "",
+        "it of others, bold where they are clearly above or below.", "",
     ]  # fmt: skip
+
+
+def _survival(patients: Sequence[Standing]) -> list[str]:
+    reasons = [f"  {title(name)}: {why}." for one in patients for name, why in one.refused.items()]
+    return [
+        *_few([f"{one.federation.words}, {len(one.naive.clients)} clients" for one in patients], patients), "",
+        "Harrell's concordance of Local, points over it of others; a Kaplan-Meier curve, which is the same for all of "
+        "a client's patients, has 50.  A concordance has no single rows: intervals are for other clients."
+        + "".join(reasons), "",
+    ]  # fmt: skip
+
+
+def _few(heads: Sequence[str], those: Sequence[Standing]) -> list[str]:
+    """Local's mean and the points of others over it, of the methods that are tried beside the small networks."""
+    lines = [[title(name), *(_lead(one, name, False) for one in those)] for name in FEW]
+    return [table(["method", *heads], lines)]
 
 
 def _portfolios(those: Sequence[Cost]) -> list[str]:

@@ -283,6 +283,31 @@ def test_the_page_says_what_the_runs_say(board: SimpleNamespace, made_up: list[t
     assert all((board.docs / "images" / name).stat().st_size > 5000 for name in board.page.IMAGES)
 
 
+def test_tiers_beside_the_small_one_have_a_table_of_a_few_methods(
+    board: SimpleNamespace, made_up: list[tuple[str, str, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prepared table of the hospitals stands beside their small network, and patients have points of their own."""
+    board.competition.compete(folder=board.folder)
+    few = [one for one in board.tiers.FEDERATIONS if one.name in ("heart", "heart-table", "cancer")]
+    for module in (board.competition, board.standings, board.page):
+        monkeypatch.setattr(module, "FEDERATIONS", few)
+    board.competition.compete(only=["local", "centralised"], folder=board.folder, tier="real")
+    board.competition.compete(folder=board.folder, tier="survival")
+    board.page.write(board.folder, board.docs)
+    text = (board.docs / "leaderboard.md").read_text("utf-8")
+    assert "<summary>Real networks" not in text, "FedAvg is not there yet"
+    heads, _, *rows = text[text.index("| method | cancer patients") :].partition("\n\n")[0].splitlines()
+    assert heads == "| method | cancer patients of six regions, 7 clients |"
+    cells = dict(map(str.strip, row.strip("|").split(" | ", 1)) for row in rows)
+    assert cells["CFL"] == "", "it was not tried"
+    assert float(cells["Local"]) == pytest.approx(60, abs=5)
+    assert cells["FedAvg"].startswith("**-"), "clearly below"
+    board.competition.compete(folder=board.folder, tier="real")
+    board.page.write(board.folder, board.docs)
+    text = (board.docs / "leaderboard.md").read_text("utf-8")
+    assert "| method | heart hospitals, one layer of 32 | heart hospitals, prepared table, two layers of 64 |" in text
+
+
 def test_a_method_that_does_not_fit_is_named_and_one_that_is_not_done_keeps_its_federation_off(
     board: SimpleNamespace, made_up: list[tuple[str, str, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
