@@ -113,7 +113,7 @@ def _first(found: Sequence[Standing]) -> list[str]:
     for kind, words in KINDS.items():
         own = [one for one in found if one.federation.kind == kind]
         if not own:
-            lines.append([words, LITTLE, "", "", ""])
+            lines.append([words, LITTLE, "", "", "", ""])
             continue
         order = [name for name in first_to_try(own) if name != ALONE][:3]
         clear = _count(own, order[0], 1) > _count(own, order[0], -1)
@@ -121,15 +121,17 @@ def _first(found: Sequence[Standing]) -> list[str]:
         points = _points(own, lambda one, name=order[0]: name)
         then = [f"{title(name)} {gain(own, lambda one, name=name: name)[0]:+.1f}" for name in (*order[1:], TOGETHER)]
         lines.append([f"{words}: {_names(own)}", f"**{first}**", points if clear else f"{title(order[0])} {points}",
-                      _sure(own, order[0]), "; ".join(dict.fromkeys(then))])  # fmt: skip
-    heads = ["your clients", "try first", "best by validation rows: points over Local", "clearly", "others"]
+                      _sure(own, order[0]), len(set.intersection(*(set(one.near) for one in own))),
+                      "; ".join(dict.fromkeys(then))])  # fmt: skip
+    heads = ["your clients", "try first", "best by validation rows: points over Local", "clearly", "level", "others"]
     even = [one for one in found if not one.federation.slow]
     chosen = _points(even, lambda one: one.best([name for name in one.results if name not in NOT_FEDERATED]))
     level = [one for one in found if ALONE in one.near]
     return [
         "## What to try first", "", table(heads, lines), "",
         "*Others*: the next two by validation rows, and FedAvg.  Local comes first where the best by validation rows "
-        "is not clearly above it.  Brackets are the interval for other federations from "
+        "is not clearly above it.  *Level*: so many methods lead or are not clearly behind the leader.  Brackets are "
+        "the interval for other federations from "
         f"{FEWEST} data sets; below that they are the range over federations or, of one, the interval for its clients, "
         f"and of others there is {LITTLE}.", "",
         f"Whoever tries all methods where devices are alike, and takes the best by validation rows, has {chosen} "
