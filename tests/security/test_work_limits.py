@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -142,6 +144,23 @@ def test_whatever_computes_is_ended() -> None:
     busy(0.3)  # nothing is raised any more
     assert watch.run(lambda: 5) == 5
     assert watch.run(lambda: busy(0.3), tasks=100) is None
+
+
+def test_a_tracer_goes_on_after_a_task() -> None:
+    """Before, each task asked the interpreter to take an error back, and a process that is traced stood still."""
+    program = (
+        "import sys\n"
+        "from piebald.core.errors import Declined\n"
+        "from piebald.federation.site.work_limits import TaskWatch, WorkLimits\n"
+        "sys.settrace(lambda *_: None)\n"
+        "print(TaskWatch(WorkLimits(seconds=60)).run(lambda: 5))\n"
+        "try:\n"
+        "    TaskWatch(WorkLimits(seconds=0.1)).run(lambda: [sum(range(1000)) for _ in range(10**9)])\n"
+        "except Declined:\n"
+        "    print((lambda: 6)())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["5", "6"], done.stderr
 
 
 def test_a_task_that_takes_too_much_memory_ends() -> None:

@@ -188,17 +188,18 @@ class _Watched:
         while True:
             try:
                 with self._lock:
-                    self._over.set()
-                    _raise_in(self._thread, None)
+                    self._over.set()  # whose first instruction raises what was on its way
                 return
-            except _Ended:  # it was on its way
+            except _Ended:
                 continue
 
 
-def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
-    """Have a thread raise an error before its next instruction; None takes back one that it has not raised yet."""
-    error = None if kind is None else ctypes.py_object(kind)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
+def _raise_in(thread: int, kind: type[BaseException]) -> None:
+    """Have a thread raise an error before its next instruction.
+
+    It cannot be taken back: CPython 3.11 would look for it for ever in a thread that a tracer follows (coverage).
+    """
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
 
 
 def _experiment_reason(terms: RunTerms) -> str | None:
