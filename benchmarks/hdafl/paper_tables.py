@@ -61,17 +61,15 @@ def _table_3(found: dict[str, dict[int, Comparison]]) -> Iterator[str]:
         for cohort, runs in by_cohort.items():
             theirs = settings.NEAREST.get(cohort, cohort)
             printed = paper.TABLE_3[LIKE.get(setting, setting)][theirs]
-            summary = {row["label"]: row for row in runs.summary()}
-            paired = {row["label"]: row for row in runs.paired(BASE)}
-            for label in (label for label in settings.LABELS if label in summary):
+            for label in (label for label in settings.LABELS if label in runs.labels):
                 known = {OURS: printed[0], BASE: printed[1]}.get(label)
-                row = summary[label]
+                mine = Interval.of([*_by_seed(runs, label).values()])
+                assert mine is not None
                 lines.append(
                     [
                         TITLES[setting], f"{theirs}; {cohort}", settings.NAMES.get(label, label),
                         "" if known is None else f"{known:.2f}",
-                        _points(row["mean"], row["low"], row["high"], row["seeds"]),
-                        _difference(paired[label]) if label in paired else "", str(row["seeds"]),
+                        _interval(mine, ".2f"), _apart(runs, label, BASE), str(mine.count),
                     ]
                 )  # fmt: skip
     yield table(["setting", "C in the paper; here", "recipe", "paper", "here", "to FedAvg", "seeds"], lines)
@@ -80,15 +78,10 @@ def _table_3(found: dict[str, dict[int, Comparison]]) -> Iterator[str]:
 def _against_others(found: dict[str, dict[int, Comparison]]) -> Iterator[list[str]]:
     for setting, by_cohort in found.items():
         for cohort, runs in by_cohort.items():
-            rows = {
-                label: next(row for row in runs.paired(label) if row["label"] == OURS)
-                for label in OTHERS
-                if {label, OURS} <= set(runs.labels)
-            }
-            if rows:
+            cells = [_apart(runs, OURS, label) for label in OTHERS]
+            if any(cells):
                 where = [TITLES[setting], f"{settings.NEAREST.get(cohort, cohort)}; {cohort}"]
-                cells = [_difference(rows[label]) if label in rows else "" for label in OTHERS]
-                yield [*where, *cells, str(min(row["seeds"] for row in rows.values()))]
+                yield [*where, *cells, str(len(_by_seed(runs, OURS)))]
 
 
 def _table_4(by_cohort: dict[int, Comparison]) -> Iterator[str]:
@@ -153,11 +146,13 @@ def _bytes(run: History, rounds: int) -> int:
     return max((point["bytes"] for point in run.curve if point["version"] <= rounds), default=0)
 
 
-def _points(mean: float, low: float | None, high: float | None, seeds: int) -> str:
-    wide = low is None or high is None or seeds < 3
-    return f"{100 * mean:.2f}" + ("" if wide else f" [{100 * low:.2f}, {100 * high:.2f}]")
+def _by_seed(runs: Comparison, label: str) -> dict[int, float]:
+    """Final accuracy in per cent by seed."""
+    return {run.seed: 100 * run.final["mean"] for run in runs.by_label.get(label, [])}
 
 
-def _difference(row: dict) -> str:
-    wide = row["seeds"] < 3
-    return f"{100 * row['difference']:+.2f}" + ("" if wide else f" [{100 * row['low']:+.2f}, {100 * row['high']:+.2f}]")
+def _apart(runs: Comparison, label: str, base: str) -> str:
+    """Points more than another recipe has, paired by seed; empty for the recipe itself and without common seeds."""
+    mine, theirs = _by_seed(runs, label), _by_seed(runs, base)
+    made = Interval.of([mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())])
+    return "" if made is None or label == base else _interval(made, "+.2f")

@@ -10,7 +10,7 @@ import pytest
 
 from tests import processes
 
-CELLS = {"distfl": 92, "hdafl": 0, "metis": 126, "cgau": 84, "smmd": 0}  # so that none is lost by accident
+CELLS = {"distfl": 92, "hdafl": 102, "metis": 126, "cgau": 84, "smmd": 39}  # so that none is lost by accident
 
 
 @pytest.mark.long
