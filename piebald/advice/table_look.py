@@ -13,7 +13,7 @@ from piebald.advice.look import Look, look
 from piebald.core.arguments import checked
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.plain_text import printable
-from piebald.data.clients.client_tables import nameless_columns, owners_of, plain
+from piebald.data.clients.client_tables import nameless_columns, owners_of, plain, target_gaps
 from piebald.data.clients.sources import clients_from
 from piebald.data.clients.table_files import mixed_reason, read_table
 from piebald.data.partition.leakage import with_suspects
@@ -76,6 +76,7 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
         if column not in frame.columns:
             raise SettingError(f"{path}: {unknown('column', column, frame.columns)}")
     sites, names = owners_of(frame, client)
+    frame = frame.assign(**{target: frame[target].mask(target_gaps(frame[target]))})
     inputs = frame.drop(columns=[client, target, *nameless_columns(frame.columns)])
     amounts = regression or classes_of(frame[target]) is None
     keys = with_suspects(RowKeys(), frame, target, (client,))
@@ -155,7 +156,8 @@ def _of_target(goal: Any, amounts: bool, sites: Ints, names: Sequence[str], targ
     sentences, gaps = [], goal.isna().to_numpy()
     if gaps.any():
         sentences.append(
-            f"target {target!r} has no value in {gaps.sum()} rows (row {gaps.argmax() + 1}, ...): drop them"
+            f"target {target!r} has no value in {gaps.sum()} of {len(gaps)} rows (row {gaps.argmax() + 1}, ...): these "
+            "rows are left out"
         )
     if goal.nunique() < 2:
         sentences.append(f"target {target!r} has one value alone: there is nothing to learn from it")

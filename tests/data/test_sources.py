@@ -52,6 +52,24 @@ def test_text_targets_are_sorted_over_all_clients_and_names_kept() -> None:
     assert list(other.names) == ["n", "s"]
 
 
+@pytest.mark.parametrize(
+    "goal",
+    [["no", None, "yes", "no", "yes"], ["no", "?", "yes", "no", "yes"], [0, None, 1, 0, 1], [0.5, np.nan, 1, 0.1, 2]],
+)
+def test_rows_without_a_target_are_left_out_and_said(goal: list, caplog: pytest.LogCaptureFixture) -> None:
+    frame = pd.DataFrame({"site": list("aabbb"), "age": [1.0, 2.0, 3.0, 4.0, 5.0], "ill": goal})
+    with caplog.at_level("WARNING", "piebald"):
+        clients = clients_from(frame, client="site", target="ill", test=0.0)
+    assert "column 'ill' has no value in 1 of 5 rows (row 2): these rows are left out" in caplog.text
+    expected = clients_from(frame.drop(index=1).infer_objects(), client="site", target="ill", test=0.0)
+    assert clients.classes == expected.classes
+    for client in (0, 1):
+        for found, wanted in zip(everything(clients, client), everything(expected, client), strict=True):
+            assert torch.equal(found, wanted)
+    with pytest.raises(SettingError, match="column 'ill' has no value in any row"):
+        clients_from(frame.assign(ill=None), client="site", target="ill")
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 5), (2, 1, 3, 5), (2, 3, 3, 5)])
 def test_images_get_channels_and_are_scaled(shape: tuple[int, ...]) -> None:
     images = np.full(shape, 255, dtype=np.uint8)

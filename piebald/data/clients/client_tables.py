@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError, unknown
 from piebald.data.clients.convert import Array, array, input_arrays, inputs
@@ -22,7 +23,7 @@ from piebald.data.partition.leakage import with_suspects
 from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Ints
 from piebald.data.partition.split_settings import SplitSettings
-from piebald.data.preparation.columns import CodedTable, guess_columns
+from piebald.data.preparation.columns import CodedTable, factorized, guess_columns
 from piebald.data.preparation.columns import numbers_of as column_numbers
 
 BY_SHARES = SplitSettings()
@@ -247,7 +248,8 @@ def from_frame(
     origin = _origin(frame)
     if not len(frame):
         raise SettingError("the table must have at least one row, got none")
-    _check_complete(frame, (owner, target))
+    _check_complete(frame, (owner,))
+    frame = _with_target(frame, target)
     columns = None
     if coded:
         _check_once(frame, chosen)
@@ -321,6 +323,28 @@ def _check_once(frame: Any, columns: Sequence[str]) -> None:
     """Refuse columns that occur twice."""
     if twice := next((column for column in columns if getattr(frame[column], "ndim", 1) != 1), None):
         raise SettingError(f"{_origin(frame)}column {twice!r} occurs twice: rename one of them")
+
+
+def target_gaps(series: Any) -> NDArray[np.bool_]:
+    """Return whether each row [n] has no target: an empty cell, "?", "NA" and the like."""
+    if getattr(series.dtype, "kind", "O") in "biuf":
+        return np.asarray(series.isna().to_numpy())
+    return factorized(series)[0] < 0
+
+
+def _with_target(frame: Any, target: str) -> Any:
+    """Return the rows whose target is known, and say how many are left out."""
+    _check_once(frame, [target])
+    gaps = target_gaps(frame[target])
+    if not gaps.any():
+        return frame
+    if gaps.all():
+        raise SettingError(f"{_origin(frame)}column {target!r} has no value in any row: there is nothing to learn")
+    _log.warning(
+        "%stargets: column %r has no value in %d of %d rows (row %d%s): these rows are left out",
+        _origin(frame), target, gaps.sum(), len(frame), np.argmax(gaps) + 1, ", ..." if gaps.sum() > 1 else "",
+    )  # fmt: skip
+    return frame[~gaps]
 
 
 def _check_complete(frame: Any, columns: Sequence[str], remedy: str = "fill them in") -> None:
