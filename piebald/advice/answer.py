@@ -510,12 +510,7 @@ class Advice:
     def _more_lines(self) -> list[str]:
         if self.more is None:
             return ["What more rows or clients would change was not tried: leave out more_data = false."]
-        gains = {part.what: part.gain for part in self.more} | {
-            f"{part.what} before": part.before for part in self.more
-        }
-        amounts = {name: self.amount(gain) for name, gain in gains.items() if gain is not None}
-        outlooks = {part.what: self._outlook(part) for part in self.more if part.gain is not None}
-        return sentences(self.more, self.recommended, amounts, outlooks)
+        return sentences(self.more, self.recommended, self.amount, self._outlook)
 
     def _loser_lines(self) -> list[str]:
         """Return the clients that lose by joining on validation rows, and what is best for them; of many, some."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from piebald.advice.evidence import Checked
 from piebald.advice.tuning.trial_runs import TrialRuns
 from piebald.report.paired import difference
-from piebald.report.row_noise import row_difference
+from piebald.report.row_noise import row_differences
 
 Floats = NDArray[np.float64]
 _QUANTILE = 1.96  # of the normal distribution, for intervals of 95 %
@@ -70,14 +70,14 @@ def client_gains(tested: Sequence[Checked], chosen: str, alone: str | None, runs
     sign = 1 if runs.higher_is_better else -1
     by_label = {checked.label: checked.scores for checked in tested}
     together, by_itself = by_label.get(chosen), None if alone in (None, chosen) else by_label.get(alone or "")
+    noises = {} if together is None or by_itself is None else row_differences(together, by_itself)
     gains = []
     for place, name in enumerate(runs.names):
         means = {label: float(scores.client_means()[place]) for label, scores in by_label.items()}
         known = {label: None if np.isnan(mean) else mean for label, mean in means.items()}
         pair = None if together is None or by_itself is None else (together.of_client(name), by_itself.of_client(name))
         gap = None if pair is None else difference(*pair)
-        noise = None if pair is None else row_difference(*pair)
-        gain, error = None if gap is None else sign * gap.mean, None if noise is None else noise.error
+        gain, error = None if gap is None else sign * gap.mean, noises[name].error if name in noises else None
         sizes = runs.clients.size(place, "test"), runs.choosing.size(place, "train")
         gains.append(ClientGain(name, sizes[0], known, gain, error, train=sizes[1]))
     return with_shrunk(gains)

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from piebald.advice.race import Runner
 from piebald.advice.tuning.trial_runs import TrialRuns
+from piebald.core.errors import SettingError
 from piebald.engines.scoring import value_of, values_of_rows
 from piebald.methods.recipe import Recipe
-from piebald.models.prediction import mean_outputs
+from piebald.models.prediction import AnswerKind, mean_outputs
 from piebald.report.paired import Difference, common_seeds
 from piebald.report.verdict import compared
 from piebald.runs.finished_run import Run
@@ -28,6 +29,7 @@ from piebald.runs.run import opened
 
 Floats = NDArray[np.float64]
 MEMBERS = 3
+_MOST_CLIENTS = 200  # of more, making each one's own models would take minutes
 
 
 @dataclass(frozen=True)
@@ -56,15 +58,19 @@ def ensemble(finished: Sequence[Runner], chosen: Runner, runs: TrialRuns) -> Ens
         runs: the settings by which they were trained.
 
     Returns:
-        None where there are fewer methods, or they share no seed and client with the recommendation.
+        None where there are fewer methods, they share no seed and client with the recommendation, or their outputs are
+        no predictions, as those of language models.
     """
     sign = -1 if runs.higher_is_better else 1
     members = sorted(finished, key=lambda runner: sign * runner.mean)[:MEMBERS]
     seeds = common_seeds([runner.last for runner in (*members, chosen)])
-    if len(members) < MEMBERS or not seeds:
+    if len(members) < MEMBERS or not seeds or len(runs.names) > _MOST_CLIENTS:
         return None
-    cells = [_of_seed(members, seed, runs) for seed in seeds]
-    values = np.array([[value for value, _ in of_seed] for of_seed in cells])
+    try:
+        cells = [_of_seed(members, seed, runs) for seed in seeds]
+    except SettingError:
+        return None
+    values = np.array([[value if np.isfinite(value) else np.nan for value, _ in of_seed] for of_seed in cells])
     rows = {
         (seed, name): of_rows
         for seed, of_seed in zip(seeds, cells, strict=True)
@@ -89,13 +95,13 @@ def _of_seed(members: Sequence[Runner], seed: int, runs: TrialRuns) -> list[tupl
             )
             for x in members
         ]
-        return [_of_client(trained, client) for client in range(len(runs.names))]
+        kind = trained[0].predictor(0).meaning.kind
+        return [_of_client(trained, client, kind) for client in range(len(runs.names))]
 
 
-def _of_client(trained: Sequence[Run], client: int) -> tuple[float, Floats]:
+def _of_client(trained: Sequence[Run], client: int, kind: AnswerKind) -> tuple[float, Floats]:
     objective = trained[0].work.of(client).objective
     metric = objective.metrics.get(objective.metric, objective.loss)
-    kind = trained[0].predictor(client).meaning.kind
     outputs, targets = zip(*(run.outputs(client, "validation") for run in trained), strict=True)
     if not len(outputs[0]):
         return np.nan, np.full(1, np.nan)

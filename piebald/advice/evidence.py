@@ -16,7 +16,7 @@ from piebald.advice.tuning.trial_runs import TrialRuns, folder_name
 from piebald.contracts import Split
 from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.paired import Scores
-from piebald.report.row_noise import row_difference
+from piebald.report.row_noise import row_differences
 from piebald.report.verdict import compared
 from piebald.runs.run import resume
 from piebald.storage.store import RunStore
@@ -142,9 +142,9 @@ def losers(chosen: Runner, alone: Runner | None, finished: Sequence[Runner], hig
     """
     if alone is None or chosen is alone:
         return []
-    losing = []
+    losing, gaps = [], row_differences(chosen.last, alone.last)
     for place, name in enumerate(alone.last.clients):
-        gap = row_difference(chosen.last.of_client(name), alone.last.of_client(name))
+        gap = gaps.get(name)
         # by chance alone about one client in forty lies beyond two standard errors on this side
         if gap is not None and gap.error is not None and (lost := -gap.mean if higher else gap.mean) > 2 * gap.error:
             scores = {runner.label: float(runner.last.client_means()[place]) for runner in finished}

@@ -141,15 +141,15 @@ def _mean(scores: Scores, clients: Sequence[str]) -> float:
 
 
 def sentences(
-    effects: Sequence[More], label: str, amounts: Mapping[str, str], outlooks: Mapping[str, str]
+    effects: Sequence[More], label: str, amount: Callable[[Difference], str], outlook_of: Callable[[More], str]
 ) -> list[str]:
     """Return the effects in words, one sentence each.
 
     Args:
         effects: from `more_data`.
         label: of the recommendation.
-        amounts: the gains in words, by `More.what`, those of the doubling before under f"{what} before".
-        outlooks: what the last doubling says about the next one, by `More.what`.
+        amount: says a gain in words.
+        outlook_of: says what the last doubling says about the next one.
     """
     lines = []
     for part in effects:
@@ -160,9 +160,9 @@ def sentences(
             "rows": f"With all training rows in place of half of them {label} gains",
             "clients": f"With all clients in place of half of them, the {part.clients} that are in both gain",
         }[part.what]
-        lines.append(f"{opening} {amounts[part.what]}: {outlooks[part.what]}.")
+        lines.append(f"{opening} {amount(part.gain)}: {outlook_of(part)}.")
         if part.before is not None:
-            lines.append(f"From a quarter to half of the {part.what} it gained {amounts[f'{part.what} before']}.")
+            lines.append(f"From a quarter to half of the {part.what} it gained {amount(part.before)}.")
     return lines
 
 

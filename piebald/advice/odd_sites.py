@@ -13,7 +13,7 @@ from statistics import NormalDist
 from piebald.advice.differences import LEVEL, in_points
 from piebald.report.page.wording import names
 from piebald.report.paired import Difference, Scores
-from piebald.report.row_noise import row_difference
+from piebald.report.row_noise import row_differences
 
 _MOST = 0.34  # share of the clients that may be odd: where more are, they are many kinds and nobody is
 
@@ -69,12 +69,7 @@ def odd_sites(
 
 def _gaps(a: Scores, b: Scores, sign: int) -> dict[str, Difference]:
     """The gain of each client by `a` over `b`, where the noise of its rows is known."""
-    gaps = {}
-    for name in a.clients:
-        gap = row_difference(a.of_client(name), b.of_client(name)) if name in b.clients else None
-        if gap is not None and gap.error:
-            gaps[name] = replace(gap, mean=sign * gap.mean)
-    return gaps
+    return {name: replace(gap, mean=sign * gap.mean) for name, gap in row_differences(a, b).items() if gap.error}
 
 
 def _beyond(gap: Difference | None, bound: float) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from piebald.advice.client_gains import shrunken
 from piebald.report.paired import Scores
-from piebald.report.row_noise import row_difference
+from piebald.report.row_noise import row_differences
 
 FEWEST = 5  # clients that say how much clients differ
 
@@ -35,8 +35,7 @@ def own_methods(
     clients = list(scores[usual].clients)
     best = {name: (0.0, usual) for name in clients}
     for label, table in scores.items():
-        gaps = {name: row_difference(table.of_client(name), scores[usual].of_client(name)) for name in clients}
-        known = {name: gap for name, gap in gaps.items() if gap is not None and gap.error}
+        known = {name: gap for name, gap in row_differences(table, scores[usual]).items() if gap.error}
         if label == usual or len(known) < FEWEST:
             continue
         measured, noise = (np.array([getattr(gap, of) for gap in known.values()]) for of in ("mean", "error"))

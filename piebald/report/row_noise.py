@@ -93,6 +93,12 @@ def row_difference(a: Scores, b: Scores, *, comparisons: Count = 1) -> Differenc
     return Difference(mean, mean - half, mean + half, len(per_seed), len(names), "interval", error, p, "rows")
 
 
+def row_differences(a: Scores, b: Scores) -> dict[str, Difference]:
+    """Compare two methods at each client by itself, where the noise of its rows is known."""
+    gaps = {name: row_difference(a.of_client(name), b.of_client(name)) for name in a.clients if name in b.clients}
+    return {name: gap for name, gap in gaps.items() if gap is not None}
+
+
 def _of_client(
     a: Scores, b: Scores, seeds: list[int], name: str, mean: float
 ) -> tuple[float, float, float, float] | None:
