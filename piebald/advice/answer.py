@@ -28,6 +28,7 @@ from piebald.core.plain_text import printable
 from piebald.methods import recipes
 from piebald.methods.recipe import Recipe
 from piebald.privacy.secure_aggregation.transform import SecureAggregation
+from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.page.markup import html_table, plain_cell
 from piebald.report.page.wording import MetricFormat, duration, names, plural
 from piebald.report.paired import Difference, difference
@@ -187,13 +188,21 @@ class Advice:
         if evidence.gain is None:
             return ""
         ours = self.recommended if evidence.rows == "test" else "The best for the other clients"
-        ends = ""
-        if evidence.low is not None and evidence.high is not None:
-            ends = f" (95 %: {self._points(evidence.low, True, '')} to {self._points(evidence.high, True, '')})"
-        kind = "other rows of these clients" if evidence.noise == "rows" else "other clients"
-        chance = "within" if evidence.pays == "cannot be told" else "beyond"
         rows = "" if evidence.rows == "test" else " on validation rows"
-        return f"{ours} against alone{rows}: {self._points(evidence.gain, True)}{ends}, {chance} the chance of {kind}."
+        amount = self._by_chance(
+            evidence.gain, evidence.low, evidence.high, evidence.pays != "cannot be told", evidence.noise
+        )
+        return f"{ours} against alone{rows}: {amount}."
+
+    def _by_chance(self, gain: float, low: float | None, high: float | None, clear: bool, noise: str) -> str:
+        """Return a gain, positive where it is one, with its interval and the chance that it is held against."""
+        ends = (
+            ""
+            if low is None or high is None
+            else f" (95 %: {self._points(low, True, '')} to {self._points(high, True, '')})"
+        )
+        kind = "other rows of these clients" if noise == "rows" else "other clients"
+        return f"{self._points(gain, True)}{ends}, {'beyond' if clear else 'within'} the chance of {kind}"
 
     def _who(self) -> dict[str, str]:
         """Return who gains, who loses, and for whom neither can be said, by name, the largest first."""
@@ -501,10 +510,13 @@ class Advice:
         score = MetricFormat(self.metric).value(self.ensemble.score)
         sends = f"{times:.2g} times as much" if times else size(round(self.ensemble.bytes))
         compare = f"piebald compare {self.folder / ENSEMBLE} --out ensemble; " if self.folder else ""
+        gain, sign = self.ensemble.gain, 1 if self.higher_is_better else -1
+        low, high = sorted((sign * gain.low, sign * gain.high)) if gain.kind == "interval" else (None, None)
+        amount = self._by_chance(sign * gain.mean, low, high, gain.p < ERROR_RATE, gain.noise)
         return (
             f"Where sites may send {sends}: the mean of the predictions of {names(list(self.ensemble.recipes))} "
             f"reaches {score} on validation rows, against {self.recommended} "
-            f"{self.amount(self.ensemble.gain)}.  {compare}piebald predict ensemble averages all runs in that folder."
+            f"{amount}.  {compare}piebald predict ensemble averages all runs in that folder."
         )
 
     def _more_lines(self) -> list[str]:
