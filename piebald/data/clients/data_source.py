@@ -87,7 +87,8 @@ class DataSource(BaseModel):
     def _check_name_or_source(self) -> Self:
         alone = self.name is None and self.source is None and self.public is not None  # the sites have their rows
         if (self.name is None) == (self.source is None) and not alone:
-            raise ValueError("give the name of a data set, or a source of your own, and not both")
+            given = "neither name nor source" if self.name is None else "both name and source"
+            raise ValueError(f"[data] has {given}: give the name of a data set, or a source of your own, and not both")
         return self
 
     def load(self, split: SplitSettings | None = None, coded: bool = False) -> DataSet | Clients:
