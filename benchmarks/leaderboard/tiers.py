@@ -1,8 +1,10 @@
 """The federations of the leaderboard, in tiers.
 
 small: one hidden layer on all of them, every method.  real: the same clients of four of them with a network that fits
-the form of their inputs, and a few methods of each family.  large: all clients of these with such networks and every
-method, for a GPU.  survival: patients, scored by concordance, whose points are not added to those of accuracy.
+the form of their inputs, and a few methods of each family; a run of FedAvg takes a processor about 1 second with the
+prepared table, 6 with the 1D-CNN, 15 with the LSTM and 30 with LEAF's CNN.  large: all clients of these with such
+networks and every method, for a GPU.  survival: patients, scored by concordance, whose points are not added to those of
+accuracy.
 """
 
 from __future__ import annotations
