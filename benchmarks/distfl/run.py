@@ -14,11 +14,10 @@ from typing import Any
 
 import federations as fed
 import numpy as np
-from conditions import beside, conditions, full_jobs
+from conditions import beside, conditions, full_jobs, hidden
 from settings import (
     ATTACKED,
     BY_ROWS,
-    CLIP,
     DEEP,
     DEFENCES,
     EPSILONS,
@@ -198,10 +197,9 @@ def private_jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Calla
     if part != "privacy":
         levels += [(f"epsilon {epsilon:g}", noise_of(epsilon)) for epsilon in EPSILONS]
     for case, noise in levels:
-        gaussian = [{"kind": "gaussian", "clip": CLIP, "noise": noise, "where": "client"}]
         methods = {"DistFL": distfl(probes=probes), "FedAvg": fedavg()}
         for method, recipe in methods.items():
-            yield case, method, recipe.with_(transforms=gaussian), lambda: federation(seed), rounds
+            yield case, method, hidden(recipe, noise), lambda: federation(seed), rounds
     for method, recipe in baselines(TRAINING).items():
         if method != "FedAvg":  # which is among the above
             yield "noise 0", method, recipe, lambda: federation(seed), rounds

@@ -100,7 +100,7 @@ CLAIMS = (
     Claim("distfl", "Table 3: minus K-Cluster, here K = 4", 3.25, "+1.6 ± 1.0",
           "other data, on which K-Cluster has 94.8 (`run.py --only domains`)"),
     Claim("distfl", "Table 4: minus FedAvg", 8.98, "+0.0 ± 0.0",
-          "weighted by rows, one cluster after 15 rounds; plain mean 92.6 ± 3.7 on two seeds (`run.py --only people`)"),
+          "weighted by rows, one cluster after 15 rounds; plain mean 92.3 ± 1.6 (`run.py --only people`)"),
     Claim("distfl", "Table 4: minus LG-Net (fine-tuning)", 8.47, "-2.3 ± 8.3", "the same"),
     Claim("distfl", "Figs. 3 and 4 at the printed epsilons: DistFL is highest", "highest", "9.9 ± 0.6, as FedAvg",
           "noise of 48 to 16 clips, under which nothing learns (`run.py --only mixed`)", "not found"),
