@@ -75,7 +75,7 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
     for column in (client, target):
         if column not in frame.columns:
             raise SettingError(f"{path}: {unknown('column', column, frame.columns)}")
-    sites, names = owners_of(frame, client)
+    frame, sites, names = owners_of(frame, client)
     frame = frame.assign(**{target: frame[target].mask(target_gaps(frame[target]))})
     inputs = frame.drop(columns=[client, target, *nameless_columns(frame.columns)])
     amounts = regression or classes_of(frame[target]) is None

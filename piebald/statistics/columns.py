@@ -96,7 +96,7 @@ def _frames(source: Any, client: str | None) -> Mapping[str, Any] | None:
         raise SettingError(
             f"a table needs client='...', the column that names the client of each row: it has {_listed(table.columns)}"
         )
-    codes, names = owners_of(table, client)
+    table, codes, names = owners_of(table, client)
     return {names[code]: part.drop(columns=client) for code, part in table.groupby(codes)}
 
 

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 import piebald
 from piebald.core.errors import SettingError
+from piebald.data import train_validation_test_split
 from piebald.data.clients.data_source import DataSource
 from piebald.data.partition import clients_from
 from piebald.runtimes import Simulator
@@ -68,6 +69,29 @@ def test_rows_without_a_target_are_left_out_and_said(goal: list, caplog: pytest.
             assert torch.equal(found, wanted)
     with pytest.raises(SettingError, match="column 'ill' has no value in any row"):
         clients_from(frame.assign(ill=None), client="site", target="ill")
+
+
+def test_rows_without_a_client_are_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    frame = pd.DataFrame({"site": ["a", None, "b", "b", "a"], "age": np.arange(5.0), "ill": [0, 1, 1, 0, 1]})
+    with caplog.at_level("WARNING", "piebald"):
+        clients = clients_from(frame, client="site", target="ill", test=0.0)
+    assert "clients: column 'site' has no value in 1 of 5 rows (row 2): these rows are left out" in caplog.text
+    assert list(clients.names) == ["a", "b"]
+    assert [clients.rows(client, "train").x[:, 0].tolist() for client in (0, 1)] == [[0.0, 4.0], [2.0, 3.0]]
+    parts = train_validation_test_split(frame, {"test": 0.5, "stratify": False}, client="site", target="ill")
+    assert sorted(row for part in parts.values() for row in part.index) == [0, 2, 3, 4]
+
+
+def test_tables_are_divided_as_clients_are_where_targets_are_missing() -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"site": list("ab") * 50, "age": rng.normal(size=100), "ill": rng.integers(0, 2, 100) * 1.0})
+    frame.loc[rng.random(100) < 0.2, "ill"] = np.nan
+    clients = clients_from(frame, client="site", target="ill", test=0.3, validation=0.1)
+    parts = train_validation_test_split(frame, {"test": 0.3, "validation": 0.1}, client="site", target="ill")
+    for name, part in parts.items():
+        for client, site in enumerate("ab"):
+            ages = sorted(clients.rows(client, name).x[:, 0].tolist())
+            assert ages == pytest.approx(sorted(part[part["site"] == site]["age"]))
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5), (2, 1, 3, 5), (2, 3, 3, 5)])
@@ -190,7 +214,7 @@ def test_numbered_clients_are_in_order_of_their_numbers() -> None:
         ),
         ({"age": ["1", "2", "old", "4", "5", "6"]}, {}, "column 'age' has numbers, and 'old' in row 3: leave"),
         ({"age": [1, None, 3, 4, 5, 6]}, {}, "column 'age' has no value in 1 of 6 rows .row 2.: set prepare = 'fed"),
-        ({"hospital": ["a", None] * 3}, {}, "column 'hospital' has no value in 3 of 6 rows"),
+        ({"hospital": [None] * 6}, {}, "column 'hospital' has no value in any row"),
         ({"age": [1, np.inf, 3, 4, 5, 6]}, {}, "column .age. is infinite in row 2"),
         (
             {"age": [1, 1e300, 3, 4, 5, 6]},

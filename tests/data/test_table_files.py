@@ -159,7 +159,7 @@ def test_another_encoding_is_said_with_its_line(tmp_path: Path, caplog: pytest.L
             ).encode(),
             "column 'age' must have a number in each row, got 'unknown' in row 41: correct it, leave the cell",
         ),
-        (text([*ROWS, ("", "4", "2", "no")]).encode(), r"column 'place' has no value in 1 of 7 rows \(row 7\)"),
+        (text([("", *row[1:]) for row in ROWS]).encode(), "column 'place' has no value in any row"),
     ],
     ids=["comma", "byte", "long row", "quote", "no rows", "nothing", "twice", "words", "no client"],
 )

@@ -187,22 +187,20 @@ def owners(values: Array) -> tuple[Ints, list[str]]:
     return codes.astype(np.int64), [str(name) for name in names.tolist()]
 
 
-def owners_of(frame: Any, client: str) -> tuple[Ints, list[str]]:
-    """Return the codes [n] and names of the clients that a column of a table names.
+def owners_of(frame: Any, client: str) -> tuple[Any, Ints, list[str]]:
+    """Return the rows whose client a column names, their clients as codes [n], and the clients' names.
 
     Raises:
-        SettingError: there is no such column, or a row names none.
+        SettingError: there is no such column, or no row names a client.
     """
     if client not in frame.columns:
         raise unknown("column", client, map(str, frame.columns))
-    if gaps := int(frame[client].isna().sum()):
-        raise SettingError(
-            f"{_origin(frame)}column {client!r} names no client in {gaps} of {len(frame)} rows: drop these rows"
-        )
-    return _owners_in(frame[client])
+    frame = known(frame, client, "clients")
+    return frame, *owners_in(frame[client])
 
 
-def _owners_in(series: Any) -> tuple[Ints, list[str]]:
+def owners_in(series: Any) -> tuple[Ints, list[str]]:
+    """Return the codes [n] and names of the clients in a column without gaps."""
     import pandas
 
     codes, different = pandas.factorize(series)  # few, where the column as text would take much memory
@@ -248,8 +246,8 @@ def from_frame(
     origin = _origin(frame)
     if not len(frame):
         raise SettingError("the table must have at least one row, got none")
-    _check_complete(frame, (owner,))
-    frame = _with_target(frame, target)
+    _check_once(frame, [owner, target])
+    frame = known(known(frame, owner, "clients"), target, "targets")
     columns = None
     if coded:
         _check_once(frame, chosen)
@@ -268,7 +266,7 @@ def from_frame(
         goal, different = pandas.factorize(goal)
         words = pandas.Series(different, dtype=object).astype(str).str.strip().tolist()
         _warn_of_like_names([*dict.fromkeys(words)], origin, "classes")
-    codes, names = _owners_in(frame[owner]) if owner == client else _single_client(len(frame))
+    codes, names = owners_in(frame[owner]) if owner == client else _single_client(len(frame))
     _warn_of_like_names(names, origin)
     keys = RowKeys.of_table(list(frame.columns), frame.__getitem__, split, client)
     keys = with_suspects(keys, frame, target, (client, *split.columns))
@@ -332,22 +330,30 @@ def target_gaps(series: Any) -> NDArray[np.bool_]:
     return factorized(series)[0] < 0
 
 
-def _with_target(frame: Any, target: str) -> Any:
-    """Return the rows whose target is known, and say how many are left out."""
-    _check_once(frame, [target])
-    gaps = target_gaps(frame[target])
+def known(frame: Any, column: str, what: str) -> Any:
+    """Return the rows that have a value in a column, and say how many are left out.
+
+    Args:
+        frame: the rows.
+        column: of them.
+        what: the column has, "clients" or "targets".
+
+    Raises:
+        SettingError: no row has a value.
+    """
+    gaps = target_gaps(frame[column]) if what == "targets" else frame[column].isna().to_numpy()  # "NA" is a name
     if not gaps.any():
         return frame
     if gaps.all():
-        raise SettingError(f"{_origin(frame)}column {target!r} has no value in any row: there is nothing to learn")
+        raise SettingError(f"{_origin(frame)}column {column!r} has no value in any row: there is nothing to learn")
     _log.warning(
-        "%stargets: column %r has no value in %d of %d rows (row %d%s): these rows are left out",
-        _origin(frame), target, gaps.sum(), len(frame), np.argmax(gaps) + 1, ", ..." if gaps.sum() > 1 else "",
+        "%s%s: column %r has no value in %d of %d rows (row %d%s): these rows are left out",
+        _origin(frame), what, column, gaps.sum(), len(frame), np.argmax(gaps) + 1, ", ..." if gaps.sum() > 1 else "",
     )  # fmt: skip
     return frame[~gaps]
 
 
-def _check_complete(frame: Any, columns: Sequence[str], remedy: str = "fill them in") -> None:
+def _check_complete(frame: Any, columns: Sequence[str], remedy: str) -> None:
     """Refuse columns that occur twice or have gaps."""
     _check_once(frame, columns)
     for column in columns:

@@ -11,7 +11,7 @@ import numpy as np
 from piebald.contracts import Split
 from piebald.core.arguments import checked
 from piebald.core.errors import SettingError, shown, unknown
-from piebald.data.clients.client_tables import owners_of, read_table
+from piebald.data.clients.client_tables import known, owners_in, read_table
 from piebald.data.clients.lists import Lists
 from piebald.data.partition.leakage import with_suspects
 from piebald.data.partition.row_keys import RowKeys
@@ -67,14 +67,16 @@ def parts_of(
     for column in (client, target):
         if column is not None and column not in names:
             raise unknown("column", column, names)
-    clients = (np.zeros(len(frame), dtype=np.int64), [""]) if client is None else owners_of(frame, client)
-    keys = RowKeys.of_table(names, frame.__getitem__, split, client)
-    keys = with_suspects(keys, frame, target, (client, *split.columns))
-    label = None if target is None or regression else _classes(frame[target])
-    lists = Lists.of(clients[0], len(clients[1]))
+    kept = frame.reset_index(drop=True)
+    for column, what in ((client, "clients"), (target, "targets")):
+        kept = kept if column is None else known(kept, column, what)
+    codes, own = owners_in(kept[client]) if client is not None else (np.zeros(len(kept), dtype=np.int64), [""])
+    keys = RowKeys.of_table(names, kept.__getitem__, split, client)
+    keys = with_suspects(keys, kept, target, (client, *split.columns))
+    label = None if target is None or regression else _classes(kept[target])
     parts = np.full(len(frame), -1, dtype=np.int64)
-    for place, rows in enumerate(three_ways(lists, label, split, keys, names=clients[1]).values()):
-        parts[rows.values] = place
+    for place, rows in enumerate(three_ways(Lists.of(codes, len(own)), label, split, keys, names=own).values()):
+        parts[kept.index.to_numpy()[rows.values]] = place
     return parts
 
 
