@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from piebald import recipes
-from piebald.contracts import StepContext
+from piebald.contracts import ModelSpec, StepContext
 from piebald.core.errors import SettingError
+from piebald.core.objective import OBJECTIVES
+from piebald.core.parameters import Layout
 from piebald.methods.aggregation import EqualWeighted
 from piebald.methods.attacks import RandomUpdate
 from piebald.methods.transforms import Gaussian
@@ -84,6 +86,20 @@ def test_each_end_leaves_the_noise_to_the_other() -> None:
 def test_bad_settings_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(SettingError, match="gaussian"):
         Gaussian(**fields)
+
+
+def test_running_statistics_are_hidden_by_noise_that_reaches_them() -> None:
+    """A clip alone hides nothing, and a transform that gets the statistics hides them itself."""
+
+    class OfStatistics(Gaussian):
+        takes_statistics = True
+
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    spec = ModelSpec(model, Layout.of(model), torch.zeros(0), OBJECTIVES["classification"], 2, (6,), (3,))
+    assert [Gaussian(clip=1.0, noise=noise).hides() for noise in (0.0, 1e-9)] == [False, True]
+    assert Gaussian(clip=1.0, noise=0.0).unsupported_model(spec) is None
+    assert "running statistics of the norm '1'" in str(Gaussian(clip=1.0, noise=1.0).unsupported_model(spec))
+    assert OfStatistics(clip=1.0, noise=1.0).unsupported_model(spec) is None
 
 
 @pytest.mark.parametrize("where", ["client", "server"])
