@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from piebald import recipes
-from piebald.contracts import ModelSpec, StepContext
+from piebald.contracts import StepContext
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import SettingError
 from piebald.core.objective import OBJECTIVES
 from piebald.core.parameters import Layout
