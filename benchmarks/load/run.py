@@ -482,6 +482,7 @@ def _chaos_lines(one: dict[str, Any]) -> list[str]:
         *(f"| {name} | {before[name]:.0f} | {after[name]:.0f} |" for name in ("threads", "files", "memory")),
         "",
         f"Memory after each event: {halves[0]:.0f} MB on average in the first half, {halves[1]:.0f} MB in the second.",
+        *(("", one["note"]) if "note" in one else ()),
     ]
 
 
