@@ -26,6 +26,7 @@ from piebald.settings.toml_document import Document, dumps
 _CLASSES = 20  # classes that are named
 _ONE_HOT = 20  # categories that become a column each
 _LISTED = 4  # names in a sentence
+_FEW = 5  # rows whose values are the same by chance
 _TELLS = 0.99  # share of rows whose target or site a column tells
 
 
@@ -200,8 +201,10 @@ def _of_column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> lis
     if kind in ("category", "identifier") and (reason := mixed_reason(series)):
         sentences.append(reason)
     if kind == "number" and series.nunique() > 2:
-        constant = [site for place, site in enumerate(names) if series[sites == place].nunique() == 1]
-        if len(constant) == len(names) > 1:
+        rows = np.bincount(sites[~gaps], minlength=len(names))
+        same = [series[sites == place].nunique() == 1 for place in range(len(names))]
+        constant = [site for place, site in enumerate(names) if same[place] and rows[place] >= _FEW]
+        if all(same) and len(constant) > 1:
             sentences.append(f"column {name!r} has one value at each site, so that it names the site")
         elif constant:
             sentences.append(f"column {name!r} has one value in all rows at {_some(constant)}: is it a code for a gap?")
