@@ -14,6 +14,7 @@ Keys are fresh for each sum and come from the operating system.
 from __future__ import annotations
 
 import math
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, shown
 from piebald.core.moments import Floats, Ints
 from piebald.privacy.secure_aggregation import masks
 
@@ -32,6 +33,9 @@ _NARROWEST = 1e-300
 FEWEST_CLIENTS = 3  # of two clients, each would know the vector of the other
 MOST_CLIENTS = 1000  # each two of them agree on a seed
 _HEAD = 5  # numbers of a column before its histogram: present, missing, infinite, sum, sum of squares
+
+
+_CODE = re.compile(r"-?[\d.]+(e[+-]?\d+)?")  # a number as `as_text` writes it
 
 
 class Columns(Protocol):
@@ -181,6 +185,19 @@ def bounds_reason(low: float, high: float) -> str | None:
 def as_text(values: Floats) -> NDArray[np.object_]:
     """Return numbers as categories [rows]: "3" for 3.0, others to six digits, None for missing ones."""
     return np.array([None if np.isnan(value) else _text(value) for value in values.tolist()], dtype=object)
+
+
+def check_codes(name: str, categories: Sequence[str]) -> None:
+    """Refuse categories of a column of numbers that are no numbers, which no row has.
+
+    Raises:
+        SettingError: a category is a word.
+    """
+    if word := next((word for word in categories if not _CODE.fullmatch(word)), None):
+        raise SettingError(
+            f"column {name!r} has numbers, and {shown(word, 30)} is none: write its categories as numbers, "
+            "which are 0 and 1 for words that mean false and true"
+        )
 
 
 def _text(value: float) -> str:

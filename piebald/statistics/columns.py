@@ -21,7 +21,7 @@ from piebald.data.clients.prepared import columns_of as coded_columns
 from piebald.data.clients.prepared import frame_of
 from piebald.data.partition import clients_from
 from piebald.data.preparation.answers import KindsAnswer, KindsQuestion, answer, common_kinds
-from piebald.data.preparation.columns import dates_of, numbers_of, words_of
+from piebald.data.preparation.columns import dates_of, numbers_of, truths_of, words_of
 from piebald.statistics.bounded_sums import as_text
 
 TARGET = "target"  # the name of a column of targets that has no name
@@ -36,7 +36,8 @@ class ClientColumns:
     Attributes:
         name: the client's name.
         rows: number of rows.
-        numbers: columns of numbers [n] float64 by name, and of dates in days since 1970; NaN where a value is missing.
+        numbers: columns of numbers [n] float64 by name, of dates in days since 1970, and of booleans as 1 and 0; NaN
+            where a value is missing.
         texts: columns of text [n] by name; None where a value is missing.
     """
 
@@ -107,7 +108,7 @@ def _listed(names: Any) -> str:
 def _of_frames(frames: Mapping[str, Any], columns: Sequence[str] | None) -> list[ClientColumns]:
     """Return the columns of tables, which have the kinds that clients would agree on before a training.
 
-    Booleans that are written as words are counted by these, and dates are days since 1970.
+    Booleans are 1 and 0 whatever words a client has for them, and dates are days since 1970.
 
     Raises:
         SettingError: a column occurs twice, is missing in a table, or has a value of another kind.
@@ -115,9 +116,6 @@ def _of_frames(frames: Mapping[str, Any], columns: Sequence[str] | None) -> list
     chosen = {client: _chosen(client, frame, columns) for client, frame in frames.items()}
     check_same_columns(chosen)
     kinds = common_kinds([cast(KindsAnswer, answer(KindsQuestion(), frame)) for frame in chosen.values()])
-    worded = {
-        name for frame in chosen.values() for name, dtype in frame.dtypes.items() if dtype.kind not in "biuf"
-    }  # fmt: skip
     tables = []
     for client, frame in chosen.items():
         numbers, texts = dict[str, Floats](), dict[str, NDArray[np.object_]]()
@@ -125,7 +123,9 @@ def _of_frames(frames: Mapping[str, Any], columns: Sequence[str] | None) -> list
             series = frame[name]
             if kind == "date":
                 numbers[name] = dates_of(series)["days"]
-            elif kind in ("number", None) or (kind == "boolean" and name not in worded):
+            elif kind == "boolean":
+                numbers[name] = truths_of(series)
+            elif kind in ("number", None):
                 plain = series.dtype.kind in "biuf"  # infinite numbers are counted
                 numbers[name] = series.to_numpy(np.float64, na_value=np.nan) if plain else numbers_of(series)
             else:

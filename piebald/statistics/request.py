@@ -12,7 +12,7 @@ from pydantic import Field
 from piebald.core.arguments import checked
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.privacy.ledger import noise_for
-from piebald.statistics.bounded_sums import bounds_reason
+from piebald.statistics.bounded_sums import bounds_reason, check_codes
 
 Bins = Annotated[int, Field(ge=1, le=10_000)]
 
@@ -47,7 +47,7 @@ class StatisticsRequest:
         """Refuse bounds, categories and tables of columns that clients do not have.
 
         Raises:
-            SettingError: a column is not there.
+            SettingError: a column is not there, or has numbers where categories are words.
         """
         for name in self.bounds:
             if name not in numbers:
@@ -55,6 +55,8 @@ class StatisticsRequest:
         for name in [*self.categories, *itertools.chain(*self.tables)]:
             if name not in numbers and name not in texts:
                 raise unknown("column", name, [*numbers, *texts])
+        for name in {*self.categories} & {*numbers}:
+            check_codes(name, self.categories[name])
 
     def check_hidden(self, numbers: Sequence[str], texts: Sequence[str], option: str, alternative: str) -> None:
         """Refuse a request that bounded sums cannot answer without looking at the rows first.

@@ -19,6 +19,7 @@ from piebald.core.arguments import Count, checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.report.page.markup import html_table
+from piebald.statistics.bounded_sums import as_text
 from piebald.statistics.estimates import Estimates, plain_value
 from piebald.statistics.linear_models import ModelOfRows
 from piebald.statistics.models.clients import ColumnRoles, LocalModelClients, ModelClients, planned
@@ -398,7 +399,8 @@ def survival(
     Args:
         clients, client, split, features: as of `statistics`.
         time, event: as of `cox`.
-        group: a column of text, or of codes, whose values are the groups; with codes, name their `categories`.
+        group: a column whose values are the groups: text, true and false (1 and 0), or codes, of which more than these
+            two need `categories`.
         times: increasing times at which rows are counted: a time between two of them counts as the later one, and rows
             beyond the last one as seen up to it.  All times that occur by default.
         stratified: whether the log-rank test compares rows with rows of their own client only, at their own times.
@@ -409,7 +411,10 @@ def survival(
     """
     options = SurvivalOptions(time, event, group, times, stratified)
     names = [time, event] + ([] if group is None else [group])
-    return fit_survival(LocalModelClients(clients, client, names, split, features, categories), options)
+    local = LocalModelClients(clients, client, names, split, features, categories)
+    if group in local.numbers and group not in local.categories and {*(values := local.values(group))} <= {0.0, 1.0}:
+        local.categories[group] = as_text(values).tolist()
+    return fit_survival(local, options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def test_json_is_what_python_returns(command, table) -> None:
         (("cox", *TIMES[2:], "--column", "clinic"), "'clinic'"),
         (("survival", *TIMES[2:], "--times", "1:2"), "--times must be FIRST:LAST:STEP"),
         (("survival", *TIMES[2:], "--times", "1:1e9:1"), "with at most 10,000 times"),
-        (("survival", *TIMES[2:], "--group", "dose"), "group 'dose' holds numbers"),
+        (("survival", *TIMES[2:], "--group", "age"), "group 'age' holds numbers"),
         (("survival", *TIMES[2:], "--categories", "dose"), "--categories must be COLUMN=A,B"),
     ],
 )

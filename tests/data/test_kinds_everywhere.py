@@ -46,13 +46,12 @@ def test_an_odd_table_has_the_same_kinds_everywhere(odd: Path) -> None:
     assert (grown.classes, grown.target.objective) == (("1", "2"), "binary")
 
     told = piebald.statistics(str(odd), client="site")
-    assert {*told.numbers} == {"age", "seen", "ill"}  # a date is a number of days
-    assert {name: [*column.counts] for name, column in told.texts.items()} == {
-        "smoker": ["ja", "nein"], "id": ["007", "012"]
-    }  # fmt: skip
+    # a date is a number of days, and a boolean 1 or 0
+    assert {*told.numbers} == {"age", "smoker", "seen", "ill"}
+    assert {name: [*column.counts] for name, column in told.texts.items()} == {"id": ["007", "012"]}
 
     model = piebald.glm(str(odd), client="site", target="ill", family="binomial")
-    assert model.names == ("(intercept)", "age", "seen", "smoker=nein", "id=012")
+    assert model.names == ("(intercept)", "age", "smoker", "seen", "id=012")
 
 
 def test_a_generalised_model_of_classes_1_and_2_is_that_of_0_and_1(odd: Path) -> None:
@@ -62,6 +61,37 @@ def test_a_generalised_model_of_classes_1_and_2_is_that_of_0_and_1(odd: Path) ->
         for rows in (table, table.assign(ill=table.ill - 1.0))
     ]
     assert found[0].coefficients.tolist() == found[1].coefficients.tolist()
+
+
+def test_words_for_true_and_false_are_one_boolean_whatever_the_language() -> None:
+    """The same as 1 and 0, also as a target, as groups of curves and under masks."""
+    pandas = pytest.importorskip("pandas")
+    rng, rows = np.random.default_rng(4), 90
+    plain = pandas.DataFrame({"age": rng.normal(size=rows), "smoker": rng.integers(0, 2, rows)}).astype(float)
+    plain["ill"], plain["days"] = rng.integers(0, 2, rows), rng.integers(1, 9, rows)
+    plain.loc[[3, 40, 80], "smoker"] = None
+    words = [("no", "yes"), ("nein", "ja"), (False, True)]
+    coded = {name: plain[30 * place : 30 * place + 30] for place, name in enumerate("abc")}
+    written = {
+        name: table.assign(**{column: table[column].map(dict(enumerate(words[place]))) for column in ("smoker", "ill")})
+        for place, (name, table) in enumerate(coded.items())
+    }
+    asked: dict[str, Any] = {"tables": [("smoker", "ill")], "bins": 2, "bounds": dict.fromkeys(plain, (-9.0, 9.0))}
+    for hidden in (False, True):
+        categories = {"smoker": ["0", "1"], "ill": ["0", "1"]} if hidden else {}
+        told, expected = (
+            piebald.statistics(source, secure=hidden, categories=categories, **asked) for source in (written, coded)
+        )
+        assert (told.numbers, told.texts, told.tables) == (expected.numbers, expected.texts, expected.tables)
+    models = [piebald.glm(source, target="ill", family="binomial") for source in (written, coded)]
+    assert models[0].names == models[1].names == ("(intercept)", "age", "smoker", "days")
+    assert models[0].coefficients.tolist() == models[1].coefficients.tolist()
+    curves = [piebald.survival(source, time="days", event="ill", group="smoker").plain() for source in (written, coded)]
+    assert curves[0] == curves[1]
+    assert [*curves[0]["curves"]] == ["0", "1"]
+    for ask in (piebald.statistics, lambda source, **said: piebald.cox(source, time="days", event="ill", **said)):
+        with pytest.raises(piebald.SettingError, match="'smoker' has numbers, and 'ja' is none"):
+            ask(written, categories={"smoker": ["ja", "nein"]})
 
 
 @pytest.mark.parametrize(

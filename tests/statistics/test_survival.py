@@ -317,7 +317,7 @@ def test_what_no_model_has_is_refused(change: dict[str, Any], options: dict[str,
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"group": "arm"}, "group 'arm' holds numbers: name its values"),
+        ({"group": "time"}, "group 'time' holds numbers: name its values"),
         ({"times": []}, "times must be increasing numbers"),
         ({"times": [2.0, 1.0]}, "times must be increasing numbers"),
     ],

@@ -17,7 +17,7 @@ from piebald.core.plain_text import printable
 from piebald.data.preparation.columns import are_classes, in_order
 from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation
-from piebald.statistics.bounded_sums import as_text
+from piebald.statistics.bounded_sums import as_text, check_codes
 from piebald.statistics.columns import TARGET, ClientColumns, categories_of, columns_of
 from piebald.statistics.exact_at_sites import column_names, say_left_out
 from piebald.statistics.models.plan import Ask, ModelPlan, Term
@@ -74,6 +74,8 @@ class LocalModelClients:
         self.client = client
         self.numbers = list(self._tables[0].numbers)
         self.categories = {**categories_of(self._tables, list(self._tables[0].texts)), **(categories or {})}
+        for name in {*self.categories} & {*self.numbers}:
+            check_codes(name, self.categories[name])
         self._rows: dict[ModelPlan, list[ModelRows]] = {}
 
     def place(self, name: str) -> str:
@@ -86,9 +88,13 @@ class LocalModelClients:
         """See `ModelClients`."""
         if name not in self.numbers:
             return self.categories[name]
-        values = np.unique(np.concatenate([table.numbers[name] for table in self._tables]))
-        values = values[~np.isnan(values)]
+        values = self.values(name)
         return in_order(as_text(values).tolist()) if are_classes(values) and not {*values} <= {0.0, 1.0} else ()
+
+    def values(self, name: str) -> Floats:
+        """Return the different numbers of a column, sorted."""
+        values = np.unique(np.concatenate([table.numbers[name] for table in self._tables]))
+        return values[~np.isnan(values)]
 
     def rows(self, plan: ModelPlan) -> list[ModelRows]:
         """Return each client's rows."""
