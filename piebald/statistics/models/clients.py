@@ -94,7 +94,7 @@ class LocalModelClients:
     def values(self, name: str) -> Floats:
         """Return the different numbers of a column, sorted."""
         values = np.unique(np.concatenate([table.numbers[name] for table in self._tables]))
-        return values[~np.isnan(values)]
+        return np.asarray(values[~np.isnan(values)])
 
     def rows(self, plan: ModelPlan) -> list[ModelRows]:
         """Return each client's rows."""
