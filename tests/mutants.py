@@ -81,7 +81,7 @@ LEFT_OUT = re.compile(
 TESTS = {
     "aggregation": "adapter_ranks aggregation defences fairness fednova heterofl metis trained_parameters",
     "server": "aggregation best_version central_noise classes heterofl hostile_results large_models lineage metis "
-    "scheduling server_loop sizes stalled",
+    "averaged_statistics client_choice lone_clients naive scheduling server_loop sizes spending stalled",
     "scheduling": "metis accounting recipes scheduling server_loop stalled",
     "privacy": "accounting central_noise lying_members question_budget secure_aggregation "
     "several_runs sum_protocol sum_security",
@@ -131,6 +131,7 @@ REASONS = {  # by the names of mutants that survive and may: most are the same p
     "seal.SealContext.encode_blocks:bound:0": "both ways make the same plaintexts",
     "bfv.BfvBackend.announced:swap:0": "a limit with room to spare: one key for rotations has a prime less",
     "irls.shared_ranks:swap:0": "the last place is the end of its equals, so what fills the others is never the least",
+    "cluster_state.with_capped_examples:constant:0": "a share of 1 caps nothing, whichever way it is computed",
     "channel.connect:bound:0": "two readings of a clock are never equal",
 }
 

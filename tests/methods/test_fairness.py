@@ -107,6 +107,17 @@ def test_those_who_arrive_stand_for_all() -> None:
     torch.testing.assert_close(pairs.mean(0), moved(range(5)))
 
 
+def test_sizes_of_clients_are_relative_to_their_mean() -> None:
+    """Ten and thirty rows count a half and one and a half, in the shares as in the step of lambda."""
+    updates = [Update({}, rows, 1, {"initial_loss": 1.0}) for rows in (10, 30)]
+    cohort = Cohort([0, 1], [0, 0], updates, torch.eye(2), 0)
+    context = SimpleNamespace(known=2, state={})
+    change, shares = Agnostic(lambda_lr=0.1, weights="examples").aggregate(cohort, context)  # type: ignore[arg-type]
+    assert shares == pytest.approx([0.25, 0.75])
+    assert change.tolist() == pytest.approx([0.25, 0.75])
+    assert context.state["lambda"].tolist() == pytest.approx([0.45, 0.55])  # (0.5 + 0.05, 0.5 + 0.15) projected
+
+
 def test_a_step_is_scaled_by_the_rate_that_the_clients_had() -> None:
     """The second round of a schedule that halves the rate is the first round at half the rate, from where it began."""
     halving = {"kind": "exponential", "rate": 0.5}

@@ -35,6 +35,7 @@ from piebald.methods.sharing import Full
 from piebald.methods.training import Scaffold, Sgd
 from piebald.methods.transforms.base import Transform
 from piebald.server import ResultChecks, records
+from piebald.server.cluster_models import _rebase
 from piebald.testing.federation import plain_network, uneven_clients
 from tests.fakes import (
     SGD,
@@ -565,3 +566,12 @@ def test_the_real_time_of_the_last_round_is_counted_as_well(monkeypatch: pytest.
     run = piebald.run(slow, uneven_clients(), plain_network, rounds=3, seed=1, runtime=where)
     walls = [row["wall"] for row in run.rounds]
     assert [after - before for before, after in pairwise(walls)] == [100.0, 100.0]
+
+
+def test_changes_from_models_of_earlier_versions_count_from_the_newest() -> None:
+    """Two clients started from one earlier model, a third from another, the last from the newest."""
+    newest, earlier, first = (torch.full((3,), value) for value in (1.0, 2.0, 5.0))
+    shares = [0.1, 0.2, 0.3, 0.4]
+    average = torch.zeros(3)
+    _rebase(average, newest, shares, [earlier, first, earlier, newest], slice(0, 2))
+    assert average.tolist() == pytest.approx([(0.1 + 0.3) * 1.0 + 0.2 * 4.0] * 2 + [0.0])
