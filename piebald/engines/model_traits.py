@@ -55,7 +55,8 @@ def probe(work: ClientWork, rows: Rows) -> Traits:
     module, device = work.model, pytree.leaves(rows.x)[0].device
     # batch norm refuses a single row; a repeated one will do
     few = rows[:4] if len(rows) > 1 else rows[[0, 0]]
-    x, y = few.x, few.y
+    # rows of questions may have more digits than a model's
+    x, y = pytree.mapped(lambda leaf: leaf.float() if leaf.dtype == torch.float64 else leaf, few.x), few.y
     outputs = loss = None
     with torch.no_grad(), torch_seed(0, device):
         try:

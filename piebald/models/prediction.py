@@ -174,7 +174,7 @@ class RawInputs:
         tokens = any(leaf.dtype == torch.int64 for leaf in pytree.leaves(self.like))
         if self.preparation is not None:
             frame = rows if is_frame(rows) else self._frame(rows)
-            for sentence in self.preparation.unknown_categories(frame):
+            for sentence in self.preparation.unlike_training(frame):
                 _log.warning("%s", sentence)
             return self._checked(torch.from_numpy(self.preparation.transform(frame, self.client)))
         if is_frame(rows):

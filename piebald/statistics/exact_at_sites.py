@@ -12,14 +12,16 @@ import numpy as np
 from piebald.contracts import Clients, Query, Runtime, Split
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
-from piebald.core.errors import RuntimeFault
-from piebald.core.moments import Floats, Ints, Moments, keys_of
+from piebald.core.errors import RuntimeFault, unknown
+from piebald.core.moments import Floats, Ints, Moments, keys_of, merged
 from piebald.core.plain_text import printable
+from piebald.data.clients.prepared import preparation_of
+from piebald.data.preparation.preparation import OTHER
 from piebald.statistics.columns import TARGET, input_names, target_columns
 from piebald.statistics.describe import numbers_of
 from piebald.statistics.exact import Answers
 from piebald.statistics.pooled_statistics import FederatedStatistics, NumberColumn, TextColumn
-from piebald.statistics.queries.columns import PARTS, StatisticsQuery
+from piebald.statistics.queries.columns import MOST_KEYS, PARTS, StatisticsQuery
 from piebald.statistics.request import StatisticsRequest
 from piebald.statistics.sites import AskedSites
 
@@ -77,7 +79,7 @@ def statistics_at_sites(
     runtime: Runtime, spec: ModelSpec, clients: Clients, request: StatisticsRequest, *, split: Split = "train",
     features: Sequence[str] | None = None, say: Callable[[str], None] = log.warning,
 ) -> FederatedStatistics:  # fmt: skip
-    """Return statistics of the columns of sites: the numbers of inputs, and of targets.
+    """Return statistics of the columns of sites: the numbers of inputs, the categories of tables, and targets.
 
     Where the request has bins, and bounds of all columns, quantiles come from the histogram, and each site is asked
     twice; otherwise they are exact, to the bit, and it is asked up to about 70 times.
@@ -96,17 +98,18 @@ def statistics_at_sites(
         RuntimeFault: a site answers one question and not the next.
     """
     names, targets = column_names(clients, features)
-    request, once = _with_classes(clients, request, names)
+    categories = categories_at_sites(clients)
+    request, once = _with_categories(categories, request, names)
     answers = SiteAnswers(runtime, spec, split, targets)
     moments = answers.moments()
     say_left_out(answers.sites, clients, answers.clients, say)
     taking_part = [str(clients.names[client]) for client in answers.clients]
     numbers, by_client = numbers_of(answers, names, taking_part, request, once)
     texts = {}
-    if clients.classes is not None and not once:
-        texts[TARGET] = _class_counts(answers, len(names), clients.classes)
-        numbers = _without_target(numbers)
-        by_client = {client: _without_target(columns) for client, columns in by_client.items()}
+    if categories and not once:
+        texts = _category_counts(answers, names, categories)
+        numbers = _without(numbers, texts)
+        by_client = {client: _without(columns, texts) for client, columns in by_client.items()}
     rows = [client_moments.rows for client_moments in moments]
     return FederatedStatistics(taking_part, "exact", rows, numbers, texts, {}, by_client)
 
@@ -129,15 +132,16 @@ def stated_questions(
         SettingError: there are too many columns, or another number of names.
     """
     names, targets = column_names(clients, features)
-    request, once = _with_classes(clients, request, names)
+    categories = categories_at_sites(clients)
+    request, once = _with_categories(categories, request, names)
     recorder = _QuestionRecorder(len(names), split, targets)
     bounded = all(name in request.bounds for name in names)
     stated_request = replace(
         request, bins=request.bins if once and bounded else None, quantiles=request.quantiles if once else ()
     )
     numbers_of(recorder, names, ["any"], stated_request, once)
-    if clients.classes is not None and not once:
-        _class_counts(recorder, len(names), clients.classes)
+    if categories and not once:
+        _category_counts(recorder, names, categories)
     return list(recorder.questions)
 
 
@@ -154,7 +158,8 @@ class _QuestionRecorder:
 
     def moments(self) -> list[Moments]:
         """See `exact.Answers`."""
-        self.questions.append(StatisticsQuery(split=self._split, targets=self._targets))
+        if not self.questions:
+            self.questions.append(StatisticsQuery(split=self._split, targets=self._targets))
         return [Moments.of(np.zeros((1, self._columns)))]
 
     def at_most(self, thresholds: Floats) -> Ints:
@@ -167,11 +172,34 @@ def _counts_query(thresholds: Floats, split: Split, targets: int) -> StatisticsQ
     return StatisticsQuery(split=split, targets=targets, keys=tuple(map(tuple, keys_of(thresholds).tolist())))
 
 
-def _with_classes(clients: Clients, request: StatisticsRequest, names: Sequence[str]) -> tuple[StatisticsRequest, bool]:
-    """Return the request with bounds of the numbers of classes, and whether one question about counts is enough."""
-    if clients.classes is not None and request.bins is not None:
-        # classes are the numbers 0, 1, ..., each in the middle of a bin
-        request = replace(request, bounds={TARGET: (-0.5, len(clients.classes) - 0.5), **request.bounds})
+def categories_at_sites(clients: Clients) -> dict[str, Sequence[str]]:
+    """Return the categories of columns whose values at sites are their numbers 0, 1, ..., and the classes."""
+    agreed = preparation_of(clients)
+    coded = {} if agreed is None or agreed.form != "values" else agreed.coded
+    return {**coded, **({} if clients.classes is None else {TARGET: clients.classes})}
+
+
+def code_words(coded: Sequence[str] | None, values: Sequence[str]) -> tuple[str, ...]:
+    """Return categories as sites have them: by their numbers where the column is coded, else as they are.
+
+    Raises:
+        SettingError: the column has no such category.
+    """
+    if coded is None:
+        return tuple(values)
+    if strange := next((value for value in values if value not in coded), None):
+        raise unknown("category", strange, coded)
+    return tuple(str(coded.index(value)) for value in values)
+
+
+def _with_categories(
+    categories: Mapping[str, Sequence[str]], request: StatisticsRequest, names: Sequence[str]
+) -> tuple[StatisticsRequest, bool]:
+    """Return the request with bounds of the numbers of categories, and whether one question about counts is enough."""
+    if request.bins is not None:
+        # each number is in the middle of a bin
+        coded = {name: (-0.5, len(words) - 0.5) for name, words in categories.items()}
+        request = replace(request, bounds={**coded, **request.bounds})
     bounded = request.bins is not None and all(name in request.bounds for name in names)
     return request, not request.quantiles or bounded
 
@@ -186,22 +214,34 @@ def column_names(clients: Clients, features: Sequence[str] | None) -> tuple[list
     Raises:
         SettingError: there are too many columns, or another number of names.
     """
+    if (agreed := preparation_of(clients)) is not None:
+        features = agreed.feature_names_out
     blank = clients.rows(0, "train")
     inputs, targets = math.prod(pytree.single(blank.x, "statistics").shape[1:]), list(target_columns(blank.y))
     return [*input_names(inputs, features, len(targets)), *targets], len(targets)
 
 
-def _class_counts(answers: Answers, columns: int, classes: Sequence[str]) -> TextColumn:
-    """Return the rows of each class, from counts of class numbers in the last column."""
+def _category_counts(
+    answers: Answers, names: Sequence[str], categories: Mapping[str, Sequence[str]]
+) -> dict[str, TextColumn]:
+    """Return the rows of each category, from counts of their numbers."""
     # the same limits for all columns, since a question has as many for each
-    limits = np.tile(np.arange(len(classes), dtype=np.float64), (columns, 1))
-    reached = answers.at_most(limits)[:, -1].sum(0)
-    counts = np.diff(reached, prepend=0).astype(float).tolist()
-    return TextColumn(dict(zip(classes, counts, strict=True)), 0.0, 0.0)
+    most = max(map(len, categories.values()))
+    parts = [np.arange(first, min(first + MOST_KEYS, most)) for first in range(0, most, MOST_KEYS)]
+    reached = np.concatenate([
+        answers.at_most(np.tile(part.astype(np.float64), (len(names), 1))).sum(0) for part in parts
+    ], 1)  # fmt: skip
+    pooled, texts = merged(answers.moments()), {}
+    for name, words in categories.items():
+        place = names.index(name)
+        counts = dict(zip(words, np.diff(reached[place], prepend=0).astype(float).tolist(), strict=False))
+        other = counts.pop(OTHER, 0.0) + float(pooled.present[place]) - float(reached[place, len(words) - 1])
+        texts[name] = TextColumn(counts, other, float(pooled.missing[place]))
+    return texts
 
 
-def _without_target(numbers: Mapping[str, NumberColumn]) -> dict[str, NumberColumn]:
-    return {name: column for name, column in numbers.items() if name != TARGET}
+def _without(numbers: Mapping[str, NumberColumn], texts: Mapping[str, TextColumn]) -> dict[str, NumberColumn]:
+    return {name: column for name, column in numbers.items() if name not in texts}
 
 
 def _moments(vectors: Floats) -> Moments:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -24,6 +24,7 @@ from piebald.statistics.hidden_at_sites import hidden_at_sites, hidden_question
 from piebald.statistics.models.clients import ModelClients, SiteColumns, SiteModelClients
 from piebald.statistics.models.plan import ModelPlan
 from piebald.statistics.pooled_statistics import FederatedStatistics
+from piebald.statistics.preparation_at_sites import agreed_at_sites, question_recipe
 from piebald.statistics.request import noise_multiplier, statistics_request
 
 T = TypeVar("T")
@@ -114,16 +115,9 @@ def open_sites(
         runtime.close()
 
 
-def question_recipe(recipe: Recipe, masks: tuple[SecureAggregation, ...]) -> Recipe | None:
-    """Return the recipe under whose name sites are asked, None where the recipe of the file does not go with the masks.
-
-    It trains as the recipe of the file does, so that the run's terms say so, and has these masks.
-    """
-    with suppress(SettingError):
-        return fedavg().with_(training=recipe.training, sharing=recipe.sharing, transforms=masks)
-    with suppress(SettingError):
-        return recipe.with_(transforms=masks)
-    return None
+def _values_at_sites(settings: ExperimentSettings, masks: Sequence[SecureAggregation]) -> Preparation:
+    """Return what sites agree on, so that the values of their columns are read alike."""
+    return agreed_at_sites(settings, masks).model_copy(update={"form": "values"})
 
 
 def statistics_of_sites(
@@ -170,7 +164,7 @@ def statistics_of_sites(
         return stated_questions(clients, request, features, split)
 
     masks = (SecureAggregation(bits=64),) if secure else ()
-    with open_sites(file, flags, credentials, "statistics", masks, questions) as sites:
+    with open_sites(file, flags, credentials, "statistics", masks, questions, _values_at_sites) as sites:
         common = sites.runtime, sites.work, sites.clients, request
         features = sites.settings.data.features
         if hidden:
@@ -212,6 +206,6 @@ def model_of_sites(
         return [asked.query(options.plan(asked)[0])]
 
     masks = (SecureAggregation(bits=64),) if secure else ()
-    with open_sites(file, flags, credentials, "models", masks, questions) as sites:
+    with open_sites(file, flags, credentials, "models", masks, questions, _values_at_sites) as sites:
         asked = columns(sites.settings, sites.clients)
         return fit(SiteModelClients(asked, sites.runtime, sites.work, sites.clients), options)

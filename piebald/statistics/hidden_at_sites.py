@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from piebald.contracts import Clients, Runtime, Split
 from piebald.core.errors import SettingError, unknown
@@ -13,7 +14,7 @@ from piebald.privacy.ledger import budget
 from piebald.statistics.bounded_sums import SumPlan
 from piebald.statistics.columns import TARGET
 from piebald.statistics.describe import of_sums
-from piebald.statistics.exact_at_sites import column_names, log, say_left_out
+from piebald.statistics.exact_at_sites import categories_at_sites, code_words, column_names, log, say_left_out
 from piebald.statistics.pooled_statistics import FederatedStatistics, Mode
 from piebald.statistics.queries.columns import MaskedSumsQuery, NoisySumsQuery
 from piebald.statistics.request import StatisticsRequest, noise_multiplier
@@ -53,7 +54,8 @@ def hidden_at_sites(
     say_left_out(sites, clients, taking_part, say)
     counted = column_names(clients, features)[0]
     bounds = {name: request.bounds[name] for name in counted if name in request.bounds}
-    categories = {counted[place]: values for place, values in query.codes}
+    asked = {**categories_at_sites(clients), **request.categories}
+    categories = {counted[place]: tuple(asked[counted[place]]) for place, _ in query.codes}
     if clients.classes is not None:
         categories[TARGET] = tuple(clients.classes)
     plan = SumPlan(bounds, query.bins, categories, request.tables)
@@ -75,6 +77,8 @@ def hidden_question(
         SettingError: an argument is wrong.
     """
     names, _ = column_names(clients, features)
+    coded = {name: tuple(words) for name, words in categories_at_sites(clients).items() if name != TARGET}
+    request = replace(request, categories={**coded, **request.categories})
     columns = names[:-1] if clients.classes is not None else names  # besides a class, which is always counted
     numbers = [name for name in columns if name not in request.categories]
     for name in request.bounds:
@@ -83,7 +87,7 @@ def hidden_question(
     for name in request.categories:
         if name not in columns:
             raise unknown("column of numbers to give categories of,", name, columns)
-    request.check_columns(names, ())
+    request.check_columns([name for name in names if name not in coded], [*coded])
     option = "epsilon" if epsilon is not None else "secure"
     # the categories of a class are known from the clients' description, also in a table
     in_tables = [name for pair in request.tables for name in pair if name in columns]
@@ -92,7 +96,10 @@ def hidden_question(
     plain = MaskedSumsQuery(
         split=split, bounds=tuple(request.bounds[name] for name in numbers), bins=request.bins or 0,
         classes=len(clients.classes or ()),
-        codes=tuple((places[name], request.categories[name]) for name in columns if name in request.categories),
+        codes=tuple(
+            (places[name], code_words(coded.get(name), request.categories[name]))
+            for name in columns if name in request.categories
+        ),
         tables=tuple((places[first], places[second]) for first, second in request.tables),
     )  # fmt: skip
     noise = noise_multiplier(epsilon, delta)

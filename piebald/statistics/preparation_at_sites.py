@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,6 @@ from piebald.privacy import SecureAggregation
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.statistics.exact_at_sites import say_left_out
-from piebald.statistics.experiment import question_recipe
 from piebald.statistics.queries.models import from_limbs
 from piebald.statistics.queries.prepare import (
     MaskedPrepareQuery,
@@ -140,6 +140,18 @@ def _masks_of(recipe: Recipe) -> tuple[SecureAggregation, ...]:
         for one in recipe.transforms
         if isinstance(one, SecureAggregation)
     )
+
+
+def question_recipe(recipe: Recipe, masks: tuple[SecureAggregation, ...]) -> Recipe | None:
+    """Return the recipe under whose name sites are asked, None where the recipe of the file does not go with the masks.
+
+    It trains as the recipe of the file does, so that the run's terms say so, and has these masks.
+    """
+    with suppress(SettingError):
+        return fedavg().with_(training=recipe.training, sharing=recipe.sharing, transforms=masks)
+    with suppress(SettingError):
+        return recipe.with_(transforms=masks)
+    return None
 
 
 def agreed_at_sites(

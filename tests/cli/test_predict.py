@@ -76,6 +76,21 @@ def test_a_file_of_probabilities_by_the_names_of_classes(command, finished, tmp_
     np.testing.assert_allclose(odds, odds[0])  # one temperature for all rows
 
 
+def test_gaps_that_training_rows_have_not_are_told_once(command, finished, tmp_path: Path, caplog) -> None:
+    rows = pd.read_csv(tmp_path / "new.csv")
+    rows.loc[[2, 5, 7], "dose"] = None
+    rows.to_csv(tmp_path / "gaps.csv", index=False)
+    told = command("predict", finished, "gaps.csv")
+    assert told.code == 0
+    assert caplog.messages == [
+        "column 'dose' has no value in row 3 and in 2 more rows, where training rows have one: the median stands for it"
+    ]
+    rows.assign(dose=rows.dose.fillna(table().dose.median())).to_csv(tmp_path / "filled.csv", index=False)
+    # the median is agreed on by counts at thresholds
+    answers = [pd.read_csv(io.StringIO(said)) for said in (told.out, command("predict", finished, "filled.csv").out)]
+    np.testing.assert_allclose(*answers, atol=0.05)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -83,7 +98,7 @@ def test_a_file_of_probabilities_by_the_names_of_classes(command, finished, tmp_
         (["none.csv"], "there is no file none.csv"),
         (["new.csv", "--out", "new.csv"], "--out would overwrite the rows new.csv"),
         (["new.csv", "--out", "new.xlsx"], "--out must be a .csv file, got new.xlsx"),
-        (["bare.csv"], "the table has no column 'dose', which the preparation reads: add it"),
+        (["bare.csv"], "bare.csv has no column 'dose', which the preparation reads: add it"),
         (["new.csv", "--cluster", "4"], "cluster must be one of [0], got 4"),
     ],
 )
@@ -169,7 +184,7 @@ def test_trees_predict_too(command, tmp_path: Path) -> None:
     assert "column 'age' must have a number in each row, got 'old'" in command("predict", "trees", "age.csv").err
     frame.drop(columns="ward").to_csv(tmp_path / "less.csv", index=False)
     for words, sentence in [
-        (["less.csv"], "the table has no column 'ward', which the preparation reads: add it"),
+        (["less.csv"], "less.csv has no column 'ward', which the preparation reads: add it"),
         (["new.csv", "--client", "z"], "there is no client 'z': choose one of: a, b, c"),
         (["new.csv", "--calibrate"], "--cluster, --calibrate and --threshold are for runs of a recipe"),
     ]:

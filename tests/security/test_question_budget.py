@@ -43,7 +43,8 @@ from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.server.client_queries import ClientQueries
 from piebald.statistics.exact_at_sites import stated_questions, statistics_at_sites
-from piebald.statistics.experiment import open_sites, question_recipe
+from piebald.statistics.experiment import open_sites
+from piebald.statistics.preparation_at_sites import question_recipe
 from piebald.statistics.queries.columns import StatisticsQuery
 from piebald.statistics.queries.trees import TreeScoresQuery
 from piebald.statistics.request import statistics_request

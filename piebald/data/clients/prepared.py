@@ -149,7 +149,9 @@ class PreparedClients(ChangedClients):
     def change(self, rows: Rows, client: int | None = None) -> Rows:
         """Return inputs as the preparation makes them, and targets on one scale where they are numbers."""
         name, codes = None if client is None else str(self.names[client]), pytree.single(rows.x, "prepare").numpy()
-        x = large_array((len(codes), len(self.preparation.feature_names_out)), np.float32)
+        # counts and quantiles are those of the numbers themselves
+        kind = np.float32 if self.preparation.form == "inputs" else np.float64
+        x = large_array((len(codes), len(self.preparation.feature_names_out)), kind)
         for block in blocks(len(codes)):
             table = self.coded.frame(codes[block], np.arange(block.start, block.stop))
             x[block] = self.preparation.transform(table, name)
@@ -214,7 +216,9 @@ def coded_rows(
 def scaled(y: Any, preparation: Preparation) -> Any:
     """Return targets that are numbers as standard scores, float32, computed in float64; others as they are."""
     target = preparation.target
-    return ((y.double() - target.mean) / target.deviation).float() if isinstance(target, NumberTarget) else y
+    if not isinstance(target, NumberTarget) or preparation.form == "values":
+        return y
+    return ((y.double() - target.mean) / target.deviation).float()
 
 
 def columns_of(clients: Any) -> CodedTable | None:

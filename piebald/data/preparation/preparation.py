@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from sklearn.compose import ColumnTransformer
 
 
+OTHER = "(other)"  # categories that are too rare to be named
+
+
 class Preparation(Fields):
     """How the columns of a table become inputs, the same at every client: a fitted `ColumnTransformer` as plain values.
 
@@ -44,6 +47,8 @@ class Preparation(Fields):
         least_rows: the rows from which on a client tells a category.
         harmonised: by client and column, slope and offset that take out the client's effect on a column of numbers
             (ComBat), before anything else; a client that is not named there keeps its numbers.
+        form: "inputs" of a model, or the "values" of the columns, for statistics: numbers with NaN for gaps, days of
+            dates, 1 and 0 of booleans, and the number of a category, one more for all others.
 
     Raises:
         SettingError: a value is none that training rows can have.
@@ -65,6 +70,7 @@ class Preparation(Fields):
     gaps: list[Name] = Field(default=[], max_length=100)
     least_rows: Annotated[int, Field(ge=1)] = 5
     harmonised: dict[Name, dict[Name, Annotated[list[Finite], Field(min_length=2, max_length=2)]]] = Field(default={})
+    form: Literal["inputs", "values"] = "inputs"
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -105,7 +111,7 @@ class Preparation(Fields):
         """The names of the inputs, in order."""
         from piebald.data.preparation.transformer import names_out
 
-        return names_out(self.columns)
+        return self.names_in if self.form == "values" else names_out(self.columns)
 
     @property
     def names_in(self) -> list[str]:
@@ -120,6 +126,8 @@ class Preparation(Fields):
     @property
     def embedded(self) -> dict[int, int]:
         """How many categories an input has that is the number of one, by its place among the inputs."""
+        if self.form == "values":
+            return {}
         coded = [column for column in self.columns if isinstance(column, CategoryColumn)]
         counts = [len(column.categories) for column in coded if column.coding == "embedding"]
         first = len(self.feature_names_out) - len(counts)
@@ -166,8 +174,8 @@ class Preparation(Fields):
             if column.name not in frame.columns:
                 if not column.gaps:
                     raise SettingError(
-                        f"the table has no column {shown(column.name, 40)}, which the preparation reads: add it; "
-                        f"the table has {shown(', '.join(map(str, frame.columns)))}"
+                        f"{frame.attrs.get('file', 'the table')} has no column {shown(column.name, 40)}, which the "
+                        f"preparation reads: add it; it has {shown(', '.join(map(str, frame.columns)))}"
                     )
                 frame = frame.assign(**{column.name: np.full(len(frame), np.nan)})
             series = frame[column.name]
@@ -178,7 +186,7 @@ class Preparation(Fields):
             values[name] = slope * values[name] + offset
         return pd.DataFrame(values, index=frame.index)
 
-    def transform(self, frame: pd.DataFrame, client: str | None = None) -> NDArray[np.float32]:
+    def transform(self, frame: pd.DataFrame, client: str | None = None) -> NDArray[np.floating]:
         """Return the inputs [n, d] of a table, whose columns may have any order and may be more.
 
         Args:
@@ -188,14 +196,51 @@ class Preparation(Fields):
         Raises:
             SettingError: a column is missing, or a value cannot be read.
         """
+        if self.form == "values":
+            return self._column_values(self.parsed(frame))
         if not len(frame):
             return np.zeros((0, len(self.feature_names_out)), dtype=np.float32)
         return np.asarray(self.transformer.transform(self.parsed(frame, client)), dtype=np.float32)
 
-    def unknown_categories(self, frame: pd.DataFrame) -> Iterator[str]:
-        """Yield a sentence for each column with a category that is none of the agreed ones."""
+    @property
+    def coded(self) -> dict[str, list[str]]:
+        """The categories of each column of them, in the order of their numbers in the form "values"."""
+        return {
+            column.name: [*column.categories, *[OTHER] * column.rare]
+            for column in self.columns if isinstance(column, CategoryColumn)
+        }  # fmt: skip
+
+    def _column_values(self, parsed: pd.DataFrame) -> NDArray[np.float64]:
+        """Return the values of the columns [n, d] of a parsed table."""
+        values = np.empty((len(parsed), len(self.columns)))
+        for place, column in enumerate(self.columns):
+            if isinstance(column, CategoryColumn):
+                codes = {name: float(code) for code, name in enumerate(column.categories)}
+                words = parsed[column.name]
+                values[:, place] = words.map(codes).fillna(float(len(codes))).mask(words.isna()).astype(np.float64)
+            else:
+                values[:, place] = parsed[f"{column.name}: days" if isinstance(column, DateColumn) else column.name]
+        return values
+
+    def unlike_training(self, frame: pd.DataFrame) -> Iterator[str]:
+        """Yield a sentence for each column with gaps where training rows have none, or with unknown categories."""
         for column in self.columns:
-            if isinstance(column, CategoryColumn) and column.name in frame.columns:
+            if column.name not in frame.columns:
+                continue
+            gap = np.zeros(0) if column.gaps else factorized(frame[column.name], self.gaps)[0] < 0
+            if gap.any():
+                filled = {
+                    "number": "the median stands for it",
+                    "date": "the median stands for it",
+                    "boolean": "the more frequent value stands for it",
+                    "category": "it counts as another",
+                }
+                yield (
+                    f"column {shown(column.name, 40)} has no value in row {int(np.argmax(gap)) + 1}"
+                    f"{f' and in {int(gap.sum()) - 1} more rows' if gap.sum() > 1 else ''}, where training rows have "
+                    f"one: {filled[column.kind]}"
+                )
+            if isinstance(column, CategoryColumn):
                 words = words_of(frame[column.name], self.gaps)
                 rows = np.flatnonzero([word is not None and word not in column.categories for word in words])
                 if len(rows):

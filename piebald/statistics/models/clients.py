@@ -19,7 +19,7 @@ from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation
 from piebald.statistics.bounded_sums import as_text, check_codes
 from piebald.statistics.columns import TARGET, ClientColumns, categories_of, columns_of
-from piebald.statistics.exact_at_sites import column_names, say_left_out
+from piebald.statistics.exact_at_sites import categories_at_sites, code_words, column_names, say_left_out
 from piebald.statistics.models.plan import Ask, ModelPlan, Term
 from piebald.statistics.models.rows import ModelRows, joined, model_rows
 from piebald.statistics.models.sums import client_sums
@@ -47,6 +47,9 @@ class ModelClients(Protocol):
 
     def place(self, name: str) -> str:
         """Return the name of a column in plans."""
+
+    def term(self, name: str, value: str | None) -> Term:
+        """Return a column, or whether it has a category, as a term of plans."""
 
     def classes(self, name: str) -> Sequence[str]:
         """Return the classes of a target in order, () of amounts, and of numbers that are 0 and 1 already."""
@@ -83,6 +86,10 @@ class LocalModelClients:
         if name not in self.numbers and name not in self.categories:
             raise unknown("column", name, [*self.numbers, *self.categories])
         return name
+
+    def term(self, name: str, value: str | None) -> Term:
+        """See `ModelClients`."""
+        return self.place(name), value
 
     def classes(self, name: str) -> Sequence[str]:
         """See `ModelClients`."""
@@ -133,9 +140,11 @@ class SiteColumns:
         self, clients: Clients, features: Sequence[str] | None, target: str | None, split: Split,
         categories: Mapping[str, Sequence[str]], secure: bool,
     ) -> None:  # fmt: skip
-        self.numbers, _ = column_names(clients, features)
-        self.categories = categories
-        self._places = {name: str(place) for place, name in enumerate(self.numbers)}
+        names, _ = column_names(clients, features)
+        self._coded = {name: words for name, words in categories_at_sites(clients).items() if name != TARGET}
+        self.numbers = [name for name in names if name not in self._coded]
+        self.categories = {**self._coded, **categories}
+        self._places = {name: str(place) for place, name in enumerate(names)}
         if target is not None and TARGET in self._places:
             self._places.setdefault(target, self._places[TARGET])
         self.split, self._kind = split, MaskedModelSumsQuery if secure else ModelSumsQuery
@@ -145,6 +154,10 @@ class SiteColumns:
         if name not in self._places:
             raise unknown("column", name, self._places)
         return self._places[name]
+
+    def term(self, name: str, value: str | None) -> Term:
+        """See `ModelClients`: sites number categories from 0."""
+        return self.place(name), None if value is None else code_words(self._coded.get(name), [value])[0]
 
     def classes(self, name: str) -> Sequence[str]:
         """See `ModelClients`: sites number classes from 0."""
@@ -172,8 +185,8 @@ class SiteModelClients:
         self, columns: SiteColumns, runtime: Runtime, work: ClientWork, clients: Clients,
         say: Callable[[str], None] = log.warning,
     ) -> None:  # fmt: skip
-        self.numbers, self.categories, self.client, self.place, self.classes = (
-            columns.numbers, columns.categories, columns.client, columns.place, columns.classes,
+        self.numbers, self.categories, self.client, self.place, self.term, self.classes = (
+            columns.numbers, columns.categories, columns.client, columns.place, columns.term, columns.classes,
         )  # fmt: skip
         self._masking = work.masking if isinstance(work.masking, SecureAggregation) else None
         self._sites, self._clients, self._columns, self._say = AskedSites(runtime, work), clients, columns, say
@@ -265,7 +278,7 @@ def planned(
     for name in regressors:
         terms += [(name, value) for value in list(clients.categories.get(name, ()))[first:]]
     plan = ModelPlan(
-        family=family, columns=tuple((clients.place(name), value) for name, value in terms),
+        family=family, columns=tuple(clients.term(name, value) for name, value in terms),
         target=_target(clients, family, roles.target), **fields,
         **{part: None if name is None else clients.place(name) for part, name in numbers.items()},
         cluster=clients.place(cluster) if cluster else cluster,
@@ -275,10 +288,10 @@ def planned(
 
 def _target(clients: ModelClients, family: str, name: str) -> Term:
     """Return the term of a target, of which the second of two categories counts as 1."""
-    place, values = clients.place(name), clients.classes(name)
+    values = clients.classes(name)
     if family in ("binomial", "cox", "survival") and len(values) == 2:
-        return place, values[1]
+        return clients.term(name, values[1])
     if name not in clients.categories:
-        return place, None
+        return clients.term(name, None)
     got = f"text with {len(values)} categories, like {shown(values[0], 30) if values else 'none'}"
     raise SettingError(f"the target {name!r} must hold numbers, or two categories under 'binomial', got {got}")
