@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -105,11 +105,12 @@ def statistics_at_sites(
     say_left_out(answers.sites, clients, answers.clients, say)
     taking_part = [str(clients.names[client]) for client in answers.clients]
     numbers, by_client = numbers_of(answers, names, taking_part, request, once)
-    texts = {}
-    if categories and not once:
-        texts = _category_counts(answers, names, categories)
-        numbers = _without(numbers, texts)
-        by_client = {client: _without(columns, texts) for client, columns in by_client.items()}
+    texts = _category_counts(answers, names, _counted(categories, request, once))
+    apart = {name for name in categories if name in texts or name != TARGET}
+    if uncounted := sorted(apart - {*texts}):
+        say(f"categories of {', '.join(uncounted)} are not told beside histograms: ask for them without bins")
+    numbers = _without(numbers, apart)
+    by_client = {client: _without(columns, apart) for client, columns in by_client.items()}
     rows = [client_moments.rows for client_moments in moments]
     return FederatedStatistics(taking_part, "exact", rows, numbers, texts, {}, by_client)
 
@@ -140,8 +141,7 @@ def stated_questions(
         request, bins=request.bins if once and bounded else None, quantiles=request.quantiles if once else ()
     )
     numbers_of(recorder, names, ["any"], stated_request, once)
-    if categories and not once:
-        _category_counts(recorder, names, categories)
+    _category_counts(recorder, names, _counted(categories, request, once))
     return list(recorder.questions)
 
 
@@ -221,10 +221,21 @@ def column_names(clients: Clients, features: Sequence[str] | None) -> tuple[list
     return [*input_names(inputs, features, len(targets)), *targets], len(targets)
 
 
+def _counted(
+    categories: Mapping[str, Sequence[str]], request: StatisticsRequest, once: bool
+) -> dict[str, Sequence[str]]:
+    """Return the columns whose categories are counted: where one question about counts must do, none beside bins."""
+    if once and request.bins is not None:
+        return {}
+    return {name: words for name, words in categories.items() if not once or name != TARGET}
+
+
 def _category_counts(
     answers: Answers, names: Sequence[str], categories: Mapping[str, Sequence[str]]
 ) -> dict[str, TextColumn]:
     """Return the rows of each category, from counts of their numbers."""
+    if not categories:
+        return {}
     # the same limits for all columns, since a question has as many for each
     most = max(map(len, categories.values()))
     parts = [np.arange(first, min(first + MOST_KEYS, most)) for first in range(0, most, MOST_KEYS)]
@@ -240,7 +251,7 @@ def _category_counts(
     return texts
 
 
-def _without(numbers: Mapping[str, NumberColumn], texts: Mapping[str, TextColumn]) -> dict[str, NumberColumn]:
+def _without(numbers: Mapping[str, NumberColumn], texts: Collection[str]) -> dict[str, NumberColumn]:
     return {name: column for name, column in numbers.items() if name not in texts}
 
 

@@ -12,15 +12,16 @@ import pytest
 import piebald
 from piebald.data.clients.client_tables import read_table
 from piebald.data.preparation import PrepareSettings
+from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.privacy import SecureAggregation
-from piebald.statistics.exact_at_sites import statistics_at_sites, stated_questions
+from piebald.statistics.exact_at_sites import stated_questions, statistics_at_sites
 from piebald.statistics.hidden_at_sites import hidden_at_sites
 from piebald.statistics.linear_models import GlmOptions, fit_glm
 from piebald.statistics.models.clients import SiteColumns, SiteModelClients
 from piebald.statistics.request import statistics_request
 
-from .sites import InProcess, Policy
+from .sites import InProcess
 from .test_preparation_at_sites import ALLOWED, NAMES, Sites
 
 PREPARE: dict[str, Any] = {"columns": {"code": "category"}, "gaps": ["-9"], "least_rows": 1}
@@ -81,6 +82,12 @@ def test_statistics_of_prepared_sites_are_those_of_the_simulator(agreed: tuple[S
     assert told.texts.pop("target") == expected.texts.pop("ill")  # type: ignore[attr-defined]
     assert told.texts == expected.texts
     assert {*told.texts["ward"].counts} == {"a", "b", "c"}
+    bounds = {"pay": (0.0, 9000.0), "age": (0.0, 100.0), "smoker": (0.0, 1.0), "seen": (19000.0, 20000.0)}
+    said: list[str] = []
+    binned = statistics_request((), 4, bounds)
+    told = statistics_at_sites(runtime(agreed, "statistics")[0], ready.work, ready.clients, binned, say=said.append)  # type: ignore[arg-type]
+    assert {*told.numbers} == {"pay", "age", "smoker", "seen", "target"}
+    assert said == ["categories of code, ward are not told beside histograms: ask for them without bins"]
     assert len(stated_questions(ready.clients, statistics_request((), None, {}), None, "train")) == 2
 
 
@@ -108,6 +115,6 @@ def test_categories_of_prepared_sites_are_counted_under_masks(agreed: tuple[Site
     assert told.texts["ward"].missing == pooled.ward.isna().sum()
     crossed = pandas.crosstab(pooled.ward, pooled.ill)
     assert told.tables["ward", "target"] == {ward: crossed.loc[ward].to_dict() for ward in "abc"}
+    wanted = statistics_request((), None, bounds, categories={"ward": ["a", "z"]})
     with pytest.raises(piebald.SettingError, match="'z'"):
-        wanted = statistics_request((), None, bounds, categories={"ward": ["a", "z"]})
         hidden_at_sites(asked, ready.work, ready.clients, wanted, epsilon=None, delta=None)  # type: ignore[arg-type]
