@@ -149,9 +149,7 @@ class PreparedClients(ChangedClients):
     def change(self, rows: Rows, client: int | None = None) -> Rows:
         """Return inputs as the preparation makes them, and targets on one scale where they are numbers."""
         name, codes = None if client is None else str(self.names[client]), pytree.single(rows.x, "prepare").numpy()
-        # counts and quantiles are those of the numbers themselves
-        kind = np.float32 if self.preparation.form == "inputs" else np.float64
-        x = large_array((len(codes), len(self.preparation.feature_names_out)), kind)
+        x = large_array((len(codes), len(self.preparation.feature_names_out)), self.preparation.dtype)
         for block in blocks(len(codes)):
             table = self.coded.frame(codes[block], np.arange(block.start, block.stop))
             x[block] = self.preparation.transform(table, name)

@@ -187,7 +187,8 @@ class Sites(RemotePartition):
 
     def prepared(self, agreed: Preparation) -> Self:
         """Return the same sites with the form of rows that they have agreed on."""
-        return self.model_copy(update={"inputs": [len(agreed.feature_names_out)], "classes": agreed.classes})
+        form = {"inputs": [len(agreed.feature_names_out)], "tokens": agreed.text is not None}
+        return self.model_copy(update={**form, "classes": agreed.classes})
 
     def clients_elsewhere(self) -> SiteClients:
         """The sites as clients, with a blank row of the agreed form; of one number where it is not agreed on yet."""

@@ -41,6 +41,7 @@ from piebald.data.preparation.columns import classes_of, in_order, numbers_of
 from piebald.data.preparation.harmonise import Lines, harmonised
 from piebald.data.preparation.preparation import Preparation
 from piebald.data.preparation.settings import PrepareSettings
+from piebald.data.preparation.tokens import text_column
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,7 +71,7 @@ def agree(
     """
     ask, clients = _by_name(ask, clients)
     told = ask(KindsQuestion(gaps=settings.gaps, target=classes is None))
-    kinds, left_out = agreed_kinds(told, settings.columns, settings.scale)
+    kinds, left_out = agreed_kinds(told, settings.columns, settings.scale, settings.tokenizer)
     if classes is None:
         classes = _common_classes(told)
     scale = {column: chosen for column, chosen in settings.scale.items() if kinds.get(column) == "number"}
@@ -105,6 +106,9 @@ def agree(
                     # a category of one client may be too rare at another, whose rows have it nevertheless
                     rare=any(one.categories[column].others for one in answers),
                 ))  # fmt: skip
+        elif kind == "text":
+            assert settings.tokenizer is not None and settings.length is not None  # `agreed_kinds` takes no text else
+            columns.append(text_column(column, settings.tokenizer, settings.length))
         elif kind == "boolean":
             moments = pooled[column]
             true = round(float(moments.mean[0] * moments.present[0]))

@@ -299,12 +299,13 @@ _ROW_NUMBERS = {"identifier", "number"}
 
 
 def agreed_kinds(
-    answers: Sequence[KindsAnswer], columns: Mapping[str, str], scale: Mapping[str, str]
+    answers: Sequence[KindsAnswer], columns: Mapping[str, str], scale: Mapping[str, str], tokenizer: str | None = None
 ) -> tuple[dict[str, Kind], dict[str, str]]:
     """Return the kind of each column that is read, in the order of the first client that has it, and what is left out.
 
     Raises:
-        SettingError: a setting names a column that is not there, or a column has free text.
+        SettingError: a setting names a column that is not there, a column has free text without a tokenizer, or other
+            columns are read beside text.
     """
     if not answers:
         raise SettingError("no client answers questions about its columns, so there is nothing to agree on")
@@ -316,19 +317,27 @@ def agreed_kinds(
     kinds, left_out = dict[str, Kind](), dict[str, str]()
     for name in names:
         chosen = columns.get(name) or guesses[name]
+        if tokenizer is not None and len(names) == 1:
+            chosen = "text"
         if chosen == "leave out":
             left_out[name] = "as [prepare] says"
         elif chosen is None:
             left_out[name] = "no value"
         elif chosen == "identifier":
             left_out[name] = "nearly each row has another value"
-        elif chosen == "text":
+        elif chosen == "text" and tokenizer is None:
             raise SettingError(
                 f"column {shown(name, 40)} has free text, which is neither a number nor a category: leave it out with "
-                f"columns = {{ {shown(name, 40)} = 'leave out' }} in [prepare], or embed the text first"
+                f"columns = {{ {shown(name, 40)} = 'leave out' }} in [prepare], make token ids of it by a tokenizer there, or embed "
+                "the text first"
             )
         else:
             kinds[name] = cast(Kind, chosen)
+    if tokenizer is not None and [*kinds.values()] != ["text"]:
+        raise SettingError(
+            f"tokenizer in [prepare] reads one column of text and no other, got {shown(', '.join(kinds))}: name the "
+            "column in features of [data]"
+        )
     return kinds, left_out
 
 

@@ -10,6 +10,7 @@ Scale = Literal["standard", "log", "power", "rank", "none"]
 Name = Annotated[str, Field(max_length=200)]
 MOST_COLUMNS = 4096
 MOST_CATEGORIES = 10_000
+MOST_TOKENS = 1 << 15  # of a text
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -112,7 +113,28 @@ class CategoryColumn(Fields):
         return self
 
 
-Column = Annotated[NumericColumn | DateColumn | BooleanColumn | CategoryColumn, Field(discriminator="kind")]
+class TextColumn(Fields):
+    """A column of text, which becomes token ids and is the only one that is read; a gap is an empty text.
+
+    Attributes:
+        tokenizer: a tokenizer.json, the folder of one, or the name of a model on the Hugging Face Hub.
+        sha256: of the tokenizer's file.
+        length: token ids of each text, which is cut and filled up.
+        vocabulary: how many different tokens there are.
+    """
+
+    kind: Literal["text"] = "text"
+    name: Name
+    gaps: Literal[False] = False
+    tokenizer: Annotated[str, Field(max_length=1000)]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    length: Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+    vocabulary: Annotated[int, Field(ge=1)]
+
+
+Column = Annotated[
+    NumericColumn | DateColumn | BooleanColumn | CategoryColumn | TextColumn, Field(discriminator="kind")
+]
 
 
 class ClassTarget(Fields):

@@ -24,6 +24,7 @@ from piebald.data.preparation.column_models import (
     Finite,
     Name,
     NumericColumn,
+    TextColumn,
 )
 from piebald.data.preparation.column_models import NumberTarget as NumberTarget
 from piebald.data.preparation.columns import dates_of, factorized, numbers_of, row_number, truths_of, words_of
@@ -86,6 +87,8 @@ class Preparation(Fields):
         if not self.columns:
             raise ValueError("there is no column to predict from: all of them are left out")
         names = [column.name for column in self.columns]
+        if len(names) > 1 and any(isinstance(column, TextColumn) for column in self.columns):
+            raise ValueError("a column of text must be the only one that is read")
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"columns must be different, got {shown(twice)} twice")
         return self
@@ -111,12 +114,24 @@ class Preparation(Fields):
         """The names of the inputs, in order."""
         from piebald.data.preparation.transformer import names_out
 
+        if self.text is not None:
+            return [f"{self.text.name}: token {place + 1}" for place in range(self.text.length)]
         return self.names_in if self.form == "values" else names_out(self.columns)
 
     @property
     def names_in(self) -> list[str]:
         """The columns that a table must have, without the target."""
         return [column.name for column in self.columns]
+
+    @property
+    def text(self) -> TextColumn | None:
+        """The column of text whose token ids are the inputs, None where inputs are numbers."""
+        return next((column for column in self.columns if isinstance(column, TextColumn)), None)
+
+    @property
+    def dtype(self) -> type[np.floating] | type[np.int64]:
+        """The type of the inputs; counts and quantiles of values are those of the numbers themselves."""
+        return np.int64 if self.text is not None else np.float32 if self.form == "inputs" else np.float64
 
     @property
     def classes(self) -> list[str] | None:
@@ -186,8 +201,10 @@ class Preparation(Fields):
             values[name] = slope * values[name] + offset
         return pd.DataFrame(values, index=frame.index)
 
-    def transform(self, frame: pd.DataFrame, client: str | None = None) -> NDArray[np.floating]:
+    def transform(self, frame: pd.DataFrame, client: str | None = None) -> NDArray[Any]:
         """Return the inputs [n, d] of a table, whose columns may have any order and may be more.
+
+        Numbers are float32, and token ids int64.
 
         Args:
             frame: the rows.
@@ -199,7 +216,11 @@ class Preparation(Fields):
         if self.form == "values":
             return self._column_values(self.parsed(frame))
         if not len(frame):
-            return np.zeros((0, len(self.feature_names_out)), dtype=np.float32)
+            return np.zeros((0, len(self.feature_names_out)), dtype=self.dtype)
+        if self.text is not None:
+            from piebald.data.preparation.tokens import token_ids
+
+            return token_ids(self.text, self.parsed(frame)[self.text.name])
         return np.asarray(self.transformer.transform(self.parsed(frame, client)), dtype=np.float32)
 
     @property
@@ -225,7 +246,7 @@ class Preparation(Fields):
     def unlike_training(self, frame: pd.DataFrame) -> Iterator[str]:
         """Yield a sentence for each column with gaps where training rows have none, or with unknown categories."""
         for column in self.columns:
-            if column.name not in frame.columns:
+            if column.name not in frame.columns or isinstance(column, TextColumn):
                 continue
             gap = np.zeros(0) if column.gaps else factorized(frame[column.name], self.gaps)[0] < 0
             if gap.any():
@@ -261,6 +282,8 @@ class Preparation(Fields):
         """
         import pandas as pd
 
+        if self.text is not None:
+            raise SettingError(f"trees read no text, as column {shown(self.text.name, 40)} has: leave tokenizer out")
         parsed, columns = self.parsed(frame, client), dict[str, Any]()
         for column in self.columns:
             if not isinstance(column, CategoryColumn):
@@ -312,13 +335,15 @@ class Preparation(Fields):
         """What becomes of the columns, in one line."""
         kinds: Mapping[str, Sequence[str]] = {
             kind: [column.name for column in self.columns if column.kind == kind]
-            for kind in ("number", "category", "boolean", "date")
+            for kind in ("number", "category", "boolean", "date", "text")
         }
-        plural = {"number": "numbers", "category": "categories", "boolean": "booleans", "date": "dates"}
+        plural = {"number": "numbers", "category": "categories", "boolean": "booleans", "date": "dates", "text": ""}
         parts = [f"{len(names)} {plural[kind] if len(names) > 1 else kind} ({shown(', '.join(names), 60)[1:-1]})"
                  for kind, names in kinds.items() if names]  # fmt: skip
         left_out = [f"{shown(name, 30)[1:-1]} left out ({reason})" for name, reason in self.left_out.items()]
         count = f"{len(self.feature_names_out)} inputs{', numbers harmonised' if self.harmonised else ''}"
+        if (text := self.text) is not None:
+            count = f"{text.length} of {text.vocabulary:,} tokens by {shown(text.tokenizer, 60)} ({text.sha256[:12]})"
         return "; ".join([f"prepared alike at all clients: {', '.join(parts)}, {count}", *left_out])
 
 
@@ -332,6 +357,8 @@ def _values(column: Column, series: pd.Series, gaps: Sequence[str]) -> dict[str,
         parts = dates_of(series, gaps)
         return {f"{column.name}: {part}": parts[part] for part in column.values}
     words = words_of(series, gaps)
+    if isinstance(column, TextColumn):
+        return {column.name: np.where(words == np.array(None), "", words)}
     return {column.name: np.where(words == np.array(None), np.array(math.nan, dtype=object), words)}
 
 

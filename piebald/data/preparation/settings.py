@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from piebald.core.errors import SettingError, unknown
 from piebald.core.wording import sentence
-from piebald.data.preparation.column_models import Name, Scale
+from piebald.data.preparation.column_models import MOST_TOKENS, Name, Scale
 from piebald.data.preparation.columns import Kind, is_numeric, numbers_of, words_of
 from piebald.data.preparation.preparation import Preparation
 
@@ -21,13 +21,16 @@ class PrepareSettings(BaseModel):
     """How the columns of tables become inputs, the same at every client.
 
     Attributes:
-        columns: the kinds of columns by name, where the guess is wrong: "number", "category", "boolean", "date", or
-            "leave out".
+        columns: the kinds of columns by name, where the guess is wrong: "number", "category", "boolean", "date",
+            "text" (with a tokenizer), or "leave out".
         scale: how columns of numbers are scaled, by name: "standard" scores by default, those of the logarithm of 1 + x
             ("log") or of a power ("power", Yeo and Johnson 2000), the "rank" among the training rows, or "none".
         gaps: values that stand for a gap, like "-9", besides empty cells, "?", "NA" and the like.
         least_rows: the rows from which on a client tells a category by name; rarer ones count together.
         one_hot: the most categories that become a column each; of more, a model learns an embedding.
+        tokenizer: makes token ids of the one column that is read, which is text: a tokenizer.json of Hugging Face's
+            tokenizers, the folder of one, or the name of a model on the Hugging Face Hub.
+        length: token ids of each text, which is cut and filled up.
         harmonise: "combat" takes differences of place and scale between clients out of numbers (Johnson et al. 2007).
         agreed: what clients have agreed on, which a run keeps; None asks them.
 
@@ -42,6 +45,8 @@ class PrepareSettings(BaseModel):
     gaps: list[Name] = Field(default=[], max_length=100)
     least_rows: int = Field(default=5, ge=1)
     one_hot: int = Field(default=20, ge=2, le=1000)
+    tokenizer: str | None = Field(default=None, min_length=1, max_length=1000)
+    length: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
     harmonise: Literal["combat"] | None = None
     agreed: Preparation | None = None
 
@@ -50,6 +55,14 @@ class PrepareSettings(BaseModel):
             super().__init__(**fields)
         except ValidationError as error:
             raise SettingError(sentence(error, "prepare", type(self).model_fields)) from None
+
+    @model_validator(mode="after")
+    def _check_text(self) -> Self:
+        if (self.tokenizer is None) != (self.length is None):
+            raise ValueError("tokenizer and length, the number of token ids of each text, belong together")
+        if self.tokenizer is not None and self.harmonise is not None:
+            raise ValueError("harmonise is for numbers, and a tokenizer reads text: leave one of them out")
+        return self
 
     def read(self, frame: pd.DataFrame, apart: Collection[str | None] = ()) -> pd.DataFrame:
         """Return a table as these settings read it, for what needs no inputs: gaps are empty, kinds are those named.

@@ -18,7 +18,7 @@ from piebald.data.preparation import PrepareSettings
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.hub.run_terms import RunTerms
 from piebald.federation.site.site_choice import DESCRIPTION, WEIGHTS
-from piebald.federation.site.site_process import site_work, with_own_weights
+from piebald.federation.site.site_process import site_work, with_own_tokenizer, with_own_weights
 from piebald.models.prediction import OutputMeaning, Predictor, RawInputs
 
 _NEIGHBOURS = "knn-per.json"
@@ -45,10 +45,12 @@ def site_predictor(folder: Path) -> Predictor:
         raise SettingError(f"there is no model in {folder}: the site has taken part in no run to its end") from None
     number = terms.sites.index(site.credentials.party)
     terms, _ = with_own_weights(terms.of(number), site.settings.weights, folder)
+    terms = with_own_tokenizer(terms, site.settings.weights, folder)
     terms.use_plugins(site.author)
     settings = ExperimentSettings.of_table(terms.experiment, "the run's experiment", site.author)
     settings.use_plugins()
-    tokens = settings.data.tokens
+    preparation = settings.prepare.agreed if isinstance(settings.prepare, PrepareSettings) else None
+    tokens = settings.data.tokens or (preparation is not None and preparation.text is not None)
     like = _zeros(terms.own_shape, torch.int64 if tokens else torch.float32)
     y = torch.zeros(1) if terms.classes is None else torch.zeros(1, dtype=torch.int64)
     clients = SiteClients(terms.clients, Rows(like, y), terms.classes)
@@ -56,7 +58,6 @@ def site_predictor(folder: Path) -> Predictor:
     model.layout.load(model.model, model.layout.read(folder / WEIGHTS))
     objective = OBJECTIVES.get(terms.objective) or Objective(terms.objective, cross_entropy)
     constants = settings.data.standardise
-    preparation = settings.prepare.agreed if isinstance(settings.prepare, PrepareSettings) else None
     target = settings.data.target if preparation is None or preparation.target is None else preparation.target.name
     meaning = OutputMeaning.of(objective, terms.outputs, terms.classes, target)
     meaning = meaning if preparation is None else meaning.in_unit_of(preparation)

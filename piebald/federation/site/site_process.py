@@ -29,6 +29,7 @@ from piebald.core.references import USERS, Outside, Resolver
 from piebald.data.clients.prepared import in_own_unit
 from piebald.data.clients.standardise import StandardisedClients
 from piebald.data.preparation.settings import PrepareSettings
+from piebald.data.preparation.tokens import cached_file
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials.provisioning import Credentials, read
 from piebald.federation.hub.run_terms import RunTerms
@@ -118,6 +119,8 @@ class SiteWork:
         number = terms.sites.index(self.credentials.party)
         terms = terms.of(number)
         terms, weights = (terms, None) if self.local else with_own_weights(terms, self.settings.weights, self.folder)
+        if not self.local:
+            terms = with_own_tokenizer(terms, self.settings.weights, self.folder)
         terms.use_plugins(author)
         limits = self.settings.policy.work
         if reason := limits.terms_reject_reason(terms) or _model_reason(terms, limits):
@@ -323,6 +326,39 @@ def with_own_weights(terms: RunTerms, weights: Mapping[str, str], folder: Path) 
         weights_folder = download.path.resolve()
     changed = {key: value for key, value in model.items() if key != "revision"} | {"weights": str(weights_folder)}
     return terms.model_copy(update={"experiment": {**terms.experiment, "model": changed}}), weights_folder
+
+
+def with_own_tokenizer(terms: RunTerms, weights: Mapping[str, str], folder: Path) -> RunTerms:
+    """Return the terms with this site's file in place of the tokenizer that the sites agree on; its hash is checked.
+
+    Args:
+        terms, weights, folder: see `with_own_weights`; a folder of weights has the tokenizer as well.
+
+    Raises:
+        SettingError: the site has no such tokenizer.
+    """
+    prepare = terms.experiment.get("prepare")
+    agreed = prepare.get("agreed") if isinstance(prepare, Mapping) else None
+    columns = agreed.get("columns") if isinstance(agreed, Mapping) else None
+    if not isinstance(prepare, Mapping) or not isinstance(agreed, Mapping) or not isinstance(columns, list):
+        return terms
+    own = [column if not isinstance(column, Mapping) or column.get("kind") != "text"
+           else {**column, "tokenizer": str(_own_tokenizer(column.get("tokenizer"), weights, folder))}
+           for column in columns]  # fmt: skip
+    changed = {**prepare, "agreed": {**agreed, "columns": own}}
+    return terms.model_copy(update={"experiment": {**terms.experiment, "prepare": changed}})
+
+
+def _own_tokenizer(name: Any, weights: Mapping[str, str], folder: Path) -> Path:
+    path = None
+    if isinstance(name, str):
+        path = (folder / weights[name]).resolve() if name in weights else cached_file(name)
+    if path is None:
+        raise SettingError(
+            f"this site does not have the tokenizer {shown(name)}: name its file or folder in [weights] of its "
+            "site.toml, or put it into the Hugging Face Hub's cache"
+        )
+    return path
 
 
 def _message_for_server(reason: str, weights: Path | None) -> str:

@@ -55,7 +55,7 @@ def check_raw_rows(preparation: Mapping[str, Any]) -> None:
     """Refuse a preparation that has no ONNX graph.
 
     Raises:
-        SettingError: skl2onnx is missing, or there are dates.
+        SettingError: skl2onnx is missing, or there are dates or text.
     """
     try:
         import skl2onnx  # noqa: F401
@@ -63,6 +63,8 @@ def check_raw_rows(preparation: Mapping[str, Any]) -> None:
         raise SettingError(f"skl2onnx is missing: {install('onnx')}") from None
     if date := next((column["name"] for column in preparation["columns"] if column["kind"] == "date"), None):
         raise SettingError(f"column {shown(date, 40)} has dates, which ONNX has no operator to read")
+    if text := next((column["name"] for column in preparation["columns"] if column["kind"] == "text"), None):
+        raise SettingError(f"column {shown(text, 40)} has text, of which ONNX makes no token ids")
 
 
 def with_preparation(model: Any, preparation: Mapping[str, Any], transformer: Any) -> Any:

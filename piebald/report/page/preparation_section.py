@@ -49,6 +49,9 @@ def _becomes(column: Mapping[str, Any]) -> list[Cell]:
         more = " and one for all others" * column["rare"] + " and one for gaps" * column["gaps"]
         how = "a column each" if column["coding"] == "one-hot" else "an embedding"
         return [f"{len(column['categories'])} categories{more}, {how}", _some(column["categories"])]
+    if column["kind"] == "text":
+        return [f"{column['length']} token ids", f"{column['vocabulary']:,} tokens of {column['tokenizer']}, SHA-256 "
+                f"{column['sha256'][:12]}"]  # fmt: skip
     if column["kind"] == "boolean":
         return [f"1 and 0{indicator}", f"mostly {str(column['common']).lower()}"]
     parts = {"": column["values"]} if column["kind"] == "number" else column["values"]

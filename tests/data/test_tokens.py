@@ -1,0 +1,167 @@
+"""A column of text becomes token ids, by the same tokenizer everywhere, as the library makes them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from torch import Tensor, nn
+
+import piebald
+from piebald.core.errors import SettingError
+from piebald.data.clients.prepared import preparation_of
+from piebald.data.preparation import Preparation
+from piebald.data.preparation.agreement import fitted
+
+tokenizers = pytest.importorskip("tokenizers", reason="needs the extra: pip install '.[hf]'")
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "the", "dog", "cat", "sleeps", "barks"]
+SIZE = len(WORDS)
+NOTES = ["the dog barks", "the cat sleeps", "a dog sleeps and the dog barks again", None, "the cat", "dog"]
+
+
+def write_tokenizer(path: Path, words: list[str] = WORDS) -> Path:
+    """A tokenizer that knows these words, the first of which fills up, and that begins each text with [CLS]."""
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: n for n, word in enumerate(words)}, "[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A", special_tokens=[("[CLS]", words.index("[CLS]"))]
+    )
+    made.save(str(path))
+    return path
+
+
+def notes(rows: int = 12) -> pandas.DataFrame:
+    told = [NOTES[n % len(NOTES)] for n in range(rows)]
+    ill = ["yes" if "dog" in str(text) else "no" for text in told]
+    return pandas.DataFrame({"site": ["a", "b"] * (rows // 2), "note": told, "ill": ill})
+
+
+class Bag(nn.Module):
+    """The mean of the embeddings of a text's tokens."""
+
+    def __init__(self, outputs: int = 2) -> None:
+        super().__init__()
+        self.words = nn.Embedding(SIZE, 4, padding_idx=0)
+        self.head = nn.Linear(4, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.words(x).mean(1))
+        return scores
+
+
+def test_ids_are_those_of_the_library_cut_and_filled_up(tmp_path: Path) -> None:
+    path, table = write_tokenizer(tmp_path / "tokenizer.json"), notes(6)
+    agreed = fitted(table[["note", "ill"]], "ill", tokenizer=str(path), length=5)
+    library = tokenizers.Tokenizer.from_file(str(path))
+    whole = [library.encode("" if text is None else text).ids[:5] for text in NOTES]
+    ids = agreed.transform(table)
+    assert ids.dtype == np.int64
+    assert ids.tolist() == [row + [0] * (5 - len(row)) for row in whole]
+    assert ids[0].tolist() == [2, 3, 4, 7, 0] and ids[3].tolist() == [2, 0, 0, 0, 0]
+    assert agreed.transform(table.head(0)).shape == (0, 5) and agreed.transform(table.head(0)).dtype == np.int64
+    assert agreed.text is not None and agreed.text.vocabulary == SIZE
+    assert agreed.text.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert Preparation.from_json(agreed.to_json()) == agreed
+    assert "5 of 8 tokens by" in agreed.said and agreed.text.sha256[:12] in agreed.said
+
+
+def test_padding_of_the_tokenizer_is_kept(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path / "tokenizer.json", ["[UNK]", "[CLS]", "dog", "end"])
+    library = tokenizers.Tokenizer.from_file(str(path))
+    library.enable_padding(direction="left", pad_id=3, pad_token="end")
+    library.save(str(path))
+    agreed = fitted(pandas.DataFrame({"note": ["dog", "dog dog"]}), tokenizer=str(path.parent), length=4)
+    assert agreed.transform(pandas.DataFrame({"note": ["dog"]})).tolist() == [[3, 3, 1, 2]]
+
+
+def test_a_model_with_an_embedding_trains_and_predicts_from_text(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path / "tokenizer.json")
+    clients = piebald.clients_from(
+        notes(48), client="site", target="ill", test=0.25, prepare={"tokenizer": str(path), "length": 6}
+    )
+    assert clients.rows(0, "train").x.dtype == torch.int64 and clients.rows(0, "train").x.shape[1:] == (6,)
+    run = piebald.run(
+        piebald.methods.recipes.fedavg(lr=1.0), clients, Bag(), rounds=30, out=tmp_path / "run", measure="none"
+    )
+    kept = json.loads((tmp_path / "run" / "preparation.json").read_text())["columns"][0]
+    assert kept["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    rows = pandas.DataFrame({"note": ["the dog", "the cat sleeps"]})
+    told = run.predict(rows, client="a")
+    module, ids = run.model("a"), torch.tensor([[2, 3, 4, 0, 0, 0], [2, 3, 5, 6, 0, 0]])
+    expected = module(ids).softmax(1)[:, 1].detach()
+    np.testing.assert_allclose(told["yes"], expected, atol=1e-6)
+    assert told["yes"][0] > 0.5 > told["yes"][1]
+    write_tokenizer(path, [*WORDS[:3], *reversed(WORDS[3:])])
+    from piebald.data.preparation import tokens
+
+    tokens._tokenizer.cache_clear()
+    with pytest.raises(SettingError, match="is not the agreed one, whose tokenizer.json has the SHA-256"):
+        run.predict(rows, client="a")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"tokenizer": "nowhere/tokenizer.json", "length": 5}, "there is no file 'nowhere/tokenizer.json'"),
+        ({"tokenizer": "{good}"}, "tokenizer and length, the number of token ids of each text, belong together"),
+        ({"length": 5}, "tokenizer and length"),
+        ({"tokenizer": "{good}", "length": 1}, "must be more than the 1 tokens that the tokenizer"),
+        ({"tokenizer": "{good}", "length": 5, "harmonise": "combat"}, "harmonise is for numbers"),
+        ({"tokenizer": "{bad}", "length": 5}, "cannot be read"),
+        ({"tokenizer": "{bare}", "length": 5}, "has no token that fills up texts"),
+    ],
+)
+def test_what_is_no_tokenizer_is_told(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+    files = {name: str(tmp_path / f"{name}.json") for name in ("good", "bad", "bare")}
+    write_tokenizer(Path(files["good"]))
+    write_tokenizer(Path(files["bare"]), WORDS[1:])
+    Path(files["bad"]).write_text('{"version": "1.0", "model": {"type": "code"}}')
+    given = {name: value.format(**files) if isinstance(value, str) else value for name, value in settings.items()}
+    with pytest.raises(SettingError, match=words):
+        fitted(notes()[["note", "ill"]], "ill", **given)
+
+
+def test_a_name_is_refused_in_one_sentence_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    def away(*_: Any, local_files_only: bool = False) -> str:
+        raise OSError("no network\nand more")
+
+    monkeypatch.setattr(hub, "hf_hub_download", away)
+    with pytest.raises(SettingError, match=r"cannot be fetched from the Hugging Face Hub \(no network\)"):
+        fitted(notes()[["note"]], tokenizer="tiny/dog", length=5)
+    path = write_tokenizer(tmp_path / "there.json")
+    monkeypatch.setattr(hub, "hf_hub_download", lambda *_, local_files_only=False: str(path))
+    assert fitted(notes()[["note"]], tokenizer="tiny/dog", length=5).text is not None
+
+
+def test_text_is_the_only_column_that_is_read(tmp_path: Path) -> None:
+    path = str(write_tokenizer(tmp_path / "tokenizer.json"))
+    table = notes().assign(age=range(12))
+    with pytest.raises(SettingError, match=r"one column of text and no other.*features of \[data\]"):
+        fitted(table[["note", "age", "ill"]], "ill", tokenizer=path, length=5)
+    left = fitted(table[["note", "age"]], tokenizer=path, length=5, columns={"note": "text", "age": "leave out"})
+    assert left.names_in == ["note"] and left.left_out == {"age": "as [prepare] says"}
+    with pytest.raises(SettingError, match="trees read no text"):
+        left.unscaled(table)
+    with pytest.raises(SettingError, match="make token ids of it by a tokenizer"):
+        fitted(table[["note", "age"]], columns={"note": "text"})
+
+
+def test_clients_of_one_run_agree(tmp_path: Path) -> None:
+    path = str(write_tokenizer(tmp_path / "tokenizer.json"))
+    clients = piebald.clients_from(
+        notes(), client="site", target="ill", features=["note"], prepare={"tokenizer": path, "length": 3}
+    )
+    agreed = preparation_of(clients)
+    assert agreed is not None and agreed.feature_names_out == ["note: token 1", "note: token 2", "note: token 3"]
+    columns = json.loads(agreed.to_json())["columns"]
+    with pytest.raises(SettingError, match="must be the only one"):
+        Preparation(columns=[columns[0], {**columns[0], "name": "other"}])
