@@ -41,8 +41,11 @@ def _own_rows(fields: ExperimentFields, partition: Component | None) -> Clients:
     from piebald.data.partition import Partition, RemotePartition
 
     if isinstance(partition, RemotePartition):
-        agreed = fields.prepare.agreed if isinstance(fields.prepare, PrepareSettings) else None
+        settings = fields.prepare if isinstance(fields.prepare, PrepareSettings) else PrepareSettings()
+        agreed, length = settings.agreed, settings.length
         with fields.errors_placed("split", {}):
+            if agreed is None and length is not None and isinstance(partition, Sites):
+                partition = partition.of_text(length)
             if agreed is None or not isinstance(partition, Sites):
                 return partition.clients_elsewhere().divided_by(fields.split)
             sites = partition.prepared(agreed).clients_elsewhere().divided_by(fields.split)

@@ -28,6 +28,7 @@ from piebald.data.clients.standardise import Standardisation
 from piebald.data.embeddings.embedded import embedding
 from piebald.data.preparation import Preparation
 from piebald.data.preparation.preparation import NumberTarget
+from piebald.data.preparation.tokens import tokenizer_json
 from piebald.report.export.raw_rows import Scoring
 
 if TYPE_CHECKING:
@@ -254,13 +255,16 @@ class Predictor:
     def scoring(self) -> Scoring:
         """Return what a program must know to score rows with the exported module alone."""
         raw = self.inputs
+        agreed = None if raw.preparation is None else raw.preparation.for_client(raw.client)
+        text = None if agreed is None else agreed.text
         features = None if raw.features is None else list(raw.features)
         meaning = {**asdict(self.meaning), "names": list(self.meaning.names), "features": features}
         return Scoring(
             {**meaning, "client": raw.client},
             None if raw.preparation is None else raw.preparation.model_dump(mode="json"),
-            None if raw.preparation is None else raw.preparation.for_client(raw.client).transformer,
+            None if agreed is None or text is not None else agreed.transformer,
             self.meaning.answers,
+            None if text is None else tokenizer_json(text),
         )
 
     def outputs(self, x: Any) -> Tensor:

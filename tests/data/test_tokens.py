@@ -165,3 +165,19 @@ def test_clients_of_one_run_agree(tmp_path: Path) -> None:
     columns = json.loads(agreed.to_json())["columns"]
     with pytest.raises(SettingError, match="must be the only one"):
         Preparation(columns=[columns[0], {**columns[0], "name": "other"}])
+
+
+def test_an_exported_folder_scores_text_by_itself(tmp_path: Path) -> None:
+    from piebald.report.export import score
+
+    path = write_tokenizer(tmp_path / "tokenizer.json")
+    clients = piebald.clients_from(
+        notes(24), client="site", target="ill", prepare={"tokenizer": str(path), "length": 4, "gaps": ["none"]}
+    )
+    run = piebald.run(piebald.methods.recipes.fedavg(), clients, Bag(), rounds=1, out=tmp_path / "run", measure="none")
+    folder = run.save(tmp_path / "model")
+    rows = pandas.DataFrame({"note": ["the cat sleeps and sleeps", None, " dog ", "none"]})
+    path.unlink()
+    scores = score.Scorer(folder).predict(rows)
+    np.testing.assert_allclose(scores["yes"], run.predict(rows)["yes"], atol=1e-6)
+    assert scores["yes"][1] == scores["yes"][3] != scores["yes"][2]

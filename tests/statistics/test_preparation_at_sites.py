@@ -15,7 +15,7 @@ import torch
 from piebald.contracts import SUM, Task, Update
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.data.partition import clients_from
-from piebald.data.preparation import Preparation, PrepareSettings
+from piebald.data.preparation import Preparation, PrepareSettings, tokens
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.link.wire_format import pack_update
@@ -60,16 +60,23 @@ class Party:
 class Sites:
     """Three sites with tables of their own, and the server's experiment."""
 
-    def __init__(self, folder: Path, tables: dict[str, pandas.DataFrame], extra: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tables: dict[str, pandas.DataFrame],
+        extra: str = "",
+        model: str = "logistic",
+        site: str = "",
+    ) -> None:
         self.folder = folder
         for name, frame in tables.items():
             (folder / name).mkdir()
             frame.to_csv(folder / name / "rows.csv", index=False)
             (folder / name / "site.toml").write_text(
-                "[data]\nsource = 'rows.csv'\ntarget = 'ill'\ntest = 0.0\nvalidation = 0.0\n"
+                f"[data]\nsource = 'rows.csv'\ntarget = 'ill'\ntest = 0.0\nvalidation = 0.0\n{site}"
             )
         (folder / "file.toml").write_text(
-            f"model = {{ name = 'logistic' }}\nrecipe = {{ name = 'fedavg' }}\nmeasure = 'none'\n{extra}"
+            f"model = {{ name = {model!r} }}\nrecipe = {{ name = 'fedavg' }}\nmeasure = 'none'\n{extra}"
             "data = { source = 'rows.csv', target = 'ill' }\n"
             f"partition = {{ kind = 'sites', clients = {json.dumps(NAMES)} }}\n"
         )
@@ -292,3 +299,36 @@ def test_sites_grow_trees_on_the_rows_that_they_prepare(tmp_path: Path) -> None:
     assert len(np.unique(told)) > 2
     again = Encoding.of_table(json.loads(json.dumps(grown.encoding.table())))
     assert np.array_equal(again.inputs(frame), rows)
+
+
+def test_sites_make_the_same_token_ids_each_with_its_own_file(tmp_path: Path) -> None:
+    """A site opens no path of the server's, and takes no other tokenizer than the agreed one."""
+    pytest.importorskip("tokenizers", reason="needs the extra: pip install '.[hf]'")
+    from tests.data.test_tokens import WORDS, notes, write_tokenizer
+
+    path, bag = write_tokenizer(tmp_path / "tokenizer.json"), "tests.data.test_tokens:Bag"
+    tables = {name: notes(rows).drop(columns="site") for name, rows in zip(NAMES, (12, 18, 24), strict=True)}
+    policy = "[policy]\nplugins = ['tests.data.test_tokens']\n"
+    extra = f"prepare = {{ tokenizer = {str(path)!r}, length = 5 }}\n"
+    sites = Sites(tmp_path, tables, extra, bag, policy)
+    agreed = sites.agree([ALLOWED] * 3)
+    (tmp_path / "masked").mkdir()
+    masked = Sites(tmp_path / "masked", tables, extra, bag, policy)
+    assert masked.agree([MASKED] * 3, masked=True) == agreed
+    ready = sites.ready(sites.settings.with_agreed(agreed))
+    assert ready.work.shape == (5,)
+    with pytest.raises(SettingError, match="this site does not have the tokenizer"):
+        sites.at(ready)
+    for name in NAMES:
+        write_tokenizer(tmp_path / name / "own.json")
+        with (tmp_path / name / "site.toml").open("a") as file:
+            file.write(f"[weights]\n{json.dumps(str(path))} = 'own.json'\n")
+    path.unlink()
+    for name, site in zip(NAMES, sites.at(ready), strict=True):
+        ids = site.clients.rows(site.client, "train").x
+        assert isinstance(ids, torch.Tensor) and ids.dtype == torch.int64
+        assert sorted(ids.tolist()) == sorted(agreed.transform(tables[name]).tolist())
+    write_tokenizer(tmp_path / "east" / "own.json", [*WORDS[:3], *reversed(WORDS[3:])])
+    tokens._tokenizer.cache_clear()
+    with pytest.raises(SettingError, match="its rows cannot be used for this run"):
+        sites.at(ready)

@@ -187,8 +187,14 @@ class Sites(RemotePartition):
 
     def prepared(self, agreed: Preparation) -> Self:
         """Return the same sites with the form of rows that they have agreed on."""
-        form = {"inputs": [len(agreed.feature_names_out)], "tokens": agreed.text is not None}
-        return self.model_copy(update={**form, "classes": agreed.classes})
+        whole = agreed.text is not None
+        return self.model_copy(
+            update={"inputs": [len(agreed.feature_names_out)], "tokens": whole, "classes": agreed.classes}
+        )
+
+    def of_text(self, length: int) -> Self:
+        """Return the same sites with rows of so many token ids, of which only the classes are still to be known."""
+        return self.model_copy(update={"inputs": [length], "tokens": True})
 
     def clients_elsewhere(self) -> SiteClients:
         """The sites as clients, with a blank row of the agreed form; of one number where it is not agreed on yet."""

@@ -57,6 +57,12 @@ def token_ids(column: TextColumn, texts: pd.Series) -> NDArray[np.int64]:
     return np.array(ids, dtype=np.int64).reshape(len(ids), column.length)[codes]
 
 
+def tokenizer_json(column: TextColumn) -> str:
+    """Return the tokenizer as JSON of the library's, which cuts and fills up texts as `token_ids` does."""
+    made: str = _tokenizer(column.tokenizer, column.sha256, column.length).to_str()
+    return made
+
+
 def cached_file(name: str) -> Path | None:
     """Return the file of a tokenizer of the Hub that is in this machine's cache already, None without one."""
     try:

@@ -165,10 +165,11 @@ class UnpreparedRows(SiteRows):
 
     def __init__(
         self, names: Sequence[str], number: int, clients: Clients, columns: CodedTable, classes: Sequence[str] | None,
-        records: Records | None,
+        records: Records | None, length: int | None,
     ) -> None:  # fmt: skip
         kind = torch.float32 if classes is None else torch.int64
-        blank = {split: Rows(torch.zeros(n := len(clients.rows(0, split)), 1), torch.zeros(n, dtype=kind))
+        form = torch.zeros(1) if length is None else torch.zeros(length, dtype=torch.int64)  # numbers, or token ids
+        blank = {split: Rows(form.repeat(n := len(clients.rows(0, split)), 1), torch.zeros(n, dtype=kind))
                  for split in SPLITS}  # fmt: skip
         super().__init__(names, number, blank, classes, records=records)
         self._clients, self._columns = clients, columns
@@ -207,7 +208,8 @@ def own_rows(
     if (columns := columns_of(clients)) is not None:
         agreed = None if run.prepare is None else run.prepare.agreed
         if agreed is None:
-            return UnpreparedRows(names, number, clients, columns, run.classes, records)
+            length = None if run.prepare is None else run.prepare.length
+            return UnpreparedRows(names, number, clients, columns, run.classes, records, length)
         prepared = PreparedClients(clients, columns, agreed, computed=False)
         prepared.names = [names[number]]  # by which numbers are harmonised
         clients = prepared

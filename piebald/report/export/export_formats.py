@@ -231,6 +231,8 @@ def _write_scorer(exported: Exported, scoring: Scoring, folder: Path) -> None:
     for name, values in (("outputs", scoring.outputs), ("preparation", scoring.preparation)):
         if values is not None:
             (folder / f"{name}.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    if scoring.tokenizer is not None:
+        (folder / "tokenizer.json").write_text(scoring.tokenizer, encoding="utf-8")
     shutil.copyfile(Path(__file__).with_name("score.py"), folder / "score.py")
 
 

@@ -32,12 +32,14 @@ class Scoring:
         preparation: how the columns of a table become inputs, as JSON values; None where they are numbers already.
         transformer: the same as a fitted `ColumnTransformer` of the client's table, after values are read.
         answers: turns outputs [n, ...] into predictions [n, names].
+        tokenizer: of a column of text, as JSON, which cuts and fills up texts; None where inputs are numbers.
     """
 
     outputs: Mapping[str, Any]
     preparation: Mapping[str, Any] | None
     transformer: Any
     answers: Callable[[Tensor], Tensor]
+    tokenizer: str | None = None
 
 
 class Answering(nn.Module):

@@ -67,9 +67,12 @@ class Scorer:
         return dict(zip(names, scores.T, strict=True))
 
     def inputs(self, table: Any) -> np.ndarray:
-        """Return the model's inputs [n, ...], float32."""
+        """Return the model's inputs [n, ...], float32, or token ids of text, int64."""
+        text = next((one for one in (self.preparation or {}).get("columns", ()) if one["kind"] == "text"), None)
         if isinstance(table, np.ndarray):
-            return table.astype(np.float32)
+            return table.astype(np.float32 if text is None else np.int64)
+        if text is not None:
+            return self._token_ids(text, _column(table, text["name"]))
         if self.preparation is not None:
             return prepared(self.preparation, table, self.meaning["client"])
         columns = [_numbers(_column(table, name), name, set()) for name in self.meaning["features"] or ()]
@@ -77,6 +80,13 @@ class Scorer:
             if np.isnan(values).any():
                 raise ValueError(f"column {name!r} has no value in row {int(np.argmax(np.isnan(values))) + 1}")
         return np.stack(columns, 1).astype(np.float32)
+
+    def _token_ids(self, column: Mapping[str, Any], cells: list[str]) -> np.ndarray:
+        from tokenizers import Tokenizer
+
+        tokenizer, gaps = Tokenizer.from_file(str(self.folder / "tokenizer.json")), GAPS | {*self.preparation["gaps"]}
+        ids = [tokenizer.encode("" if cell in gaps else cell).ids for cell in cells]
+        return np.array(ids, dtype=np.int64).reshape(len(ids), column["length"])
 
 
 def prepared(preparation: Mapping[str, Any], table: Any, client: str | None = None) -> np.ndarray:
