@@ -9,6 +9,7 @@ import torch
 
 from piebald import data
 from piebald.core.errors import SettingError
+from piebald.data.clients.data_source import DataSource
 from piebald.data.partition import ByOwner, Iid
 
 
@@ -35,6 +36,17 @@ def test_images_by_class(tmp_path: Path) -> None:
     assert found.x.dtype == torch.uint8
     assert [found.classes[label] for label in found.y] == ["cat", "dog"]
     assert found.x[1, 0].unique().tolist() == [200]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_images_with_one_channel_are_the_mean_of_three(tmp_path: Path, lazy: bool) -> None:
+    image(tmp_path / "dog" / "1.png", 200)
+    found = data.image_folder(tmp_path, side=2, channels=1, lazy=lazy)
+    assert found.x.shape == (1, 1, 2, 2)
+    assert found.x[:].unique().tolist() == [67]  # 200 / 3
+    source = DataSource(source=str(tmp_path), side=3, channels=1).load()
+    assert isinstance(source, data.DataSet)
+    assert tuple(source.input_shape) == (1, 3, 3)
 
 
 def test_images_by_owner_and_class(tmp_path: Path) -> None:
@@ -88,7 +100,7 @@ def test_lazy_images_are_decoded_when_rows_are_asked_for_and_not_before(
         image(tmp_path / f"c{number % 2}" / f"{number:02}.png", 10 * number)
     opened: list[str] = []
     decode = folders._image
-    monkeypatch.setattr(folders, "_image", lambda path, side: opened.append(path.name) or decode(path, side))
+    monkeypatch.setattr(folders, "_image", lambda path, *form: opened.append(path.name) or decode(path, *form))
     lazy = data.image_folder(tmp_path, side=4, lazy=True)
     clients = Iid(clients=3, seed=1).split(lazy)
     assert len(opened) == 1  # the first, for the shape

@@ -64,12 +64,16 @@ def test_ids_are_those_of_the_library_cut_and_filled_up(tmp_path: Path) -> None:
     ids = agreed.transform(table)
     assert ids.dtype == np.int64
     assert ids.tolist() == [row + [0] * (5 - len(row)) for row in whole]
-    assert ids[0].tolist() == [2, 3, 4, 7, 0] and ids[3].tolist() == [2, 0, 0, 0, 0]
-    assert agreed.transform(table.head(0)).shape == (0, 5) and agreed.transform(table.head(0)).dtype == np.int64
-    assert agreed.text is not None and agreed.text.vocabulary == SIZE
+    assert ids[0].tolist() == [2, 3, 4, 7, 0]
+    assert ids[3].tolist() == [2, 0, 0, 0, 0]
+    assert agreed.transform(table.head(0)).shape == (0, 5)
+    assert agreed.transform(table.head(0)).dtype == np.int64
+    assert agreed.text is not None
+    assert agreed.text.vocabulary == SIZE
     assert agreed.text.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert Preparation.from_json(agreed.to_json()) == agreed
-    assert "5 of 8 tokens by" in agreed.said and agreed.text.sha256[:12] in agreed.said
+    assert "5 of 8 tokens by" in agreed.said
+    assert agreed.text.sha256[:12] in agreed.said
 
 
 def test_padding_of_the_tokenizer_is_kept(tmp_path: Path) -> None:
@@ -86,7 +90,8 @@ def test_a_model_with_an_embedding_trains_and_predicts_from_text(tmp_path: Path)
     clients = piebald.clients_from(
         notes(48), client="site", target="ill", test=0.25, prepare={"tokenizer": str(path), "length": 6}
     )
-    assert clients.rows(0, "train").x.dtype == torch.int64 and clients.rows(0, "train").x.shape[1:] == (6,)
+    assert clients.rows(0, "train").x.dtype == torch.int64
+    assert clients.rows(0, "train").x.shape[1:] == (6,)
     run = piebald.run(
         piebald.methods.recipes.fedavg(lr=1.0), clients, Bag(), rounds=30, out=tmp_path / "run", measure="none"
     )
@@ -102,7 +107,7 @@ def test_a_model_with_an_embedding_trains_and_predicts_from_text(tmp_path: Path)
     from piebald.data.preparation import tokens
 
     tokens._tokenizer.cache_clear()
-    with pytest.raises(SettingError, match="is not the agreed one, whose tokenizer.json has the SHA-256"):
+    with pytest.raises(SettingError, match=r"is not the agreed one, whose tokenizer\.json has the SHA-256"):
         run.predict(rows, client="a")
 
 
@@ -148,7 +153,8 @@ def test_text_is_the_only_column_that_is_read(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"one column of text and no other.*features of \[data\]"):
         fitted(table[["note", "age", "ill"]], "ill", tokenizer=path, length=5)
     left = fitted(table[["note", "age"]], tokenizer=path, length=5, columns={"note": "text", "age": "leave out"})
-    assert left.names_in == ["note"] and left.left_out == {"age": "as [prepare] says"}
+    assert left.names_in == ["note"]
+    assert left.left_out == {"age": "as [prepare] says"}
     with pytest.raises(SettingError, match="trees read no text"):
         left.unscaled(table)
     with pytest.raises(SettingError, match="make token ids of it by a tokenizer"):
@@ -161,7 +167,8 @@ def test_clients_of_one_run_agree(tmp_path: Path) -> None:
         notes(), client="site", target="ill", features=["note"], prepare={"tokenizer": path, "length": 3}
     )
     agreed = preparation_of(clients)
-    assert agreed is not None and agreed.feature_names_out == ["note: token 1", "note: token 2", "note: token 3"]
+    assert agreed is not None
+    assert agreed.feature_names_out == ["note: token 1", "note: token 2", "note: token 3"]
     columns = json.loads(agreed.to_json())["columns"]
     with pytest.raises(SettingError, match="must be the only one"):
         Preparation(columns=[columns[0], {**columns[0], "name": "other"}])

@@ -326,7 +326,8 @@ def test_sites_make_the_same_token_ids_each_with_its_own_file(tmp_path: Path) ->
     path.unlink()
     for name, site in zip(NAMES, sites.at(ready), strict=True):
         ids = site.clients.rows(site.client, "train").x
-        assert isinstance(ids, torch.Tensor) and ids.dtype == torch.int64
+        assert isinstance(ids, torch.Tensor)
+        assert ids.dtype == torch.int64
         assert sorted(ids.tolist()) == sorted(agreed.transform(tables[name]).tolist())
     write_tokenizer(tmp_path / "east" / "own.json", [*WORDS[:3], *reversed(WORDS[3:])])
     tokens._tokenizer.cache_clear()

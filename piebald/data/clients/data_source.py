@@ -55,7 +55,7 @@ class DataSource(BaseModel):
         tokens: inputs are whole numbers for an embedding layer.
         collate: "pad" fills up sequences of unequal length and makes masks; "stack" refuses them.
         length: length of filled-up sequences, by default that of the longest one.
-        side: height and width of images in a folder, in pixels.
+        side, channels: height and width of images in a folder, in pixels, and 3 channels, or 1 for their mean.
         seconds, rate: length of recordings in a folder, and their samples per second.
         standardise: inputs as standard scores: "federated" computes mean and deviation of each number of an input from
             the training rows of all clients, which send their moments and no row; or a table of `mean` and
@@ -78,6 +78,7 @@ class DataSource(BaseModel):
     collate: Collate = "stack"
     length: int | None = Field(default=None, ge=1)
     side: int = Field(default=64, ge=1)
+    channels: Literal[1, 3] = 3
     seconds: float = Field(default=1.0, gt=0)
     rate: int = Field(default=16_000, ge=1)
     standardise: Literal["federated"] | Standardisation | None = None
@@ -217,7 +218,7 @@ class DataSource(BaseModel):
         if ".wav" in suffixes:
             return audio_folder(path, self.seconds, self.rate, self.client)
         if suffixes & set(IMAGES):
-            return image_folder(path, self.side, self.client)
+            return image_folder(path, self.side, self.client, channels=self.channels)
         layout = "class/file" if self.client is None else f"{self.client}/class/file"
         raise SettingError(
             f"there are no images and no WAV recordings {layout} in {path}: put one folder per class there"

@@ -107,7 +107,8 @@ def agree(
                     rare=any(one.categories[column].others for one in answers),
                 ))  # fmt: skip
         elif kind == "text":
-            assert settings.tokenizer is not None and settings.length is not None  # `agreed_kinds` takes no text else
+            assert settings.tokenizer is not None
+            assert settings.length is not None
             columns.append(text_column(column, settings.tokenizer, settings.length))
         elif kind == "boolean":
             moments = pooled[column]

@@ -328,8 +328,8 @@ def agreed_kinds(
         elif chosen == "text" and tokenizer is None:
             raise SettingError(
                 f"column {shown(name, 40)} has free text, which is neither a number nor a category: leave it out with "
-                f"columns = {{ {shown(name, 40)} = 'leave out' }} in [prepare], make token ids of it by a tokenizer there, or embed "
-                "the text first"
+                f"columns = {{ {shown(name, 40)} = 'leave out' }} in [prepare], make token ids of it by a "
+                "tokenizer there, or embed the text first"
             )
         else:
             kinds[name] = cast(Kind, chosen)

@@ -1,4 +1,4 @@
-"""Token ids of a column of text, by a tokenizer of Hugging Face's `tokenizers`: a file of data, of which no code is run.
+"""Token ids of a column of text, by a tokenizer of Hugging Face's `tokenizers`: a file of data without code.
 
 All clients cut and fill up texts alike.  What they agree on is the tokenizer by name and by the hash of its file.
 """
@@ -54,7 +54,7 @@ def token_ids(column: TextColumn, texts: pd.Series) -> NDArray[np.int64]:
     codes, different = texts.factorize()
     # one by one: the library's threads do not survive the fork of a worker process
     ids = [tokenizer.encode(text).ids for text in different]
-    return np.array(ids, dtype=np.int64).reshape(len(ids), column.length)[codes]
+    return np.asarray(np.array(ids, dtype=np.int64).reshape(len(ids), column.length)[codes])
 
 
 def tokenizer_json(column: TextColumn) -> str:
@@ -83,7 +83,8 @@ def _tokenizer(name: str, sha256: str, length: int) -> Any:
     content = _content(name)
     if hashlib.sha256(content).hexdigest() != sha256:
         raise SettingError(
-            f"the tokenizer {shown(name)} is not the agreed one, whose {FILE} has the SHA-256 {sha256}: put that one there"
+            f"the tokenizer {shown(name)} is not the agreed one, whose {FILE} has the SHA-256 {sha256}: put that "
+            "one there"
         )
     try:
         tokenizer = Tokenizer.from_buffer(content)
@@ -113,8 +114,8 @@ def _content(name: str) -> bytes:
     if not path.is_file():
         if path.suffix == ".json" or not _HUB_NAME.fullmatch(name):
             raise SettingError(
-                f"tokenizer in [prepare] must be a {FILE}, or the name of a model on the Hugging Face Hub, and there is "
-                f"no file {shown(str(path))}"
+                f"tokenizer in [prepare] must be a {FILE}, or the name of a model on the Hugging Face Hub, and there "
+                f"is no file {shown(str(path))}"
             )
         path = cached_file(name) or _fetched(name)
     return read_bytes(path, _LARGEST)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 import wave
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -24,24 +24,27 @@ IMAGES = tuple(FORMATS)
 
 
 @checked
-def image_folder(folder: PathLike, side: Count = 64, owner: str | None = None, lazy: bool = False) -> DataSet:
+def image_folder(
+    folder: PathLike, side: Count = 64, owner: str | None = None, lazy: bool = False, channels: Literal[1, 3] = 3
+) -> DataSet:
     """Images in folder/class/image, or in folder/owner/class/image if `owner` is given.
 
     Returns:
-        x [n, 3, side, side] uint8 (resized, aspect ratio not kept), classes by their folders' names.
+        x [n, channels, side, side] uint8 (resized, aspect ratio not kept), classes by their folders' names.
 
     Args:
         folder: the folder.
         side: height and width in pixels.
         owner: kind of owner that the upper folders stand for ("camera", "hospital"), or None without such folders.
         lazy: leave the images in their files and decode them at each access.
+        channels: 3 for red, green and blue, or 1 for their mean.
 
     Raises:
         SettingError: there are no images, one cannot be read, or side is below 1.
     """
     if isinstance(side, bool) or not isinstance(side, int) or side < 1:
         raise SettingError(f"side must be a whole number of pixels, at least 1, got {side!r}")
-    return _data_set(Path(folder), IMAGES, owner, lambda path: _image(path, side), lazy)
+    return _data_set(Path(folder), IMAGES, owner, lambda path: _image(path, side, channels), lazy)
 
 
 @checked
@@ -71,12 +74,6 @@ def audio_folder(
     if length < 1:
         raise SettingError(f"seconds * rate must be at least one sample, got {seconds} * {rate}")
     return _data_set(Path(folder), (".wav",), owner, lambda path: recording(path, length, rate), lazy)
-
-
-def grey(images: DataSet) -> DataSet:
-    """The images of a folder with one channel: the mean of red, green and blue."""
-    assert isinstance(images.x, torch.Tensor)
-    return replace(images, x=images.x.float().mean(1, keepdim=True).round().to(torch.uint8))
 
 
 def visible(folder: Path, pattern: str) -> Iterator[Path]:
@@ -115,10 +112,11 @@ def _data_set(
     )
 
 
-def _image(path: Path, side: int) -> NDArray[np.uint8]:
+def _image(path: Path, side: int, channels: int) -> NDArray[np.uint8]:
     with picture(path, FORMATS[path.suffix.lower()], str(path)) as image:
         small = image.convert("RGB").resize((side, side), _BILINEAR)
-        return np.asarray(small, dtype=np.uint8).transpose(2, 0, 1)
+        pixels = np.asarray(small, dtype=np.uint8).transpose(2, 0, 1)
+        return pixels if channels == 3 else pixels.mean(0, keepdims=True).round().astype(np.uint8)
 
 
 def recording(path: Path, length: int, rate: int) -> NDArray[np.float32]:

@@ -34,7 +34,6 @@ from piebald.data.preparation.columns import CodedTable, guess_columns
 from piebald.data.preparation.settings import PrepareSettings
 from piebald.data.sets.dataset import DataSet
 from piebald.data.sets.decoded import Decoded
-from piebald.data.sets.folders import grey
 from piebald.federation.site.row_records import row_records
 from piebald.privacy.question_ledger import Records
 
@@ -52,7 +51,7 @@ class SiteSource(DataSource):
         client: the column, or the kind of owners, that says whose a row is, where the source has rows of others, too:
             the site takes those with its own name.
         target, features, regression, tokens: for a table, those of the experiment's [data] by default.
-        side, seconds: of images and recordings in a folder, by default those of the run's inputs.
+        side, channels, seconds: of images and recordings in a folder, by default those of the run's inputs.
         test, validation: shares of the rows to hold out, where they are not divided yet.
     """
 
@@ -343,16 +342,12 @@ def _read(source: SiteSource, folder: Path, run: RunRows) -> Any:
     place, shape, changes = folder / source.source, run.inputs or (), dict[str, Any]()
     if source.client is None and run.columns.get("client") is not None and not place.is_dir():
         changes["client"] = run.columns["client"]  # its names are read as they are written
-    images = len(shape) == 3 and shape[1] == shape[2]
-    if images and "side" not in source.model_fields_set:
-        changes["side"] = shape[1]
+    if len(shape) == 3 and shape[1] == shape[2]:
+        form = {"side": shape[1], "channels": 1 if shape[0] == 1 else 3}
+        changes |= {name: value for name, value in form.items() if name not in source.model_fields_set}
     if len(shape) == 2 and shape[0] == 1 and "seconds" not in source.model_fields_set:
         changes["seconds"] = shape[1] / source.rate
-    content = source.model_copy(update=changes).read_path(place)
-    is_grey = (
-        isinstance(content, DataSet) and images and shape[0] == 1 and tuple(content.input_shape) == (3, *shape[1:])
-    )
-    return grey(content) if is_grey else content
+    return source.model_copy(update=changes).read_path(place)
 
 
 def _rows(value: Any, source: SiteSource, run: RunRows) -> DataSet | Clients:

@@ -1,6 +1,7 @@
 """Score the rows of a table with the model in this folder: `python score.py rows.csv > predictions.csv`.
 
-This file stands alone.  It needs numpy, and onnxruntime (model.onnx) or torch (model.pt2).  From Python:
+This file stands alone.  It needs numpy, onnxruntime (model.onnx) or torch (model.pt2), and for text tokenizers.  From
+Python:
 
     from score import Scorer
     Scorer("this/folder").predict(table)  # a pandas DataFrame, or a dict of columns
@@ -72,7 +73,9 @@ class Scorer:
         if isinstance(table, np.ndarray):
             return table.astype(np.float32 if text is None else np.int64)
         if text is not None:
-            return self._token_ids(text, _column(table, text["name"]))
+            cells = _column(table, text["name"])
+            gaps = GAPS.union(self.preparation["gaps"] if self.preparation else ())
+            return self._token_ids(["" if cell in gaps else cell for cell in cells], text["length"])
         if self.preparation is not None:
             return prepared(self.preparation, table, self.meaning["client"])
         columns = [_numbers(_column(table, name), name, set()) for name in self.meaning["features"] or ()]
@@ -81,12 +84,11 @@ class Scorer:
                 raise ValueError(f"column {name!r} has no value in row {int(np.argmax(np.isnan(values))) + 1}")
         return np.stack(columns, 1).astype(np.float32)
 
-    def _token_ids(self, column: Mapping[str, Any], cells: list[str]) -> np.ndarray:
+    def _token_ids(self, texts: list[str], length: int) -> np.ndarray:
         from tokenizers import Tokenizer
 
-        tokenizer, gaps = Tokenizer.from_file(str(self.folder / "tokenizer.json")), GAPS | {*self.preparation["gaps"]}
-        ids = [tokenizer.encode("" if cell in gaps else cell).ids for cell in cells]
-        return np.array(ids, dtype=np.int64).reshape(len(ids), column["length"])
+        tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+        return np.array([tokenizer.encode(text).ids for text in texts], dtype=np.int64).reshape(len(texts), length)
 
 
 def prepared(preparation: Mapping[str, Any], table: Any, client: str | None = None) -> np.ndarray:

@@ -25,7 +25,6 @@ from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.preparation import Preparation
 from piebald.data.sets.dataset import DataSet
 from piebald.data.sets.decoded import Decoded
-from piebald.data.sets.folders import grey
 from piebald.data.sets.named import named
 
 
@@ -145,8 +144,7 @@ def _of_folder(path: Path, settings: Mapping[str, Any]) -> Any:
         return DataSource(**{**data_table, "source": str(path), "client": None}).load()
     shape = named(data_table["name"]).input_shape
     if len(shape) == 3 and shape[1] == shape[2]:
-        images = data.image_folder(path, side=shape[1])
-        return images if shape[0] == 3 else grey(images)
+        return data.image_folder(path, side=shape[1], channels=1 if shape[0] == 1 else 3)
     if len(shape) == 2 and shape[0] == 1:
         return data.audio_folder(path, seconds=shape[1] / 16_000)
     raise SettingError(
