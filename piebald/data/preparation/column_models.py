@@ -113,7 +113,7 @@ class CategoryColumn(Fields):
         return self
 
 
-class TextColumn(Fields):
+class TokenColumn(Fields):
     """A column of text, which becomes token ids and is the only one that is read; a gap is an empty text.
 
     Attributes:
@@ -133,7 +133,7 @@ class TextColumn(Fields):
 
 
 Column = Annotated[
-    NumericColumn | DateColumn | BooleanColumn | CategoryColumn | TextColumn, Field(discriminator="kind")
+    NumericColumn | DateColumn | BooleanColumn | CategoryColumn | TokenColumn, Field(discriminator="kind")
 ]
 
 

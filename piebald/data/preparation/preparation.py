@@ -24,7 +24,7 @@ from piebald.data.preparation.column_models import (
     Finite,
     Name,
     NumericColumn,
-    TextColumn,
+    TokenColumn,
 )
 from piebald.data.preparation.column_models import NumberTarget as NumberTarget
 from piebald.data.preparation.columns import dates_of, factorized, numbers_of, row_number, truths_of, words_of
@@ -87,7 +87,7 @@ class Preparation(Fields):
         if not self.columns:
             raise ValueError("there is no column to predict from: all of them are left out")
         names = [column.name for column in self.columns]
-        if len(names) > 1 and any(isinstance(column, TextColumn) for column in self.columns):
+        if len(names) > 1 and any(isinstance(column, TokenColumn) for column in self.columns):
             raise ValueError("a column of text must be the only one that is read")
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"columns must be different, got {shown(twice)} twice")
@@ -124,9 +124,9 @@ class Preparation(Fields):
         return [column.name for column in self.columns]
 
     @property
-    def text(self) -> TextColumn | None:
+    def text(self) -> TokenColumn | None:
         """The column of text whose token ids are the inputs, None where inputs are numbers."""
-        return next((column for column in self.columns if isinstance(column, TextColumn)), None)
+        return next((column for column in self.columns if isinstance(column, TokenColumn)), None)
 
     @property
     def dtype(self) -> type[np.floating] | type[np.int64]:
@@ -357,7 +357,7 @@ def _values(column: Column, series: pd.Series, gaps: Sequence[str]) -> dict[str,
         parts = dates_of(series, gaps)
         return {f"{column.name}: {part}": parts[part] for part in column.values}
     words = words_of(series, gaps)
-    if isinstance(column, TextColumn):
+    if isinstance(column, TokenColumn):
         return {column.name: np.where(words == np.array(None), "", words)}
     return {column.name: np.where(words == np.array(None), np.array(math.nan, dtype=object), words)}
 

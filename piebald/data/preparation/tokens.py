@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError, install, shown
 from piebald.core.reading.files import read_bytes
-from piebald.data.preparation.column_models import TextColumn
+from piebald.data.preparation.column_models import TokenColumn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +27,7 @@ _PADDING = ("[PAD]", "<pad>", "<|pad|>")  # as tokenizers call what fills up tex
 _LARGEST = 1 << 27  # bytes of a file; those of the largest vocabularies have a quarter
 
 
-def text_column(name: str, tokenizer: str, length: int) -> TextColumn:
+def text_column(name: str, tokenizer: str, length: int) -> TokenColumn:
     """Return what clients agree on of a column of text.
 
     Args:
@@ -41,10 +41,10 @@ def text_column(name: str, tokenizer: str, length: int) -> TextColumn:
     content = _content(tokenizer)
     sha256 = hashlib.sha256(content).hexdigest()
     size = _tokenizer(tokenizer, sha256, length).get_vocab_size()
-    return TextColumn(name=name, tokenizer=tokenizer, sha256=sha256, length=length, vocabulary=size)
+    return TokenColumn(name=name, tokenizer=tokenizer, sha256=sha256, length=length, vocabulary=size)
 
 
-def token_ids(column: TextColumn, texts: pd.Series) -> NDArray[np.int64]:
+def token_ids(column: TokenColumn, texts: pd.Series) -> NDArray[np.int64]:
     """Return the token ids [n, length] of texts.
 
     Raises:
@@ -57,7 +57,7 @@ def token_ids(column: TextColumn, texts: pd.Series) -> NDArray[np.int64]:
     return np.asarray(np.array(ids, dtype=np.int64).reshape(len(ids), column.length)[codes])
 
 
-def tokenizer_json(column: TextColumn) -> str:
+def tokenizer_json(column: TokenColumn) -> str:
     """Return the tokenizer as JSON of the library's, which cuts and fills up texts as `token_ids` does."""
     made: str = _tokenizer(column.tokenizer, column.sha256, column.length).to_str()
     return made
