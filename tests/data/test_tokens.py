@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from torch import Tensor, nn
 import piebald
 from piebald.core.errors import SettingError
 from piebald.data.clients.prepared import preparation_of
-from piebald.data.preparation import Preparation
+from piebald.data.preparation import Preparation, tokens
 from piebald.data.preparation.agreement import fitted
+from piebald.report import write_report
+from piebald.report.export import score
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra: pip install '.[hf]'")
 
@@ -97,6 +100,7 @@ def test_a_model_with_an_embedding_trains_and_predicts_from_text(tmp_path: Path)
     )
     kept = json.loads((tmp_path / "run" / "preparation.json").read_text())["columns"][0]
     assert kept["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert "6 token ids" in write_report([tmp_path / "run"], tmp_path / "report")[0].read_text()
     rows = pandas.DataFrame({"note": ["the dog", "the cat sleeps"]})
     told = run.predict(rows, client="a")
     module, ids = run.model("a"), torch.tensor([[2, 3, 4, 0, 0, 0], [2, 3, 5, 6, 0, 0]])
@@ -104,8 +108,6 @@ def test_a_model_with_an_embedding_trains_and_predicts_from_text(tmp_path: Path)
     np.testing.assert_allclose(told["yes"], expected, atol=1e-6)
     assert told["yes"][0] > 0.5 > told["yes"][1]
     write_tokenizer(path, [*WORDS[:3], *reversed(WORDS[3:])])
-    from piebald.data.preparation import tokens
-
     tokens._tokenizer.cache_clear()
     with pytest.raises(SettingError, match=r"is not the agreed one, whose tokenizer\.json has the SHA-256"):
         run.predict(rows, client="a")
@@ -175,8 +177,6 @@ def test_clients_of_one_run_agree(tmp_path: Path) -> None:
 
 
 def test_an_exported_folder_scores_text_by_itself(tmp_path: Path) -> None:
-    from piebald.report.export import score
-
     path = write_tokenizer(tmp_path / "tokenizer.json")
     clients = piebald.clients_from(
         notes(24), client="site", target="ill", prepare={"tokenizer": str(path), "length": 4, "gaps": ["none"]}
@@ -184,6 +184,10 @@ def test_an_exported_folder_scores_text_by_itself(tmp_path: Path) -> None:
     run = piebald.run(piebald.methods.recipes.fedavg(), clients, Bag(), rounds=1, out=tmp_path / "run", measure="none")
     folder = run.save(tmp_path / "model")
     rows = pandas.DataFrame({"note": ["the cat sleeps and sleeps", None, " dog ", "none"]})
+    if find_spec("onnx") and find_spec("skl2onnx"):
+        run.save(tmp_path / "model.onnx")
+        beside = json.loads((tmp_path / "model.preparation.json").read_text())
+        assert beside["columns"][0]["tokenizer"] == str(path)
     path.unlink()
     scores = score.Scorer(folder).predict(rows)
     np.testing.assert_allclose(scores["yes"], run.predict(rows)["yes"], atol=1e-6)
