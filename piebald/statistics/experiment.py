@@ -117,6 +117,8 @@ def open_sites(
 
 def _values_at_sites(settings: ExperimentSettings, masks: Sequence[SecureAggregation]) -> Preparation:
     """Return what sites agree on, so that the values of their columns are read alike."""
+    if settings.wanted.tokenizer is not None:
+        raise SettingError("statistics of sites read no text: leave tokenizer and length out of [prepare]")
     return agreed_at_sites(settings, masks).model_copy(update={"form": "values"})
 
 

@@ -25,6 +25,7 @@ from piebald.methods.recipes import fedavg
 from piebald.privacy import SecureAggregation
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import PreparedRun, prepare
+from piebald.statistics.experiment import _values_at_sites
 from piebald.statistics.preparation_at_sites import asked_sites
 from piebald.statistics.queries.models import from_limbs
 from piebald.statistics.queries.prepare import MaskedPrepareQuery, PrepareQuery, packed, unpacked
@@ -311,6 +312,8 @@ def test_sites_make_the_same_token_ids_each_with_its_own_file(tmp_path: Path) ->
     policy = "[policy]\nplugins = ['tests.data.test_tokens']\n"
     extra = f"prepare = {{ tokenizer = {str(path)!r}, length = 5 }}\n"
     sites = Sites(tmp_path, tables, extra, bag, policy)
+    with pytest.raises(SettingError, match="statistics of sites read no text"):
+        _values_at_sites(sites.settings, ())
     agreed = sites.agree([ALLOWED] * 3)
     (tmp_path / "masked").mkdir()
     masked = Sites(tmp_path / "masked", tables, extra, bag, policy)

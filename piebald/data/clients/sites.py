@@ -187,10 +187,8 @@ class Sites(RemotePartition):
 
     def prepared(self, agreed: Preparation) -> Self:
         """Return the same sites with the form of rows that they have agreed on."""
-        whole = agreed.text is not None
-        return self.model_copy(
-            update={"inputs": [len(agreed.feature_names_out)], "tokens": whole, "classes": agreed.classes}
-        )
+        form = {"inputs": [len(agreed.feature_names_out)], "tokens": agreed.text is not None}
+        return self.model_copy(update={**form, "classes": agreed.classes})
 
     def of_text(self, length: int) -> Self:
         """Return the same sites with rows of so many token ids, of which only the classes are still to be known."""

@@ -246,7 +246,7 @@ class Preparation(Fields):
     def unlike_training(self, frame: pd.DataFrame) -> Iterator[str]:
         """Yield a sentence for each column with gaps where training rows have none, or with unknown categories."""
         for column in self.columns:
-            if column.name not in frame.columns or isinstance(column, TextColumn):
+            if column.name not in frame.columns or isinstance(column, TokenColumn):
                 continue
             gap = np.zeros(0) if column.gaps else factorized(frame[column.name], self.gaps)[0] < 0
             if gap.any():

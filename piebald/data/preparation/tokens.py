@@ -59,8 +59,7 @@ def token_ids(column: TokenColumn, texts: pd.Series) -> NDArray[np.int64]:
 
 def tokenizer_json(column: TokenColumn) -> str:
     """Return the tokenizer as JSON of the library's, which cuts and fills up texts as `token_ids` does."""
-    made: str = _tokenizer(column.tokenizer, column.sha256, column.length).to_str()
-    return made
+    return str(_tokenizer(column.tokenizer, column.sha256, column.length).to_str())
 
 
 def cached_file(name: str) -> Path | None:
@@ -90,8 +89,10 @@ def _tokenizer(name: str, sha256: str, length: int) -> Any:
         tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises no narrower one
         raise SettingError(f"the tokenizer {shown(name)} cannot be read: {shown(str(error))}") from None
-    own = tokenizer.padding or {}
-    token = own.get("pad_token") or next((word for word in _PADDING if tokenizer.token_to_id(word) is not None), None)
+    padding = tokenizer.padding or {}
+    token = padding.get("pad_token") or next(
+        (word for word in _PADDING if tokenizer.token_to_id(word) is not None), None
+    )
     if token is None:
         raise SettingError(
             f"the tokenizer {shown(name)} has no token that fills up texts: add one of {', '.join(_PADDING)}"
@@ -102,8 +103,8 @@ def _tokenizer(name: str, sha256: str, length: int) -> Any:
             f"text, got {length}"
         )
     tokenizer.enable_truncation(length)
-    number = own["pad_id"] if own else tokenizer.token_to_id(token)
-    tokenizer.enable_padding(length=length, pad_token=token, pad_id=number, direction=own.get("direction", "right"))
+    number = padding["pad_id"] if padding else tokenizer.token_to_id(token)
+    tokenizer.enable_padding(length=length, pad_token=token, pad_id=number, direction=padding.get("direction", "right"))
     return tokenizer
 
 

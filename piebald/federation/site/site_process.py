@@ -342,10 +342,10 @@ def with_own_tokenizer(terms: RunTerms, weights: Mapping[str, str], folder: Path
     columns = agreed.get("columns") if isinstance(agreed, Mapping) else None
     if not isinstance(prepare, Mapping) or not isinstance(agreed, Mapping) or not isinstance(columns, list):
         return terms
-    own = [column if not isinstance(column, Mapping) or column.get("kind") != "text"
+    replaced = [column if not isinstance(column, Mapping) or column.get("kind") != "text"
            else {**column, "tokenizer": str(_own_tokenizer(column.get("tokenizer"), weights, folder))}
            for column in columns]  # fmt: skip
-    changed = {**prepare, "agreed": {**agreed, "columns": own}}
+    changed = {**prepare, "agreed": {**agreed, "columns": replaced}}
     return terms.model_copy(update={"experiment": {**terms.experiment, "prepare": changed}})
 
 

@@ -69,7 +69,7 @@ class Scorer:
 
     def inputs(self, table: Any) -> np.ndarray:
         """Return the model's inputs [n, ...], float32, or token ids of text, int64."""
-        text = next((one for one in (self.preparation or {}).get("columns", ()) if one["kind"] == "text"), None)
+        text = next(filter(lambda column: column["kind"] == "text", (self.preparation or {}).get("columns", ())), None)
         if isinstance(table, np.ndarray):
             return table.astype(np.float32 if text is None else np.int64)
         if text is not None:
