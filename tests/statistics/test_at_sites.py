@@ -146,7 +146,9 @@ def test_three_sites_over_connections(tmp_path: Path, capsys: pytest.CaptureFixt
     federation takes.
     """
     rng = np.random.default_rng(4)
-    frame = pandas.DataFrame({"site": ["a", "b", "c"] * 40, "age": rng.normal(50, 9, 120).astype(np.float32)})
+    frame = pandas.DataFrame(
+        {"site": ["a", "b", "c"] * 40, "age": np.round(rng.normal(50, 9, 120) * 4) / 4}
+    )  # also in float32
     frame["y"] = (frame.age > 50).astype(int)
     frame.to_csv(tmp_path / "rows.csv", index=False)
     file = tmp_path / "file.toml"
