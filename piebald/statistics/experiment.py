@@ -119,7 +119,7 @@ def _values_at_sites(settings: ExperimentSettings, masks: Sequence[SecureAggrega
     """Return what sites agree on, so that the values of their columns are read alike."""
     if settings.wanted.tokenizer is not None:
         raise SettingError("statistics of sites read no text: leave tokenizer and length out of [prepare]")
-    return agreed_at_sites(settings, masks).model_copy(update={"form": "values"})
+    return agreed_at_sites(settings, masks).as_values()
 
 
 def statistics_of_sites(

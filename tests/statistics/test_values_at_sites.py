@@ -11,7 +11,8 @@ import pytest
 
 import piebald
 from piebald.data.clients.client_tables import read_table
-from piebald.data.preparation import PrepareSettings
+from piebald.data.preparation import Preparation, PrepareSettings
+from piebald.data.preparation.column_models import TokenColumn
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.privacy import SecureAggregation
@@ -52,7 +53,13 @@ def table(place: int) -> pandas.DataFrame:
 @pytest.fixture(scope="module")
 def agreed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Sites, Any]:
     sites = Sites(tmp_path_factory.mktemp("values"), {name: table(k) for k, name in enumerate(NAMES)}, EXTRA)
-    return sites, sites.agree([ALLOWED] * 3).model_copy(update={"form": "values"})
+    return sites, sites.agree([ALLOWED] * 3).as_values()
+
+
+def test_text_has_no_values() -> None:
+    column = TokenColumn(name="note", tokenizer="t.json", sha256="0" * 64, length=4, vocabulary=9)
+    with pytest.raises(piebald.SettingError, match="column 'note' has text: leave tokenizer out"):
+        Preparation(columns=[column]).as_values()
 
 
 def runtime(agreed: tuple[Sites, Any], kind: str, folder: Path | None = None) -> tuple[InProcess, Any]:

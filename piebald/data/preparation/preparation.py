@@ -223,6 +223,19 @@ class Preparation(Fields):
             return token_ids(self.text, self.parsed(frame)[self.text.name])
         return np.asarray(self.transformer.transform(self.parsed(frame, client)), dtype=np.float32)
 
+    def as_values(self) -> Preparation:
+        """Return the same preparation in the form "values".
+
+        Raises:
+            SettingError: there is text, which has no such values.
+        """
+        if self.text is not None:
+            raise SettingError(
+                f"statistics and models are of numbers and categories, and column {shown(self.text.name, 40)} has "
+                "text: leave tokenizer out"
+            )
+        return self.model_copy(update={"form": "values"})
+
     @property
     def coded(self) -> dict[str, list[str]]:
         """The categories of each column of them, in the order of their numbers in the form "values"."""
