@@ -241,6 +241,13 @@ def test_the_command_line_is_on_top_of_the_sites_settings(place: Path, tmp_path:
     data = site_work(folder, str(place / "all.csv"), None, client="hospital").settings.data
     assert data is not None
     assert (data.target, data.client, data.validation) == ("ill", "hospital", 0.0)
+    (folder / "site.toml").write_text("[data]\nfeatures = ['age']\n")  # the table comes with the command
+    data = site_work(folder, str(place / "all.csv"), "ill").settings.data
+    assert data is not None
+    assert (data.source, data.target, data.features) == (str(place / "all.csv"), "ill", ["age"])
+    (folder / "site.toml").write_text("[data]\nfeatures = ['age']\n")
+    with pytest.raises(SettingError, match=r"site.toml:1: \[data\] has neither name nor source"):
+        site_work(folder, None, None)
     (folder / "site.toml").write_text("[data]\nsource = 'rows.csv'\nstandardise = 'federated'\n")
     with pytest.raises(SettingError, match=r"site.toml:1: standardise is set in the experiment"):
         site_work(folder, None, None)

@@ -75,11 +75,26 @@ class SiteSettings(BaseModel):
         return device_named(name)
 
     @classmethod
-    def load(cls, path: Path) -> SiteSettings:
-        """Load the settings from a file; the defaults where it does not exist."""
-        if not os.path.lexists(path):
-            return cls()
-        document = Document(settings_text(path), str(path))
+    def load(cls, path: Path, **options: str) -> SiteSettings:
+        """Load the settings from a file; the defaults where it does not exist.
+
+        Args:
+            path: the file.
+            options: override keys of its [data]; a `source` takes the place of a name.
+
+        Raises:
+            SettingError: a setting is wrong, or options name columns and there is no table.
+        """
+        document = Document(settings_text(path) if os.path.lexists(path) else "", str(path))
+        table = document.values.get("data", {})
+        if options and isinstance(table, dict):
+            if not table and "source" not in options:
+                raise SettingError(
+                    f"--{next(iter(options))} is a column of a table: name the table with --data, or in [data] of "
+                    f"{path}"
+                )
+            kept = {key: value for key, value in table.items() if key != "name" or "source" not in options}
+            document.values["data"] = kept | options
         try:
             settings = cls.model_validate(document.values)
         except ValidationError as error:
@@ -382,22 +397,11 @@ def site_work(
     Raises:
         SettingError: a setting is wrong, or there is no table that the columns are of.
     """
-    credentials = read(folder)
-    settings = SiteSettings.load(folder / "site.toml")
-    overrides = {
-        key: value for key, value in (("source", data), ("target", target), ("client", client)) if value is not None
-    }
-    if overrides:
-        table = {} if settings.data is None else settings.data.model_dump(exclude_unset=True)
-        if data is not None:
-            table.pop("name", None)
-        elif settings.data is None:
-            raise SettingError(
-                f"--{next(iter(overrides))} is a column of a table: name the table with --data, or in [data] of "
-                f"{folder / 'site.toml'}"
-            )
-        settings = settings.model_copy(update={"data": SiteSource(**{**table, **overrides})})
-    return SiteWork(credentials, settings, folder if data is None else Path(), local)
+    options = {"source": data, "target": target, "client": client}
+    settings = SiteSettings.load(
+        folder / "site.toml", **{key: value for key, value in options.items() if value is not None}
+    )
+    return SiteWork(read(folder), settings, folder if data is None else Path(), local)
 
 
 def join(work: SiteWork, stays: bool, parent: int | None) -> str:
