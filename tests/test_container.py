@@ -176,7 +176,7 @@ def test_an_engine_builds_and_runs_the_image(of: str, tmp_path: Path) -> None:
     file, context = sources(of, tmp_path)
     build = [engine, "build", "-q", "-f", str(file), "-t", "piebald-test", str(context)]
     made = subprocess.run(build, capture_output=True, text=True, check=False, timeout=850)
-    if made.returncode and "download" in (made.stderr + made.stdout).lower():
+    if made.returncode and any(word in (made.stderr + made.stdout).lower() for word in ("download", "registry")):
         pytest.skip("the engine cannot download what the image is made of")
     assert made.returncode == 0, made.stderr
     run = [engine, "run", "--rm", "--read-only", "--tmpfs", "/tmp", "--cap-drop=ALL", "--network=none", "piebald-test"]

@@ -56,6 +56,7 @@ LEFT_OUT = {
     *(f"piebald.advice.tuning.{one}" for one in ("Cost", "Trial", "Tuning")),
     *(f"piebald.advice.{one}" for one in ("Advice", "Look")),
     "piebald.methods.training.RuleOptimizer",
+    *(f"Run.{one}" for one in ("threshold", "at_thresholds")),  # of two classes; the run has ten
 }
 # They need the files of others, or a transfer's folder, so their good calls are refused where these are missing.
 NEEDS_FILES = {
@@ -187,8 +188,11 @@ def _methods(value: Any, good: Mapping[str, Any]) -> Iterator[Subject]:
 
 
 def _no_value(call: Any) -> bool:
-    """Whether a class is one of errors or a protocol, which nobody makes."""
-    return inspect.isclass(call) and (issubclass(call, Exception) or typing.Protocol in call.__bases__)
+    """Whether a class is one of errors, a protocol or the base of an axis, which nobody makes."""
+    if not inspect.isclass(call):
+        return False
+    base = issubclass(call, Component) and not call.kind
+    return base or issubclass(call, Exception) or typing.Protocol in call.__bases__
 
 
 def verdict(subject: Subject, argument: str, value: Any) -> tuple[str, str]:

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -97,14 +98,22 @@ class Wire:
     def report(self, sentence: str) -> None:
         self.reports.append(sentence)
 
-    def request(
-        self, target: str, topic: str, head: Any, body: bytes | memoryview = b"", timeout: float = 10.0
-    ) -> memoryview | None:
+    def send(self, target: str, topic: str, head: Any, body: bytes | memoryview = b"") -> Future[memoryview]:
         payload = encode(head, body)
         if topic == "result":
             payload = self.hub.result(self.name, head, bytes(body), payload)
-        answer = self.hub.carry(self.name, target, topic, payload)
-        return None if answer is None else memoryview(answer)
+        answer, reply = self.hub.carry(self.name, target, topic, payload), Future[memoryview]()
+        if answer is None:
+            reply.cancel()
+        else:
+            reply.set_result(memoryview(answer))
+        return reply
+
+    def request(
+        self, target: str, topic: str, head: Any, body: bytes | memoryview = b"", timeout: float = 10.0
+    ) -> memoryview | None:
+        reply = self.send(target, topic, head, body)
+        return None if reply.cancelled() else reply.result()
 
 
 class Hub:

@@ -158,7 +158,8 @@ class Component(Settings):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Let a field that is annotated with the base class of an axis take what `build` takes, and write its table."""
         schema = handler(source)
-        if "axis" not in vars(cls) or cls.axis not in HOMES:
+        is_base = getattr(super(cls, cls), "axis", None) == ""  # a choice from outside may say its axis again
+        if not is_base or cls.axis not in HOMES:
             return schema
         written = core_schema.plain_serializer_function_ser_schema(lambda component: component.table())
         return core_schema.no_info_before_validator_function(

@@ -291,6 +291,7 @@ class History:
         """The metric of each client at its last evaluation (up to the best version where that one is kept)."""
         return self.values_at(None)
 
+    @checked
     def values_at(self, version: int | None) -> dict[int, float]:
         """The metric of each client that was evaluated at a version, None for the last evaluation of each."""
         first, last = (0, self._final_version) if version is None else (version, version)

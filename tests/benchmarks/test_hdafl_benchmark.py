@@ -181,12 +181,15 @@ for scale in settings.SCALES.values():
         for rounds in settings.table_5_rounds(scale):
             assert rounds % job.plan.coarse == 0 and rounds <= job.plan.rounds
 full = settings.SCALES["full"]
-made, apps = ([job for job in jobs.paper_jobs(full) if (job.setting == settings.APPS) == own] for own in (False, True))
+OTHERS = (settings.APPS, settings.MANY_ROWS)  # which stand for the paper's settings
+made = [job for job in jobs.paper_jobs(full) if job.setting not in OTHERS]
+apps, writers = ([job for job in jobs.paper_jobs(full) if job.setting == setting] for setting in OTHERS)
+assert {(job.cohort, job.plan.rounds, job.rows) for job in writers} == {(10, 30, settings.MANY_ROWS_LIMIT)}
 assert {(job.cohort, job.plan.rounds, job.rows) for job in apps} == {(10, 120, None)}
 assert {job.plan.rounds for job in made} == {400}
 assert {job.seed for job in made} == set(range(6))
 assert {job.label for job in made} == set(settings.LABELS)
-small = [job for job in jobs.paper_jobs(settings.SCALES["small"]) if job.setting != settings.APPS]
+small = [job for job in jobs.paper_jobs(settings.SCALES["small"]) if job.setting not in OTHERS]
 assert {job.plan.rounds for job in small if job.label != "Local"} == {400}
 assert {(job.rows, job.seed) for job in small} == {(7500, seed) for seed in range(3)}
 """

@@ -128,7 +128,13 @@ QUERIES: list[Query] = [
 ]  # fmt: skip
 
 
-ON_THE_HOST = {"prepare", "model_sums", "masked_model_sums"}  # NumPy computes them from columns, as it does sums
+ON_THE_HOST = {
+    "prepare",
+    "prepare_names",
+    "masked_prepare",
+    "model_sums",
+    "masked_model_sums",
+}  # NumPy computes them from columns, as it does sums
 
 
 def answer(query: Query, device: torch.device, work: ClientWork, clients: Any) -> StackResult:

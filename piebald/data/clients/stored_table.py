@@ -52,7 +52,7 @@ class _StoredTable:
     def __init__(self, names: list[str], rows: int) -> None:
         self._names, self._rows = names, 0
         self._cells = large_array((len(names), rows), np.int64)
-        self._kinds = [np.dtype(np.float64)] * len(names)
+        self._dtypes = [np.dtype(np.float64)] * len(names)
         self._empty = [True] * len(names)  # columns that have no value so far
         self._words: list[dict[Any, int]] = [{} for _ in names]  # the places of texts
         self._categories: set[int] = set()  # columns that are categories whatever their values
@@ -85,45 +85,45 @@ class _StoredTable:
 
     def _append(self, place: int, series: Any) -> None:
         """Add the values of a column, whose kind is the one that fits all of its values so far."""
-        own, new, empty = self._kinds[place], series.dtype, bool(series.isna().all())
-        new = new if isinstance(new, np.dtype) and new.kind in "biufM" else _TEXT
+        own, new, empty = self._dtypes[place], series.dtype, bool(series.isna().all())
+        new = new if isinstance(new, np.dtype) and series.dtype.kind in "biufM" else _TEXT
         if empty:
-            kind = _with_gaps(own)
+            dtype = _with_gaps(own)
         elif self._empty[place]:
-            kind = _with_gaps(new) if self._rows else new
+            dtype = _with_gaps(new) if self._rows else new
         else:
-            kind = own if own == new else _common(own, new)
-        if kind != own and self._rows:
+            dtype = own if own == new else _common(own, new)
+        if dtype != own and self._rows:
             written = series.__class__(np.array(self._values(place, own)[: self._rows]))
-            self._write(place, 0, written, kind, self._empty[place])
-        self._write(place, self._rows, series, kind, empty)
-        self._kinds[place], self._empty[place] = kind, self._empty[place] and empty
+            self._write(place, 0, written, dtype, self._empty[place])
+        self._write(place, self._rows, series, dtype, empty)
+        self._dtypes[place], self._empty[place] = dtype, self._empty[place] and empty
 
-    def _write(self, place: int, first: int, series: Any, kind: np.dtype[Any], empty: bool) -> None:
+    def _write(self, place: int, first: int, series: Any, dtype: np.dtype[Any], empty: bool) -> None:
         import pandas
 
         rows = slice(first, first + len(series))
-        if kind != _TEXT:
-            gap = np.datetime64("NaT") if kind.kind == "M" else np.nan
-            self._values(place, kind)[rows] = gap if empty else series.to_numpy()
+        if dtype != _TEXT:
+            gap = np.datetime64("NaT") if dtype.kind == "M" else np.nan
+            self._values(place, dtype)[rows] = gap if empty else series.to_numpy()
             return
         codes, different = pandas.factorize(series)
         if series.dtype.kind == "b" or isinstance(next(iter(different), None), bool):
             different = [*map(str, different)]  # pandas takes categories of booleans for booleans
         words = self._words[place]
         places = np.array([*(words.setdefault(word, len(words)) for word in different), -1], dtype=np.int32)
-        self._values(place, kind)[rows] = places[codes]
+        self._values(place, dtype)[rows] = places[codes]
 
-    def _values(self, place: int, kind: np.dtype[Any]) -> Any:
+    def _values(self, place: int, dtype: np.dtype[Any]) -> Any:
         """Return the cells of a column as what they hold, from their first byte on."""
-        return self._cells[place].view(np.int32 if kind == _TEXT else kind)[: self._cells.shape[1]]
+        return self._cells[place].view(np.int32 if dtype == _TEXT else dtype)[: self._cells.shape[1]]
 
     def _column(self, place: int) -> Any:
         import pandas
 
-        kind, words = self._kinds[place], [*self._words[place]]
-        values = self._values(place, kind)[: self._rows]
-        if kind != _TEXT:
+        dtype, words = self._dtypes[place], [*self._words[place]]
+        values = self._values(place, dtype)[: self._rows]
+        if dtype != _TEXT:
             return values
         if place in self._categories:
             return pandas.Categorical.from_codes(values, pandas.Index(words))
@@ -132,18 +132,18 @@ class _StoredTable:
 
 def _plain(series: Any) -> Any:
     """Return a column in NumPy's own type where it has numbers in one of pandas'."""
-    own = getattr(series.dtype, "numpy_dtype", None)
-    if own is None or own.kind not in "biuf" or (own.kind == "b" and series.isna().any()):
+    dtype = getattr(series.dtype, "numpy_dtype", None)
+    if dtype is None or dtype.kind not in "biuf" or (dtype.kind == "b" and series.isna().any()):
         return series
-    return series.astype(np.float64 if series.isna().any() else own)
+    return series.astype(np.float64 if series.isna().any() else dtype)
 
 
-def _with_gaps(kind: np.dtype[Any]) -> np.dtype[Any]:
+def _with_gaps(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the kind of a column of some kind that has gaps as well, as pandas has it."""
-    return np.dtype(np.float64) if kind.kind in "iu" else _TEXT if kind.kind == "b" else kind
+    return np.dtype(np.float64) if dtype.kind in "iu" else _TEXT if dtype.kind == "b" else dtype
 
 
 def _common(first: np.dtype[Any], second: np.dtype[Any]) -> np.dtype[Any]:
     """Return the kind of a column that has values of both, as pandas joins columns."""
-    alike = all(kind.kind in "iuf" for kind in (first, second)) or first.kind == second.kind == "M"
+    alike = all(dtype.kind in "iuf" for dtype in (first, second)) or all(dtype.kind == "M" for dtype in (first, second))
     return np.result_type(first, second) if alike else _TEXT
