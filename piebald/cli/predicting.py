@@ -47,6 +47,8 @@ def predict(
         raise SettingError(f"{folder} holds a transfer between two parties, which is no run to predict with")
     if out is not None and not out.name.endswith((".csv", ".csv.gz")):
         raise SettingError(f"--out must be a .csv file, got {out}")
+    if pooled and threshold is None:
+        raise SettingError("--pooled says on which rows a threshold is chosen: give --threshold as well")
     if out is not None and out.resolve() == rows.resolve():
         raise SettingError(f"--out would overwrite the rows {rows}: name another file")
     if (folder / "credentials.json").is_file():
@@ -61,17 +63,14 @@ def predict(
         predictions, model = _of_trees(folder, rows, client)
     else:
         search_plugins(folder)
-        from piebald.runs.run import opened
-
-        tables = []
-        for place in _runs_in(folder):
-            with opened(place, plugins=options.plugins or ()) as run:
-                chosen: dict[str, Any] = {"threshold": threshold, "pooled": pooled}
-                tables.append(run.predict(rows, client, cluster=cluster, calibrate=calibrate, **chosen))
-        predictions = mean_of(tables)
+        places = _runs_in(folder)
+        if threshold is not None and len(places) > 1:
+            raise SettingError(f"--threshold is chosen for one run, and {folder} has {len(places)}: name one of them")
+        chosen = {"cluster": cluster, "calibrate": calibrate, "threshold": threshold, "pooled": pooled}
+        predictions = mean_of([_of_run(place, options.plugins or (), rows, client, **chosen) for place in places])
         model = "the global model" if client is None else f"the model of {client}"
         model = model if cluster is None else f"the model of cluster {cluster}"
-        model = model if len(tables) == 1 else f"{model} in {len(tables)} runs, their mean"
+        model = model if len(places) == 1 else f"{model} in {len(places)} runs, their mean"
     if out is not None:
         _write(predictions, out)
     if options.as_json:
@@ -82,6 +81,13 @@ def predict(
     else:
         options.say(f"{len(predictions):,} rows predicted with {model}: {out}")
     return None
+
+
+def _of_run(place: Path, plugins: Sequence[str], rows: Path, client: str | None, **chosen: Any) -> pd.DataFrame:
+    from piebald.runs.run import opened
+
+    with opened(place, plugins=plugins) as run:
+        return run.predict(rows, client, **chosen)
 
 
 def _runs_in(folder: Path) -> list[Path]:

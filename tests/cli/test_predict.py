@@ -76,6 +76,29 @@ def test_a_file_of_probabilities_by_the_names_of_classes(command, finished, tmp_
     np.testing.assert_allclose(odds, odds[0])  # one temperature for all rows
 
 
+def test_answers_of_several_runs_are_averaged_and_have_no_threshold_in_common(
+    command, finished, tmp_path: Path
+) -> None:
+    other = FILE.format(recipe="local").replace("seed = 0", "seed = 1")
+    (tmp_path / "other.toml").write_text(other)
+    assert command("run", "other.toml", "--out", "both/local", "-q").code == 0
+    shutil.copytree(finished, tmp_path / "both" / "ditto")
+    each = [
+        pd.read_csv(io.StringIO(command("predict", f"both/{name}", "new.csv", "--client", "b").out))
+        for name in ("ditto", "local")
+    ]
+    told = command("predict", "both", "new.csv", "--client", "b", "--out", "mean.csv")
+    assert told.out == "9 rows predicted with the model of b in 2 runs, their mean: mean.csv\n"
+    assert not np.allclose(each[0], each[1])
+    np.testing.assert_allclose(pd.read_csv(tmp_path / "mean.csv"), (each[0] + each[1]) / 2, rtol=1e-6)
+    for words, sentence in [
+        (["both", "--threshold", "f1"], "--threshold is chosen for one run, and both has 2: name one of them"),
+        (["both/ditto", "--pooled"], "--pooled says on which rows a threshold is chosen: give --threshold as well"),
+    ]:
+        refused = command("predict", words[0], "new.csv", *words[1:])
+        assert (refused.code, sentence in refused.err) == (2, True)
+
+
 def test_gaps_that_training_rows_have_not_are_told_once(command, finished, tmp_path: Path, caplog) -> None:
     rows = pd.read_csv(tmp_path / "new.csv")
     rows.loc[[2, 5, 7], "dose"] = None
