@@ -441,7 +441,7 @@ class Advice:
         if self.metric not in SHARES:
             return 0.0, shown.value, ""
         naive = self.against_naive.naive if self.against_naive else None
-        note = f"The axis begins near always {naive[0]}." if naive else ""
+        note = f"Always {naive[0]}: {shown.value(naive[1])}." if naive else ""
         return (naive[1] if naive else 0.0), "{:.0%}".format if shown.percent else "{:.2g}".format, note
 
     def curves(self) -> dict[str, dict[str, float]]:
