@@ -85,7 +85,7 @@ def test_the_pretended_device_keeps_numbers_and_counts_what_waits() -> None:
 
 WITHOUT_FLOAT64 = {
     "sums": (method("fedavg"), "batched"),
-    "noise": (method("fedavg").with_(transforms=[{"kind": "gaussian", "clip": 0.1, "where": "client"}]), "sequential"),
+    "noise": (method("fedbn").with_(transforms=[{"kind": "gaussian", "clip": 0.1, "where": "client"}]), "sequential"),
     "hidden rows": (method("dp_sgd"), "vmapped"),
     "steps of Adam, by client": (method("fedavg", **VARIANTS["adamw, kept"]), "batched"),
     "features of classes": (method("fedproto"), "sequential"),

@@ -65,7 +65,7 @@ def test_the_server_is_with_the_engine_where_it_needs_only_sums(name: str, serve
 OTHERWISE: dict[str, tuple[Recipe, dict[str, Any]]] = {
     **{name: (method(name), {}) for name in ON_THE_HOST},
     "a median": (method("fedavg").with_(aggregation="median"), {}),
-    "noise": (method("fedavg").with_(transforms=[{"kind": "gaussian", "clip": 0.1, "where": "client"}]), {}),
+    "noise": (method("fedbn").with_(transforms=[{"kind": "gaussian", "clip": 0.1, "where": "client"}]), {}),
     "limited weights": (method("fedavg"), {"max_weight": 0.5}),
 }
 
