@@ -33,6 +33,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from piebald.core.arguments import checked_class
 from piebald.core.errors import ParameterError, unknown
+from piebald.core.machine import moved
 from piebald.core.reading.tensors import opened_tensors
 from piebald.core.stored_vectors import raw
 
@@ -363,7 +364,7 @@ def copied(module: M, device: torch.device | None = None) -> M:
         if not parameter.requires_grad and type(parameter) is nn.Parameter
     }
     duplicate = copy.deepcopy(module, memo)
-    return duplicate if device is None else duplicate.to(device)
+    return duplicate if device is None else duplicate._apply(lambda tensor: moved(tensor, device))  # type: ignore[no-untyped-call]
 
 
 def _shared(parameter: nn.Parameter, device: torch.device | None) -> nn.Parameter:
@@ -373,7 +374,7 @@ def _shared(parameter: nn.Parameter, device: torch.device | None) -> nn.Paramete
     # weak on both sides: neither the module nor its copies are kept alive by this
     copies = _MOVED.setdefault(parameter, {})
     before = copies[device]() if device in copies else None
-    shared = nn.Parameter(parameter.data.to(device) if before is None else before.data, requires_grad=False)
+    shared = nn.Parameter(moved(parameter.data, device) if before is None else before.data, requires_grad=False)
     if before is None:
         copies[device] = weakref.ref(shared)
     return shared

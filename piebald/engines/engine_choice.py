@@ -35,7 +35,7 @@ _LARGE_STACK = 250  # of tiny models, where the clients of a round are so many t
 _TINY = 20_000  # parameters: the stack of them takes 20 MB
 _SHARE = 4  # stacks for each core, so that those with few rows do not wait for those with many
 _STACKS_ON_GPU = (1, 8, 32, 128, 512)  # larger ones: a GPU has no use for one small client after another
-LANES = (2, 4, MOST_LANES)  # clients that the sequential engine trains side by side where steps are recorded
+_LANES = (2, 4, MOST_LANES)  # clients that the sequential engine trains side by side where steps are recorded
 DEFAULT_LANES = 4
 _VECTORS = 12  # numbers on a GPU for each parameter of a stack: models, starts, gradients, state, copies, activations
 _STACK_NUMBERS = 64_000_000  # a measured stack has at most this many parameters, so that measuring takes little memory
@@ -121,9 +121,20 @@ def stack_limit(work: ClientWork, device: torch.device | None = None, share: flo
 def stack_sizes(work: ClientWork, device: torch.device, expected: int) -> tuple[int, ...]:
     """The sizes of stacks that are measured where so many clients train at a time."""
     if device.type != "cpu":
-        return _STACKS_ON_GPU
+        return _even(_STACKS_ON_GPU, expected)
     many = expected >= _SHARE * count_cores() * _LARGE_STACK and work.layout.size <= _TINY
     return (*_STACKS, _LARGE_STACK) if many else _STACKS
+
+
+def lane_counts(stacks: Sequence[int]) -> tuple[int, ...]:
+    """The numbers of lanes that are measured beside these sizes of stacks."""
+    return _even(_LANES, max(stacks))
+
+
+def _even(sizes: Sequence[int], expected: int) -> tuple[int, ...]:
+    """Sizes near these, so that the last of a cohort's stacks has as many clients as the others, or hardly fewer."""
+    stacks = [-(-expected // size) for size in sizes]
+    return tuple(dict.fromkeys(-(-expected // count) for count in stacks))
 
 
 def fastest(
@@ -163,7 +174,7 @@ def fastest(
             continue
         if kind is not SequentialEngine and _refusal(engine) is not None:
             continue
-        for stack in LANES if kind is SequentialEngine else stacks:
+        for stack in lane_counts(stacks) if kind is SequentialEngine else stacks:
             if stack > min(len(sample), stack_limit(work, device, share)):
                 break
             try:

@@ -96,7 +96,7 @@ class SequentialEngine(ClippingEngine):
         self.copies = CohortCopies(device)
         self.module = copied(work.model, device)
         self.loss = for_training(work.objective.loss)
-        self.vector = work.initial.to(device, copy=True)
+        self.vector = moved(work.initial.clone(), device)
         self.parameters = bind(self.module, work.layout, self.vector)
         self._integers = {
             name: value.clone() for name, value in self.module.named_buffers() if not value.dtype.is_floating_point
@@ -309,6 +309,7 @@ class SequentialEngine(ClippingEngine):
 
     def _train_on_lanes(self, run: SgdRun, gathered: Gathered, stepper: Stepper, end: Tensor) -> SgdOutcome:
         """Train the clients of a stack side by side: the host starts a step of each lane in turn."""
+        run = run.formed()  # if a lane formed sums of factors, the others would not wait for it
         count, planned = len(run.clients), stepper.planned
         loss = torch.full((count,), torch.nan, device=self.device)
         rows = self.static.rows(gathered, self.row_loader.lasts(gathered))

@@ -6,13 +6,14 @@ Passes in float16 have a loss scale of their own, kept as by `torch.amp.GradScal
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from piebald.contracts import LocalLoss, PassSettings, SgdConfig
 from piebald.core.machine import float64_device
+from piebald.engines.factored.vectors import to_dense
 from piebald.methods.training.optimizers import descend
 
 _GROWTH, _BACKOFF, _INTERVAL = 2.0, 0.5, 2000  # the defaults of GradScaler
@@ -47,6 +48,13 @@ class SgdRun:
     local_loss: LocalLoss | None = None
     own: Mapping[str, Tensor] = field(default_factory=dict)
     only_step: int | None = None
+
+    def formed(self) -> SgdRun:
+        """The same run with ordinary tensors as its vectors, where they are sums of factors."""
+        center, correction = (
+            None if vectors is None else to_dense(vectors) for vectors in (self.prox_center, self.correction)
+        )
+        return replace(self, model=to_dense(self.model), prox_center=center, correction=correction)
 
     @property
     def first_step(self) -> int:

@@ -19,6 +19,7 @@ from piebald.runs.finished_run import Run
 from piebald.testing.federation import mixing_network, narrowable_network, plain_network
 from tests.contract.conftest import DISTINCT, TABLE, VARIANTS, method, vector
 from tests.devices.recorded_on_cpu import StandIn
+from tests.devices.streams import Streams
 from tests.devices.test_devices import full, group_norm_net
 from tests.devices.there import ENGINES, carry_out, equal_clients, fitted, there
 
@@ -438,6 +439,19 @@ def test_a_run_captures_replays_and_copies_in_this_order(cuda: list[str], monkey
             assert cuda[last] == "lane waits for main"
 
 
+ON_LANES = [name for name in DISTINCT if name not in (*UNRECORDED, "fedala")]
+LANES_QUICK = ("hdafl", "ditto")
+
+
+@pytest.mark.parametrize("name", [name if name in LANES_QUICK else full(name) for name in ON_LANES])
+def test_no_lane_touches_what_another_has_not_finished(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU computes lanes at the same time; nothing but waiting orders them."""
+    with Streams() as streams, recording(monkeypatch, streams.make):
+        carry_out(several_steps(name), engine="sequential", stack=3)
+    assert not streams.races
+    assert streams.lanes >= 2
+
+
 @pytest.mark.full
 def test_engines_are_measured_once_their_steps_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stacks beside lanes, all of them settled."""
@@ -458,7 +472,7 @@ def test_engines_are_measured_once_their_steps_are_recorded(monkeypatch: pytest.
         patched.setattr(sequential, "recorder_for", by_setting)
         carry_out(method("fedavg"), clients=equal_clients(8, rows=45), engine="auto", stack=None)
     lanes = [stack for name, stack in seen if name == "sequential"]
-    assert lanes == [1, *engine_choice.LANES]
+    assert lanes == [1, 2, 4, 8]
     assert ("vmapped", 5) in seen
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from piebald.engines.recorded_step import Lane
+
 aten = torch.ops.aten
 # operations whose result is a number of the host, or has a shape that the host must know
 _WAITS = {
@@ -27,16 +29,39 @@ _WAITS = {
 
 
 class Waits(TorchDispatchMode):
-    """Counts in `seen` what the host waits for; in `sent` and `fetched` copies there and back without waiting."""
+    """Counts in `seen` what the host waits for; in `sent` and `fetched` copies there and back without waiting.
+
+    A step that is recorded is compared with itself, once and never again: that is not counted.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: Counter[str] = Counter()
         self.sent = self.fetched = 0
         self.models_sent = 0  # of these, vectors of numbers
+        self._records = False
+
+    def __enter__(self) -> Waits:
+        self._record, counts = Lane._record, self
+
+        def record(lane: Lane, *args: Any) -> None:
+            counts._records = True
+            try:
+                counts._record(lane, *args)
+            finally:
+                counts._records = False
+
+        Lane._record = record  # type: ignore[method-assign]
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *error: Any) -> None:
+        Lane._record = self._record  # type: ignore[method-assign]
+        super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._records:
+            return func(*args, **kwargs)
         if func in (aten._to_copy.default, aten.copy_.default):
             self._copied(func, args, kwargs)
         elif any(is_of_the_device(one) for one in tree_flatten((args, kwargs))[0]):

@@ -58,7 +58,7 @@ def test_large_stacks_are_measured_only_of_tiny_models_and_where_each_core_gets_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A few of them would end at different times, and 250 larger models take memory that nobody expects."""
-    cpu, gpu, many = torch.device("cpu"), torch.device("cuda"), 3 * 4 * 250
+    cpu, many = torch.device("cpu"), 3 * 4 * 250
     monkeypatch.setattr(engine_choice, "count_cores", lambda: 3)
     tiny, larger = (
         prepare(RECIPE, classified(*range(6, 20)), seeded(make), RunOptions(runtime=piebald.Simulator(workers=0))).work
@@ -67,7 +67,14 @@ def test_large_stacks_are_measured_only_of_tiny_models_and_where_each_core_gets_
     few = engine_choice.stack_sizes(tiny, cpu, 10)
     assert engine_choice.stack_sizes(tiny, cpu, many - 1) == engine_choice.stack_sizes(larger, cpu, many) == few
     assert engine_choice.stack_sizes(tiny, cpu, many) == (*few, 250)
-    assert engine_choice.stack_sizes(tiny, gpu, 10) == engine_choice.stack_sizes(tiny, gpu, many)
+
+
+def test_stacks_and_lanes_that_are_measured_on_a_gpu_share_out_a_cohort_evenly() -> None:
+    """The last stack of a cohort of 10 would have two clients if the others had eight."""
+    work = prepare(RECIPE, classified(6, 7), seeded(Wrapped), RunOptions(runtime=piebald.Simulator(workers=0))).work
+    for expected, stacks, lanes in ((10, (1, 5, 10), (2, 4, 5)), (100, (1, 8, 25, 100), (2, 4, 8)), (1, (1,), (1,))):
+        assert engine_choice.stack_sizes(work, torch.device("cuda"), expected) == stacks
+        assert engine_choice.lane_counts(stacks) == lanes
 
 
 def test_the_second_run_measures_nothing(measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

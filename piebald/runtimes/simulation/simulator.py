@@ -18,13 +18,13 @@ from piebald.core.randomness import generator
 from piebald.engines.compilation import ENGINES as COMPILED
 from piebald.engines.engine_choice import (
     DEFAULT_LANES,
-    LANES,
     MEASURED,
     EngineChoice,
     agrees,
     counted,
     fastest,
     key_of,
+    lane_counts,
     make_engine,
     stack_limit,
     stack_sizes,
@@ -134,7 +134,7 @@ class Simulated(RuntimeSettings):
         seconds_per_step, sample = 0.0, [0]
         with one_thread(forks):
             if engine == "auto":
-                stacks = stack_sizes(work, device, expected)
+                stacks = stack_sizes(work, device, -(-expected // max(workers or 1, 1)))
                 count = min(len(clients), max(stacks))
                 sample = generator("measure", work.seed).choice(len(clients), count, replace=False).tolist()
                 chosen = self._fastest_or_plain(work, clients, device, sample, stacks)
@@ -185,7 +185,7 @@ class Simulated(RuntimeSettings):
         share, recorded = self.share_of_gpu(), bool(self.recorded)
         key = key_of(work, sizes, device, self.bfloat16, recorded)
         before, most = MEASURED.get(key), min(len(holding), stack_limit(work, device, share))
-        usable = before is not None and before.stack <= most and before.stack in (*stacks, *LANES)
+        usable = before is not None and before.stack <= most and before.stack in (*stacks, *lane_counts(stacks))
         if before is None or not usable or not agrees(before.engine, work, clients, device, self.bfloat16, holding):
             MEASURED[key] = fastest(work, clients, device, self.bfloat16, holding, stacks, share, recorded)
         return MEASURED[key]
