@@ -11,6 +11,7 @@ from piebald.contracts.messages import PartialSum, Query, Update
 from piebald.contracts.runtime import Checkpoint
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from piebald.contracts.model_spec import ModelSpec
@@ -139,6 +140,7 @@ class ServerContext(AsksClients, Protocol):
         spec: the model, its layout and the objective; `spec.seed` is the run's.
         trainer: the recipe's trainer.
         known: clients in the federation.
+        device: where models may be evaluated: the engine's device if that is in this process, else the CPU.
         state: what this component keeps for this cluster from step to step: tensors and JSON values, also in
             checkpoints.
     """
@@ -146,6 +148,7 @@ class ServerContext(AsksClients, Protocol):
     spec: ModelSpec
     trainer: Component
     known: int
+    device: torch.device
     state: dict[str, Any]
 
     @property

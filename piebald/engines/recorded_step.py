@@ -18,7 +18,7 @@ from torch import Tensor
 Step = Callable[[], None]
 BY_HAND = "carried out step by step"
 WARM_UP = 2  # steps of a form that are carried out before it is recorded: they let libraries choose and allocate
-WORTH = 8  # steps of a form that pay for recording it
+WORTH = 5  # steps of a form that pay for recording it: on an H100 it takes as long as five steps by hand
 _NEAR = 0.1  # of a step's length: how far a replay may be from it whose convolutions do not repeat their bits
 _MOST = 32  # recorded forms of a lane: the last batch of an epoch may have any length
 _MOST_COUNTED = 4 * _MOST  # forms of a lane that are counted

@@ -48,7 +48,7 @@ from piebald.engines.step_point import Hidden, gradients_of_one
 from piebald.engines.stepper import GroupSpan, Stepper, TableStepper, joined, tensor_spans
 from piebald.methods.client_work import ClientWork
 
-MOST_LANES = 8  # clients that one engine trains side by side, one after another's step
+MOST_LANES = 16  # clients that one engine trains side by side, one after another's step
 _NOWHERE = np.zeros(0, dtype=np.int64)
 
 

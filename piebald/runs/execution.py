@@ -126,6 +126,7 @@ def execute(
             rows=lambda client: plan.clients.size(client, "train"),
             keep=_keep(plan, store.path) if device == HOST else functools.partial(moved, device=device),
             device=device,
+            evaluates_on=plan.runtime.server_device(),
             spending=plan.spending if plan.spending.hides else None,
         )
         for client in plan.untrained:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from piebald.contracts import MOST_ROWS, ChecksSignatures, QueryRequest, Result, Runtime, Task, Update, count_reason
@@ -111,6 +112,7 @@ class LoopState(Protocol):
     client_pool: ClientPool
     cluster_models: ClusterModels
     version: int
+    evaluates_on: torch.device
 
     @property
     def work(self) -> ModelSpec: ...
@@ -130,7 +132,7 @@ class LoopContext:
     def __init__(self, server: LoopState, axis: str, cluster: int) -> None:
         self._server, self._axis, self._cluster = server, axis, cluster
         self.spec: ModelSpec = server.work
-        self.known = server.known
+        self.known, self.device = server.known, server.evaluates_on
         self.trainer: Component = server.recipe.training
         self.state = server.cluster_models.kept.setdefault((axis, cluster), {})
 

@@ -73,7 +73,8 @@ class ServerLoop:
     """Runs one recipe on one runtime, for `rounds` server steps or until a limit of `stop` is reached.
 
     The state is saved every `checkpoint_every` steps (see `StepWriter`).  With `secret`, what protects at the server is
-    drawn from the operating system, and not from the run's seed.  `keep` says where long vectors lie.  What `spending`
+    drawn from the operating system, and not from the run's seed.  `keep` says where long vectors lie, `device` where
+    models and their sums are, and `evaluates_on` where components may evaluate models.  What `spending`
     says of a privacy budget is noted beside each step.
     """
 
@@ -94,12 +95,13 @@ class ServerLoop:
         secret: bool = False,
         keep: Keep = where_it_is,
         device: torch.device = HOST,
+        evaluates_on: torch.device = HOST,
         names: Sequence[str] = (),
         rows: Callable[[int], int | None] = lambda client: None,
         spending: Spending | None = None,
     ) -> None:
         self.recipe, self.runtime, self.work, self.recorder = recipe, runtime, work, recorder
-        self.known, self.rounds, self.evaluation = known, rounds, evaluation
+        self.known, self.rounds, self.evaluation, self.evaluates_on = known, rounds, evaluation, evaluates_on
         self.stop, self.check, self.watch, self._spending = stop, check or ResultChecks(), watch, spending
         first, limit = moved(work.initial[: work.layout.shared], device), self.check.max_weight
         self.cluster_models = ClusterModels(recipe, first, work.layout, limit, secret=secret, keep=keep)

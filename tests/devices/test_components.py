@@ -107,6 +107,8 @@ ELSEWHERE = {"gaussian", "random_update", "secure_aggregation"}  # transforms of
 @pytest.mark.parametrize("case", CASES)
 def test_components_compute_there_what_they_compute_on_the_cpu(case: str) -> None:
     recipe, clients, model, apart = CASES[case]
+    if NAME != "pretended" and case.startswith("float16"):
+        apart = 0.1  # the length of a step: where a gradient nearly overflows, one of both may leave it out
     engine = ENGINES[1 + list(CASES).index(case) % 2]  # those that train many at once, if they can
     expected = carry_out(recipe, clients=clients, model=model, engine=engine, stack=3)
     with there() as device:

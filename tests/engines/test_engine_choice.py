@@ -72,7 +72,11 @@ def test_large_stacks_are_measured_only_of_tiny_models_and_where_each_core_gets_
 def test_stacks_and_lanes_that_are_measured_on_a_gpu_share_out_a_cohort_evenly() -> None:
     """The last stack of a cohort of 10 would have two clients if the others had eight."""
     work = prepare(RECIPE, classified(6, 7), seeded(Wrapped), RunOptions(runtime=piebald.Simulator(workers=0))).work
-    for expected, stacks, lanes in ((10, (1, 5, 10), (2, 4, 5)), (100, (1, 8, 25, 100), (2, 4, 8)), (1, (1,), (1,))):
+    for expected, stacks, lanes in (
+        (10, (1, 5, 10), (2, 4, 5, 10)),
+        (100, (1, 8, 25, 100), (2, 4, 8, 15)),
+        (1, (1,), (1,)),
+    ):
         assert engine_choice.stack_sizes(work, torch.device("cuda"), expected) == stacks
         assert engine_choice.lane_counts(stacks) == lanes
 

@@ -47,7 +47,7 @@ def network() -> nn.Module:
 class FakeContext:
     """A server context with a model, a state, and answers that depend on trained parameters only."""
 
-    known, version, members = COUNT, 2, ()
+    known, version, members, device = COUNT, 2, (), torch.device("cpu")
 
     def __init__(self) -> None:
         self.spec = client_work(network(), recipes.fedavg().training)

@@ -17,6 +17,7 @@ from piebald.contracts.component import RecipeComponents
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.cohort_matrix import median, too_many_pairs
+from piebald.core.machine import moved
 from piebald.core.parameters import copied
 from piebald.core.randomness import generator, torch_generator
 from piebald.methods.clustering.absent_clusters import absent_clusters, adopted
@@ -259,19 +260,19 @@ class Distfl(Clustering):
         self, cohort: Cohort, rows: Sequence[int], context: ServerContext
     ) -> tuple[Synthesis, Tensor, nn.Module]:
         """The probes, the answers [n, z, classes] of the uploads in `rows`, and a module to ask others with."""
-        spec = context.spec
-        module = copied(spec.model).eval()
+        spec, device = context.spec, context.device
+        module = copied(spec.model, device).eval()
         rng = torch_generator("distfl", spec.seed, cohort.version)
-        noise = torch.randn((self.probes, *spec.shape), generator=rng)
+        noise = moved(torch.randn((self.probes, *spec.shape), generator=rng), device)
         if self.knowledge == "noise":
             synthesis = Synthesis(noise, float("nan"), 0)
         else:
             spec.layout.load(module, self._pre_aggregated(cohort, rows, spec))
             probes = context.state.get("probes")
-            start = probes if isinstance(probes, Tensor) and probes.shape == noise.shape else noise
+            start = moved(probes, device) if isinstance(probes, Tensor) and probes.shape == noise.shape else noise
             targets = self._targets(module, cohort, rows, spec)
             synthesis = synthesise(module, targets, start, self.steps, self.lr, self.fit, self.loss)
-            context.state["probes"] = synthesis.x
+            context.state["probes"] = synthesis.x.cpu()
         return (
             synthesis,
             responses(module, spec.layout, self._uploads(cohort, rows, spec), synthesis.x, self._afresh),
@@ -289,8 +290,9 @@ class Distfl(Clustering):
 
     def _uploads(self, cohort: Cohort, rows: Sequence[int], spec: ModelSpec) -> Iterator[Tensor]:
         """Whole models [p], one at a time."""
+        private = spec.initial[spec.layout.shared :]
         for row in rows:
-            yield torch.cat([cohort.model(row), spec.initial[spec.layout.shared :]])
+            yield torch.cat([cohort.model(row), private]) if len(private) else cohort.model(row)
 
     def _targets(
         self, module: nn.Module, cohort: Cohort, rows: Sequence[int], spec: ModelSpec
@@ -298,7 +300,8 @@ class Distfl(Clustering):
         layers = self.layers
         uploaded = [cohort.updates[row].vectors["moments"] for row in rows if "moments" in cohort.updates[row].vectors]
         if layers and len(uploaded) == len(rows):
-            return moment_targets(module, layers, torch.stack(uploaded).mean(0), self.channels)
+            moments = moved(torch.stack(uploaded).mean(0), next(module.parameters()).device)
+            return moment_targets(module, layers, moments, self.channels)
         return _shared(batch_norm_targets(module, self.channels, self.loss == "published"), spec)
 
     # -- who belongs together

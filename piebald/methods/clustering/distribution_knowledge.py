@@ -101,7 +101,7 @@ def distance(
     channels of |difference of means| / deviation and |difference of variances| / variance, halved: 0 where all fits,
     whatever the layers' scales, so one limit does for all models.
     """
-    total, mismatch, count = x.new_zeros(()), 0.0, 0
+    total, apart, count = x.new_zeros(()), list[Tensor](), 0
     with InputHooks(module, [target.layer for target in targets]) as inputs:
         module(x)
     for target in targets:
@@ -111,8 +111,10 @@ def distance(
             total = total + (part.square().sum() if loss == "squared" else torch.linalg.vector_norm(part))
         with torch.no_grad():
             spread = target.variance.clamp(min=1e-6)
-            mismatch += float((away.abs() / spread.sqrt() + wide.abs() / spread).sum()) / 2
+            apart.append((away.abs() / spread.sqrt() + wide.abs() / spread).sum())
         count += len(target.chosen)
+    # a GPU is waited for once, not for each layer
+    mismatch = sum(torch.stack(apart).tolist()) / 2 if apart else 0.0
     return total, mismatch / max(count, 1)
 
 

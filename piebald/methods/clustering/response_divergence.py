@@ -7,16 +7,18 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from piebald.core.machine import moved
 from piebald.core.parameters import Layout
 
 FLOOR = 1e-6  # the least probability: a divergence stays finite where a model is certain
 
 
 def responses(module: nn.Module, layout: Layout, models: Iterable[Tensor], x: Tensor, afresh: bool = False) -> Tensor:
-    """Return what each model makes of the probes: class probabilities [n, z, classes].
+    """Return what each model makes of the probes: class probabilities [n, z, classes], on the host.
 
     Args:
-        module: a module of the models' form in evaluation mode, whose numbers are overwritten.
+        module: a module of the models' form in evaluation mode, on the device of the probes; its numbers are
+            overwritten.
         layout: of the models.
         models: [p] each, one at a time, so that a cohort need not be held twice.
         x: the probes [z, ...].
@@ -30,10 +32,10 @@ def responses(module: nn.Module, layout: Layout, models: Iterable[Tensor], x: Te
     answers = []
     with torch.no_grad():
         for model in models:
-            layout.load(module, model)
+            layout.load(module, moved(model, x.device))
             vectors = [x] if afresh else torch.split(x, 256)
             answers.append(torch.cat([module(part).softmax(1) for part in vectors]))
-    return torch.stack(answers)
+    return torch.stack(answers).cpu()
 
 
 def divergences(answers: Tensor) -> Tensor:
