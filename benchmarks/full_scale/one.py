@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rows import folder_name
 
 import piebald
 from piebald import recipes
@@ -191,7 +192,7 @@ def main() -> None:
         case.clients,
         case.model,
         seeds=(options.seed,),
-        out=options.out / "-".join([options.study, *options.about]).replace(" ", "_").replace(",", ""),
+        out=options.out / folder_name(options.study, options.about),
         evaluate_every=case.every,
         checkpoint_every=max(1, rounds // 20),
         measure="none",

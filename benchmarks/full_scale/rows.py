@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 METHODS = ("FedAvg", "Local", "LG-Net (fine-tuning)", "K-Cluster (K = 5)", "DistFL")
@@ -61,6 +61,11 @@ class Row:
     def name(self) -> str:
         """The row's name."""
         return f"{', '.join(self.about)}, seed {self.seed}"
+
+
+def folder_name(study: str, about: Sequence[str]) -> str:
+    """The name of the folder of a row's run."""
+    return "-".join([study, *about]).replace(" ", "_").replace(",", "")
 
 
 def expected_seconds(row: Row) -> int:

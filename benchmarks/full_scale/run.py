@@ -15,9 +15,10 @@ import sys
 import time
 from pathlib import Path
 
-from rows import STUDIES, Row, expected_seconds, rows
+from rows import STUDIES, Row, expected_seconds, folder_name, rows
 
 from piebald.core.machine import device_named, machine
+from piebald.storage.store import RunStore
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 
@@ -34,6 +35,15 @@ def name_of(device: str) -> str:
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else str(machine()["processor"])
 
 
+def rounds_made(row: Row, runs: Path) -> str:
+    """How far a run has come that was stopped, which the same command goes on with."""
+    folder = next(runs.glob(f"{folder_name(row.study, row.about)}/*/seed-{row.seed}"), None)
+    if folder is None:
+        return "no round"
+    with RunStore.open_read_only(folder) as store:
+        return f"{len(store.rows('rounds'))} rounds"
+
+
 def carry_out(row: Row, out: Path, device: str, scale: str, seconds: float) -> dict[str, object]:
     """Run one row for at most so many seconds; what it found, or why it found nothing."""
     command = [sys.executable, str(HERE / "one.py"), row.study, str(row.seed), *row.about]
@@ -48,7 +58,9 @@ def carry_out(row: Row, out: Path, device: str, scale: str, seconds: float) -> d
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-        return {"not measured": "begun, and stopped when the time of this command was up: the same command goes on"}
+        return {
+            "not measured": f"{rounds_made(row, out / 'runs')} in {seconds:.0f} s, then the time of this command was up"
+        }
     if process.returncode:
         why = (said.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         return {"not measured": why[:300]}
