@@ -41,7 +41,7 @@ def rounds_made(row: Row, runs: Path) -> str:
     if folder is None:
         return "no round"
     with RunStore.open_read_only(folder) as store:
-        return f"{len(store.rows('rounds'))} rounds"
+        return f"{store.version} rounds"
 
 
 def carry_out(row: Row, out: Path, device: str, scale: str, seconds: float) -> dict[str, object]:
@@ -58,9 +58,8 @@ def carry_out(row: Row, out: Path, device: str, scale: str, seconds: float) -> d
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-        return {
-            "not measured": f"{rounds_made(row, out / 'runs')} in {seconds:.0f} s, then the time of this command was up"
-        }
+        came = rounds_made(row, out / "runs")
+        return {"not measured": f"{came} in {seconds:.0f} s, when the time was up: the same command goes on"}
     if process.returncode:
         why = (said.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         return {"not measured": why[:300]}
