@@ -119,7 +119,7 @@ def _first(found: Sequence[Standing]) -> list[str]:
         clear = _count(own, order[0], 1) > _count(own, order[0], -1)
         first = title(order[0] if clear else ALONE)
         points = _points(own, lambda one, name=order[0]: name)
-        then = [f"{title(name)} {gain(own, lambda one, name=name: name)[0]:+.1f}" for name in (*order[1:], TOGETHER)]
+        then = [f"{title(name)} {gain(own, lambda one, name=name: name)[0]:+z.1f}" for name in (*order[1:], TOGETHER)]
         lines.append([f"{words}: {_names(own)}", f"**{first}**", points if clear else f"{title(order[0])} {points}",
                       _sure(own, order[0]), len(set.intersection(*(set(one.near) for one in own))),
                       "; ".join(dict.fromkeys(then))])  # fmt: skip
@@ -159,7 +159,7 @@ def _points(found: Sequence[Standing], pick: Callable[[Standing], str]) -> str:
         gap = found[0].over_alone.get(pick(found[0]))
         if len(found) == 1 and gap is not None:
             low, high = 100 * gap.low, 100 * gap.high
-    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+    return f"{mean:+z.1f} ({low:+z.1f} to {high:+z.1f})"
 
 
 def _names(those: Sequence[Standing]) -> str:
@@ -207,7 +207,7 @@ def _cost(values: Sequence[float]) -> str:
 def _short(mean: float, low: float, high: float) -> str:
     """A mean for a cell, bold where it is above 0, with the interval for other federations where there is one."""
     bold = "**" if low > 0 else ""
-    return f"{bold}{mean:+.1f}{bold}" + ("" if np.isnan(low) or low == high else f" ({low:+.1f} to {high:+.1f})")
+    return f"{bold}{mean:+z.1f}{bold}" + ("" if np.isnan(low) or low == high else f" ({low:+z.1f} to {high:+z.1f})")
 
 
 def _federations(found: Sequence[Standing]) -> list[str]:
@@ -236,7 +236,7 @@ def _lead(one: Standing, method: str, named: bool = True) -> str:
         return title(method) if named else f"{100 * one.scores[method].mean:.1f}" if method in one.scores else ""
     bold = "**" if one.side(method) > 0 or (one.side(method) and not named) else ""
     name = f"{title(method)}: " if named else ""
-    return f"{name}{bold}{100 * gap.mean:+.1f}{bold} ({100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
+    return f"{name}{bold}{100 * gap.mean:+z.1f}{bold} ({100 * gap.low:+z.1f} to {100 * gap.high:+z.1f})"
 
 
 def _families(found: Sequence[Standing]) -> list[str]:
@@ -285,7 +285,7 @@ def _few(heads: Sequence[str], those: Sequence[Standing]) -> list[str]:
 
 def _portfolios(those: Sequence[Cost]) -> list[str]:
     means = {one.words: float(np.mean(one.points)) for one in those}
-    lines = [[one.words, f"{means[one.words]:+.1f}", f"{max(one.points):+.1f}"] for one in those]
+    lines = [[one.words, f"{means[one.words]:+z.1f}", f"{max(one.points):+z.1f}"] for one in those]
     learned = min(mean for words, mean in means.items() if words.startswith(LEARNED))
     gain = (
         "loses less, and should take its place"

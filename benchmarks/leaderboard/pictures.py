@@ -57,7 +57,7 @@ def draw_gains(found: Sequence[Standing], methods: Sequence[str], path: Path) ->
         if not np.isnan(value):
             star = "*" if found[column].side(methods[row]) else ""
             colour = "white" if abs(value) > 0.7 * MOST else "black"
-            panel.text(column, row, f"{value:+.1f}{star}", ha="center", va="center", fontsize=7, color=colour)
+            panel.text(column, row, f"{value:+z.1f}{star}", ha="center", va="center", fontsize=7, color=colour)
     panel.set_xticks(
         range(len(found)), [fill(one.federation.words, 24) for one in found], rotation=35, ha="right", fontsize=8
     )
