@@ -10,6 +10,7 @@ import torch
 
 import piebald
 from piebald.data.partition import Trace
+from piebald.methods.clustering import distfl
 from piebald.methods.recipe import Recipe
 from piebald.runs import execution
 from piebald.runtimes.simulation import simulator
@@ -83,6 +84,26 @@ def test_the_server_stays_on_the_host_where_it_needs_more(case: str, servers: li
         found = end(device)
     assert places(servers[0]) == places(servers[1]) == {"cpu"}
     assert_as_on_the_cpu(found, expected)
+
+
+def test_distfl_evaluates_models_on_the_device_that_the_server_is_not_on(
+    servers: list[ServerLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And keeps its probes on the host, from where the next step begins, and a run that goes on."""
+    seen: list[set[str]] = []
+    synthesise = distfl.synthesise
+
+    def watched(module: Any, targets: Any, start: Any, *settings: Any) -> Any:
+        seen.append({start.device.type, *(parameter.device.type for parameter in module.parameters())})
+        return synthesise(module, targets, start, *settings)
+
+    monkeypatch.setattr(distfl, "synthesise", watched)
+    with there() as device:
+        carry_out(method("distfl"), device, engine="sequential")
+        assert seen == [{device.type}] * 2  # steps
+        kept = servers[0].cluster_models.kept
+        assert [state["probes"].device.type for state in kept.values() if "probes" in state] == ["cpu"]
+    assert places(servers[0]) == {"cpu"}
 
 
 def test_a_long_model_lies_in_a_file_and_not_on_the_device(servers: list[ServerLoop]) -> None:
