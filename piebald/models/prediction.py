@@ -30,6 +30,7 @@ from piebald.data.preparation import Preparation
 from piebald.data.preparation.preparation import NumberTarget
 from piebald.data.preparation.tokens import tokenizer_json
 from piebald.report.export.raw_rows import Scoring
+from piebald.storage.run_folder import TOKENIZER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -257,11 +258,14 @@ class Predictor:
         raw = self.inputs
         agreed = None if raw.preparation is None else raw.preparation.for_client(raw.client)
         text = None if agreed is None else agreed.text
+        preparation = None if raw.preparation is None else raw.preparation.model_dump(mode="json")
+        if preparation is not None and text is not None:
+            preparation["columns"][0]["tokenizer"] = TOKENIZER  # which is exported beside it
         features = None if raw.features is None else list(raw.features)
         meaning = {**asdict(self.meaning), "names": list(self.meaning.names), "features": features}
         return Scoring(
             {**meaning, "client": raw.client},
-            None if raw.preparation is None else raw.preparation.model_dump(mode="json"),
+            preparation,
             None if agreed is None or text is not None else agreed.transformer,
             self.meaning.answers,
             None if text is None else tokenizer_json(text),

@@ -17,6 +17,7 @@ from torch import Tensor
 from piebald.contracts import Clients, DismissesSites, Fleet
 from piebald.core.private_files import write_private
 from piebald.data.clients.prepared import gaps_by_client, preparation_of
+from piebald.data.preparation.tokens import keep_tokenizer
 from piebald.data.measures.weight_divergence import measure_heterogeneity
 from piebald.runtimes.base import SimulatesDevices
 from piebald.core.errors import RunFolderError
@@ -41,10 +42,13 @@ _DESCRIBED_CLIENTS = 10_000  # above this, the run folder keeps no rows about cl
 @existing_objects_frozen()
 def describe(plan: PreparedRun, store: RunStore) -> None:
     """Record the clients, and how they differ."""
+    agreed = preparation_of(plan.clients)
+    if store.path is not None and agreed is not None and agreed.text is not None:
+        keep_tokenizer(agreed.text, store.path)
     if len(plan.clients) > _DESCRIBED_CLIENTS or store.rows("measure"):
         return
     store.clients(list(_client_rows(plan.clients, plan.runtime)))
-    if store.path is not None and (agreed := preparation_of(plan.clients)) is not None:
+    if store.path is not None and agreed is not None:
         write_private(store.path / "preparation.json", agreed.to_json())
         store.set_meta(gaps_by_client=gaps_by_client(plan.clients))
     extent = store.meta.get("measure", "none")

@@ -28,6 +28,7 @@ from piebald.models import NearestNeighbours, StandardisedInputs
 from piebald.data.clients.sites import RecordedClients
 from piebald.data.clients.standardise import Standardisation, constants_of_run
 from piebald.data.preparation import Preparation
+from piebald.data.preparation.tokens import with_kept_tokenizer
 from piebald.core.pytree import Tree
 from piebald.storage.run_folder import read_chosen_model, read_fitted, write_fitted
 from piebald.storage.store import RunStore
@@ -78,6 +79,7 @@ class Run(History):
         chosen: Mapping[int, Tensor] | None = None,
     ) -> None:
         super().__init__(source)
+        self.meta = self.meta if self.path is None else with_kept_tokenizer(self.meta, self.path)
         self.work = work
         self.main = models.main
         first = {0: work.initial[: work.layout.shared]}  # where no client is in a cluster yet
@@ -298,7 +300,9 @@ class Run(History):
         """The second class's lead in a client's rows [n], and whether they are of it [n]."""
         outputs, targets = self.outputs(client, split, by_global=by_global)
         if len(self._clients.classes or ()) != 2 or outputs.shape[1:] != (2,):
-            raise SettingError("a threshold is for two classes and a model with an output for each, which this run has not")
+            raise SettingError(
+                "a threshold is for two classes and a model with an output for each, which this run has not"
+            )
         labels = pytree.single(targets, "a threshold")
         return (outputs[:, 1] - outputs[:, 0]).double().numpy(), (labels == 1).numpy()
 

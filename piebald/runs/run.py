@@ -22,6 +22,7 @@ from piebald.data.clients.sites import RecordedClients
 from piebald.data.clients.standardise import as_in_run
 from piebald.data.measures.weight_divergence import Measure
 from piebald.data.partition import clients_from
+from piebald.data.preparation.tokens import with_kept_tokenizer
 from piebald.methods import recipes
 from piebald.methods.choice.final_models import Keep
 from piebald.methods.client_work import ClientWork
@@ -374,6 +375,8 @@ def _prepared_again(
 ) -> PreparedRun:
     """Prepare the run in a folder again, which names no more than these plugins."""
     author = of_folder(path, plugins)
+    if meta["runtime"].get("kind") != "federation":  # whose sites know the tokenizer by its name, and have it
+        meta = with_kept_tokenizer(meta, Path(path))
     meta, objective = author.mark(meta), USERS.mark(objective)
     for note in use_recorded(meta.get("plugins") or (), f"the run in {path}", author):
         _log.warning(note)
@@ -439,6 +442,7 @@ def _check_same(now: Mapping[str, Any], recorded: Mapping[str, Any], path: Path 
         raise SettingError(f"the model's frozen weights are not those of the run in {path}: give it the same again")
     if now["public_rows"] != recorded.get("public_rows", now["public_rows"]):
         raise SettingError(f"the public rows are not those of the run in {path}: give it the same rows again")
+    now, recorded = (with_kept_tokenizer(meta, Path(path)) for meta in (now, recorded))  # wherever its file lay
     for name, change in (("standardise", "standardised"), ("preparation", "prepared")):
         if now[name] != recorded.get(name):
             raise SettingError(f"the clients are not {change} as in the run in {path}: give it the same rows again")

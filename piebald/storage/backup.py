@@ -5,6 +5,7 @@ A backup is one uncompressed tar file, which only its owner can read:
     backup.json         format, version of Piebald, and the bytes and SHA-256 of each file
     run.db              the database at one moment, by SQLite's online backup
     *.safetensors       the files that it names at this moment
+    tokenizer.json      of a run that reads text
 
 A run never changes a file that its database names, it only deletes it later.  So the files are opened first, and where
 one is gone already, all begins again.  The folder of a federation that runs on this machine alone (`federation`), with
@@ -33,7 +34,7 @@ from piebald.core.errors import RunFolderError
 from piebald.core.reading.files import opened
 from piebald.storage import schema
 from piebald.storage.lock import NO_LINK
-from piebald.storage.run_folder import START, existing
+from piebald.storage.run_folder import START, TOKENIZER, existing
 from piebald.storage.schema import DATABASE, explained
 from piebald.storage.store import RunStore
 from piebald.version import __version__
@@ -41,7 +42,9 @@ from piebald.version import __version__
 FORMAT = 1  # of the list of files
 _MANIFEST = "backup.json"
 _LONGEST = 64 << 20  # bytes of the manifest
-_NAME = re.compile(rf"{re.escape(DATABASE)}|{re.escape(START)}|(vectors|client-state|chosen)-\d{{1,15}}\.safetensors")
+_NAME = re.compile(
+    rf"{re.escape(DATABASE)}|{re.escape(START)}|{re.escape(TOKENIZER)}|(vectors|client-state|chosen)-\d{{1,15}}\.safetensors"
+)
 _ATTEMPTS = 100
 _CHUNK = 1 << 20
 _Source = tuple[IO[bytes], str | None]  # an open file, and its SHA-256 as the run recorded it
@@ -148,8 +151,7 @@ def _copy_database(folder: Path, database: Path) -> tuple[dict[str, str | None],
         names: dict[str, str | None] = {str(name): str(digest).partition(" ")[0] for name, digest in rows}
         version = int(copy.execute("SELECT coalesce(max(version), 0) FROM step").fetchone()[0])
     names |= {path.name: None for path in folder.glob("chosen-*.safetensors")}
-    if (folder / START).exists():
-        names[START] = None
+    names |= {name: None for name in (START, TOKENIZER) if (folder / name).exists()}
     for name in names:
         if not _NAME.fullmatch(name):
             raise RunFolderError(f"{folder} is damaged: its database names the file {name!r}")

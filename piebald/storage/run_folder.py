@@ -20,6 +20,7 @@ from piebald.storage.schema import DATABASE
 
 START = "start.safetensors"  # what a run took over, see `lineage`
 FITTED = "temperatures.json"  # of models, and thresholds of classes, where they were asked for
+TOKENIZER = "tokenizer.json"  # of a run that reads text, as the Hugging Face Hub calls it
 UNFINISHED = DATABASE + ".part"
 _LEFTOVERS = {"run.lock", START, START + ".part", UNFINISHED, UNFINISHED + "-wal", UNFINISHED + "-shm"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,23 @@ import torch
 from torch import Tensor, nn
 
 import piebald
+from piebald.cli.experiment_files import common_options
 from piebald.core.errors import SettingError
+from piebald.core.references import USERS
 from piebald.data.clients.prepared import preparation_of
 from piebald.data.preparation import Preparation, tokens
 from piebald.data.preparation.agreement import fitted
+from piebald.experiments.file import ExperimentSettings
 from piebald.report import write_report
 from piebald.report.export import score
+from piebald.runs.run import opened
+from piebald.storage.backup import backup, restore
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra: pip install '.[hf]'")
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "the", "dog", "cat", "sleeps", "barks"]
 SIZE = len(WORDS)
+BAG, PLUGINS = "tests.data.test_tokens:Bag", ["tests.data.test_tokens"]
 NOTES = ["the dog barks", "the cat sleeps", "a dog sleeps and the dog barks again", None, "the cat", "dog"]
 
 
@@ -107,10 +114,54 @@ def test_a_model_with_an_embedding_trains_and_predicts_from_text(tmp_path: Path)
     expected = module(ids).softmax(1)[:, 1].detach()
     np.testing.assert_allclose(told["yes"], expected, atol=1e-6)
     assert told["yes"][0] > 0.5 > told["yes"][1]
-    write_tokenizer(path, [*WORDS[:3], *reversed(WORDS[3:])])
+    kept = tmp_path / "run" / "tokenizer.json"
+    assert kept.read_bytes() == path.read_bytes()
+    write_tokenizer(kept, [*WORDS[:3], *reversed(WORDS[3:])])
     tokens._tokenizer.cache_clear()
     with pytest.raises(SettingError, match=r"is not the agreed one, whose tokenizer\.json has the SHA-256"):
         run.predict(rows, client="a")
+
+
+def test_a_run_folder_that_is_moved_reads_text_with_its_own_copy(tmp_path: Path) -> None:
+    """Wherever the tokenizer and the run lay: what is opened is in the folder, not what the folder names."""
+    path, table = write_tokenizer(tmp_path / "tokenizer.json"), tmp_path / "notes.csv"
+    notes(48).to_csv(table, index=False)
+    settings = ExperimentSettings.of_table(
+        {
+            "data": {"source": str(table), "client": "site", "target": "ill"}, "recipe": {"name": "fedavg", "lr": 1.0},
+            "prepare": {"tokenizer": str(path), "length": 6}, "model": {"name": BAG}, "rounds": 2,
+            "measure": "none", "split": {"test": 0.25, "validation": 0.25}, "runtime": {"kind": "simulator"},
+        },
+        "notes.toml", USERS,
+    )  # fmt: skip
+    plan = settings.plan()
+    run = piebald.run(
+        plan.recipes["fedavg"], plan.clients, plan.model, out=tmp_path / "run", **common_options(settings, plan)
+    )
+    rows = notes(4)[["note"]]
+    expected, archive = run.predict(rows), tmp_path / "run.tar"
+    run.close()
+    backup(tmp_path / "run", archive)
+    restore(archive, tmp_path / "restored")
+    shutil.move(tmp_path / "run", tmp_path / "moved")
+    write_tokenizer(path, [*WORDS[:3], *reversed(WORDS[3:])])  # another one where the settings say it is
+    tokens._tokenizer.cache_clear()
+    for place in ("moved", "restored"):
+        with opened(tmp_path / place, plugins=PLUGINS) as moved:
+            assert moved.predict(rows).equals(expected)
+    path.unlink()
+    tokens._tokenizer.cache_clear()
+    with opened(tmp_path / "moved", plugins=PLUGINS) as moved:
+        assert moved.predict(rows).equals(expected)
+        assert moved.save(tmp_path / "model").is_dir()
+    exported = json.loads((tmp_path / "model" / "preparation.json").read_text())["columns"]
+    assert exported[0]["tokenizer"] == "tokenizer.json"
+    assert piebald.adapt(tmp_path / "moved", notes(16)[["note", "ill"]], epochs=1, plugins=PLUGINS).chosen
+    assert piebald.resume(tmp_path / "moved", rounds=3, plugins=PLUGINS).final["rounds"] == 3
+    (tmp_path / "moved" / "tokenizer.json").unlink()
+    tokens._tokenizer.cache_clear()
+    with pytest.raises(SettingError, match=r"moved/tokenizer\.json' is not there, whose tokenizer\.json has"):
+        opened(tmp_path / "moved", plugins=PLUGINS)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +238,9 @@ def test_an_exported_folder_scores_text_by_itself(tmp_path: Path) -> None:
     if find_spec("onnx") and find_spec("skl2onnx"):
         run.save(tmp_path / "model.onnx")
         beside = json.loads((tmp_path / "model.preparation.json").read_text())
-        assert beside["columns"][0]["tokenizer"] == str(path)
+        assert beside["columns"][0]["tokenizer"] == "model.tokenizer.json"
+        library = tokenizers.Tokenizer.from_file(str(tmp_path / "model.tokenizer.json"))
+        assert library.encode("dog").ids == [2, 4, 0, 0]
     path.unlink()
     scores = score.Scorer(folder).predict(rows)
     np.testing.assert_allclose(scores["yes"], run.predict(rows)["yes"], atol=1e-6)

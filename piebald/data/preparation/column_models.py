@@ -131,6 +131,11 @@ class TokenColumn(Fields):
     length: Annotated[int, Field(ge=1, le=MOST_TOKENS)]
     vocabulary: Annotated[int, Field(ge=1)]
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether texts become the same token ids, wherever the tokenizer's file lies."""
+        same = isinstance(other, TokenColumn) and other.model_copy(update={"tokenizer": self.tokenizer})
+        return isinstance(same, TokenColumn) and super().__eq__(same)
+
 
 Column = Annotated[
     NumericColumn | DateColumn | BooleanColumn | CategoryColumn | TokenColumn, Field(discriminator="kind")

@@ -1,12 +1,14 @@
 """Token ids of a column of text, by a tokenizer of Hugging Face's `tokenizers`: a file of data without code.
 
-All clients cut and fill up texts alike.  What they agree on is the tokenizer by name and by the hash of its file.
+All clients cut and fill up texts alike.  What they agree on is the tokenizer by name and by the hash of its file, of
+which a run folder keeps a copy.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError, install, shown
+from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_bytes
 from piebald.data.preparation.column_models import TokenColumn
+from piebald.storage.run_folder import TOKENIZER
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FILE = "tokenizer.json"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _PADDING = ("[PAD]", "<pad>", "<|pad|>")  # as tokenizers call what fills up texts
 _LARGEST = 1 << 27  # bytes of a file; those of the largest vocabularies have a quarter
@@ -62,12 +65,58 @@ def tokenizer_json(column: TokenColumn) -> str:
     return str(_tokenizer(column.tokenizer, column.sha256, column.length).to_str())
 
 
+def keep_tokenizer(column: TokenColumn, folder: Path) -> None:
+    """Copy the tokenizer's file into a run folder, unless it is there already.
+
+    Raises:
+        SettingError: the tokenizer is not there any more, or is another one.
+    """
+    if not (folder / TOKENIZER).exists():
+        write_private(folder / TOKENIZER, _agreed_content(column.tokenizer, column.sha256))
+
+
+def with_tokenizer(settings: Mapping[str, Any], place: Callable[[Any], Path]) -> dict[str, Any]:
+    """Return the settings of an experiment with files of this machine in place of the names of tokenizers.
+
+    Args:
+        settings: with an agreed preparation, as they arrived.
+        place: returns the file for a name.
+    """
+    prepare = settings.get("prepare")
+    if not isinstance(prepare, Mapping) or "agreed" not in prepare:
+        return {**settings}
+    return {**settings, "prepare": {**prepare, "agreed": _with_tokenizer(prepare["agreed"], place)}}
+
+
+def with_kept_tokenizer(meta: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the description of a run with the tokenizer in its folder: a name in there may be another machine's."""
+
+    def kept(_: Any) -> Path:
+        return folder / TOKENIZER
+
+    settings = meta.get("settings")
+    changed = {"settings": with_tokenizer(settings, kept)} if isinstance(settings, Mapping) else {}
+    return {**meta, **changed, "preparation": _with_tokenizer(meta.get("preparation"), kept)}
+
+
+def _with_tokenizer(agreed: Any, place: Callable[[Any], Path]) -> Any:
+    """Return the table of a preparation with other tokenizers, and what is no such table as it is."""
+    if not isinstance(agreed, Mapping) or not isinstance(agreed.get("columns"), list):
+        return agreed
+    columns = [
+        {**column, "tokenizer": str(place(column.get("tokenizer")))}
+        if isinstance(column, Mapping) and column.get("kind") == "text" else column
+        for column in agreed["columns"]
+    ]  # fmt: skip
+    return {**agreed, "columns": columns}
+
+
 def cached_file(name: str) -> Path | None:
     """Return the file of a tokenizer of the Hub that is in this machine's cache already, None without one."""
     try:
         from huggingface_hub import hf_hub_download
 
-        return Path(hf_hub_download(name, FILE, local_files_only=True)) if _HUB_NAME.fullmatch(name) else None
+        return Path(hf_hub_download(name, TOKENIZER, local_files_only=True)) if _HUB_NAME.fullmatch(name) else None
     except (ImportError, OSError, ValueError):  # not there, or no name that the Hub gives
         return None
 
@@ -79,12 +128,7 @@ def _tokenizer(name: str, sha256: str, length: int) -> Any:
         from tokenizers import Tokenizer
     except ImportError:
         raise SettingError(f"tokenizers is missing: {install('hf')}") from None
-    content = _content(name)
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise SettingError(
-            f"the tokenizer {shown(name)} is not the agreed one, whose {FILE} has the SHA-256 {sha256}: put that "
-            "one there"
-        )
+    content = _agreed_content(name, sha256)
     try:
         tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises no narrower one
@@ -108,15 +152,27 @@ def _tokenizer(name: str, sha256: str, length: int) -> Any:
     return tokenizer
 
 
+def _agreed_content(name: str, sha256: str) -> bytes:
+    """Return the bytes of the tokenizer that clients have agreed on."""
+    gone = name.endswith(".json") and not Path(name).exists()
+    content = b"" if gone else _content(name)
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise SettingError(
+            f"the tokenizer {shown(name, 200)} is not {'there' if gone else 'the agreed one'}, whose {TOKENIZER} has "
+            f"the SHA-256 {sha256}: put that one there"
+        )
+    return content
+
+
 def _content(name: str) -> bytes:
     """Return the bytes of a tokenizer.json; that of a model on the Hub is downloaded unless it is in its cache."""
     path = Path(name)
-    path = path / FILE if path.is_dir() else path
+    path = path / TOKENIZER if path.is_dir() else path
     if not path.is_file():
         if path.suffix == ".json" or not _HUB_NAME.fullmatch(name):
             raise SettingError(
-                f"tokenizer in [prepare] must be a {FILE}, or the name of a model on the Hugging Face Hub, and there "
-                f"is no file {shown(str(path))}"
+                f"tokenizer in [prepare] must be a {TOKENIZER}, or the name of a model on the Hugging Face Hub, and "
+                f"there is no file {shown(str(path))}"
             )
         path = cached_file(name) or _fetched(name)
     return read_bytes(path, _LARGEST)
@@ -128,10 +184,10 @@ def _fetched(name: str) -> Path:
     except ImportError:
         raise SettingError(f"huggingface-hub is missing: {install('hf')}") from None
     try:
-        return Path(hf_hub_download(name, FILE))
+        return Path(hf_hub_download(name, TOKENIZER))
     except Exception as error:  # of the network, the Hub or the disk: each library below raises its own
         message = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
         raise SettingError(
             f"there is no file {name!r}, and the tokenizer {name!r} cannot be fetched from the Hugging Face Hub "
-            f"({message[:200]}): give a {FILE}"
+            f"({message[:200]}): give a {TOKENIZER}"
         ) from None

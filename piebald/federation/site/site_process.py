@@ -29,7 +29,7 @@ from piebald.core.references import USERS, Outside, Resolver
 from piebald.data.clients.prepared import in_own_unit
 from piebald.data.clients.standardise import StandardisedClients
 from piebald.data.preparation.settings import PrepareSettings
-from piebald.data.preparation.tokens import cached_file
+from piebald.data.preparation.tokens import cached_file, with_tokenizer
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials.provisioning import Credentials, read
 from piebald.federation.hub.run_terms import RunTerms
@@ -352,16 +352,8 @@ def with_own_tokenizer(terms: RunTerms, weights: Mapping[str, str], folder: Path
     Raises:
         SettingError: the site has no such tokenizer.
     """
-    prepare = terms.experiment.get("prepare")
-    agreed = prepare.get("agreed") if isinstance(prepare, Mapping) else None
-    columns = agreed.get("columns") if isinstance(agreed, Mapping) else None
-    if not isinstance(prepare, Mapping) or not isinstance(agreed, Mapping) or not isinstance(columns, list):
-        return terms
-    replaced = [column if not isinstance(column, Mapping) or column.get("kind") != "text"
-           else {**column, "tokenizer": str(_own_tokenizer(column.get("tokenizer"), weights, folder))}
-           for column in columns]  # fmt: skip
-    changed = {**prepare, "agreed": {**agreed, "columns": replaced}}
-    return terms.model_copy(update={"experiment": {**terms.experiment, "prepare": changed}})
+    experiment = with_tokenizer(terms.experiment, lambda name: _own_tokenizer(name, weights, folder))
+    return terms.model_copy(update={"experiment": experiment})
 
 
 def _own_tokenizer(name: Any, weights: Mapping[str, str], folder: Path) -> Path:

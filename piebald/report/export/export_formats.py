@@ -148,7 +148,12 @@ def _onnx(exported: Exported, path: Path) -> None:
         beside = path.with_suffix(".preparation.json")
         log.warning("%s takes rows as %s says to prepare them: %s", path.name, beside.name, error)
         _onnx_of_inputs(exported, path)
-        beside.write_text(json.dumps(scoring.preparation, indent=1) + "\n", encoding="utf-8")
+        preparation = dict(scoring.preparation)
+        if scoring.tokenizer is not None:
+            words = path.with_suffix(".tokenizer.json")
+            words.write_text(scoring.tokenizer, encoding="utf-8")
+            preparation["columns"] = [{**column, "tokenizer": words.name} for column in preparation["columns"]]
+        beside.write_text(json.dumps(preparation, indent=1) + "\n", encoding="utf-8")
         return
     import onnx
 
