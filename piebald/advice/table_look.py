@@ -19,7 +19,7 @@ from piebald.data.clients.table_files import mixed_reason, read_table
 from piebald.data.partition.leakage import with_suspects
 from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Ints
-from piebald.data.preparation.columns import classes_of, guess_columns
+from piebald.data.preparation.columns import classes_of, guess_columns, row_number
 from piebald.experiments.file import ExperimentSettings
 from piebald.settings.toml_document import Document, dumps
 
@@ -157,8 +157,8 @@ def _of_target(goal: Any, amounts: bool, sites: Ints, names: Sequence[str], targ
     sentences, gaps = [], goal.isna().to_numpy()
     if gaps.any():
         sentences.append(
-            f"target {target!r} has no value in {gaps.sum()} of {len(gaps)} rows (row {gaps.argmax() + 1}, ...): these "
-            "rows are left out"
+            f"target {target!r} has no value in {gaps.sum()} of {len(gaps)} rows (row "
+            f"{row_number(goal, int(gaps.argmax()))}, ...): these rows are left out"
         )
     if goal.nunique() < 2:
         sentences.append(f"target {target!r} has one value alone: there is nothing to learn from it")

@@ -188,9 +188,7 @@ def _title(clients: Clients) -> str:
     """Return the division of the rows of clients in words."""
     division = division_of(clients)
     if division is None or not division.title:
-        raise SettingError(
-            "clients in a list must be those of piebald.data.cross_validation: pass one Clients otherwise"
-        )
+        raise SettingError("clients in a list must be those of piebald.data.cross_validation: pass one Clients otherwise")
     return division.title
 
 

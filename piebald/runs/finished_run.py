@@ -300,9 +300,7 @@ class Run(History):
         """The second class's lead in a client's rows [n], and whether they are of it [n]."""
         outputs, targets = self.outputs(client, split, by_global=by_global)
         if len(self._clients.classes or ()) != 2 or outputs.shape[1:] != (2,):
-            raise SettingError(
-                "a threshold is for two classes and a model with an output for each, which this run has not"
-            )
+            raise SettingError("a threshold is for two classes and a model with an output for each, which this run has not")
         labels = pytree.single(targets, "a threshold")
         return (outputs[:, 1] - outputs[:, 0]).double().numpy(), (labels == 1).numpy()
 

@@ -18,15 +18,7 @@ from torch import nn
 from piebald.contracts import Clients, HasServerRows, Rows, RowsAtSites
 from piebald.contracts.component import build
 from piebald.contracts.model_spec import ModelSpec
-from piebald.contracts.data import (
-    blank_row,
-    column_names,
-    first_passing,
-    public_rows_of,
-    row_form,
-    rows_digest,
-    rows_with_all_inputs,
-)
+from piebald.contracts.data import blank_row, column_names, first_passing, public_rows_of, row_form, rows_digest, rows_with_all_inputs
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.machine import existing_objects_frozen, machine

@@ -146,9 +146,9 @@ def test_a_table_is_asked_about_in_one_line(file: Path, capsys: pytest.CaptureFi
     ("column", "row", "value", "sentence"),
     [
         ("a", 12, "low", "before this is mended: {file}: column 'a' must have a number in each row, got 'low' in row"),
-        ("a", 12, "inf", "column 'a' must have a finite number in each row, got inf in row 13"),
-        ("ill", 3, "", "target 'ill' has no value in 1 of 240 rows (row 4, ...): these rows are left out"),
-        ("ill", 3, "?", "target 'ill' has no value in 1 of 240 rows (row 4, ...): these rows are left out"),
+        ("a", 12, "inf", "column 'a' must have a finite number in each row, got inf in row 14"),
+        ("ill", 3, "", "target 'ill' has no value in 1 of 240 rows (row 5, ...): these rows are left out"),
+        ("ill", 3, "?", "target 'ill' has no value in 1 of 240 rows (row 5, ...): these rows are left out"),
         ("chol", slice(0, 30), "-9", "column 'chol' has -9 in 31 rows, far from all other numbers: if it stands"),
         ("ward", 5, "ICU", "column 'ward' has 'ICU' and 'icu', which differ in blanks or capitals alone"),
         ("b", slice(0, 239), "1", "column 'b' has one value alone: 1"),

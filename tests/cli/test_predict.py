@@ -106,7 +106,7 @@ def test_gaps_that_training_rows_have_not_are_told_once(command, finished, tmp_p
     told = command("predict", finished, "gaps.csv")
     assert told.code == 0
     assert caplog.messages == [
-        "column 'dose' has no value in row 3 and in 2 more rows, where training rows have one: the median stands for it"
+        "column 'dose' has no value in row 4 and in 2 more rows, where training rows have one: the median stands for it"
     ]
     rows.assign(dose=rows.dose.fillna(table().dose.median())).to_csv(tmp_path / "filled.csv", index=False)
     # the median is agreed on by counts at thresholds

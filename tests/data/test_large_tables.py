@@ -148,7 +148,7 @@ def test_padded_numbers_in_a_late_chunk_make_text_of_their_column(
     path = as_csv(frame, tmp_path)
     in_chunks()
     assert read_table(path)["code"].tolist() == frame["code"].tolist()
-    assert "column 'code' has values like '007' in row 51" in caplog.text
+    assert "column 'code' has values like '007' in row 52" in caplog.text
 
 
 @pytest.mark.parametrize("write", WRITERS)

@@ -66,25 +66,25 @@ def test_numbers_with_a_comma(tmp_path: Path, caplog: pytest.LogCaptureFixture, 
     with caplog.at_level(logging.WARNING, "piebald"):
         assert read_table(tmp_path / "t.csv").age.tolist() == numbers
     assert told in caplog.text
-    assert f"{ages[0]!r} in row 1" in caplog.text
+    assert f"{ages[0]!r} in row 2" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("values", "read", "told"),
     [
-        (["31.05.2024", "1.2.2024"], ["2024-05-31", "2024-02-01"], "'31.05.2024' in row 1, read as day.month.year"),
+        (["31.05.2024", "1.2.2024"], ["2024-05-31", "2024-02-01"], "'31.05.2024' in row 2, read as day.month.year"),
         (["01/02/2024", "01/31/2024"], ["2024-01-02", "2024-01-31"], "read as month/day/year"),
         (["01/02/2024", "31/01/2024"], ["2024-02-01", "2024-01-31"], "read as day/month/year"),
         (["01/02/2024", "03/04/2024"], ["01/02/2024", "03/04/2024"], "may be day/month/year or month/day/year and so"),
         (["31.05.2024 7:30", ""], ["2024-05-31 07:30:00", None], "read as day.month.year"),
         (["5 May 2024", "31-Dec-2023"], ["2024-05-05", "2023-12-31"], "read as day, name of the month, year"),
-        (["1.234.567", "89.000"], [1234567.0, 89000.0], "'1.234.567' in row 1, read with a point between thousands"),
+        (["1.234.567", "89.000"], [1234567.0, 89000.0], "'1.234.567' in row 2, read with a point between thousands"),
         (["1'234", "56"], [1234.0, 56.0], "an apostrophe between thousands"),
         (["1 234,5", "?"], [1234.5, None], "a comma before decimals and a blank between thousands"),
         (["12 %", "7%"], [12.0, 7.0], "read with the unit %"),
         (["$1,300.00", "$5"], [1300.0, 5.0], "a comma between thousands and the unit $"),
         (["60,5", "61.5"], [60.5, 61.5], "a comma or a point before decimals"),
-        (["007", "12"], ["007", "12"], "'007' in row 1, whose zeros in front count: it is taken as text"),
+        (["007", "12"], ["007", "12"], "'007' in row 2, whose zeros in front count: it is taken as text"),
         (["A12", "B7 "], ["A12", "B7"], ""),
         (["3 kg", "3 lb"], ["3 kg", "3 lb"], ""),
         (["0.5", "00"], [0.5, 0.0], ""),
@@ -102,7 +102,7 @@ def test_forms_of_a_value(tmp_path: Path, caplog: pytest.LogCaptureFixture, valu
 def test_a_date_that_is_none_is_told_among_others(tmp_path: Path) -> None:
     rows = [("Bath", f"{1 + day}.02.2024", "2", ("no", "yes")[day % 2]) for day in range(31)]
     (tmp_path / "t.csv").write_text(text(rows))
-    with pytest.raises(SettingError, match=r"column 'age' must have a date .* got '30.02.2024' in row 30: correct it"):
+    with pytest.raises(SettingError, match=r"column 'age' must have a date .* got '30.02.2024' in row 31: correct it"):
         piebald.clients_from(tmp_path / "t.csv", client="place", target="ill")
 
 
@@ -114,7 +114,7 @@ def test_numbers_among_words_and_classes_that_are_alike_are_told(
     with caplog.at_level(logging.WARNING, "piebald"):
         clients = piebald.clients_from(tmp_path / "t.csv", client="place", target="ill")
     assert list(clients.classes) == ["Yes", "no", "yes"]  # without blanks
-    assert "column 'age' has numbers, and 'low' in row 1 and 9 more rows: leave these cells empty" in caplog.text
+    assert "column 'age' has numbers, and 'low' in row 2 and 9 more rows: leave these cells empty" in caplog.text
     assert "classes 'yes' and 'Yes' differ in blanks or capitals alone" in caplog.text
 
 
@@ -139,7 +139,7 @@ def test_another_encoding_is_said_with_its_line(tmp_path: Path, caplog: pytest.L
     [
         (
             with_age("1,234", "2,500").encode(),
-            "column 'age' has numbers like '1,234' in row 1, which may be read with a comma before",
+            "column 'age' has numbers like '1,234' in row 2, which may be read with a comma before",
         ),
         (text([("Bath", "1\x00", "2", "no")]).encode(), "has a byte 0x00 in line 2, which is in no text"),
         (
@@ -157,7 +157,7 @@ def test_another_encoding_is_said_with_its_line(tmp_path: Path, caplog: pytest.L
                     ("Ulm", "unknown", "2", "yes"),
                 ]
             ).encode(),
-            "column 'age' must have a number in each row, got 'unknown' in row 41: correct it, leave the cell",
+            "column 'age' must have a number in each row, got 'unknown' in row 42: correct it, leave the cell",
         ),
         (text([("", *row[1:]) for row in ROWS]).encode(), "column 'place' has no value in any row"),
     ],
@@ -169,6 +169,30 @@ def test_what_has_two_meanings_is_one_sentence(tmp_path: Path, content: bytes, m
         piebald.clients_from(tmp_path / "t.csv", client="place", target="ill")
     assert str(tmp_path / "t.csv") in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_rows_are_named_as_a_spreadsheet_shows_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The first line counts, a cell of two lines is in one row, and blank lines and rows that are left out are rows."""
+    rows = [("Bath", f"{age}", ("2", '"a\nb"')[age % 2], ("no", "yes", "")[age % 3]) for age in range(40)]
+    bad = ("Bath", "unknown", "2", "yes")
+    first, rest = text(rows[:8]), text([*rows[8:], bad]).partition("\n")[2]
+    (tmp_path / "t.csv").write_text(f"{first}\n \n{rest}")
+    with caplog.at_level(logging.WARNING, "piebald"), pytest.raises(SettingError, match="'unknown' in row 44: correct"):
+        piebald.clients_from(tmp_path / "t.csv", client="place", target="ill")
+    assert "column 'ill' has no value in 13 of 41 rows (row 4, ...): these rows are left out" in caplog.text
+    (tmp_path / "part-1.csv").write_text(first)
+    (tmp_path / "part-2.csv").write_text(text([*rows[8:], bad]))
+    with pytest.raises(SettingError, match=r"'unknown' in row 34 of part-2\.csv: correct"):
+        piebald.clients_from(tmp_path / "part-*.csv", client="place", target="ill")
+    tables = {name: str(tmp_path / f"part-{name}.csv") for name in "12"}
+    with pytest.raises(SettingError, match=r"'unknown' in row 34 of /.*/part-2\.csv: correct"):
+        piebald.clients_from(tables, target="ill", features=["age"])
+    frames = {
+        "a": pd.DataFrame({"age": range(40), "ill": ["no", "yes"] * 20}),
+        "b": pd.DataFrame({"age": ["old"], "ill": "no"}),
+    }
+    with pytest.raises(SettingError, match="'old' in row 1 of the table of 'b': leave"):
+        piebald.clients_from(frames, target="ill")
 
 
 def test_tables_of_several_clients_have_the_same_columns(tmp_path: Path) -> None:

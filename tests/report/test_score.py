@@ -72,11 +72,20 @@ def test_a_folder_scores_a_raw_table(run: Run, tmp_path: Path) -> None:
         (None, "the table has no column 'age'"),
     ],
 )
-def test_what_cannot_be_scored_is_one_sentence(run: Run, tmp_path: Path, change: Any, sentence: str) -> None:
+def test_what_cannot_be_scored_is_one_sentence(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, sentence: str
+) -> None:
     folder = run.save(tmp_path / "folder")
     frame = table().drop(columns="age") if change is None else table().assign(**change)
     with pytest.raises(ValueError, match=sentence):
         score.Scorer(folder).predict(frame)
+    if change is not None:
+        frame.to_csv(tmp_path / "rows.csv", index=False)
+        monkeypatch.setattr(score, "__file__", str(folder / "score.py"))
+        monkeypatch.setattr(sys, "argv", ["score.py", str(tmp_path / "rows.csv")])
+        words, row = sentence.rsplit(" ", 1)  # a spreadsheet counts the names of the columns
+        with pytest.raises(SystemExit, match=f"rows.csv: {words} {int(row) + 1}"):
+            score.main()
 
 
 def test_without_onnx_the_folder_has_a_program_of_torch(

@@ -144,7 +144,7 @@ def test_noise_that_hides_rows_leaves_numbers_as_they_are(tmp_path: Path) -> Non
         (["prepare='local'"], "prepare"),
         (["prepare={ gap = ['?'] }"], "gap"),
         (["prepare='federated'", "data.standardise='federated'"], "prepare scales inputs, and data.standardise"),
-        (["prepare={ columns = { ward = 'number' } }"], "column 'ward' must have a number in each row, got 'c' in row 141"),
+        (["prepare={ columns = { ward = 'number' } }"], "column 'ward' must have a number in each row, got 'c' in row 142"),
     ],
 )
 def test_bad_settings_are_one_sentence(

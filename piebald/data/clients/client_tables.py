@@ -23,7 +23,7 @@ from piebald.data.partition.leakage import with_suspects
 from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Ints
 from piebald.data.partition.split_settings import SplitSettings
-from piebald.data.preparation.columns import CodedTable, factorized, guess_columns
+from piebald.data.preparation.columns import ROWS, CodedTable, factorized, guess_columns, row_number
 from piebald.data.preparation.columns import numbers_of as column_numbers
 
 BY_SHARES = SplitSettings()
@@ -151,7 +151,10 @@ def from_frames(
     frame = next(iter(frames.values()))
     column = next(name for name in ("client", "client of the row") if name not in frame.columns)
     joined = pandas.concat([table.assign(**{column: name}) for name, table in frames.items()], ignore_index=True)
-    joined.attrs.clear()
+    joined.attrs = {ROWS: tuple(
+        (table.attrs.get("file") or f"the table of {name!r}", count, first) for name, table in frames.items()
+        for _, count, first in table.attrs.get(ROWS, ((None, len(table), 1),))
+    )}  # fmt: skip
     return from_frame(joined, column, target, features, tokens, split=split, coded=coded)
 
 
@@ -307,7 +310,8 @@ def numbers_of(frame: Any, columns: Sequence[str], whole: bool = False) -> Array
     if not whole and len(endless := np.argwhere(np.isinf(values))):
         row, column = endless[0]
         raise SettingError(
-            f"{_origin(frame)}column {columns[column]!r} is infinite in row {row + 1}: fill it in, or drop such rows"
+            f"{_origin(frame)}column {columns[column]!r} is infinite in row {row_number(frame, row)}: fill it in, or "
+            "drop such rows"
         )
     return values
 
@@ -347,8 +351,9 @@ def known(frame: Any, column: str, what: str) -> Any:
     if gaps.all():
         raise SettingError(f"{_origin(frame)}column {column!r} has no value in any row: there is nothing to learn")
     _log.warning(
-        "%s%s: column %r has no value in %d of %d rows (row %d%s): these rows are left out",
-        _origin(frame), what, column, gaps.sum(), len(frame), np.argmax(gaps) + 1, ", ..." if gaps.sum() > 1 else "",
+        "%s%s: column %r has no value in %d of %d rows (row %s%s): these rows are left out",
+        _origin(frame), what, column, gaps.sum(), len(frame), row_number(frame, int(np.argmax(gaps))),
+        ", ..." if gaps.sum() > 1 else "",
     )  # fmt: skip
     return frame[~gaps]
 
@@ -359,7 +364,7 @@ def _check_complete(frame: Any, columns: Sequence[str], remedy: str) -> None:
     for column in columns:
         series = frame[column]
         if gaps := int(series.isna().sum()):
-            row, others = int(series.isna().to_numpy().argmax()) + 1, ", ..." * (gaps > 1)
+            row, others = row_number(frame, int(series.isna().to_numpy().argmax())), ", ..." * (gaps > 1)
             place = "" if gaps == len(frame) else f" (row {row}{others})"
             raise SettingError(
                 f"{_origin(frame)}column {column!r} has no value in {gaps} of {len(frame)} rows{place}: {remedy}, or "

@@ -24,7 +24,7 @@ from piebald.core.reading.packed import unpacked
 from piebald.core.reading.tables import check_text_table, read_parquet
 from piebald.data.clients.query_files import QUERY, read_query
 from piebald.data.clients.stored_table import joined_chunks
-from piebald.data.preparation.columns import GAPS, coded_words
+from piebald.data.preparation.columns import GAPS, ROWS, RowsOfFile, coded_words, row_number
 from piebald.data.preparation.written_forms import date_readings, number_readings
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -32,6 +32,7 @@ OTHERS = (",", ";", "\t", "|")  # what files with these suffixes have as well
 PARQUET = (".parquet", ".pq")
 _CHUNK = 1 << 20
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")  # bytes that no text has
+_BLANK = re.compile(rb"\n[ \t]*\r?\n")  # a line without a value, which is no row
 _ZERO = re.compile(rb"(?:^|[,;\t|\"\n ])0\d")  # as of 007
 
 _log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ def read_table(path: Path, names: str | None = None) -> Any:
             and "NA" is a name.
 
     Returns:
-        The rows; `attrs["file"]` has the path, for messages.
+        The rows; `attrs` has the path as "file" and the places of its rows (`row_number`), for messages.
 
     Raises:
         SettingError: the file is missing or cannot be read, has no rows, a column has two places or numbers that may be
@@ -75,9 +76,9 @@ def read_table(path: Path, names: str | None = None) -> Any:
     suffix = Path(str(path).removesuffix(".gz")).suffix.lower()
     try:
         if suffix in PARQUET:
-            frame = joined_chunks(read_parquet(path))
+            frame = _placed(joined_chunks(read_parquet(path)), 1)
         elif suffix == QUERY:
-            frame = _all_plainly_written(joined_chunks(read_query(path)), path, names)
+            frame = _all_plainly_written(_placed(joined_chunks(read_query(path)), 1), path, names)
         else:
             check_text_table(path, "".join(OTHERS))
             frame = _all_plainly_written(_read_text(path, SEPARATORS[suffix], names), path, names)
@@ -93,6 +94,12 @@ def read_table(path: Path, names: str | None = None) -> Any:
     return frame
 
 
+def _placed(frame: Any, first: int) -> Any:
+    """Return the same rows, whose first one has this number in its file."""
+    frame.attrs[ROWS] = ((None, len(frame), first),)
+    return frame
+
+
 def _joined(pattern: Path, files: Sequence[Path], names: str | None) -> Any:
     """Return the rows of several tables one after the other.
 
@@ -101,6 +108,8 @@ def _joined(pattern: Path, files: Sequence[Path], names: str | None) -> Any:
     """
     if not files:
         raise SettingError(f"no file is called like {pattern}: give the path of a CSV or Parquet file, or a pattern")
+
+    places: list[RowsOfFile] = []
 
     def tables() -> Iterator[Any]:
         columns: list[str] = []
@@ -112,10 +121,11 @@ def _joined(pattern: Path, files: Sequence[Path], names: str | None) -> Any:
                     f"{files[0]} and {path} must have the same columns, and {odd[0]!r} is in one of them alone: add "
                     "it, or name these files apart"
                 )
+            places.extend((path.name, count, first) for _, count, first in table.attrs[ROWS])
             yield table[columns]
 
     rows = joined_chunks(tables())
-    rows.attrs = {"file": str(pattern)}
+    rows.attrs = {"file": str(pattern), ROWS: tuple(places)}
     return rows
 
 
@@ -132,17 +142,19 @@ def _unreadable(path: Path, message: str) -> str:
     return f"{path} cannot be read as a table, it may be damaged: replace it ({message})"
 
 
-def _encoding(path: Path) -> tuple[str, bool]:
-    """Return the encoding of a text file, and whether a cell may begin with a zero that is no number's.
+def _encoding(path: Path) -> tuple[str, bool, bool]:
+    """Return the encoding of a text file, and whether cells may begin with zeros of no number, and lines be blank.
 
     Raises:
         SettingError: it has bytes that are in no text.
     """
-    encoding, decoder, lines, zeros = "utf-8-sig", codecs.getincrementaldecoder("utf-8")(), 1, False
+    encoding, decoder, lines = "utf-8-sig", codecs.getincrementaldecoder("utf-8")(), 1
+    zeros = blank = False
     for number, chunk in enumerate(_chunks(path)):
         if not number and chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            return "utf-16", True
+            return "utf-16", True, True
         zeros = zeros or _ZERO.search(chunk) is not None
+        blank = blank or _BLANK.search(chunk) is not None
         if control := _CONTROL.search(chunk):
             line = lines + chunk[: control.start()].count(b"\n")
             raise SettingError(
@@ -159,7 +171,7 @@ def _encoding(path: Path) -> tuple[str, bool]:
                     "%s is not in UTF-8 (line %d) and is read as %s: save it as UTF-8 if it is not", path, line, name
                 )
         lines += chunk.count(b"\n")
-    return encoding, zeros
+    return encoding, zeros, blank
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
@@ -179,7 +191,7 @@ def _read_text(path: Path, separator: str, names: str | None) -> Any:
     """Read a CSV file with this separator, or with the one that its first line has instead."""
     import pandas
 
-    encoding, zeros = _encoding(path)
+    encoding, zeros, blank = _encoding(path)
     separator, header = _header(path, separator, encoding)
     if not any(header):
         raise SettingError(f"{path} has no first line with the names of its columns: write it")
@@ -206,6 +218,8 @@ def _read_text(path: Path, separator: str, names: str | None) -> Any:
         except pandas.errors.ParserWarning:
             raise SettingError(f"{path} has rows of more values than its first line has names: name each") from None
         frame.columns = [column.strip() for column in frame.columns]
+        _placed(frame, 2)  # after the names of the columns
+        places = _places_among_blank_lines(path, separator, encoding) if blank else range(len(frame))
         if names is not None and names in frame:
             frame[names] = _counted(_series(read_column(names, keep_default_na=False, na_values=[""])))
         for column in _numeric(frame, "iu") if zeros else ():
@@ -214,9 +228,20 @@ def _read_text(path: Path, separator: str, names: str | None) -> Any:
                 frame[column] = _series(read_column(column))
                 _log.warning(
                     "%s: column %r has values like %r in row %d, whose zeros in front count: it is taken as text",
-                    path, column, some.iloc[0], some.index[0] + 1,
+                    path, column, some.iloc[0], places[some.index[0]] + 2,
                 )  # fmt: skip
+    if blank and len(frame):
+        frame.index = places
+        frame.attrs[ROWS] = ((None, places[-1] + 1, 2),)
     return frame
+
+
+def _places_among_blank_lines(path: Path, separator: str, encoding: str) -> Any:
+    """Return the places [n] of rows among those that a spreadsheet shows, which has blank lines as rows."""
+    with unpacked(path) as file, io.TextIOWrapper(file, encoding=encoding, newline="") as text:
+        lines = enumerate(csv.reader(text, delimiter=separator, skipinitialspace=True), -1)
+        held = [place for place, cells in lines if len(cells) > 1 or "".join(cells).strip()]
+    return np.array(held[1:], dtype=np.int64)
 
 
 def _numeric(frame: Any, kinds: str) -> list[str]:
@@ -306,7 +331,7 @@ def _plainly_written(series: Any, path: Path) -> Any:
         return series
 
     def like(place: Any, what: str) -> str:
-        row = int(np.argmax(codes == place)) + 1
+        row = row_number(series, int(np.argmax(codes == place)))
         return f"{path}: column {series.name!r} has {what} like {texts[place]!r} in row {row}"
 
     if len(odd := held[pandas.to_numeric(held, errors="coerce").isna()]):
@@ -354,6 +379,7 @@ def mixed_reason(series: Any) -> str | None:
         return None
     others = f" and {len(words) - 1} more rows" if len(words) > 1 else ""
     return (
-        f"column {series.name!r} has numbers, and {shown(series.iloc[words[0]], 40)} in row {words[0] + 1}{others}: "
+        f"column {series.name!r} has numbers, and {shown(series.iloc[words[0]], 40)} in row "
+        f"{row_number(series, words[0])}{others}: "
         "leave these cells empty, or correct them"
     )

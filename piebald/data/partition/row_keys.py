@@ -11,6 +11,7 @@ import numpy as np
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.data.partition.split import Bools, Ints
 from piebald.data.partition.split_settings import SplitSettings
+from piebald.data.preparation.columns import row_number
 from piebald.data.preparation.written_forms import date_readings
 
 PARTS = ("train", "validation", "test")
@@ -102,8 +103,8 @@ def _refuse_gaps(series: Any, name: str) -> None:
     gaps = np.flatnonzero(series.isna().to_numpy())
     if len(gaps):
         raise SettingError(
-            f"column {name!r} divides the rows and has no value in row {gaps[0] + 1}{_others(len(gaps))}: fill it in, "
-            "or leave these rows out"
+            f"column {name!r} divides the rows and has no value in row {row_number(series, gaps[0])}"
+            f"{_others(len(gaps))}: fill it in, or leave these rows out"
         )
 
 
@@ -119,13 +120,14 @@ def _ranks(series: Any, name: str) -> Ints:
     """
     _refuse_gaps(series, name)
     kind = getattr(series.dtype, "kind", "O")
-    values = series if kind in "biufMm" else _dates(series.astype(str).str.strip(), name)
+    values = series if kind in "biufMm" else _dates(series, name)
     return np.unique(values.to_numpy(), return_inverse=True)[1].astype(np.int64)
 
 
-def _dates(texts: Any, name: str) -> Any:
+def _dates(series: Any, name: str) -> Any:
     import pandas
 
+    texts = series.astype(str).str.strip()
     dates = pandas.to_datetime(texts, format="ISO8601", errors="coerce", utc=True)
     readings = date_readings(texts) if dates.isna().any() else {}
     if len(readings) > 1:
@@ -136,8 +138,8 @@ def _dates(texts: Any, name: str) -> Any:
     dates = next(iter(readings.values()), dates)
     if len(gaps := np.flatnonzero(dates.isna().to_numpy())):
         raise SettingError(
-            f"column {name!r} has {shown(texts.iloc[gaps[0]], 40)} in row {gaps[0] + 1}{_others(len(gaps))}, which is "
-            "no date or number to sort by: write dates as 2024-12-31"
+            f"column {name!r} has {shown(texts.iloc[gaps[0]], 40)} in row {row_number(series, gaps[0])}"
+            f"{_others(len(gaps))}, which is no date or number to sort by: write dates as 2024-12-31"
         )
     return dates
 
@@ -150,6 +152,6 @@ def _parts(series: Any, name: str) -> Ints:
         row = int(np.flatnonzero(part.isna().to_numpy())[0])
         raise SettingError(
             f"column {name!r} must say train, validation or test in each row, got {shown(series.iloc[row], 40)} in row "
-            f"{row + 1}{_others(int(part.isna().sum()))}"
+            f"{row_number(series, row)}{_others(int(part.isna().sum()))}"
         )
     return np.asarray(part.to_numpy(dtype=np.int64))

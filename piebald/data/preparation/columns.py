@@ -40,6 +40,10 @@ _DAY = 86_400.0  # seconds
 _WORDS = "text"  # what the categories of coded text are called
 
 
+RowsOfFile = tuple[str | None, int, int]  # a name where there are several files, its rows, the number of the first
+ROWS = "rows"  # of which files, among the attributes of a table
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedTable:
     """How the columns of a table are written as float64 numbers [n, d], so that rows travel like any other inputs.
@@ -47,10 +51,14 @@ class CodedTable:
     Attributes:
         names: the columns, in order.
         values: the different values of columns of text, in order; their places stand for them.
+        labels: of the rows [n] in the index of the table that it was, None where they are numbered from 0.
+        files: which rows came from which file, see `row_number`.
     """
 
     names: tuple[str, ...]
     values: Mapping[str, tuple[str, ...]]
+    labels: NDArray[np.int64] | None = None
+    files: tuple[RowsOfFile, ...] = ()
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> tuple[Self, NDArray[np.float64]]:
@@ -65,19 +73,30 @@ class CodedTable:
             codes, different = factorized(series)
             values[str(name)] = tuple(different)
             numbers[:, place] = np.where(codes < 0, np.nan, codes)
-        return cls(tuple(map(str, frame.columns)), values), numbers
+        labels = frame.index.to_numpy()
+        numbered = labels.dtype.kind != "i" or np.array_equal(labels, np.arange(len(labels)))
+        files = frame.attrs.get(ROWS, ())
+        return cls(tuple(map(str, frame.columns)), values, None if numbered else labels, files), numbers
 
     def frame(self, numbers: NDArray[np.floating], index: NDArray[np.int64] | None = None) -> pd.DataFrame:
         """Return some rows [n, d] as a table: float64 numbers, and text with None for gaps.
 
         Args:
             numbers: the rows.
-            index: their row numbers in the whole table, for messages.
+            index: their places in the whole table, for messages.
         """
         import pandas as pd
 
         columns = {name: self.column(name, numbers[:, place]) for place, name in enumerate(self.names)}
-        return pd.DataFrame(columns, index=range(len(numbers)) if index is None else index, copy=False)
+        if index is None:
+            return pd.DataFrame(columns, index=range(len(numbers)), copy=False)
+        frame = pd.DataFrame(columns, index=self.labels_of(index), copy=False)
+        frame.attrs[ROWS] = self.files
+        return frame
+
+    def labels_of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the labels [n] of rows by their places."""
+        return places if self.labels is None else self.labels[places]
 
     def column(self, name: str, numbers: NDArray[np.floating]) -> Any:
         """Return some rows [n] of a column: float64 numbers, or coded text."""
@@ -116,7 +135,9 @@ class CodedRows:
         if isinstance(key, slice):
             return replace(self, rows=self.rows[key])
         numbers = self.numbers[:, self.table.names.index(key)][self.rows]
-        return pd.Series(self.table.column(key, numbers), index=self.rows, name=key, copy=False)
+        series = pd.Series(self.table.column(key, numbers), self.table.labels_of(self.rows), name=key, copy=False)
+        series.attrs[ROWS] = self.table.files
+        return series
 
 
 def coded_words(codes: NDArray[np.integer], words: Sequence[Any]) -> Any:
@@ -349,10 +370,21 @@ def _parsed(
     return np.asarray(numbers[codes])
 
 
-def row_number(series: pd.Series, row: int) -> int:
-    """Return the number of a row for messages, from 1: that in the whole table where the index has it."""
-    label = series.index[row]
-    return 1 + (int(label) if isinstance(label, int | np.integer) else row)
+def row_number(rows: pd.DataFrame | pd.Series, place: int) -> str:
+    """Return the number of a row for messages, as a spreadsheet shows it: of a file, also where rows were left out.
+
+    Args:
+        rows: of a table.  Their index has their places in the whole table, and `attrs[ROWS]` says in which file they
+            are; without it, rows are counted from 1.
+        place: of the row among them.
+    """
+    label = rows.index[place]
+    number = int(label) if isinstance(label, int | np.integer) else place
+    for name, count, first in rows.attrs.get(ROWS, ()):
+        if number < count:
+            return f"{number + first}{'' if name is None else f' of {name}'}"
+        number -= count
+    return str(number + 1)
 
 
 def _unusable(series: pd.Series, row: int, form: str) -> SettingError:

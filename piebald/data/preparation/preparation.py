@@ -270,7 +270,7 @@ class Preparation(Fields):
                     "category": "it counts as another",
                 }
                 yield (
-                    f"column {shown(column.name, 40)} has no value in row {int(np.argmax(gap)) + 1}"
+                    f"column {shown(column.name, 40)} has no value in row {row_number(frame, int(np.argmax(gap)))}"
                     f"{f' and in {int(gap.sum()) - 1} more rows' if gap.sum() > 1 else ''}, where training rows have "
                     f"one: {filled[column.kind]}"
                 )
@@ -279,7 +279,8 @@ class Preparation(Fields):
                 rows = np.flatnonzero([word is not None and word not in column.categories for word in words])
                 if len(rows):
                     yield (
-                        f"column {shown(column.name, 40)} has {shown(words[rows[0]], 40)} in row {rows[0] + 1}"
+                        f"column {shown(column.name, 40)} has {shown(words[rows[0]], 40)} in row "
+                        f"{row_number(frame, rows[0])}"
                         f"{f' and others in {len(rows) - 1} more rows' if len(rows) > 1 else ''}, which is none of "
                         f"the {len(column.categories)} categories that training rows have often: it counts as another"
                     )

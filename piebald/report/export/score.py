@@ -32,6 +32,16 @@ DATE = re.compile(
 )
 
 
+class UnfitValue(ValueError):
+    """A value that cannot be read, and the place of its row."""
+
+    def sentence(self, first: int = 1) -> str:
+        """Return what is wrong in which row, where the first one has this number."""
+        return f"{self.args[0]} in row {self.args[1] + first}"
+
+    __str__ = sentence
+
+
 class Scorer:
     """The model of a folder.
 
@@ -81,7 +91,7 @@ class Scorer:
         columns = [_numbers(_column(table, name), name, set()) for name in self.meaning["features"] or ()]
         for name, values in zip(self.meaning["features"], columns, strict=True):
             if np.isnan(values).any():
-                raise ValueError(f"column {name!r} has no value in row {int(np.argmax(np.isnan(values))) + 1}")
+                raise UnfitValue(f"column {name!r} has no value", int(np.argmax(np.isnan(values))))
         return np.stack(columns, 1).astype(np.float32)
 
     def _token_ids(self, texts: list[str], length: int) -> np.ndarray:
@@ -180,14 +190,14 @@ def _number(cell: str, name: str, row: int, gaps: set[str]) -> float:
     try:
         return float(cell)
     except ValueError:
-        raise ValueError(f"column {name!r} must have a number in each row, got {cell!r} in row {row + 1}") from None
+        raise UnfitValue(f"column {name!r} must have a number in each row, got {cell!r}", row) from None
 
 
 def _truth(cell: str, name: str, row: int, gaps: set[str]) -> float | None:
     if cell in GAPS | gaps:
         return None
     if cell.lower() not in TRUE | FALSE:
-        raise ValueError(f"column {name!r} must have true or false in each row, got {cell!r} in row {row + 1}")
+        raise UnfitValue(f"column {name!r} must have true or false in each row, got {cell!r}", row)
     return float(cell.lower() in TRUE)
 
 
@@ -205,7 +215,7 @@ def _date(cell: str, name: str, row: int) -> list[float]:
         year, month, day, hour, minute, second = map(int, numbers)
         moment = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
     except (AttributeError, ValueError):
-        raise ValueError(f"column {name!r} must have a date like 2024-05-31, got {cell!r} in row {row + 1}") from None
+        raise UnfitValue(f"column {name!r} must have a date like 2024-05-31, got {cell!r}", row) from None
     zone = timedelta(hours=int(hours), minutes=int(minutes)) * (-1 if sign == "-" else 1)
     moment += timedelta(seconds=float(fraction)) - zone
     parts = moment + timedelta(seconds=0.5)  # to the nearest second
@@ -276,6 +286,8 @@ def main() -> None:
         sys.exit("give the file of rows: python score.py rows.csv")
     try:
         predictions = Scorer(Path(__file__).parent).predict(read(sys.argv[1]))
+    except UnfitValue as error:
+        sys.exit(f"{sys.argv[1]}: {error.sentence(2)}")  # after the names of the columns
     except (OSError, ValueError) as error:
         sys.exit(f"{sys.argv[1]}: {error}")
     writer = csv.writer(sys.stdout)

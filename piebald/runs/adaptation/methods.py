@@ -223,7 +223,9 @@ class _Trial:
             trained = of or name
             (epochs,) = self.offer.epochs.get(trained, [0])
             fitted = self.fitted.get(trained, 0)
-            methods.append(AdaptationMethod(name, fitted, epochs, scores["loss"], value, test, gain, of, share))
+            methods.append(
+                AdaptationMethod(name, fitted, epochs, scores["loss"], value, test, gain, of, share)
+            )
         return methods
 
     def _score(self, vector: Tensor, split: Split) -> dict[str, float]:
