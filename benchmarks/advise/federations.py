@@ -8,7 +8,7 @@ Shakespeare in time, all others at random inside a client.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -108,6 +108,7 @@ def _rows(name: str) -> DataSet:
         "digits": _digits, "mnist": _mnist, "writers": _writers, "cifar10": _cifar10, "har": _har, "heart": _heart,
         "contraception": _contraception, "exam": _exam, "office": _office, "shakespeare": _shakespeare,
         "lecturers": _lecturers, "traffic": _traffic, "hsb": _hsb, "star": _star, "adult": _adult, "credit": _credit,
+        "tumours": data.breast_cancer, "marriages": _marriages, "visits": _visits, "voters": _voters,
     }  # fmt: skip
     return makers[name]()
 
@@ -170,7 +171,13 @@ def _table(name: str, client: str, target: Callable[[Any], Any], columns: tuple[
     import pandas
 
     frame = pandas.read_csv(_folder() / f"{name}.csv.gz")
-    frame = frame if drop is None else drop(frame)
+    return _encoded(name, frame if drop is None else drop(frame), client, target, columns)
+
+
+def _encoded(name: str, frame: Any, client: str, target: Callable[[Any], Any], columns: Sequence[str]) -> DataSet:
+    """A data frame as numbers: categories one by one, gaps filled, all of them standardised."""
+    import pandas
+
     y = target(frame)
     x = pandas.get_dummies(frame[list(columns)], dtype=float)
     gaps = x.isna()
@@ -270,6 +277,31 @@ def _credit() -> DataSet:
     )
 
 
+def _of_statsmodels(name: str) -> Any:
+    """A data frame that comes with statsmodels."""
+    import statsmodels.datasets
+
+    return getattr(statsmodels.datasets, name).load_pandas().data
+
+
+def _marriages() -> DataSet:
+    """Whether a woman has had an affair (Fair 1978), by her occupation."""
+    columns = ("rate_marriage", "age", "yrs_married", "children", "religious", "educ", "occupation_husb")
+    return _encoded("marriages", _of_statsmodels("fair"), "occupation", lambda frame: frame["affairs"] > 0, columns)
+
+
+def _visits() -> DataSet:
+    """Whether somebody saw a doctor in a year (RAND Health Insurance Experiment), by the rate of coinsurance."""
+    columns = ("idp", "lpi", "fmde", "physlm", "disea", "hlthg", "hlthf", "hlthp")
+    return _encoded("visits", _of_statsmodels("randhie"), "lncoins", lambda frame: frame["mdvis"] > 0, columns)
+
+
+def _voters() -> DataSet:
+    """Who was voted for in 1996 (American National Election Studies), by education."""
+    columns = ("TVnews", "selfLR", "ClinLR", "DoleLR", "age", "income", "logpopul")
+    return _encoded("voters", _of_statsmodels("anes96"), "educ", lambda frame: frame["vote"] == 1, columns)
+
+
 def _traffic() -> DataSet:
     """The flows of the ten apps with the most; those of one session stay together."""
     rows = data.traffic()
@@ -361,5 +393,9 @@ HELD_BACK = (
     Federation("star", "schools (star)", "star", by_owner("site")),
     Federation("adult", "occupations (Adult)", "adult", by_owner("site")),
     Federation("credit", "education (credit cards)", "credit", by_owner("site")),
+    Federation("tumours", "tumours, few rows each", "tumours", {"kind": "iid", "clients": 12}),
+    Federation("marriages", "occupations (Fair)", "marriages", by_owner("site")),
+    Federation("visits", "coinsurance (RAND HIE)", "visits", by_owner("site")),
+    Federation("voters", "education (ANES 1996)", "voters", by_owner("site")),
 )
 BY_NAME = {federation.name: federation for federation in (*FEDERATIONS, *HELD_BACK)}
