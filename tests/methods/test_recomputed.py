@@ -1,4 +1,4 @@
-"""Two rounds of personal methods, computed again from their papers' equations with nothing of Piebald's.
+"""Two rounds of personal methods, computed again from their papers' equations: only CGAU's unit is Piebald's.
 
 Four clients hold unequally many digits, of unlike classes; a batch is all rows of a client.  The programs of others in
 benchmarks/crosscheck are run on clients of equal sizes, where weights by examples and equal ones are the same.
@@ -23,6 +23,7 @@ import piebald
 from piebald import recipes
 from piebald.contracts import Rows
 from piebald.data.partition import Lists, PooledClients
+from piebald.models.gated import GatedUnit
 
 SIZES, LR, EPOCHS, ROUNDS, WIDTH, CLASSES = (30, 52, 20, 41), 0.2, 2, 2, 6, 10
 SHARES = torch.tensor(SIZES) / sum(SIZES)
@@ -270,7 +271,53 @@ def scaffold() -> Result:
     return w, [w] * 4
 
 
+def hdafl() -> Result:
+    """Yang et al. 2020, algorithm 1: the mean of the generic layers by rows, each client's own classifier."""
+    body, heads = START[:BODY], [START[BODY:]] * 4
+    for _ in range(ROUNDS):
+        ends = [trained(torch.cat([body, heads[k]]), k) for k in K]
+        body, heads = by_rows(ends)[:BODY], [end[BODY:] for end in ends]
+    return None, [torch.cat([body, head]) for head in heads]
+
+
+class Gated(nn.Module):
+    """A gated unit with a client's vectors, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unit, self.classifier = GatedUnit(64, WIDTH), nn.Linear(WIDTH, CLASSES)
+        drawn = torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for tensor in (self.unit.product.weight, *self.classifier.parameters()):
+                tensor.copy_(torch.randn(tensor.shape, generator=drawn) * 0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.unit(x))
+        return logits
+
+
+def cgau() -> Result:
+    """Rieger et al. 2020, section 3: h = tanh(W_f x + V_f c) sigmoid(W_g x + V_g c), all but c's V_f, V_g averaged."""
+    shapes = [part.shape for part in Gated().parameters()]  # V_f c, V_g c, both W as one, the head
+
+    def loss(w: Tensor, k: int) -> Tensor:
+        parts = w.split([shape.numel() for shape in shapes])
+        f, g, both, weight, bias = (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
+        x, own = X[k].double(), slice(0, WIDTH)
+        h = torch.tanh(x @ both[own].T + f) * torch.sigmoid(x @ both[WIDTH:].T + g)
+        return cross_entropy(h @ weight.T + bias, Y[k])
+
+    start = nn.utils.parameters_to_vector(Gated().parameters()).detach().double()
+    own, shared = [start[: 2 * WIDTH]] * 4, start[2 * WIDTH :]
+    for _ in range(ROUNDS):
+        ends = [trained(torch.cat([own[k], shared]), k, loss) for k in K]
+        own, shared = [end[: 2 * WIDTH] for end in ends], by_rows(ends)[2 * WIDTH :]
+    return None, [torch.cat([own[k], shared]) for k in K]
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"cgau": Gated}
 METHODS: dict[str, tuple[Callable[[], Result], dict[str, Any]]] = {
+    "hdafl": (hdafl, {}), "cgau": (cgau, {}),
     "ditto": (ditto, {"lam": 0.7, "personal_epochs": 2}), "apfl": (apfl, {"alpha": 0.3}),
     "fedrep": (fedrep, {"head_epochs": 3}), "fedbabu": (fedbabu, {"tune_epochs": 3}), "fedrod": (fedrod, {}),
     "pfedme": (pfedme, {"lam": 1.5, "eta": 0.2, "inner_steps": 3, "server_lr": 0.8}),
@@ -290,13 +337,15 @@ def test_two_rounds_are_those_of_the_papers_equations(name: str, tmp_path: Path)
         common=Rows(x[:0], y[:0]),
     )  # fmt: skip
     recipe = getattr(recipes, name)(lr=LR, epochs=EPOCHS, batch=max(SIZES), **settings)
+    network = NETWORKS.get(name, Network)()
+    start = nn.utils.parameters_to_vector(network.parameters()).detach().double()
     run = piebald.run(
-        recipe, clients, Network(), rounds=ROUNDS, evaluate_every=0, out=tmp_path / "run",
+        recipe, clients, network, rounds=ROUNDS, evaluate_every=0, out=tmp_path / "run",
         runtime=piebald.Simulator(workers=0, deterministic=True),
     )  # fmt: skip
     model, own = again()
     found = [nn.utils.parameters_to_vector(run.model(k).parameters()).detach().double() for k in K]
-    moved = min(float((one - START).abs().max()) for one in own)
+    moved = min(float((one - start).abs().max()) for one in own)
     assert moved > 0.01  # far more than what is compared
     for mine, other in zip(found, own, strict=True):
         assert float((mine - other).abs().max()) < 1e-6
