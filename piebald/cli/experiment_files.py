@@ -53,6 +53,7 @@ def common_options(settings: ExperimentSettings, plan: Plan) -> dict[str, Any]:
         "evaluate_clients": settings.evaluate.clients,
         "evaluate_split": settings.evaluate.split,
         "per_class": settings.evaluate.per_class,
+        "threshold": settings.evaluate.threshold,
         "loss": settings.loss,
         "metrics": settings.evaluate.metrics,
         "keep": settings.keep,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -312,6 +312,9 @@ class ClientContext(Protocol):
         client has [c].  Of a metric without a value for each row they are those of groups of rows, see
         `engines.scoring.pseudo_values`.
         """
+
+    def row_values(self, model: Tensor, split: Split, measure: Callable[[Any, Any], Tensor]) -> tuple[Tensor, Tensor]:
+        """Return what `row_scores` does, by a function of the outputs and targets of a client's rows with a target."""
 
     def constant_scores(self, constants: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Return what `score` and `row_scores` return of outputs that are the same for all rows of a client, [c, k]."""

@@ -23,6 +23,7 @@ LOWER_IS_BETTER = frozenset({
 })  # fmt: skip
 # those that are the mean of a share of each example, so that one changes them by one over their number at most
 SHARES = ("accuracy", "token_accuracy", "next_token_accuracy", "label_accuracy")
+REPLICATES = 30  # of a jackknife: a metric is computed once without each of so many groups of rows
 _OBJECT = "give torchmetrics' object of it (extra metrics), or a function of (outputs, targets)"
 ELSEWHERE = {  # names of scikit-learn, without "_", and what is the same here
     "accuracyscore": "accuracy",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,6 +88,9 @@ class EngineContext:
 
     def row_scores(self, model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         return self.engine.row_scores(self.stack.clients, model, split)
+
+    def row_values(self, model: Tensor, split: Split, measure: Callable[[Any, Any], Tensor]) -> tuple[Tensor, Tensor]:
+        return self.engine.row_values(self.stack.clients, model, split, measure)
 
     def constant_scores(self, constants: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         return self.engine.constant_scores(self.stack.clients, constants, split)

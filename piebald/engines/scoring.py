@@ -16,6 +16,7 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.losses import Loss
 from piebald.core.machine import moved
+from piebald.core.metrics import REPLICATES
 from piebald.core.objective import METRICS, OBJECTIVES, has_value_for_each
 from piebald.core.parameters import Layout
 from piebald.core.targets import IGNORED, TargetDomain
@@ -24,7 +25,6 @@ from piebald.engines.model_traits import Traits
 from piebald.engines.row_loader import Gathered, RowLoader
 from piebald.methods.client_work import ClientWork
 
-REPLICATES = 30  # of a jackknife: the metric is computed once without each of so many groups of rows
 _MOST_OUTPUTS = 2**24  # numbers, such as those of a language model, from which a jackknife would take minutes
 SCORE_ROWS = 2048  # rows in a forward pass that only scores: enough to be efficient, few enough for any activation
 
@@ -129,13 +129,17 @@ class ScoringEngine:
                 f"the loss {self.work.objective.name!r} compares rows and has no value for a single one, which is "
                 "needed here to choose among models: use another loss"
             )
-        (outputs,), targets, sizes = self._outputs(clients, [model], split)
-        return self._of_each_row(self.work.objective.loss, outputs, targets, sizes, each_loss)
+        return self.row_values(clients, model, split, self.work.objective.loss)
 
     def row_scores(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         """The main metric of each row, as `contracts.ClientContext.row_scores` describes."""
         (outputs,), targets, sizes = self._outputs(clients, [model], split)
         return self._of_each_row(self._main, outputs, targets, sizes, values_of_rows)
+
+    def row_values(self, clients: Sequence[int], model: Tensor, split: Split, measure: Any) -> tuple[Tensor, Tensor]:
+        """A measure of each row, as `contracts.ClientContext.row_values` describes."""
+        (outputs,), targets, sizes = self._outputs(clients, [model], split)
+        return self._of_each_row(measure, outputs, targets, sizes, each_loss)
 
     def constant_scores(
         self, clients: Sequence[int], constants: Tensor, split: Split

@@ -113,6 +113,8 @@ class Evaluation(Section):
         per_class: whether right and wrong answers are counted by class at the end; by default only in simulations.
         metrics: names of metrics, or "module:name", or tables of a name and settings, the main metric first; chosen by
             the targets by default.
+        threshold: the criterion of thresholds of two classes, such as "f1" or "sensitivity=0.9", which are chosen on
+            validation rows and at which models are scored beside a half; none by default.
     """
 
     every: int = Field(default=1, ge=0)
@@ -120,6 +122,7 @@ class Evaluation(Section):
     split: Split = "test"
     per_class: bool | None = None
     metrics: list[Text | dict[str, Any]] | None = Field(default=None, min_length=1)
+    threshold: Text | None = None
 
 
 class TuneSection(Section):

@@ -382,20 +382,22 @@ def scores_of(runs: Sequence[History], model: str | None = None) -> Scores:
     for place, run in enumerate(runs):  # runs without a seed of their own pair with no other
         seeds.append(-1 - place if run.repetition is None or run.repetition in seeds else run.repetition)
     rows: dict[tuple[int, str], NDArray[np.float64]] = {}
+    errors: dict[tuple[int, str], float] = {}
     for row, run in enumerate(runs):
         single = run.values_of_rows("rows" if model is None else model)
-        judged = {client["client"]: client[run.split] or 0 for client in run.clients}
+        row_errors = run.naive("rows" if model is None else model, "standard_error")
+        errors |= {(seeds[row], run.names[client]): error for client, error in row_errors.items()}
         for client, value in (run.per_client if model is None else run.naive(model)).items():
             column, name = names[run.names[client]], run.names[client]
             values[row, column], trained[row, column] = value, client in run.judged or model is not None
             # the smallest number over runs: the noise is never understated
-            size = judged.get(client, 0)
+            size = run.judged_rows.get(client, 0)
             sizes[column] = min(size, sizes[column] or size)
             if client in single and np.isclose(single[client].mean(), value, rtol=1e-4, atol=1e-4):
                 rows[seeds[row], name] = single[client]
     counted = runs[0].metric == COUNTED
     known = sizes.tolist() if (sizes[np.isfinite(values).any(0)] > 0).all() else ()
-    return Scores(values, list(names), seeds, trained, known, rows, counted)
+    return Scores(values, list(names), seeds, trained, known, rows, errors, counted)
 
 
 def bounds_of(metric: str, values: Sequence[NDArray[np.float64]]) -> tuple[float, float] | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from piebald.core.thresholds import CRITERIA, LEAST
 from piebald.report.comparison import Comparison
 from piebald.report.naive import imbalance
 from piebald.report.page.wording import MetricFormat, count, is_significant, megabytes, names, plural
@@ -21,7 +22,9 @@ def notes(comparison: Comparison) -> list[str]:
     """Sentences without which the verdict would be misread: what it holds for, imbalance, and who has few rows."""
     sentences = [
         comparison.verdict.meaning() if comparison.verdict else "",
+        without_rows(comparison),
         imbalance(comparison.runs),
+        at_thresholds(comparison),
         unequal(comparison),
     ]
     table = next(iter(comparison.scores.values()), None)
@@ -29,6 +32,51 @@ def notes(comparison: Comparison) -> list[str]:
         few = [name for name, vote in zip(table.clients, table.votes, strict=True) if vote < 1]
         sentences.append(f"With fewer than {FULL_VOTE} judged rows, {names(few)} count in proportion to them.")
     return [sentence for sentence in sentences if sentence]
+
+
+def without_rows(comparison: Comparison) -> str:
+    """Who keeps methods from being compared for other rows of the clients at hand; empty where they are."""
+    leads = comparison.verdict.leads.values() if comparison.verdict else ()
+    if all(lead is None or lead.noise == "rows" for lead in list(leads)[1:]):
+        return ""
+    lacking = dict[str, None]()
+    for table in comparison.scores.values():
+        for place, seed in enumerate(table.seeds):
+            scored = [name for name, value in zip(table.clients, table.values[place], strict=True) if value == value]
+            with_error = table.rows.keys() | table.errors.keys()
+            lacking |= dict.fromkeys(name for name in scored if not table.counted and (seed, name) not in with_error)
+        lacking |= dict.fromkeys(table.clients if table.counted and not len(table.sizes) else ())
+    if not lacking:
+        return ""
+    have = "has" if len(lacking) == 1 else "have"
+    return (
+        f"What other rows of these clients would change is not known of {MetricFormat(comparison.metric).name}: "
+        f"{names(sorted(lacking))} {have} no standard error of it, as it takes more rows, or the site tells none."
+    )
+
+
+def at_thresholds(comparison: Comparison) -> str:
+    """The scores at thresholds that validation rows chose, beside those at a half; empty without thresholds."""
+    criterion = next((str(run.meta["threshold"]) for run in comparison.runs if run.threshold_scores), "")
+    metric = criterion.partition("=")[0].strip()
+    clauses, without = [], dict[str, None]()
+    for label, runs in comparison.by_label.items() if criterion else ():
+        scores_of_clients = [scores for run in runs for scores in run.threshold_scores.values()]
+        parts = []
+        for name in [metric] if metric in CRITERIA else LEAST:
+            shown = MetricFormat(name)
+            at, half = (
+                mean([scores[column] for scores in scores_of_clients if column in scores])
+                for column in (name, f"{name} at 0.5")
+            )
+            parts.append(f"{shown.value(at)} {shown.name} ({shown.value(half)} at a half)")
+        clauses += [f"{label} has {' and '.join(parts)}"] if scores_of_clients else []
+        scored = [run.names[client] for run in runs for client in run.per_client]
+        without |= dict.fromkeys(name for name in scored if not any(name in run.threshold_scores for run in runs))
+    if not clauses:
+        return ""
+    lacking = f"; none at {names(list(without))}, which lack validation rows of both classes" if without else ""
+    return f"At the threshold for {criterion} on each client's validation rows, {'; '.join(clauses)}{lacking}."
 
 
 def progress(comparison: Comparison) -> str:

@@ -60,6 +60,7 @@ class Scores:
         trained: which clients took part in training, [clients] or [seeds, clients]; all by default.
         sizes: the number of rows behind the values of each client [clients]; empty where that is not known.
         rows: the values of single rows [n] by seed and client, whose mean is the value of the cell.
+        errors: by seed and client the standard error of the value for other rows, where single rows are not known.
         counted: whether each value is the share of rows that are right, so that its noise follows from `sizes`.
 
     Raises:
@@ -77,6 +78,7 @@ class Scores:
     trained: NDArray[np.bool_] | None = None
     sizes: Sequence[int] = ()
     rows: Mapping[tuple[int, str], Floats] = field(default_factory=dict)
+    errors: Mapping[tuple[int, str], float] = field(default_factory=dict)
     counted: bool = False
 
     def __post_init__(self) -> None:

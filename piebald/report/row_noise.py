@@ -8,7 +8,8 @@ On a row both methods have a score, of accuracies 0 or 1, and the variance of a 
 differences over its n rows: rows on which both are right or both wrong add nothing (McNemar 1947; the mean over clients
 is its stratified form).  Metrics of all rows of a client together, such as an area under a curve, have values of rows
 from a jackknife (`engines.scoring.pseudo_values`).  Where single rows are not known the variance of an accuracy is
-taken for that of two shares, at most (p (1 - p) + q (1 - q)) / n, which finds less.  Clients count by their votes
+taken for that of two shares, at most (p (1 - p) + q (1 - q)) / n, and that of another metric for the sum of the squares
+of both standard errors, which sites tell (`methods.queries.row_scores`); both find less.  Clients count by their votes
 (`Scores.votes`), so the variance of the mean is the sum of those of clients, weighed by the squares of their shares.
 One row more, at any client, on which the two disagree is added to accuracies, since no disagreement on few rows is not
 known without error (Agresti and Min 2005).  With three seeds and more, the variance of the seeds' means is added; with
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.core.arguments import Count, checked
+from piebald.core.metrics import REPLICATES
 from piebald.report.crossed_effects import ERROR_RATE, SEEDS_FOR_INTERVAL
 from piebald.report.paired import Difference, Scores
 
@@ -113,12 +115,16 @@ def _of_client(
         tables = [np.mean(gaps, axis=0)] if len({len(gap) for gap in gaps}) == 1 else gaps
         rows, disagreement = min(map(len, tables)), float(np.mean([(gap**2).mean() for gap in tables]))
         return float(np.mean([_variance(gap, mean) for gap in tables])), max(1, rows - 1), rows, disagreement
-    if not (a.counted and b.counted):
-        return None
     # rows are the same under every seed, so averaging over seeds does not reduce their noise
     p, q = (float(_cells(scores, seeds, [name]).mean()) for scores in (a, b))
     rows = min(_size(a, name), _size(b, name))
-    return row_error(p, q, rows) ** 2, np.inf, rows, 0.0
+    if a.counted and b.counted:
+        return row_error(p, q, rows) ** 2, np.inf, rows, 0.0
+    squares = [[_standard_error(scores, seed, name) ** 2 for seed in seeds] for scores in (a, b)]
+    values = min(rows, REPLICATES)
+    if values < 2 or not np.isfinite(squares).all():
+        return None
+    return float(np.mean(squares, axis=1).sum()) + _off_centre(p - q, values, mean), values - 1, rows, 0.0
 
 
 def row_error(a: float, b: float, rows: float) -> float:
@@ -129,13 +135,26 @@ def row_error(a: float, b: float, rows: float) -> float:
     return float(max(np.sqrt((a * (1 - a) + b * (1 - b)) / rows), 1 / rows))
 
 
+def _standard_error(scores: Scores, seed: int, name: str) -> float:
+    """The standard error of a client's value for other rows: as it was told, or from single rows; NaN if unknown."""
+    rows = scores.rows.get((seed, name))
+    from_rows = float(np.std(rows, ddof=1) / len(rows) ** 0.5) if rows is not None and len(rows) > 1 else np.nan
+    return scores.errors.get((seed, name), from_rows)
+
+
 def _variance(gaps: Floats, mean: float) -> float:
-    """The variance of the mean of some rows' differences [n]; that of few rows is taken around all clients' mean.
+    """The variance of the mean of some rows' differences [n]; that of few rows is taken around all clients' mean."""
+    spread = float(((gaps - gaps.mean()) ** 2).sum() / max(1, len(gaps) - 1) / len(gaps))
+    return spread + _off_centre(float(gaps.mean()), len(gaps), mean)
+
+
+def _off_centre(gap: float, rows: int, mean: float) -> float:
+    """The variance that a client's mean difference gets from lying off the mean of all clients, if its rows are few.
 
     Two rows that are right by luck would otherwise be as sure as two hundred.
     """
-    centre = (gaps.sum() + _PRIOR * mean) / (len(gaps) + _PRIOR)
-    return float(((gaps - centre) ** 2).sum() / max(1, len(gaps) - 1) / len(gaps))
+    centre = (rows * gap + _PRIOR * mean) / (rows + _PRIOR)
+    return float((gap - centre) ** 2) / max(1, rows - 1)
 
 
 def _size(scores: Scores, name: str) -> int:

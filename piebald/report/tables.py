@@ -23,6 +23,7 @@ from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import RunFolderError, SettingError, unknown
 from piebald.core.metrics import SHARES
 from piebald.core.objective import METRICS
+from piebald.core.thresholds import METRICS as METRICS_AT_THRESHOLDS
 from piebald.report.class_rows import ClassRow, Counts, class_rows, matrices
 from piebald.report.learning_curves import Over, Point
 from piebald.report.page.markup import html_table
@@ -149,8 +150,9 @@ class History:
 
     @cached_property
     def row_scores(self) -> list[dict[str, Any]]:
-        """One row for each client and answer that needs no model ("naive", "naive_of_all") by each metric, and for the
-        single rows that its own model scored ("rows"); `row_values` is read by `storage.row_values.unpacked`.
+        """One row for each client and answer that needs no model ("naive", "naive_of_all") by each metric, for the
+        single rows that its own model scored ("rows"), and for its scores at thresholds ("at_threshold", "at_half");
+        `row_values` is read by `storage.row_values.unpacked`.
         """
         return self._store.rows("row_score")
 
@@ -314,6 +316,18 @@ class History:
         )
         return rows[0]["value"] if rows else None
 
+    @cached_property
+    def judged_rows(self) -> dict[int, int]:
+        """The number of rows behind each client's metric; as a site told it with the scores where rows are at sites."""
+        scored = self._store.query(
+            "SELECT client, max(version), examples FROM score WHERE split = ? AND client IS NOT NULL AND version <= ?"
+            " AND examples IS NOT NULL GROUP BY client",
+            self.split,
+            self._final_version,
+        )
+        counted = {row["client"]: row[self.split] for row in self.clients if row[self.split] is not None}
+        return {row["client"]: int(row["examples"]) for row in scored} | counted
+
     @property
     def _final_version(self) -> int:
         """The version that the run ended with; later evaluations do not count."""
@@ -359,6 +373,18 @@ class History:
         """The main metric of each judged row [n] of each client, by its own model or by an answer that needs none."""
         rows = self._single(answer, self.metric, version)
         return {row["client"]: unpacked(row["row_values"]) for row in rows if row["row_values"] is not None}
+
+    @cached_property
+    def threshold_scores(self) -> dict[str, dict[str, float]]:
+        """The scores of each client's model, by the client's name, at its threshold, as "f1", and at a half, as "f1 at
+        0.5".  Clients without validation rows of both classes are missing; empty without `threshold` of `run`.
+        """
+        scores: dict[str, dict[str, float]] = {}
+        for model, suffix in (("at_threshold", ""), ("at_half", " at 0.5")):
+            for metric in METRICS_AT_THRESHOLDS:
+                for client, value in self.naive(model, metric).items():
+                    scores.setdefault(self.names[client], {})[f"{metric}{suffix}"] = value
+        return scores
 
     def _single(self, *about: Any) -> list[dict[str, Any]]:
         """The rows of `row_scores` about a model, a metric and a version, None for the last one."""

@@ -34,7 +34,7 @@ from piebald.storage.run_folder import read_chosen_model, read_fitted, write_fit
 from piebald.storage.store import RunStore
 from piebald.report.page.wording import names
 from piebald.report.tables import History
-from piebald.runs.thresholds import best_threshold, parsed, rates
+from piebald.core.thresholds import best_threshold, checked_criterion, rates
 from piebald.models.prediction import HOTTEST, OutputMeaning, Predictor, RawInputs
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.serve_stack import personal_model
@@ -251,24 +251,28 @@ class Run(History):
         Raises:
             SettingError: there is no such criterion, there are not two classes, or no validation rows of both here.
         """
-        parsed(criterion)
         number = None if client is None else self._number_of_model(client)
-        whose = "global" if number is None else "all clients" if pooled else f"client {number}"
-        name = f"{whose}, threshold for {criterion.replace(' ', '')}"
-        kept = None if self.path is None else read_fitted(self.path, self._version, name)
-        if kept is not None and 0 < kept < 1:
-            return kept
-        judged = range(len(self._clients)) if number is None or pooled else [number]
-        parts = [self._leads(place, "validation", by_global=number is None) for place in judged]
-        leads, positive = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        chosen = best_threshold(leads, positive, criterion)
+        chosen = self._threshold(checked_criterion(criterion), number, pooled)
         if chosen is None:
-            who = "the clients have" if len(judged) > 1 else f"{self.client_names[judged[0]]} has"
+            who = f"{self.client_names[number]} has" if number is not None and not pooled else "the clients have"
             raise SettingError(
                 f"threshold needs validation rows of both classes, and {who} not both: give more with validation in "
                 "[split], or take one for all clients with pooled"
             )
-        if self.path is not None:
+        return chosen
+
+    def _threshold(self, criterion: str, number: int | None, pooled: bool) -> float | None:
+        """Return the best threshold, as `threshold` does; None without validation rows of both classes."""
+        whose = "global" if number is None else "all clients" if pooled else f"client {number}"
+        name = f"{whose}, threshold for {criterion}"
+        stored = None if self.path is None else read_fitted(self.path, self._version, name)
+        if stored is not None and 0 < stored < 1:
+            return stored
+        judged = range(len(self._clients)) if number is None or pooled else [number]
+        parts = [self._leads(place, "validation", by_global=number is None) for place in judged]
+        leads, positive = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        chosen = best_threshold(leads, positive, criterion)
+        if self.path is not None and chosen is not None:
             write_fitted(self.path, self._version, name, chosen)
         return chosen
 
@@ -281,16 +285,31 @@ class Run(History):
             split: of the rows that are scored; thresholds are chosen on validation rows in any case.
 
         Returns:
-            A row for each client that has rows, by name: its `threshold`, its `rows`, and for each of accuracy,
-            balanced_accuracy, f1, sensitivity and specificity the value there and, as "f1 at 0.5", at a half.
+            A row for each client that has rows, and validation rows of both classes, by name: its `threshold`, its
+            `rows`, and for each of accuracy, balanced_accuracy, f1, sensitivity and specificity the value there and, as
+            "f1 at 0.5", at a half.  Sites keep their rows and thresholds, and tell the scores where the run was started
+            with this criterion (`threshold` of `run`).
+
+        Raises:
+            SettingError: see `threshold`, or sites were not asked for these scores.
         """
         import pandas as pd
 
+        criterion = checked_criterion(criterion)
+        if isinstance(self._clients, RowsAtSites) and self._clients.elsewhere:
+            stated = self.meta.get("threshold")
+            same = criterion == (stated or "").replace(" ", "")
+            if pooled or split != self.split or not same:
+                raise SettingError(
+                    "rows and thresholds are at the sites, which tell scores only by the threshold of the run's "
+                    f"[evaluate], {stated!r} here, on its {self.split} rows and not pooled"
+                )
+            return pd.DataFrame.from_dict(self.threshold_scores, orient="index")
         table = {}
         for number, name in enumerate(self.client_names):
             leads, positive = self._leads(number, split)
-            if len(leads):
-                chosen = self.threshold(criterion, number, pooled=pooled)
+            chosen = self._threshold(criterion, number, pooled) if len(leads) else None
+            if chosen is not None:
                 at, half = (rates(np.array([cut]), leads, positive) for cut in (np.log(chosen / (1 - chosen)), 0.0))
                 table[name] = {"threshold": chosen, "rows": len(leads), **{metric: at[metric][0] for metric in at}}
                 table[name] |= {f"{metric} at 0.5": half[metric][0] for metric in half}

@@ -20,7 +20,9 @@ Metrics = Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 
 _ALWAYS_RECORDED = ("rounds", "seed", "runtime", "checkpoint_every", "label", "settings")
 # Folders of earlier versions lack some of these.
-_RECORDED = ("stop", "keep", "unseen", "longest_step", "max_examples", "max_weight", "trackers", "per_class")
+_RECORDED = (
+    "stop", "keep", "unseen", "longest_step", "max_examples", "max_weight", "trackers", "per_class", "threshold",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class RunOptions:
     max_weight: float = 1.0
     trackers: Sequence[str | Tracker | Mapping[str, Any]] = ()
     per_class: bool | None = None
+    threshold: str | None = None
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any], **settings: Any) -> Self:
@@ -107,6 +110,7 @@ class RunOptions:
             "keep": self.keep if isinstance(self.keep, str) else dict(self.keep),
             "unseen": self.unseen if isinstance(self.unseen, int | float) else list(self.unseen),
             "longest_step": self.longest_step,
+            "threshold": self.threshold,
             "max_examples": self.max_examples,
             "max_weight": self.max_weight,
         }

@@ -52,7 +52,7 @@ from piebald.runs.missing_inputs import models_without_inputs
 from piebald.runs.options import RunOptions
 from piebald.runtimes.base import RuntimeSettings
 from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
-from piebald.server.evaluation import class_query, row_query
+from piebald.server.evaluation import class_query, row_query, threshold_query
 from piebald.server.result_checks import LONGEST_STEP
 from piebald.settings.plugins import needed_by, objective_named
 from piebald.version import __version__
@@ -218,7 +218,8 @@ def _measuring(
     clients_asked = min(options.evaluate_clients or len(clients), len(clients)) if interval else 0
     count = class_query(options.per_class, work, clients, options.evaluate_split, clients_asked, runtime.simulates)
     rows = row_query(work, clients, options.evaluate_split, clients_asked, runtime.simulates)
-    return EvaluationPlan(query, interval, options.evaluate_clients, common, higher, validate, count, rows)
+    thresholds = threshold_query(options.threshold, work, clients, options.evaluate_split, clients_asked)
+    return EvaluationPlan(query, interval, options.evaluate_clients, common, higher, validate, count, rows, thresholds)
 
 
 def _meta(

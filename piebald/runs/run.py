@@ -63,6 +63,7 @@ def run(
     evaluate_clients: Count | None = None,
     evaluate_split: Split = "test",
     per_class: bool | None = None,
+    threshold: str | None = None,
     keep: Keep | Mapping[str, Any] = "last",
     unseen: float | Sequence[str] = 0,
     checkpoint_every: Count | None = None,
@@ -105,6 +106,9 @@ def run(
         evaluate_split: the split to evaluate on.
         per_class: count each client's rows by class and by what its model takes them for, at the end, see
             `Run.class_errors`; by default in simulations of at most 1,000 clients and 100 classes.
+        threshold: of two classes, score each client's model at the end at the threshold that is best on the client's
+            validation rows by "accuracy", "balanced_accuracy" or "f1", or that leaves a least share, "sensitivity=0.9"
+            or "specificity=0.9"; see `Run.at_thresholds`.
         keep: the models that the run ends with: those after the "last" server step; the "best" ones, from the evaluated
             version with the lowest loss on all clients' validation rows; or "best_for_each" client the last global
             model, that of its cluster, its personal, a fine-tuned, a mixed, or a local one trained alone with the same
@@ -146,7 +150,7 @@ def run(
         metrics=USERS.mark(metrics), evaluate_every=evaluate_every, evaluate_clients=evaluate_clients,
         evaluate_split=evaluate_split, keep=keep, unseen=unseen, checkpoint_every=checkpoint_every, label=label,
         settings=settings, longest_step=longest_step, max_examples=max_examples, max_weight=max_weight,
-        trackers=read(trackers, USERS), per_class=per_class,
+        trackers=read(trackers, USERS), per_class=per_class, threshold=threshold,
     )  # fmt: skip
     plan = prepare(recipe, clients, model, options)
     if out is None and plan.runtime.simulates and (plan.work.initial_state() or plan.work.layout.private):

@@ -12,9 +12,11 @@ from piebald.contracts import SERVER_ID, Clients, Personalizes, Query, Result, S
 from piebald.core.cohort_matrix import weighted_mean
 from piebald.core.errors import SettingError
 from piebald.core.randomness import select
+from piebald.core.thresholds import checked_criterion
 from piebald.methods.client_work import ClientWork
 from piebald.methods.queries.confusion import Confusion, counted
 from piebald.methods.queries.row_scores import NO_VALUE, Naive, NaiveScores, RowScores
+from piebald.methods.queries.threshold_scores import ThresholdScores
 from piebald.server.cluster_models import ClusterModels
 from piebald.server.cluster_state import ClusterModel, ModelSnapshot
 from piebald.server.records import TableRow
@@ -49,11 +51,12 @@ class EvaluationPlan:
     validate: Query | None = None
     count: Confusion | None = None
     rows: RowScores | None = None
+    thresholds: ThresholdScores | None = None
 
     @property
     def asked(self) -> list[Query]:
         """All that clients may be asked."""
-        queries = (self.query, self.validate, self.count, self.rows) if self.every else ()
+        queries = (self.query, self.validate, self.count, self.rows, self.thresholds) if self.every else ()
         return [query for query in queries if query is not None and query.asked_of != "itself"]
 
     def is_due(self, version: int, rounds: int | None, last: bool) -> bool:
@@ -69,8 +72,9 @@ class EvaluationPlan:
         return pairs if self.common is None else [*pairs, (SERVER_ID, self.common)]
 
     def counting(self, known: int, seed: int) -> list[tuple[int, Query]]:
-        """The same clients, each with the query about classes; none where nothing is counted."""
-        return [] if self.count is None else [(client, self.count) for client in self._evaluated_clients(known, seed)]
+        """The same clients, each with the queries about classes and thresholds; none where nothing is asked."""
+        queries = [query for query in (self.count, self.thresholds) if query is not None]
+        return [(client, query) for query in queries for client in self._evaluated_clients(known, seed)]
 
     def row_scoring(self, known: int, seed: int) -> list[tuple[int, Query]]:
         """The same clients, each with the query about single rows; none where nothing is asked."""
@@ -173,6 +177,36 @@ def class_query(
     return None
 
 
+def threshold_query(
+    criterion: str | None, work: ClientWork, clients: Clients, split: Split, asked: int
+) -> ThresholdScores | None:
+    """The query about scores at clients' own thresholds, None where no criterion is given.
+
+    Args:
+        criterion: what is best on validation rows, see `core.thresholds.best_threshold`.
+        work, clients, split, asked: as for `class_query`.
+
+    Raises:
+        SettingError: there is no such criterion, or nothing can be chosen by it.
+    """
+    if criterion is None:
+        return None
+    criterion, reason = checked_criterion(criterion), None  # before the query, whose refusal names itself
+    if not asked:
+        reason = "needs evaluations: set evaluate_every to 1 or more"
+    elif not work.objective.classifies or len(clients.classes or ()) != 2 or tuple(work.outputs) != (2,):
+        reason = "needs two classes, and a model with an output for each"
+    elif split == "validation":
+        reason = "is chosen on validation rows, so that other rows must be scored: set evaluate_split to 'test'"
+    elif work.choice is not None:
+        reason = f"does not fit keep = {work.choice.kind!r}, with which each client is judged by another kind of model"
+    elif all(clients.size(client, "validation") == 0 for client in range(len(clients))):
+        reason = "needs validation rows but no client has any: give [split] validation = 0.1"
+    if reason is not None:
+        raise SettingError(f"threshold {reason}, or leave it out")
+    return ThresholdScores(split=split, criterion=criterion)
+
+
 def row_query(work: ClientWork, clients: Clients, split: Split, asked: int, simulates: bool) -> RowScores | None:
     """The query about single rows and constant answers, None where there is nothing to ask.
 
@@ -192,8 +226,9 @@ def row_query(work: ClientWork, clients: Clients, split: Split, asked: int, simu
         naive = "median" if "absolute_error" in objective.metrics else "mean"
     elif objective.name in ("multilabel", "survival"):
         naive = "labels" if objective.name == "multilabel" else "equal"
-    if not simulates:
-        return NaiveScores(split=split, naive=naive) if naive else None
+    if not simulates:  # the standard error of an accuracy follows from its number of rows
+        errors = main is not None and objective.metric != "accuracy"
+        return NaiveScores(split=split, rows=errors, naive=naive) if naive or errors else None
     counts = [clients.counts(client, "train") for client in range(len(clients))] if naive == "classes" else []
     of_all = tuple(map(sum, zip(*[row for row in counts if row], strict=True))) if None not in counts else ()
     asked_of_rows = main is not None or naive is not None
@@ -204,7 +239,7 @@ def rows_of_scores(answers: Sequence[Result], version: int, work: ClientWork) ->
     """Answers to the query as rows of the table `row_score`."""
     rows = list[TableRow]()
     for answer in answers:
-        if answer.update is None or not isinstance(answer.task.query, RowScores):
+        if answer.update is None or not isinstance(answer.task.query, RowScores | ThresholdScores):
             continue
         about = {"version": version, "client": answer.task.client, "split": answer.task.query.split}
         for name, value in answer.update.metrics.items():

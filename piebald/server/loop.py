@@ -396,13 +396,13 @@ class ServerLoop:
             self.watch(RoundProgress(self.version, means))
 
     def _count_classes(self) -> None:
-        """Ask for answers by class and row by row, of the models that the run may end with."""
+        """Ask for answers by class, at thresholds and row by row, of the models that the run may end with."""
         answers = self.ask_for_report(self.evaluation.counting(self.known, self.work.seed))
         self.recorder.confusion(confusion_rows(answers, self.version, self.work))
         asked = [self._asking(*request) for request in self.evaluation.row_scoring(self.known, self.work.seed)]
         # an extra for the report: where targets or metrics are of an unknown kind the run goes on without it
         singles, _ = self._queries.usable_answers(asked)
-        self.recorder.row_scores(rows_of_scores(singles, self.version, self.work))
+        self.recorder.row_scores(rows_of_scores([*answers, *singles], self.version, self.work))
 
     def ask_for_report(self, requests: Sequence[tuple[int, Query]]) -> list[Result]:
         """The usable answers of clients to queries about their own clusters' models; why others fail is recorded."""

@@ -147,6 +147,7 @@ class RunMeta(TypedDict, total=False):
     metric: str
     metrics: list[str | dict[str, Any]] | None
     per_class: bool | None
+    threshold: str | None
     higher_is_better: bool
     model: str
     layout: list[list[Any]]

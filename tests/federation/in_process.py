@@ -30,6 +30,7 @@ class InProcess(RuntimeSettings):
     Attributes:
         experiment: the experiment, as the terms hold it.
         site: the settings of every site, as JSON.
+        at_once: whether sites work at the same time; metrics of all rows, which are objects, take one at a time.
     """
 
     kind: ClassVar[str] = "in_process_sites"
@@ -37,16 +38,18 @@ class InProcess(RuntimeSettings):
 
     experiment: dict[str, Any]
     site: str
+    at_once: bool = True
 
     def open(self, work: ClientWork, clients: Clients) -> InProcessSites:
-        return InProcessSites(work, clients, self.experiment, SiteSettings.model_validate_json(self.site))
+        settings = SiteSettings.model_validate_json(self.site)
+        return InProcessSites(work, clients, self.experiment, settings, self.at_once)
 
 
 class InProcessSites:
     """See `contracts.Runtime`."""
 
     def __init__(
-        self, work: ClientWork, clients: Clients, experiment: Mapping[str, Any], settings: SiteSettings
+        self, work: ClientWork, clients: Clients, experiment: Mapping[str, Any], settings: SiteSettings, at_once: bool
     ) -> None:
         names = [str(clients.names[client]) for client in range(len(clients))]
         body = json.loads(terms(work, experiment, names, names, clients.classes))
@@ -57,7 +60,7 @@ class InProcessSites:
             prepared = SiteWork(credentials, settings, Path("."), local=True)(body)
             assert settings.policy.reject_reason(prepared.work) is None
             self.runners.append(TaskRunner(prepared, settings.policy, "cpu"))
-        self._threads = ThreadPoolExecutor(len(names))
+        self._threads = ThreadPoolExecutor(len(names) if at_once else 1)
         self._done: list[Result] = []
 
     def submit(self, tasks: Sequence[Task], sum_request: SumRequest | None = None) -> None:
@@ -115,6 +118,6 @@ class Adapted(nn.Module):
         return made
 
 
-def in_process(made: ExperimentSettings, **site: Any) -> InProcess:
+def in_process(made: ExperimentSettings, at_once: bool = True, **site: Any) -> InProcess:
     """The runtime for an experiment."""
-    return InProcess(experiment=made.table(), site=json.dumps(site))
+    return InProcess(experiment=made.table(), site=json.dumps(site), at_once=at_once)

@@ -14,7 +14,6 @@ import torch
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
 from piebald.contracts import ClientContext, Task, TrainInput, TrainOutput, Update
-from piebald.core.errors import SettingError
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.client_work import ClientWork
@@ -101,7 +100,7 @@ def test_queries_that_are_not_allowed_get_no_answer() -> None:
 
 
 def test_a_site_says_how_its_most_frequent_class_scores_and_nothing_of_single_rows() -> None:
-    query, plan = NaiveScores(naive="classes"), prepared({"name": "fedavg"})
+    query, plan = NaiveScores(naive="classes", rows=True), prepared({"name": "fedavg"})
     task = Task(1, 0, 0, {"model": plan.work.initial[: plan.work.layout.shared]}, query)
     answer, _, _ = TaskRunner(SiteClient(plan.work, plan.clients, 0), Policy(), "cpu").serve(task, None)
     assert answer is not None
@@ -116,8 +115,12 @@ def test_a_site_says_how_its_most_frequent_class_scores_and_nothing_of_single_ro
     ):
         refused = TaskRunner(SiteClient(plan.work, plan.clients, 0), policy, "cpu").serve(task, None)[1]
         assert says in (refused or "")
-    with pytest.raises(SettingError):
-        NaiveScores(naive="classes", rows=True)  # type: ignore[arg-type]
+    right = (judged == most).double()
+    assert answer.metrics["naive/standard_error"] == pytest.approx(float(right.std() / len(right) ** 0.5))
+    hiding = TaskRunner(SiteClient(plan.work, plan.clients, 0), Policy(least_rows=2), "cpu").serve(task, None)[0]
+    assert hiding is not None
+    assert sorted(hiding.metrics) == ["naive/accuracy"]  # with noise, and nothing without
+    assert hiding.metrics != {"naive/accuracy": answer.metrics["naive/accuracy"]}
 
 
 def test_counts_by_class_leave_a_site_only_where_its_policy_names_them() -> None:

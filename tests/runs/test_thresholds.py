@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ from sklearn.model_selection import TunedThresholdClassifierCV
 import piebald
 from piebald import models
 from piebald.core.errors import SettingError
-from piebald.runs.thresholds import best_threshold
+from piebald.core.thresholds import best_threshold
+from piebald.report.findings import notes
+from piebald.report.page.report_page import render
+from piebald.runs.run import opened
 
 SCORES: dict[str, Any] = {
     "accuracy": accuracy_score,
@@ -134,3 +138,45 @@ def test_what_has_no_threshold_is_told_in_one_sentence(trained: Any) -> None:
     run = piebald.run("fedavg", clients(3), model, rounds=1)
     with pytest.raises(SettingError, match="a threshold is for two classes"):
         run.threshold("f1")
+
+
+def test_an_experiment_asks_for_thresholds_and_the_comparison_says_what_they_change(tmp_path: Path) -> None:
+    """Two runs of an experiment's settings say the same as `at_thresholds`, beside other results and on the page."""
+    made = piebald.compare(
+        [piebald.recipes.local(lr=0.2), piebald.recipes.fedavg(lr=0.2, epochs=5)], clients(),
+        models.build_model("logistic", (1,), 2), rounds=4, threshold="sensitivity = 0.8", out=tmp_path / "both",
+    )  # fmt: skip
+    fedavg = next(run for run in made.runs if run.label == "fedavg")
+    with opened(fedavg.path, clients(), models.build_model("logistic", (1,), 2)) as run:
+        assert run.meta["threshold"] == "sensitivity = 0.8"
+        table = run.at_thresholds("sensitivity=0.8")
+    assert pd.DataFrame(fedavg.threshold_scores).T.to_numpy() == pytest.approx(table.iloc[:, 2:].to_numpy(), abs=1e-6)
+    means = {name: f"{100 * table[name].mean():.1f}%" for name in table}
+    said = (
+        f"fedavg has {means['sensitivity']} sensitivity ({means['sensitivity at 0.5']} at a half) and "
+        f"{means['specificity']} specificity ({means['specificity at 0.5']} at a half)."
+    )
+    (sentence,) = [note for note in notes(made) if note.startswith("At the threshold for sensitivity = 0.8")]
+    assert sentence.endswith(said)
+    assert said in render(made)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"threshold": "f2"}, "^threshold must be one of accuracy"),
+        ({"evaluate_every": 0}, "^threshold needs evaluations"),
+        ({"evaluate_split": "validation"}, "^threshold is chosen on validation rows"),
+        ({"keep": "best_for_each"}, "^threshold does not fit keep = 'best_for_each'"),
+    ],
+)
+def test_a_run_that_can_have_no_thresholds_is_refused_before_training(options: dict[str, Any], says: str) -> None:
+    model = models.build_model("logistic", (1,), 2)
+    with pytest.raises(SettingError, match=says):
+        piebald.run("fedavg", clients(), model, rounds=1, **{"threshold": "f1"} | options)
+    with pytest.raises(SettingError, match="threshold needs two classes"):
+        piebald.run("fedavg", clients(3), models.build_model("logistic", (1,), 3), rounds=1, threshold="f1")
+
+
+def test_where_scores_are_no_numbers_there_is_no_threshold() -> None:
+    assert best_threshold(np.array([np.nan, 1.0]), np.array([False, True]), "f1") is None

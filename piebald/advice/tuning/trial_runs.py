@@ -41,6 +41,7 @@ _OWN = (
     "label",
     "settings",
     "per_class",
+    "threshold",
 )
 _WHOLE = ("unseen", "stop")  # of a run whose length or clients are not those of the others
 OPTIONS = tuple(field.name for field in fields(RunOptions) if field.name not in (*_OWN, *_WHOLE))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -13,6 +14,7 @@ from piebald.contracts import (
     Personalizes,
     Query,
     ResultForm,
+    Rows,
     Split,
     TrainInput,
     TrainOutput,
@@ -21,9 +23,12 @@ from piebald.contracts import (
 )
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
+from piebald.core.metrics import SHARES
+from piebald.core.targets import TargetDomain
 
 NO_VALUE = float(torch.finfo(torch.float32).min)  # behind the last row, since answers must be finite
 NAIVE, NAIVE_OF_ALL = "naive", "naive_of_all"
+STANDARD_ERROR = "standard_error"
 Naive = Literal["classes", "labels", "median", "mean", "equal"]
 
 
@@ -100,25 +105,42 @@ class RowScores(Query):
 
 
 class NaiveScores(RowScores):
-    """Score all rows by the answer that is the same for every row, from the client's own training rows.
+    """Score all rows by the answer that is the same for every row, and tell how far other rows would move the scores.
 
-    A site answers with the means that it would give of a model, and says nothing of single rows.  They tell the share
-    of its most frequent class, so that the same policy and limits hold as for other scores of a model.
+    A site answers with the means that it would give of a model and, instead of single rows, with the standard error of
+    the main metric by its own model and by that answer, as "rows/standard_error": one number, which holds also for
+    metrics of all rows together (`engines.scoring.pseudo_values`).  The scores tell the share of its most frequent
+    class, so the same policy and limits hold as for other scores of a model, and noise where the site hides rows.
 
     Attributes:
-        split, rows, naive, of_all: see `RowScores`; `rows` is False, and `of_all` empty.
+        split, rows, naive, of_all: see `RowScores`; `of_all` is empty.
     """
 
     asked_of: ClassVar[Literal["clients", "server", "itself"]] = "clients"
 
-    rows: Literal[False] = False
+    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        output = super().answer(inputs, context, trainer)
+        errors = {
+            f"{model}/{STANDARD_ERROR}": torch.stack([_standard_error(row[row != NO_VALUE]) for row in rows])
+            for model, rows in output.vectors.items()
+        }
+        return replace(output, vectors={}, metrics={**output.metrics, **errors})
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         names = {f"{NAIVE}/{metric}" for metric in ("loss", *spec.objective.metrics)}
-        return ResultForm({}, names, rows[self.split], 0)
+        return ResultForm({}, names | {f"{model}/{STANDARD_ERROR}" for model in ("rows", NAIVE)}, rows[self.split], 0)
 
     def most_asked(self, hides: bool) -> int:
         return 10 if hides else 100
 
+    def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
+        counted = max(int(TargetDomain().known_rows(rows.y).sum()), 1)
+        return {f"{NAIVE}/{name}": 1 / counted for name in SHARES}
+
     def fewest_rows(self, answer: Update) -> int | None:
         return answer.examples or None
+
+
+def _standard_error(values: Tensor) -> Tensor:
+    """The standard error of the mean of values [n], NaN of fewer than two."""
+    return values.std() / len(values) ** 0.5 if len(values) > 1 else values.new_tensor(torch.nan)

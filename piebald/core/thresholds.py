@@ -19,6 +19,7 @@ from piebald.core.errors import SettingError
 Floats = NDArray[np.float64]
 CRITERIA = ("accuracy", "balanced_accuracy", "f1")
 LEAST = ("sensitivity", "specificity")  # of which the other one is the best that leaves this one at least a share
+METRICS = (*CRITERIA, *LEAST)
 
 
 def best_threshold(leads: Floats, positive: NDArray[np.bool_], criterion: str) -> float | None:
@@ -30,7 +31,7 @@ def best_threshold(leads: Floats, positive: NDArray[np.bool_], criterion: str) -
         criterion: one of `CRITERIA`, or, as "sensitivity=0.9", the least value of one of `LEAST`.
 
     Returns:
-        A probability; None without rows of both classes.
+        A probability; None without rows of both classes, or where scores are no numbers.
 
     Raises:
         SettingError: there is no such criterion.
@@ -43,7 +44,7 @@ def best_threshold(leads: Floats, positive: NDArray[np.bool_], criterion: str) -
         0.29
     """
     name, least = parsed(criterion)
-    if positive.all() or not positive.any():
+    if positive.all() or not positive.any() or not np.isfinite(leads).all():
         return None
     values = np.unique(leads)
     cuts = np.concatenate([[values[0] - 1], (values[1:] + values[:-1]) / 2, [values[-1] + 1]])
@@ -89,3 +90,9 @@ def parsed(criterion: str) -> tuple[str, float | None]:
         f"threshold must be one of {', '.join(CRITERIA)}, or a least share such as sensitivity=0.9 or "
         f"specificity=0.9, got {criterion!r}"
     )
+
+
+def checked_criterion(criterion: str) -> str:
+    """Return a criterion as it is written everywhere, without spaces; raise a `SettingError` where there is no such."""
+    parsed(criterion)
+    return criterion.replace(" ", "")
