@@ -9,9 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from piebald.contracts import Clients, DismissesSites, Query, Runtime, Split
+import torch
+
+from piebald.contracts import Clients, DismissesSites, Query, Rows, Runtime, Split
 from piebald.core.errors import SettingError
+from piebald.data.clients.prepared import SitesPrepared, preparation_of
+from piebald.data.clients.sites import SiteClients
 from piebald.data.preparation.preparation import Preparation
+from piebald.experiments.clients import wants_preparation
 from piebald.experiments.file import ExperimentSettings
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
@@ -90,20 +95,24 @@ def open_sites(
         settings = QuestionExperiment.load(file, [*flags, "recipe.name=fedavg"])
     if settings.extractor is not None:
         raise SettingError(f"{subject} are of rows as sites have them, and extractor changes them: leave it out")
-    preparation = agreed(settings, masks) if agreed is not None and settings.asks_sites else None
+    preparation, blank = None, None
+    if agreed is not None and settings.asks_sites:
+        preparation = agreed(settings, masks)
+    elif agreed is not None and (blank := _blank_values(settings)) is not None:
+        preparation = blank.preparation
 
     def as_read(loaded: QuestionExperiment) -> QuestionExperiment:
         return loaded.as_in_the_source() if preparation is None else loaded.with_agreed(preparation)
 
     settings = as_read(settings)
-    plan = settings.plan()
+    plan = settings.plan(blank)
     recipes = tuple(plan.recipes.values())
     # the terms name what is trained, so that sites may compare them with those of a run
     recipe = question_recipe(recipes[0], tuple(masks))
     if recipe is None:
         recipe = fedavg().with_(transforms=tuple(masks))
         settings = as_read(QuestionExperiment.load(file, [*flags, "recipe={ name = 'fedavg' }"]))
-        plan = settings.plan()
+        plan = settings.plan(blank)
     ready = prepare(recipe, plan.clients, plan.model, RunOptions(seed=settings.first_seed, runtime=plan.runtime))
     stated = tuple(question.stated() for question in questions(settings, ready.clients))
     runtime = ready.runtime.open(replace(ready.work, questions=stated, trains=False), ready.clients)
@@ -120,6 +129,23 @@ def _values_at_sites(settings: ExperimentSettings, masks: Sequence[SecureAggrega
     if settings.wanted.tokenizer is not None:
         raise SettingError("statistics of sites read no text: leave tokenizer and length out of [prepare]")
     return agreed_at_sites(settings, masks).as_values()
+
+
+def _blank_values(settings: ExperimentSettings) -> SitesPrepared | None:
+    """Return the clients of a table on this machine, which read its values alike and are asked as sites are.
+
+    None where rows are at sites already, or in no table.
+    """
+    if settings.rows_at_sites or not wants_preparation(settings):
+        return None
+    clients = settings.model_copy().clients()  # which keep what they agree on for a training
+    if (agreed := preparation_of(clients)) is None:
+        return None
+    values, y = agreed.as_values(), torch.zeros(1, dtype=torch.float32 if clients.classes is None else torch.int64)
+    blank = Rows(torch.zeros(1, len(values.columns)), y)
+    sites = SiteClients(clients.names, blank, clients.classes).divided_by(settings.split)
+    sites.elsewhere = False  # each process reads the table
+    return SitesPrepared(sites, values)
 
 
 def statistics_of_sites(
