@@ -26,6 +26,7 @@ from piebald.settings.toml_document import Document, dumps
 _CLASSES = 20  # classes that are named
 _ONE_HOT = 20  # categories that become a column each
 _LISTED = 4  # names in a sentence
+_TOKENS = 512  # that usual pretrained networks read at most
 _FEW = 5  # rows whose values are the same by chance
 _TELLS = 0.99  # share of rows whose target or site a column tells
 
@@ -112,7 +113,7 @@ _PREPARATIONS = {
     "number": "standard score",
     "boolean": "0 and 1",
     "date": "elapsed days and parts",
-    "text": "none: leave it out, or give numbers",
+    "text": "none: left out, or token ids",
     "identifier": "none: left out",
 }
 _GAP_CODES = {
@@ -198,6 +199,13 @@ def _of_column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> lis
                 break
         if len(names) > 1 and all(len(values) == 1 for values in held.values()) and series.nunique() == len(names):
             sentences.append(f"column {name!r} has another value at each site, so that it names the site")
+    if kind == "text":
+        longest = int(series.dropna().astype(str).str.split().str.len().max())
+        length = min(1 << longest.bit_length(), _TOKENS)  # a word is a token at least
+        sentences.append(
+            f"column {name!r} has free text and is left out: features = [{name!r}] in [data], prepare = {{ tokenizer = "
+            f"'distilbert-base-uncased', length = {length} }} and a pretrained model read it, and no other column"
+        )
     if kind in ("category", "identifier") and (reason := mixed_reason(series)):
         sentences.append(reason)
     if kind == "number" and series.nunique() > 2:

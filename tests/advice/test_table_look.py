@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from piebald.advice.table_look import TableLook, look_at_table
 from piebald.cli import main
 from piebald.core.errors import SettingError
+from piebald.data.preparation import PrepareSettings
 
 
 def patients(rows: int = 240) -> pd.DataFrame:
@@ -140,6 +142,20 @@ def test_a_table_is_asked_about_in_one_line(file: Path, capsys: pytest.CaptureFi
     (file.parent / "some.toml").write_text("rounds = 1\n")
     assert main(["advise", "some.toml", *columns]) == 2
     assert "are for a table, which some.toml is not: leave them out" in capsys.readouterr().err
+
+
+def test_free_text_is_left_out_and_told_how_it_is_read(tmp_path: Path) -> None:
+    note = "the patient has pain in the left arm since the fall of last week and sleeps badly at night"
+    texts = [" ".join(np.random.default_rng(row).permutation(note.split())) for row in range(240)]
+    patients().assign(note=texts).to_csv(tmp_path / "t.csv", index=False)
+    seen = look_at_table(tmp_path / "t.csv", client="hospital", target="ill")
+    (told,) = [sentence for sentence in seen.warnings if "'note'" in sentence]
+    assert "note" not in tomllib.loads(seen.experiment)["data"]["features"]
+    assert "'note' has free text and is left out: features = ['note'] in [data]" in told
+    (asked,) = re.findall(r"prepare = \{.*?\}", told)
+    settings = PrepareSettings(**tomllib.loads(asked)["prepare"])
+    assert settings.tokenizer == "distilbert-base-uncased"
+    assert settings.length == 32  # of 18 words, each of which is a token at least
 
 
 @pytest.mark.parametrize(

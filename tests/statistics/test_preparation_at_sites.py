@@ -332,6 +332,7 @@ def test_sites_make_the_same_token_ids_each_with_its_own_file(tmp_path: Path) ->
         assert isinstance(ids, torch.Tensor)
         assert ids.dtype == torch.int64
         assert sorted(ids.tolist()) == sorted(agreed.transform(tables[name]).tolist())
+        assert site.clients.rows(site.client, "train").x is ids  # no task prepares them again
     write_tokenizer(tmp_path / "east" / "own.json", [*WORDS[:3], *reversed(WORDS[3:])])
     tokens._tokenizer.cache_clear()
     with pytest.raises(SettingError, match="its rows cannot be used for this run"):
