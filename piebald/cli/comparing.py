@@ -8,8 +8,10 @@ from typing import Any
 from piebald.cli.printing import print_table
 from piebald.core.plain_text import printable
 from piebald.report.comparison import Comparison
+from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.findings import notes
 from piebald.report.page.wording import MINUS, MetricFormat, is_significant, megabytes, names
+from piebald.report.row_noise import row_differences
 
 _WIDTH = 80
 _SHORTEST = 8  # letters of a label
@@ -82,7 +84,10 @@ def _notes(comparison: Comparison, rows: list[dict[str, Any]]) -> list[str]:
         "range": f"\N{PLUS-MINUS SIGN} half the range of two {repeats}: an interval needs three",
         "one seed": "one seed has no interval: give seeds = [0, 1, 2]",
     }
-    lines = [f"{'; '.join(meaning[kind] for kind in sorted(kinds))}; * differs clearly from {base}."]
+    explained = [meaning[kind] for kind in sorted(kinds)]
+    if any(is_significant(row) for row in comparison.paired(base)):
+        explained.append(f"* differs clearly from {base}")
+    lines = [f"{'; '.join(explained)}."] if explained else []
     untrained = [row for row in rows if row["untrained"]]
     if untrained:
         each = ", ".join(f"{row['label']} {shown.value(row['mean_all'])}" for row in untrained[:4])
@@ -97,7 +102,7 @@ def _notes(comparison: Comparison, rows: list[dict[str, Any]]) -> list[str]:
 def _losers(comparison: Comparison, base: str) -> str:
     """Return the clients that score worse with the best other label than with the base, by name."""
     best = next((label for label in comparison.ranking() if label != base), None)
-    if best is None or base not in comparison.scores:
+    if best is None or base not in comparison.scores or not comparison.per_client(best, base):
         return ""
     sign, shown = (1 if comparison.higher_is_better else -1), MetricFormat(comparison.metric)
     gains = comparison.gain_of_each(best, base)
@@ -105,7 +110,11 @@ def _losers(comparison: Comparison, base: str) -> str:
     if not behind:
         return f"No client scores worse with {best} than with {base}."
     listed = [f"{name} ({_plain(shown.difference(gains[name]))})" for name in behind]
-    return f"Worse with {best} than with {base}, in the mean over seeds: {names(listed)}."
+    seeds = ", in the mean over seeds" if comparison.scores[best].values.shape[0] > 1 else ""
+    gaps = row_differences(comparison.scores[best], comparison.scores[base])
+    tested = [gaps[name].p * len(behind) for name in behind if name in gaps]
+    chance = ", none beyond the chance of its rows" if len(tested) == len(behind) and min(tested) >= ERROR_RATE else ""
+    return f"Worse with {best} than with {base}{seeds}: {names(listed)}{chance}."
 
 
 def _wrapped(text: str) -> str:

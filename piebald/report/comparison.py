@@ -125,7 +125,7 @@ class Comparison:
         """The verdict of the scores on the labels; None where no client was evaluated."""
         alone = self.made_by("local")
         sent = {row["label"]: 1e6 * (row["mb_up"] + row["mb_down"]) for row in self.summary()}
-        return ScoreVerdict.of(self.scores, self.metric, self.higher_is_better, alone, self.naive, sent)
+        return ScoreVerdict.of(self.scores, self.metric, self.higher_is_better, alone, self.naive, sent, self.labels)
 
     @cached_property
     def naive(self) -> dict[str, Scores]:
@@ -242,12 +242,12 @@ class Comparison:
 
         Only seeds and clients that both labels have are compared, each with itself, see `report.verdict.compared`;
         `noise` is "rows" where that holds for other rows of these clients, "clients" for other clients.  A positive
-        difference is an improvement if a higher metric is better.  Intervals and p hold for all comparisons with the
-        base together; below 0.05 the two labels differ clearly.
+        difference is an improvement if a higher metric is better.  Intervals and p hold for as many comparisons
+        together as the verdict makes; below 0.05 the two labels differ clearly.
         """
         self._check_label(base)
         bounds = bounds_of(self.metric, [table.values for table in self.scores.values()])
-        rows, rivals = [], len(self.scores) - 1
+        rows, rivals = [], max(1, self.verdict.comparisons) if self.verdict else 1
         for label, table in self.scores.items():
             gap = compared(table, self.scores[base], rivals) if base in self.scores and label != base else None
             if gap is not None:

@@ -23,15 +23,31 @@ def notes(comparison: Comparison) -> list[str]:
     sentences = [
         comparison.verdict.meaning() if comparison.verdict else "",
         without_rows(comparison),
+        partly_scored(comparison),
         imbalance(comparison.runs),
         at_thresholds(comparison),
         unequal(comparison),
     ]
     table = next(iter(comparison.scores.values()), None)
-    if table is not None and (table.votes < 1).any() and len(set(table.votes)) > 1:
-        few = [name for name, vote in zip(table.clients, table.votes, strict=True) if vote < 1]
-        sentences.append(f"With fewer than {FULL_VOTE} judged rows, {names(few)} count in proportion to them.")
+    votes = {} if table is None else dict(zip(table.clients, table.votes, strict=True))
+    # one without rows has no vote, nor a score
+    if (few := [name for name, vote in votes.items() if 0 < vote < 1]) and len(set(votes.values())) > 1:
+        verb = "counts" if len(few) == 1 else "count"
+        sentences.append(f"With fewer than {FULL_VOTE} judged rows, {names(few)} {verb} in proportion to them.")
     return [sentence for sentence in sentences if sentence]
+
+
+def partly_scored(comparison: Comparison) -> str:
+    """Which methods lack a score at clients that others have one at; empty where all have the same clients."""
+    clients = {
+        label: {run.names[client] for run in runs for client in run.per_client}
+        for label, runs in comparison.by_label.items()
+        if label in comparison.scores
+    }
+    everyone = set[str]().union(*clients.values())
+    lacking = {label: sorted(everyone - scored) for label, scored in clients.items() if everyone - scored}
+    listed = "; ".join(f"{label} has no score at {names(missing)}" for label, missing in lacking.items())
+    return f"{listed}: methods are ranked and compared by the clients that they share." if listed else ""
 
 
 def without_rows(comparison: Comparison) -> str:

@@ -236,12 +236,21 @@ def difference(a: Scores, b: Scores, *, untrained: bool = False, comparisons: in
         return None
     effects = CrossedEffects.of(cells[None], _votes(a, b))
     error, p = float(effects.error[0]), min(1.0, comparisons * float(effects.p()[0]))
-    return Difference(*effects.ends(0, comparisons), None if np.isnan(error) else error, p)
+    mean, low, high, seeds, clients, kind = effects.ends(0, comparisons)
+    low, high = within_shares(low, high, a, b)
+    return Difference(mean, low, high, seeds, clients, kind, None if np.isnan(error) else error, p)
+
+
+def within_shares(low: float, high: float, a: Scores, b: Scores) -> tuple[float, float]:
+    """Return the ends of an interval of a difference, of shares none beyond -1 and 1, whatever Student's t says."""
+    return (max(low, -1.0), min(high, 1.0)) if a.counted and b.counted else (low, high)
 
 
 @checked
 def ranking(scores: Mapping[str, Scores], higher_is_better: bool = True, *, untrained: bool = False) -> list[str]:
-    """The labels that have a value, the best mean first, on the seeds that all have; ties keep the order of `scores`.
+    """The labels that have a value, the best mean first, on the seeds and clients that all have.
+
+    A method without a score where others do badly does not lead by that.  Ties keep the order of `scores`.
 
     Examples:
         >>> scores = {"local": Scores([[0.5, 0.75]], "ab"), "fedavg": Scores([[0.75, 0.75]], "ab")}
@@ -250,12 +259,31 @@ def ranking(scores: Mapping[str, Scores], higher_is_better: bool = True, *, untr
     """
     common = common_seeds(list(scores.values()))
     tables = {label: table.of_seeds(common) if common else table for label, table in scores.items()}
-    means = {
-        label: average.mean
-        for label, table in tables.items()
-        if (average := level(table, untrained=untrained) or level(scores[label], untrained=untrained)) is not None
-    }
+    shared, means = _shared(tables, untrained), dict[str, float]()
+    for label, table in scores.items():
+        tries = (level(part, untrained=untrained) for part in (shared.get(label, table), tables[label], table))
+        if (average := next(filter(None, tries), None)) is not None:
+            means[label] = average.mean
     return sorted(means, key=lambda label: -means[label] if higher_is_better else means[label])
+
+
+def _shared(tables: Mapping[str, Scores], untrained: bool) -> dict[str, Scores]:
+    """The scores of each method that has some, at the clients and seeds at which all of them do; empty if at none."""
+    cells = {label: table.cells(untrained) for label, table in tables.items()}
+    scored = {
+        label: {(table.seeds[row], table.clients[column]) for row, column in np.argwhere(np.isfinite(cells[label]))}
+        for label, table in tables.items()
+    }
+    common = set.intersection(*([places for places in scored.values() if places] or [set()]))
+    if not common:
+        return {}
+    kept = {
+        label: [[(seed, client) in common for client in table.clients] for seed in table.seeds]
+        for label, table in tables.items()
+    }
+    return {
+        label: replace(table, values=np.where(kept[label], table.values, np.nan)) for label, table in tables.items()
+    }
 
 
 def common_seeds(tables: Sequence[Scores]) -> list[int]:

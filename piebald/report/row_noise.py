@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from piebald.core.arguments import Count, checked
 from piebald.core.metrics import REPLICATES
 from piebald.report.crossed_effects import ERROR_RATE, SEEDS_FOR_INTERVAL
-from piebald.report.paired import Difference, Scores
+from piebald.report.paired import Difference, Scores, within_shares
 
 Floats = NDArray[np.float64]
 COUNTED = "accuracy"  # the metric whose standard error follows from the number of rows
@@ -87,12 +87,15 @@ def row_difference(a: Scores, b: Scores, *, comparisons: Count = 1) -> Differenc
         of_seeds = float(np.var(per_seed, ddof=1)) / len(per_seed)
         variance, uncertain = variance + of_seeds, uncertain + of_seeds**2 / (len(per_seed) - 1)
     freedom = min(variance**2 / uncertain, _MOST_FREEDOM) if uncertain else _MOST_FREEDOM
+    # no variance is known better than by all rows together: two rows that agree prove nothing
+    freedom = min(freedom, max(1.0, float(sizes.sum()) - 1))
     error = float(np.sqrt(variance))
     half = float(stdtrit(freedom, 1 - ERROR_RATE / 2 / comparisons)) * error
+    low, high = within_shares(mean - half, mean + half, a, b)
     # seeds that contradict each other, and are too few for a variance, leave no claim
     agree = len({float(np.sign(gap)) for gap in per_seed} - {0.0}) < 2 or len(per_seed) >= SEEDS_FOR_INTERVAL
     p = min(1.0, comparisons * float(2 * stdtr(freedom, -abs(mean) / error))) if agree and mean and error else 1.0
-    return Difference(mean, mean - half, mean + half, len(per_seed), len(names), "interval", error, p, "rows")
+    return Difference(mean, low, high, len(per_seed), len(names), "interval", error, p, "rows")
 
 
 def row_differences(a: Scores, b: Scores) -> dict[str, Difference]:

@@ -15,7 +15,7 @@ Statistics 1984.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +91,7 @@ class ScoreVerdict:
         below_naive: the methods whose mean is worse than that answer's, with their means.
         comparisons: of the leader with others, for all of which together intervals and p values hold.
         sent: bytes that each method sends, both ways; None where that is not known.
+        unscored: the methods without any score, of which nothing can be said.
     """
 
     metric: str
@@ -103,6 +104,7 @@ class ScoreVerdict:
     below_naive: Mapping[str, float] = field(default_factory=dict)
     comparisons: int = 1
     sent: Mapping[str, float | None] = field(default_factory=dict)
+    unscored: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -113,6 +115,7 @@ class ScoreVerdict:
         alone: str | None = None,
         naive: Mapping[str, Scores] | None = None,
         sent: Mapping[str, float | None] | None = None,
+        tried: Sequence[str] = (),
     ) -> ScoreVerdict | None:
         """The verdict on scores by label; None where there are none.
 
@@ -120,6 +123,7 @@ class ScoreVerdict:
             scores: of the methods.
             metric, higher_is_better, alone, sent: see the attributes.
             naive: scores of answers that need no model, by their names.
+            tried: all methods, also those that are not in `scores`.
         """
         plain = {name: table for name, table in (naive or {}).items() if table.present}
         over = leads(scores, higher_is_better, extra=len(plain))
@@ -133,9 +137,11 @@ class ScoreVerdict:
         comparisons = len(over) - 1 + len(plain)
         gap = compared(scores[leader], plain[order[0]], comparisons) if order else None
         alone = alone if alone in over else None
+        unscored = [label for label in dict.fromkeys([*scores, *tried]) if label not in over]
         return cls(
-            metric, higher_is_better, over, means[leader], alone, best_naive, gap, worse, comparisons, sent or {}
-        )
+            metric, higher_is_better, over, means[leader], alone, best_naive, gap, worse, comparisons, sent or {},
+            unscored,
+        )  # fmt: skip
 
     @property
     def leader(self) -> str:
@@ -151,6 +157,11 @@ class ScoreVerdict:
     def behind(self) -> list[str]:
         """The methods that are clearly behind the leader."""
         return [label for label in self.leads if label not in self.near]
+
+    @property
+    def apart(self) -> list[str]:
+        """The methods that share no client and seed with the leader, of which nothing can be said beside it."""
+        return [label for label, lead in self.leads.items() if lead is None and label != self.leader]
 
     @property
     def over_alone(self) -> Difference | None:
@@ -184,6 +195,8 @@ class ScoreVerdict:
         else:
             first = f"{self.leader} is {gains}; it leads at {value}" if gains else f"{self.leader} leads at {value}"
         rest = [self._near_clause()] if len(self.leads) > 1 else []
+        if self.unscored:
+            rest.append(f"{names(self.unscored)} {'has' if len(self.unscored) == 1 else 'have'} no score")
         return "; ".join(filter(None, [self._doubt(shown), first, *rest]))
 
     def title(self) -> str:
@@ -224,28 +237,36 @@ class ScoreVerdict:
         """The comparison that no method clearly wins."""
         if not (rivals := self._rivals(shown)):
             return ""
-        worse = [f"{label} ({shown.value(mean)})" for label, mean in self.below_naive.items() if label != self.leader]
+        worse = [f"{label} ({shown.value(mean)})" for label, mean in self.below_naive.items()]
         below = f"; worse than that: {names(worse)}" if worse and self.naive is not None else ""
         return f"No method is clearly better than {' or '.join(rivals)}{below}"
 
     def _rivals(self, shown: MetricFormat) -> list[str]:
         """Training alone and the best answer without a model, where the leader is not clearly better."""
         rivals = []
-        if self.alone is not None and len(self.leads) > 1 and not self._is_gain(self.over_alone) and not self.too_few:
+        beside = self.alone is not None and self.alone not in self.apart and len(self.leads) > 1
+        if beside and not self._is_gain(self.over_alone) and not self.too_few:
             rivals.append("training alone")
         if self.naive is not None and not self.beats_naive:
             rivals.append(f"always {self.naive[0]} ({shown.value(self.naive[1])})")
         return rivals
 
     def _near_clause(self) -> str:
-        near, behind = self.near[1:], self.behind
+        clauses = [self._compared_clause()] if len(self.apart) < len(self.leads) - 1 else []
+        verb = "shares" if len(self.apart) == 1 else "share"
+        clauses += [f"{names(self.apart)} {verb} no client and seed with it"] if self.apart else []
+        return "; ".join(clauses)
+
+    def _compared_clause(self) -> str:
+        """Who is not clearly behind the leader, or else who is."""
+        near, behind = [label for label in self.near[1:] if label not in self.apart], self.behind
         if self.too_few:
             lead = next(lead for label, lead in self.leads.items() if label != self.leader and lead is not None)
             verb = "is" if lead.clients == 1 else "are"
             return f"{plural(lead.clients, 'client')} {verb} too few to say who is behind it"
         if not near:
             return f"{names(behind)} {'is' if len(behind) == 1 else 'are'} clearly behind it"
-        least = cheapest(self.near, self.sent)
+        least = cheapest([self.leader, *near], self.sent)
         listed = names(sorted(near, key=lambda label: label != least))
         clause = f"{listed} {'is' if len(near) == 1 else 'are'} not clearly behind it"
         if least is None or least == self.leader:
@@ -255,7 +276,8 @@ class ScoreVerdict:
 
     def meaning(self) -> str:
         """The scope of intervals and of "clearly"; empty where nothing was compared."""
-        noises = {lead.noise for label, lead in self.leads.items() if label != self.leader and lead is not None}
+        others = [self.over_naive, *(lead for label, lead in self.leads.items() if label != self.leader)]
+        noises = {lead.noise for lead in others if lead is not None}
         if not noises:
             return ""
         of = {"rows": "other rows of these clients", "clients": "other clients"}
@@ -267,10 +289,11 @@ class ScoreVerdict:
         return {
             "sentence": self.sentence(),
             "leader": self.leader,
-            "not_clearly_behind": self.near[1:],
+            "not_clearly_behind": [label for label in self.near[1:] if label not in self.apart],
             "clearly_behind": self.behind,
             "naive": None if self.naive is None else {"answer": self.naive[0], self.metric: self.naive[1]},
             "beats_naive": self.beats_naive,
+            "unscored": list(self.unscored),
         }
 
 

@@ -47,8 +47,10 @@ def test_headlines_hold_for_any_scores(first: int) -> None:
         text = verdict.sentence()
         assert (verdict.near, verdict.leader) == (near, ranked[0])
         assert text.startswith(f"{ranked[0]} {'leads' if len(ranked) > 1 else 'ends'} at")
-        assert ("clearly behind it" in text) == (len(ranked) > 1 and not verdict.too_few)
-        assert ("not clearly behind" in text) == (len(near) > 1 and not verdict.too_few)
+        beside = len(ranked) - len(verdict.apart)
+        assert ("clearly behind it" in text) == (beside > 1 and not verdict.too_few)
+        assert ("not clearly behind" in text) == (len(near) - len(verdict.apart) > 1 and not verdict.too_few)
+        assert ("no client and seed with it" in text) == bool(verdict.apart)
         winners += len(near) == 1 < len(ranked)
         for label in ranked:
             found = level(scores[label], bounds=(0.0, 1.0))
@@ -130,10 +132,54 @@ def test_an_area_below_one_half_is_not_passed_over() -> None:
     verdict = ScoreVerdict.of(scores, "auc", True, "local", {"the most frequent class": Scores([[0.5] * 3], "abc")})
     assert verdict is not None
     assert verdict.sentence().startswith(
-        "No method is clearly better than always the most frequent class (0.5); worse than that: local (0.317)"
+        "No method is clearly better than always the most frequent class (0.5); worse than that: fedavg (0.42) and "
+        "local (0.317)"
     )
     assert not verdict.beats_naive
 
 
 def test_means_of_counts_have_no_more_digits_than_they_say() -> None:
     assert [count(number) for number in (8.66, 20.0, 99.96, 14_373.3)] == ["8.7", "20", "100", "14,373"]
+
+
+def test_a_method_without_a_score_where_others_do_badly_does_not_lead_by_that() -> None:
+    """At the easy client all are alike; only Ditto, which failed at the hard one, has the higher mean."""
+    scores = {
+        "local": Scores([[0.9, 0.4]], ["easy", "hard"], sizes=[100, 100], counted=True),
+        "fedavg": Scores([[0.92, 0.5]], ["easy", "hard"], sizes=[100, 100], counted=True),
+        "ditto": Scores([[0.9, np.nan]], ["easy", "hard"], sizes=[100, 100], counted=True),
+    }
+    assert ranking(scores) == ["fedavg", "local", "ditto"]
+    assert verdict_on(scores, alone="local").leader == "fedavg"
+    assert ranking({label: scores[label] for label in ("ditto", "local")}) == ["ditto", "local"]  # a tie keeps order
+
+
+def test_a_method_that_failed_everywhere_is_named() -> None:
+    verdict = verdict_on({"local": shares(0.6), "fedavg": shares(np.nan)}, alone="local", tried=["fedavg", "ditto"])
+    assert verdict.sentence() == "local ends at 60.0% accuracy; fedavg and ditto have no score"
+    assert verdict.plain()["unscored"] == ["fedavg", "ditto"]
+
+
+def test_methods_that_share_no_client_are_not_said_to_be_alike() -> None:
+    scores = {"local": Scores([[0.5]], ["south"]), "fedavg": Scores([[0.9]], ["north"])}
+    verdict = verdict_on(scores, alone="local")
+    assert verdict.sentence() == "fedavg leads at 90.0% accuracy; local shares no client and seed with it"
+    assert (verdict.plain()["not_clearly_behind"], verdict.plain()["clearly_behind"]) == ([], [])
+
+
+def single_rows(sizes: list[int], right: bool) -> Scores:
+    names = [f"site {number}" for number in range(len(sizes))]
+    rows = {(0, name): np.full(size, float(right)) for name, size in zip(names, sizes, strict=True)}
+    return Scores([[float(right)] * len(sizes)], names, sizes=sizes, rows=rows, counted=True)
+
+
+def test_two_rows_prove_nothing_and_no_interval_of_a_gain_goes_beyond_all_rows() -> None:
+    """Of two rows that disagree a coin has both on one side every other time; of eight hardly ever."""
+    few = verdict_on({"local": single_rows([1, 1], False), "fedavg": single_rows([1, 1], True)}, alone="local")
+    assert few.sentence().startswith("No method is clearly better than training alone; fedavg leads at 100.0% accuracy")
+    eight = verdict_on(
+        {"local": single_rows([1, 2, 3, 2], False), "fedavg": single_rows([1, 2, 3, 2], True)}, alone="local"
+    )
+    assert eight.over_alone is not None
+    assert eight.over_alone.high == 1.0
+    assert " to 100.0) better than training alone" in eight.sentence()

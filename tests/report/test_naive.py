@@ -9,8 +9,10 @@ import pytest
 
 import piebald
 from piebald import models, partition
+from piebald.cli.comparing import print_comparison
 from piebald.core.errors import RunFolderError
 from piebald.report.comparison import Comparison
+from piebald.report.findings import partly_scored
 from piebald.report.naive import balanced, imbalance
 from piebald.storage.row_values import packed, unpacked
 
@@ -66,6 +68,28 @@ def test_a_model_that_learned_nothing_is_not_called_better_than_one_class() -> N
     assert said.endswith("one class for every row at most 50.0%.")
 
 
+def test_a_star_says_what_the_verdict_says_also_beside_answers_that_need_no_model() -> None:
+    """Both count all comparisons that are made: a star at p = 0.03 stood above "no method is clearly better"."""
+    rng = np.random.default_rng(3)
+    clients = clients_of({f"site {n}": (rng.random(120) < 0.4).astype(int).tolist() for n in range(4)}, 60)
+    made = compared(clients, 2)
+    assert made.verdict is not None
+    assert made.verdict.comparisons == 3
+    (row,) = made.paired(made.verdict.leader)
+    lead = made.verdict.leads[row["label"]]
+    assert lead is not None
+    assert (row["p"], row["high"]) == (lead.p, -lead.low)
+
+
+def test_clients_without_a_score_by_one_method_are_named() -> None:
+    made = compared(clients_of({"a": [0, 1, 0, 1], "b": [0, 1, 0, 1]}, 2), 2)
+    assert partly_scored(made) == ""
+    made.by_label["fedavg"][0].__dict__["per_client"] = {0: 0.5}
+    assert partly_scored(made) == (
+        "fedavg has no score at b: methods are ranked and compared by the clients that they share."
+    )
+
+
 def test_balanced_accuracy_is_the_mean_over_classes_that_occur() -> None:
     matrix = np.array([[29, 0, 0], [2, 0, 0], [0, 0, 0]])  # Switzerland: "yes" to everybody
     assert balanced(matrix) == 0.5
@@ -85,3 +109,21 @@ def test_rows_are_packed_and_nonsense_is_refused() -> None:
     for text in ("9:oA==", "x:oA==", "oA", "-1:oA=="):
         with pytest.raises(RunFolderError, match="row_score"):
             unpacked(text)
+
+
+def test_a_client_that_is_worse_by_chance_alone_is_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Inputs are noise, and labels are balanced: whoever scores worse with FedAvg does so by few rows."""
+    rng, given = np.random.default_rng(5), {}
+    for n in range(4):
+        x, y = rng.normal(size=(120, 3)).astype("float32"), rng.integers(0, 2, 120)
+        given[f"site {n}"] = {"train": (x[60:], y[60:]), "test": (x[:60], y[:60])}
+    methods = [piebald.recipes.local(lr=1.0, epochs=5), piebald.recipes.fedavg(lr=1.0, epochs=5)]
+    made = piebald.compare(methods, partition.clients_from(given), models.build_model("logistic", (3,), 2), rounds=3)
+    print_comparison(made, False)
+    printed = " ".join(capsys.readouterr().out.split())
+    best = next(label for label in made.ranking() if label != "local")
+    behind = [name for name, gain in made.gain_of_each(best, "local").items() if gain < 0]
+    assert behind
+    assert f"Worse with {best} than with local: {behind[0]} (" in printed
+    assert ", none beyond the chance of its rows." in printed
+    assert "* differs clearly" not in printed  # there is no star to explain
