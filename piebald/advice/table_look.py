@@ -14,11 +14,13 @@ from piebald.core.arguments import checked
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.plain_text import printable
 from piebald.data.clients.client_tables import nameless_columns, owners_of, plain, target_gaps
+from piebald.data.clients.prepared import preparation_of
 from piebald.data.clients.sources import clients_from
 from piebald.data.clients.table_files import mixed_reason, read_table
 from piebald.data.partition.leakage import with_suspects
 from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Ints
+from piebald.data.preparation.column_models import CategoryColumn
 from piebald.data.preparation.columns import classes_of, guess_columns, row_number
 from piebald.experiments.file import ExperimentSettings
 from piebald.settings.toml_document import Document, dumps
@@ -28,6 +30,7 @@ _ONE_HOT = 20  # categories that become a column each
 _LISTED = 4  # names in a sentence
 _TOKENS = 512  # that usual pretrained networks read at most
 _FEW = 5  # rows whose values are the same by chance
+_LARGEST_IN_TREES = 1e38  # scikit-learn's, of float32
 _TELLS = 0.99  # share of rows whose target or site a column tells
 
 
@@ -100,10 +103,12 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
     settings, looked = ExperimentSettings.of(Document.of(experiment, "the experiment")), None
     try:
         if clients:
-            looked = look(clients_from(
+            read = clients_from(
                 frame, client=client, target=target, features=experiment["data"].get("features"), split=settings.split,
                 regression=amounts, prepare="federated",
-            ))  # fmt: skip
+            )  # fmt: skip
+            _tell_agreed(columns, read)
+            looked = look(read)
     except SettingError as error:
         warnings.append(f"no run begins before this is mended: {error}")
     return TableLook(rows, columns, warnings, dumps(experiment), looked)
@@ -133,6 +138,22 @@ def _column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> dict[s
         "column": str(series.name), "kind": kind, "values": values, "gaps": int(gaps.sum()),
         "most gaps": ", ".join(most) or None, "preparation": preparation,
     }  # fmt: skip
+
+
+def _tell_agreed(columns: list[dict[str, Any]], clients: Any) -> None:
+    """Say of columns what clients have agreed on where it is another than their values in the whole table ask for."""
+    agreed = preparation_of(clients)
+    if agreed is None:
+        return
+    categories = {column.name: column for column in agreed.columns if isinstance(column, CategoryColumn)}
+    for row in columns:
+        if (reason := agreed.left_out.get(row["column"])) is not None:
+            row["preparation"] = f"none: left out ({reason})"
+        elif (column := categories.get(row["column"])) is not None:
+            count = len(column.categories) + column.rare + column.gaps
+            row["preparation"] = f"{count} columns of 0 and 1" if column.coding == "one-hot" else "embedding"
+            if column.rare:
+                row["preparation"] += f"; those in fewer than {agreed.least_rows} rows of each site together"
 
 
 def _sites(
@@ -263,10 +284,12 @@ def _told(series: Any, goal: Any, amounts: bool) -> float:
 
     known = (series.notna() & goal.notna()).to_numpy()
     if getattr(series.dtype, "kind", "O") == "f":
-        known = known & np.isfinite(series.to_numpy())
+        known = known & (np.abs(series.to_numpy()) < _LARGEST_IN_TREES)
     if known.sum() < _CLASSES or series[known].nunique() < 2 or goal[known].nunique() < 2:
         return 0.0
     y = goal[known] if amounts else pandas.factorize(goal[known])[0]
+    if not amounts and 2 * (y.max() + 1) > len(y):  # names of rows
+        return 0.0
     if not amounts and np.bincount(y).max() / len(y) > 0.95:
         return 0.0
     numeric = getattr(series.dtype, "kind", "O") in "biuf"

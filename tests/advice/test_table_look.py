@@ -144,6 +144,19 @@ def test_a_table_is_asked_about_in_one_line(file: Path, capsys: pytest.CaptureFi
     assert "are for a table, which some.toml is not: leave them out" in capsys.readouterr().err
 
 
+def test_columns_are_prepared_as_clients_agree_on(tmp_path: Path) -> None:
+    """Few rows of each site have a rare value, and names of rows are no targets that a column could tell."""
+    codes = [f"c{row % 120}" for row in range(240)]
+    towns = ["rare" if row % 60 == 0 else "big" for row in range(240)]
+    ill = [f"k{row}" for row in range(240)]
+    patients().assign(code=codes, town=towns, ill=ill).to_csv(tmp_path / "t.csv", index=False)
+    seen = look_at_table(tmp_path / "t.csv", client="hospital", target="ill")
+    told = {row["column"]: row["preparation"] for row in seen.columns}
+    assert told["code"] == "none: left out (nearly each row has another value)"
+    assert told["town"] == "2 columns of 0 and 1; those in fewer than 5 rows of each site together"
+    assert told["ward"] == "2 columns of 0 and 1"
+
+
 def test_free_text_is_left_out_and_told_how_it_is_read(tmp_path: Path) -> None:
     note = "the patient has pain in the left arm since the fall of last week and sleeps badly at night"
     texts = [" ".join(np.random.default_rng(row).permutation(note.split())) for row in range(240)]
@@ -163,6 +176,7 @@ def test_free_text_is_left_out_and_told_how_it_is_read(tmp_path: Path) -> None:
     [
         ("a", 12, "low", "before this is mended: {file}: column 'a' must have a number in each row, got 'low' in row"),
         ("a", 12, "inf", "column 'a' must have a finite number in each row, got inf in row 14"),
+        ("a", 12, "1e300", "column 'a' must have a number below 1e+150 in each row, got 1e+300 in row 14"),
         ("ill", 3, "", "target 'ill' has no value in 1 of 240 rows (row 5, ...): these rows are left out"),
         ("ill", 3, "?", "target 'ill' has no value in 1 of 240 rows (row 5, ...): these rows are left out"),
         ("chol", slice(0, 30), "-9", "column 'chol' has -9 in 31 rows, far from all other numbers: if it stands"),

@@ -25,6 +25,15 @@ def with_age(*ages: str) -> str:
     return text([(place, f'"{age}"', dose, ill) for (place, _, dose, ill), age in zip(ROWS, ages, strict=False)])
 
 
+def with_ages(*ages: str, ill: str = "yes") -> str:
+    return text([("Bath", age, f"{row}", ("no", ill)[row % 2]) for row, age in enumerate(ages)])
+
+
+def wide(columns: int) -> str:
+    names = [f"c{number}" for number in range(columns)]
+    return text([("a", *["1"] * columns, ill) for ill in ("no", "yes")], ["place", *names, "ill"])
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -88,6 +97,21 @@ def test_numbers_with_a_comma(tmp_path: Path, caplog: pytest.LogCaptureFixture, 
         (["A12", "B7 "], ["A12", "B7"], ""),
         (["3 kg", "3 lb"], ["3 kg", "3 lb"], ""),
         (["0.5", "00"], [0.5, 0.0], ""),
+        (["$7", "-$5.50"], [7.0, -5.5], "'-$5.50' in row 3, read with a point before decimals and the unit $"),
+        (["7", "(5)"], [7.0, -5.0], "'(5)' in row 3, read with brackets around what is below zero"),
+        (["(7)", "(5)"], ["(7)", "(5)"], ""),
+        (["12,34,567", "3,45,100"], [1234567.0, 345100.0], "'12,34,567' in row 2, read with a comma between thousands"),
+        (
+            ["01/05/14", "02/06/15"],
+            ["01/05/14", "02/06/15"],
+            "dates like '01/05/14' in row 2, which have no common form",
+        ),
+        (
+            ["1.5.2014", "2014-06-15"],
+            ["1.5.2014", "2014-06-15"],
+            "dates like '1.5.2014' in row 2, which have no common",
+        ),
+        (["2014-06-15", "2014-6-1"], ["2014-06-15", "2014-6-1"], ""),
     ],
 )
 def test_forms_of_a_value(tmp_path: Path, caplog: pytest.LogCaptureFixture, values, read, told: str) -> None:
@@ -102,7 +126,7 @@ def test_forms_of_a_value(tmp_path: Path, caplog: pytest.LogCaptureFixture, valu
 def test_a_date_that_is_none_is_told_among_others(tmp_path: Path) -> None:
     rows = [("Bath", f"{1 + day}.02.2024", "2", ("no", "yes")[day % 2]) for day in range(31)]
     (tmp_path / "t.csv").write_text(text(rows))
-    with pytest.raises(SettingError, match=r"column 'age' must have a date .* got '30.02.2024' in row 31: correct it"):
+    with pytest.raises(SettingError, match=r"column 'age' must have a date .* got '30.02.2024' in row 31 and '31.02.2024' in others"):
         piebald.clients_from(tmp_path / "t.csv", client="place", target="ill")
 
 
@@ -115,7 +139,18 @@ def test_numbers_among_words_and_classes_that_are_alike_are_told(
         clients = piebald.clients_from(tmp_path / "t.csv", client="place", target="ill")
     assert list(clients.classes) == ["Yes", "no", "yes"]  # without blanks
     assert "column 'age' has numbers, and 'low' in row 2 and 9 more rows: leave these cells empty" in caplog.text
+    assert (
+        "correct them, or set gaps = ['low'] in [prepare] where they stand for no value; else all of them"
+        in caplog.text
+    )
     assert "classes 'yes' and 'Yes' differ in blanks or capitals alone" in caplog.text
+    (tmp_path / "t.csv").write_text(with_ages(*(f"{age / 8}{'' if age % 3 else '%'}" for age in range(31, 71))))
+    with caplog.at_level(logging.WARNING, "piebald"):
+        piebald.clients_from(tmp_path / "t.csv", client="place", target="ill")
+    assert (
+        "has numbers, and '4.125%' in row 4 and 12 more rows: leave these cells empty, or correct them; else the"
+        in (caplog.text)
+    )
 
 
 def test_whole_targets_of_a_table_are_classes_and_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -160,8 +195,49 @@ def test_another_encoding_is_said_with_its_line(tmp_path: Path, caplog: pytest.L
             "column 'age' must have a number in each row, got 'unknown' in row 42: correct it, leave the cell",
         ),
         (text([("", *row[1:]) for row in ROWS]).encode(), "column 'place' has no value in any row"),
+        (
+            with_ages(*map(str, range(38)), "old", "n/k").encode(),
+            "number in each row, got 'old' in row 40 and 'n/k' in others",
+        ),
+        (
+            with_ages(*map(str, range(39)), "1e300").encode(),
+            "have a number below 1e.150 in each row, got 1e.300 in row 41",
+        ),
+        (
+            with_ages(*["u" * 201] * 40).encode(),
+            "column 'age': the category 'u+... has 201 characters, at most 200 are",
+        ),
+        (
+            with_ages(*["1"] * 40, ill="y" * 201).encode(),
+            "column 'ill': the class 'y+... has 201 characters, at most 200",
+        ),
+        (
+            text(head=["place", "age" * 99, "dose", "ill"]).encode(),
+            "the name of column '(age)+a?g?... has 297 characters",
+        ),
+        (text(head=["city", "age", "dose", "ill"]).encode(), "there is no column 'place'"),
+        (wide(4097).encode(), "the table has 4,097 columns to read, at most 4,096 are allowed: name those that matter"),
+        (b"Report\n" + text().encode(), "rows of more values than its first line has names .'Report'.: write the name"),
     ],
-    ids=["comma", "byte", "long row", "quote", "no rows", "nothing", "twice", "words", "no client"],
+    ids=[
+        "comma",
+        "byte",
+        "long row",
+        "quote",
+        "no rows",
+        "nothing",
+        "twice",
+        "words",
+        "no client",
+        "several words",
+        "huge",
+        "long category",
+        "long class",
+        "long name",
+        "no column",
+        "columns",
+        "title",
+    ],
 )
 def test_what_has_two_meanings_is_one_sentence(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "t.csv").write_bytes(content)

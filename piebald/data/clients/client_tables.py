@@ -98,6 +98,7 @@ def _columns(
     features: Sequence[str] | None,
     split: SplitSettings,
     owned: bool = False,
+    origin: str = "",
 ) -> tuple[str, str, list[str]]:
     """The columns to use, after a check; if rows are `owned` already, the target column stands in for the client's."""
     client = target if owned else client
@@ -114,7 +115,7 @@ def _columns(
     chosen = [column for column in columns if column not in apart] if features is None else list(features)
     for column in (client, target, *chosen):
         if column not in columns:
-            raise unknown("column", column, columns)
+            raise SettingError(f"{origin}{unknown('column', column, columns)}")
     if not chosen:
         raise SettingError(f"there is no column to predict from: the table has only {', '.join(columns)}")
     if features is not None and (twice := next((name for name in chosen if chosen.count(name) > 1), None)):
@@ -128,6 +129,7 @@ def _columns(
 
 
 PREPARE = "prepare = 'federated' (an argument of clients_from, a line of an experiment file)"
+_TEXTS = {"category": "all of them are categories", "identifier": "the column is left out"}
 _roles = {"client": "names the client of each row", "target": "is to be predicted"}
 
 
@@ -240,7 +242,7 @@ def from_frame(
             f"column names must be text, got {not_text[0]!r}: rename them with frame.rename(columns=str)"
         )
     alone = not owned and client is None
-    owner, target, chosen = _columns(list(frame.columns), client, target, features, split, alone)
+    owner, target, chosen = _columns(list(frame.columns), client, target, features, split, alone, _origin(frame))
     if features is None and (nameless := nameless_columns(chosen)):
         _log.warning(
             "%scolumn %r has no name, as pandas and R write row numbers: left out", _origin(frame), nameless[0]
@@ -256,8 +258,9 @@ def from_frame(
         _check_once(frame, chosen)
         columns, x = CodedTable.of(frame[chosen])
         for name in columns.values:
-            if (reason := mixed_reason(frame[name])) and guess_columns(frame[[name]])[name] == "category":
-                _log.warning("%s%s; else all of them are categories", origin, reason)
+            kind = guess_columns(frame[[name]])[name]
+            if kind in _TEXTS and (reason := mixed_reason(frame[name])):
+                _log.warning("%s%s; else %s", origin, reason, _TEXTS[kind])
     else:
         x = inputs(numbers_of(frame, chosen, tokens), "the table", tokens)
     goal, words = frame[target], None

@@ -25,12 +25,13 @@ from piebald.core.reading.tables import check_text_table, read_parquet
 from piebald.data.clients.query_files import QUERY, read_query
 from piebald.data.clients.stored_table import joined_chunks
 from piebald.data.preparation.columns import GAPS, ROWS, RowsOfFile, coded_words, row_number
-from piebald.data.preparation.written_forms import date_readings, number_readings
+from piebald.data.preparation.written_forms import are_like_dates, date_readings, number_readings
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 OTHERS = (",", ";", "\t", "|")  # what files with these suffixes have as well
 PARQUET = (".parquet", ".pq")
 _CHUNK = 1 << 20
+_NAMED = 3  # words among numbers, from which on they are no codes for gaps
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")  # bytes that no text has
 _BLANK = re.compile(rb"\n[ \t]*\r?\n")  # a line without a value, which is no row
 _ZERO = re.compile(rb"(?:^|[,;\t|\"\n ])0\d")  # as of 007
@@ -216,7 +217,10 @@ def _read_text(path: Path, separator: str, names: str | None) -> Any:
             if separator == ";":  # decimal commas are likely, and the reading with more columns of numbers is right
                 frame = max(frame, _of_one_kind(read, decimal=","), key=lambda table: len(_numeric(table, "iuf")))
         except pandas.errors.ParserWarning:
-            raise SettingError(f"{path} has rows of more values than its first line has names: name each") from None
+            raise SettingError(
+                f"{path} has rows of more values than its first line has names ({shown(', '.join(header), 60)}): write "
+                "the name of each column there"
+            ) from None
         frame.columns = [column.strip() for column in frame.columns]
         _placed(frame, 2)  # after the names of the columns
         places = _places_among_blank_lines(path, separator, encoding) if blank else range(len(frame))
@@ -361,6 +365,9 @@ def _plainly_written(series: Any, path: Path) -> Any:
         written = moments.dropna().dt.strftime("%Y-%m-%d %H:%M:%S" if timed else "%Y-%m-%d")
         plain[written.index] = written
     else:
+        if are_like_dates(held):
+            _log.warning("%s, which have no common form and so stay text: write them like 2024-05-31",
+                         like(held.index[0], "dates"))  # fmt: skip
         plain[texts.index] = texts
     if str(series.dtype) == "category":
         places, words = pandas.factorize(plain.to_numpy()[:-1])
@@ -378,8 +385,9 @@ def mixed_reason(series: Any) -> str | None:
     if not len(words) or 2 * len(words) > (codes >= 0).sum():
         return None
     others = f" and {len(words) - 1} more rows" if len(words) > 1 else ""
+    names = [str(different[place]).strip() for place in np.flatnonzero(is_word)]
+    gaps = f", or set gaps = {names} in [prepare] where they stand for no value" if len(names) <= _NAMED else ""
     return (
         f"column {series.name!r} has numbers, and {shown(series.iloc[words[0]], 40)} in row "
-        f"{row_number(series, words[0])}{others}: "
-        "leave these cells empty, or correct them"
+        f"{row_number(series, words[0])}{others}: leave these cells empty, or correct them{gaps}"
     )

@@ -13,7 +13,7 @@ from piebald.contracts import Split
 from piebald.data.clients.lists import Lists
 from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Floats, Ints
-from piebald.data.preparation.columns import is_called_identifier
+from piebald.data.preparation.columns import LARGEST, is_called_identifier
 
 _FEWEST, _MOST_ROWS = 5, 20  # values of an identifier, and rows of each in the mean
 _ALIKE = 0.5  # variance within the values of an identifier, as a share of the variance of all rows
@@ -118,7 +118,7 @@ def _alike(codes: Ints, others: Floats, goal: Ints | None, measured: bool) -> bo
         if unlike and (table.max(1) / rows).mean() >= 0.95 > common.max():
             return True
     values = others[several]
-    values = values[:, ~np.isnan(values).any(0)] if values.size else values
+    values = values[:, (np.abs(values) < LARGEST).all(0)] if values.size else values
     spread = values.var(0) if values.size else np.zeros(0)
     values, spread = values[:, spread > 0] if values.size else values, spread[spread > 0]
     if not len(spread) or len(rows) < 3:

@@ -22,6 +22,7 @@ from piebald.data.preparation.answers import (
     ValuesQuestion,
     agreed_kinds,
     answer,
+    refuse_long,
     signed_logarithms,
     yeo_johnson,
 )
@@ -126,6 +127,7 @@ def agree(
             columns.append(NumericColumn(name=column, gaps=bool(pooled[column].missing[0]), values=learnt[column]))
     target: Any = None
     if classes is not None:
+        refuse_long(classes, f"column {name!r}: the class", "shorten it")
         target = ClassTarget(name=name, classes=list(classes))
     elif all(one.target is not None for one in answers):
         moments = merged(one.target.moments for one in answers)

@@ -5,7 +5,7 @@ An answer has no row.  A category is named where a client has enough rows of it,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -17,7 +17,7 @@ from scipy.stats import yeojohnson
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.large_arrays import blocks
 from piebald.core.moments import Floats, Moments, merged
-from piebald.data.preparation.column_models import MOST_CATEGORIES, MOST_COLUMNS, Finite, Name, Scale
+from piebald.data.preparation.column_models import LONGEST_NAME, MOST_CATEGORIES, MOST_COLUMNS, Finite, Name, Scale
 from piebald.data.preparation.columns import (
     CodedRows,
     Kind,
@@ -179,6 +179,14 @@ def answer(
         SettingError: a value cannot be read as the agreed kind.
     """
     if isinstance(question, KindsQuestion):
+        names = [*map(str, frame.columns)]
+        if len(names) > MOST_COLUMNS:
+            raise SettingError(
+                f"the table has {len(names):,} columns to read, at most {MOST_COLUMNS:,} are allowed: name those that "
+                "matter in features of [data]"
+            )
+        refuse_long(classes or () if question.target else (), "the class", "shorten it")
+        refuse_long(names, "the name of column", "rename it, or name other columns in features of [data]")
         empty = {str(name) for name in frame.columns if _is_empty(frame[name], question.gaps)}
         kinds = guess_columns(frame, question.gaps)
         return KindsAnswer(
@@ -211,6 +219,14 @@ def answer(
         },
         target=_moments(np.asarray(y, dtype=np.float64)) if question.target and y is not None else None,
     )
+
+
+def refuse_long(names: Iterable[str], what: str, remedy: str) -> None:
+    """Refuse a name that is too long to be told."""
+    if (name := next((name for name in names if len(name) > LONGEST_NAME), None)) is not None:
+        raise SettingError(
+            f"{what} {shown(name, 40)} has {len(name)} characters, at most {LONGEST_NAME} are allowed: {remedy}"
+        )
 
 
 def parsed_numbers(frame: pd.DataFrame | CodedRows, kinds: Mapping[str, Kind], gaps: list[str]) -> dict[str, Floats]:
@@ -287,6 +303,7 @@ def _categories(frame: pd.DataFrame | CodedRows, name: str, question: ValuesQues
     codes, words = factorized(_series(frame, name), question.gaps)
     counts = np.bincount(codes[codes >= 0], minlength=len(words))
     named = sorted(word for word, count in zip(words, counts, strict=True) if count >= question.least_rows)
+    refuse_long(named, f"column {shown(name, 40)}: the category", "shorten it, or leave the column out in [prepare]")
     if len(named) > MOST_CATEGORIES:
         raise SettingError(
             f"column {name!r} has {len(named):,} categories, at most {MOST_CATEGORIES:,} are allowed: raise least_rows "

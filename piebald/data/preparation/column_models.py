@@ -7,7 +7,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Scale = Literal["standard", "log", "power", "rank", "none"]
-Name = Annotated[str, Field(max_length=200)]
+LONGEST_NAME = 200
+Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 MOST_COLUMNS = 4096
 MOST_CATEGORIES = 10_000
 MOST_TOKENS = 1 << 15  # of a text

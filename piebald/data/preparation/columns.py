@@ -35,7 +35,9 @@ _UNIQUE = 0.9  # share of different values from which on a column of words names
 _AMOUNTS = 5  # different numbers of a column of amounts
 _MOST_NUMBERED = 20  # different whole numbers of a target, up to which they are classes
 _FEWEST = 20  # values from which on this can be told
+_TOLD = 4  # values that are named in a message
 PARTS = ("day", "month", "weekday", "hour")  # of a date, besides the elapsed days
+LARGEST = 1e150  # whose squares have no sum
 _DAY = 86_400.0  # seconds
 _WORDS = "text"  # what the categories of coded text are called
 
@@ -293,8 +295,9 @@ def numbers_of(series: pd.Series, gaps: Sequence[str] = ()) -> NDArray[np.float6
                 numbers = np.where(numbers == float(gap), np.nan, numbers)
     else:
         numbers = _parsed(series, gaps, float, "a number")
-    if np.isinf(numbers).any():
-        raise _unusable(series, int(np.argmax(np.isinf(numbers))), "a finite number")
+    if (large := np.abs(numbers) >= LARGEST).any():
+        row = int(np.argmax(large))
+        raise _unusable(series, row, "a finite number" if np.isinf(numbers[row]) else f"a number below {LARGEST:g}")
     return np.asarray(numbers, dtype=np.float64)
 
 
@@ -362,11 +365,17 @@ def _parsed(
     numbers = np.full(len(different) + 1, np.nan)
     if read_all is not None and different:
         numbers[:-1] = read_all(different)
+    odd: dict[str, int] = {}
     for place in np.flatnonzero(np.isnan(numbers[:-1])).tolist():
         try:
             numbers[place] = read(different[place])
         except (ValueError, KeyError, OverflowError):
-            raise _unusable(series, int(np.argmax(codes == place)), form) from None
+            odd[different[place]] = int(np.argmax(codes == place))
+            if len(odd) > _TOLD:
+                break
+    if odd:
+        first = min(odd.values())
+        raise _unusable(series, first, form, [word for word, row in odd.items() if row != first])
     return np.asarray(numbers[codes])
 
 
@@ -387,11 +396,12 @@ def row_number(rows: pd.DataFrame | pd.Series, place: int) -> str:
     return str(number + 1)
 
 
-def _unusable(series: pd.Series, row: int, form: str) -> SettingError:
+def _unusable(series: pd.Series, row: int, form: str, others: Sequence[str] = ()) -> SettingError:
     value = series.iloc[row]
     value = value.item() if isinstance(value, np.generic) else value
     origin = f"{series.attrs['file']}: " if "file" in series.attrs else ""
+    more = f" and {shown(', '.join(others), 40)} in others" if others else ""
     return SettingError(
         f"{origin}column {shown(str(series.name), 40)} must have {form} in each row, got {shown(value, 40)} in row "
-        f"{row_number(series, row)}: correct it, leave the cell empty, or name the value in gaps of [prepare]"
+        f"{row_number(series, row)}{more}: correct it, leave the cell empty, or name the value in gaps of [prepare]"
     )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MOSTLY = 0.9  # share of values that have a form, from which on the others are mistakes
 _LOOKED_AT = 1000  # values, after which a form that fits none of them is given up
 _UNIT = re.compile(r"([$€£¥]?)\s*([+-]?[\d.,'\u2019 \u00a0\u202f]*\d(?:[.,]|[eE][+-]?\d+)?)(\s*[%€$£¥]|\s+[^\W\d]\S*)?")
+_SIGNED = re.compile(r"^([+-])\s*([$€£¥])\s*")  # -$5
 _BETWEEN = {"": "", "a point": ".", "a comma": ",", "an apostrophe": "'\u2019", "a blank": " \u00a0\u202f"}
 _BEFORE = {"a point": ".", "a comma": ",", "a comma or a point": ".,"}
 _DATE_FORMS = {
@@ -37,8 +38,13 @@ _LIKE_A_DATE = re.compile(r"\d{1,4}[./ -](\d{1,2}|[A-Za-z]{3,9})[./ -]\d{2,4}( \
 def number_readings(texts: Sequence[str]) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """Yield each different reading of texts that are no plain numbers as numbers [n], with what it takes them for.
 
-    A unit or a sign of a currency is left out where all values have the same.
+    A unit or a sign of a currency is left out where all values have the same.  Numbers in brackets among others are
+    below zero, as accountants write them.
     """
+    in_brackets = [text.startswith("(") and text.endswith(")") for text in texts]
+    if any(in_brackets) and not all(in_brackets):
+        texts = [f"-{text[1:-1].strip()}" if inside else text for text, inside in zip(texts, in_brackets, strict=True)]
+    texts = [_SIGNED.sub(r"\2\1", text) for text in texts]
     matches = [match for text in texts if (match := _UNIT.fullmatch(text))]
     units = {match[1] + (match[3] or "").strip() for match in matches}
     if not texts or len(matches) < len(texts) or len(units) > 1:
@@ -46,7 +52,8 @@ def number_readings(texts: Sequence[str]) -> Iterator[tuple[str, NDArray[np.floa
     bare, unit = [match[2] for match in matches], units.pop()
     seen: list[NDArray[np.float64]] = []
     for (between, marks), (before, points) in product(_BETWEEN.items(), _BEFORE.items()):
-        whole = rf"\d{{1,3}}([{marks}]\d{{3}})+|\d+" if marks else r"\d+"
+        pairs = rf"([{marks}]\d{{2}})*" if marks == "," else ""  # as in India: 12,34,567
+        whole = rf"\d{{1,3}}{pairs}([{marks}]\d{{3}})+|\d+" if marks else r"\d+"
         form = re.compile(rf"[+-]?({whole})?([{points}]\d*)?([eE][+-]?\d+)?")
         if {*marks} & {*points} or not all(form.fullmatch(text) for text in bare):
             continue
@@ -57,6 +64,7 @@ def number_readings(texts: Sequence[str]) -> Iterator[tuple[str, NDArray[np.floa
             words = [f"{before} before decimals"] if any(mark in "".join(plain) for mark in points) else []
             words += [f"{between} between thousands"] if plain != bare else []
             words += [f"the unit {unit}"] if unit else []
+            words += ["brackets around what is below zero"] if any(in_brackets) else []
             yield " and ".join(words), numbers
 
 
@@ -79,6 +87,17 @@ def date_readings(texts: pd.Series) -> dict[str, pd.Series]:
             readings[form] = dates
     most = max((int(dates.notna().sum()) for dates in readings.values()), default=0)
     return {form: dates for form, dates in readings.items() if dates.notna().sum() == most}
+
+
+def are_like_dates(texts: pd.Series) -> bool:
+    """Return whether nearly all texts look like dates, and not as ISO 8601 writes them."""
+    import pandas as pd
+
+    some = texts.iloc[:_LOOKED_AT]
+    looks = some.str.fullmatch(_LIKE_A_DATE.pattern) & ~some.str.fullmatch(r"\d+")
+    if looks.mean() < MOSTLY:
+        return False
+    return bool(pd.to_datetime(some, format="ISO8601", errors="coerce").notna().mean() <= MOSTLY)
 
 
 def _dates(texts: pd.Series, style: str) -> pd.Series:
