@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from piebald.core.errors import SettingError
+from piebald.data.clients.table_files import read_table
 from piebald.data.partition import clients_from
 from piebald.data.preparation import Preparation, PrepareSettings, guess_columns
 from piebald.data.preparation.agreement import Unanswered, agree, simplest
@@ -220,6 +222,15 @@ def test_dates_are_read_at_once_as_they_are_one_by_one() -> None:
     assert np.isnan(days[5:]).all()
     with pytest.raises(SettingError, match=r"a date like 2024-05-31 in each row, got '31\.05\.2024' in row 2"):
         dates_of(pandas.Series(["2024-05-31", "31.05.2024"], name="seen"))
+
+
+def test_a_number_far_from_all_training_rows_is_no_prediction(tmp_path: Path) -> None:
+    agreed = fitted(POOLED, "ill")
+    POOLED.head(3).assign(age=[50.0, 1e16, 1e40]).to_csv(tmp_path / "new.csv", index=False)
+    rows = read_table(tmp_path / "new.csv")
+    with pytest.raises(SettingError, match=r"new\.csv: column 'age' has a number in row 4 that is too far from those"):
+        agreed.transform(rows)
+    assert np.isfinite(agreed.transform(rows.head(2))).all()
 
 
 def test_large_tables_are_prepared_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sklearn.compose import ColumnTransformer
 
 
+_FARTHEST = 1e18  # of inputs, whose squares float32 can hold
 OTHER = "(other)"  # categories that are too rare to be named
 
 
@@ -221,7 +222,15 @@ class Preparation(Fields):
             from piebald.data.preparation.tokens import token_ids
 
             return token_ids(self.text, self.parsed(frame)[self.text.name])
-        return np.asarray(self.transformer.transform(self.parsed(frame, client)), dtype=np.float32)
+        inputs = np.asarray(self.transformer.transform(self.parsed(frame, client)), dtype=np.float64)
+        if (far := np.argwhere(np.abs(inputs) > _FARTHEST)).size:
+            row, place = far[0]
+            raise SettingError(
+                f"{frame.attrs['file'] + ': ' if 'file' in frame.attrs else ''}column "
+                f"{shown(self.feature_names_out[place], 40)} has a number in row {row_number(frame, row)} that is too "
+                "far from those of training rows for a model: correct it, or leave the cell empty"
+            )
+        return inputs.astype(np.float32)
 
     def as_values(self) -> Preparation:
         """Return the same preparation in the form "values".
