@@ -1,4 +1,4 @@
-"""The files in deploy/: units of systemd, and the examples for Compose and Kubernetes."""
+"""The files in deploy/ and in startup kits: units of systemd, and the examples for Compose and Kubernetes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ import pytest
 import yaml
 
 from piebald.experiments.file import ExperimentSettings
+from piebald.federation.credentials import startup_kit
 from piebald.federation.credentials.provisioning import describe, provision, read
 from piebald.federation.operate.page_server import token_of
 from tests.deployment_files import DEPLOY, LAST, parse
 
-UNITS = sorted(DEPLOY.glob("systemd/*.service"))
+KIT = Path(startup_kit.__file__).parent / "kit"
+UNITS = [DEPLOY / "systemd" / "piebald-server.service", KIT / "piebald-site.service"]
 MANIFESTS = sorted(DEPLOY.glob("kubernetes/*.yaml"))
 VERSIONS = ("1.35", "1.37")  # of Kubernetes, the oldest and the newest that the schemas are looked up for
 
@@ -110,10 +112,10 @@ def test_a_unit_holds_known_directives_and_a_command_that_there_is(path: Path, t
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def test_the_units_have_a_user_of_their_own() -> None:
-    (line,) = [line for line in (DEPLOY / "systemd" / "piebald.conf").read_text().splitlines() if line[0] != "#"]
-    kind, user, *_ = shlex.split(line)
-    assert (kind, {of_unit(path)["Service"]["User"] for path in UNITS}) == ("u", {user})
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_a_unit_says_how_its_user_is_made(path: Path) -> None:
+    (inline,) = re.findall(r"^#     systemd-sysusers --inline '(.*)'$", path.read_text(), re.MULTILINE)
+    assert shlex.split(inline)[:2] == ["u", of_unit(path)["Service"]["User"]]
 
 
 # -- Compose

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -39,6 +41,7 @@ from piebald.cli import browse  # noqa: F401  # isort: skip
 
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # what an operator can mend
+_PLACE = (PermissionError, NotADirectoryError, FileExistsError, FileNotFoundError, IsADirectoryError)  # and a user
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,12 +68,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UnfitFile as error:
         return _fail(": ".join(filter(None, (error.filename, str(error)))), 2)
     except OSError as error:
-        if error.errno not in _DISK and not (isinstance(error, PermissionError) and error.filename):
+        if error.errno not in _DISK and not (isinstance(error, _PLACE) and error.filename):
             return _unexpected(error)
         path, reason = error.filename or "a file", (error.strerror or "").lower()
-        return _fail(f"{path} cannot be written or read ({reason}): make room or mend it, and run the command again", 2)
+        remedy = "make room or mend it" if error.errno in _DISK else "name another place"
+        remedy = "change its permissions" if isinstance(error, PermissionError) else remedy
+        return _fail(f"{path} cannot be written or read ({reason}): {remedy}, and run the command again", 2)
     except Exception as error:
         return _unexpected(error)
+    finally:
+        if argv is None and threading.current_thread() is threading.main_thread():
+            # what there was to save is saved: a second Ctrl-C ends the process without a traceback of its exit
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if code == 130:
         return _fail("interrupted", 130)
     return code if isinstance(code, int) else 0
@@ -82,7 +92,10 @@ def _usage(error: typer.TyperException) -> str:
     from piebald.experiments.fields import ExperimentFields
     from piebald.methods.training import Sgd
 
+    context: Any = getattr(error, "ctx", None)
     message = plain(error.format_message())
+    if message.startswith("Usage:"):  # a group alone, whose help is not one sentence
+        return f"{context.command_path} needs a command: {', '.join(context.command.list_commands(context))}"
     option = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
     for fields, key in ((ExperimentFields.model_fields, option), (Sgd.model_fields, f"recipe.{option}")):
         if option in fields and message.startswith("No such option"):

@@ -21,7 +21,7 @@ from piebald.cli.printing import print_json, print_table
 from piebald.cli.queueing import serve_queue
 from piebald.cli.serving import federation_flags, locked, page_address, relayed, serving, with_sites
 from piebald.cli.train import carry_out
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, shown
 from piebald.core.plain_text import printable
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def up(
             raise SettingError(
                 f"the experiment has {count} clients, --local says {local}: give the same number, or leave it out"
             )
-    options.start_log()
+    (replace(options, log_level="warning") if options.quiet else options).start_log()
     settings = load_settings(file, options, flags)
     settings = settings.model_copy(update={"out": str(out_folder(settings))})
     shows = options.progress and options.log_level in ("debug", "info")
@@ -283,6 +283,8 @@ def stop(
     """Stop a server or a site cleanly; finished rounds and tasks are saved."""
     from piebald.federation.operate.status import running_process
 
+    if not folder.is_dir():
+        raise SettingError(f"there is no folder {shown(str(folder))}: give a run folder, or a folder of credentials")
     pid = running_process(folder)
     if pid is None:
         return print(f"nothing is running in {folder}")
@@ -309,4 +311,4 @@ _FIRST = ("site", "state", "heard", "working", "finished", "rows", "refused", "s
 
 
 def _short(value: Any) -> Any:
-    return " ".join(map(str, value)) if isinstance(value, list) else value
+    return " ".join(map(str, value)) or None if isinstance(value, list) else value

@@ -75,7 +75,9 @@ def print_table(
         table.add_column(Text(heading[column]), no_wrap=not wide)
     for row in cells:
         table.add_row(*(Text(row[column]) for column in shown))
-    console.print(table)
+    with console.capture() as printed:
+        console.print(table)
+    print(*(line.rstrip() for line in printed.get().splitlines()), sep="\n")
     if lost := [name for column, name in enumerate(heading) if column not in shown]:
         print(f"\nnot shown: {', '.join(lost)} (--wide shows them)")
 

@@ -35,6 +35,8 @@ def of_document(error: ValidationError, document: Document, model: type[BaseMode
     if problem["type"] == "value_error":  # a sentence of ours
         return SettingError(f"{place}: {dotted(key)} {text}" if text.startswith("must ") else f"{place}: {text}")
     if problem["type"] == "missing" and len(key) == 1:
+        if not _sections(section.model_fields[str(key[0])].annotation):
+            return SettingError(f"{document.name} needs a value for {key[0]}")
         wants = "kind" if key[0] == "partition" else "name"
         return SettingError(f"{document.name} needs a section [{key[0]}] with a {wants}")
     if problem["type"] == "missing":

@@ -183,4 +183,7 @@ def secrecy(settings: TransferSettings, simulated: bool, partner: str | None = N
 
 def is_simulated(folder: Path | None) -> bool:
     """Return whether a run folder was made by one user for both parties."""
-    return folder is None or not any((folder / role / SECRET).exists() for role in ROLES)
+    if folder is None:
+        return True
+    alone = sum((folder / role).is_dir() for role in ROLES) == 1  # before it has a secret
+    return not alone and not any((folder / role / SECRET).exists() for role in ROLES)

@@ -22,6 +22,7 @@ from piebald.core.errors import PiebaldError, RuntimeFault, SettingError
 from piebald.federation.credentials.provisioning import Description, provision
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.federation.hub.local_federation import free_port
+from piebald.federation.link.heartbeat import at_work
 from piebald.federation.link.messaging import SERVER
 from piebald.federation.link.proxy import is_loopback
 from piebald.vertical import party_data, table_files
@@ -129,7 +130,8 @@ def run_party(
         settings: settings of the transfer.
         out: the party's run folder.
         watch: called with the record of each step.
-        tell: called with a sentence if the run goes beyond the bound on disclosures about rows; by default a warning.
+        tell: called with a sentence if the run goes beyond the bound on disclosures about rows, and while the other
+            party is not there; by default a warning.
         simulated: whether the party's own secret follows from the seed, because one user runs both parties.
     """
     folder = Path(out)
@@ -137,9 +139,11 @@ def run_party(
     shared, data = _secret(), _load_party(settings, role)
     data.check(role, settings)
     write_settings(folder, settings)
+    (folder / role).mkdir(mode=0o700, exist_ok=True)  # whose run it is, for `resume`, also if the other never comes
     if not simulated:
         _tell_exposure(settings, {role: data}, tell)
-    channel = open_own_channel()
+    with at_work("waiting for the other party", tell):
+        channel = open_own_channel()
     if isinstance(channel, SecureChannel) and settings.runtime.partner is None and not simulated:
         tell(
             f"the other party is {channel.partner}, by its certificate: this run keeps to it (to name it before, give "

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -77,8 +78,16 @@ COMPARISONS = {
     "second recipe": ("[recipe]", '[[recipes]]\nname = "fedavg"\n[[recipes]]\nlabel = "b"\nmu = 1', "experiment.toml:19: there is no setting of recipe 'fedavg' called 'mu'"),
 }  # fmt: skip
 
+FEDERATIONS = {
+    "unknown": ("hsot = 'a'", "federation.toml:2: there is no setting or section called 'hsot': did you mean 'host'?"),
+    "port": ("port = 84770", "federation.toml:2: port must be at most 65535, got 84770"),
+    "no sites": ("days = 1", "federation.toml needs a value for sites"),
+    "empty": ("sites = []", "federation.toml:2: sites needs at least one entry"),
+}  # fmt: skip
+
 LINES = {
     "command": ("rnu", "No such command 'rnu'. Did you mean 'run'?"),
+    "group": ("queue", "piebald queue needs a command: add, list, stop, resume"),
     "option": ("run --ot x", "No such option: --ot"),
     "option of the file": ("run --rounds 3", "there is no option --rounds: write --set rounds=VALUE"),
     "option of the recipe": ("compare FILE --epochs 3", "there is no option --epochs: write --set recipe.epochs=VALUE"),
@@ -109,6 +118,8 @@ LINES = {
     "family": ("glm x.csv --family binomal", "Invalid value for '--family': 'binomal' is not one of 'gaussian', 'binomial', 'poisson', 'negative_binomial'."),
     "out taken": ("run experiment.toml --out full", "full"),
     "out is a file": ("run experiment.toml --out experiment.toml", "experiment.toml"),
+    "out in a file": ("provision federation.toml --out experiment.toml/x", "cannot be written or read (not a directory): name another place, and run the command again"),
+    "stop nothing": ("stop nowhere", "there is no folder 'nowhere': give a run folder, or a folder of credentials"),
 }  # fmt: skip
 
 
@@ -144,11 +155,20 @@ def test_a_wrong_comparison(command, good: Path, old: str, new: str, sentence: s
     assert written(good.parent) == {good.name}
 
 
+@pytest.mark.parametrize(("line", "sentence"), FEDERATIONS.values(), ids=FEDERATIONS)
+def test_a_wrong_federation(command, good: Path, line: str, sentence: str) -> None:
+    sites = "" if "sites" in sentence else "sites = ['north']\n"
+    (good.parent / "federation.toml").write_text(f"# a federation\n{line}\n{sites}")
+    check(*command("provision", "federation.toml"), sentence)
+    assert written(good.parent) == {good.name, "federation.toml"}
+
+
 @pytest.mark.parametrize(("line", "sentence"), LINES.values(), ids=LINES)
 def test_a_wrong_line(command, good: Path, line: str, sentence: str) -> None:
     (good.parent / "empty").mkdir()
     (good.parent / "full").mkdir()
     (good.parent / "full" / "file").write_text("mine")
+    (good.parent / "federation.toml").write_text("sites = ['north']\n")
     before = written(good.parent)
     check(*command(*line.split()), sentence)
     assert written(good.parent) == before
@@ -184,3 +204,10 @@ def test_a_separate_process_prints_the_same(good: Path, words: list[str], senten
         check=False,
     )
     check(done.returncode, done.stdout, done.stderr, sentence)
+
+
+def test_a_second_interruption_leaves_no_traceback_of_the_exit() -> None:
+    code = "import atexit, signal, sys; from piebald.cli import main; sys.argv = ['piebald', 'version']; "
+    code += "atexit.register(signal.raise_signal, signal.SIGINT); sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")

@@ -301,3 +301,12 @@ def test_a_table_without_rows_is_no_clients() -> None:
     tables["south"] = tables["north"][:0]
     with pytest.raises(SettingError, match="the table of client 'south' has no rows: leave it out"):
         piebald.clients_from(tables, target="ill")
+
+
+def test_a_table_without_rights_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (file := tmp_path / "rows.csv").write_bytes(b"a\x00b\n\xff")
+    with pytest.raises(SettingError, match="it may be damaged"):
+        read_table(file.rename(damaged := tmp_path / "rows.parquet"))
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(SettingError, match="cannot be read: permission denied: let this user read it"):
+        read_table(damaged)

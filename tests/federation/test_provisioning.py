@@ -117,3 +117,14 @@ def test_expired_open_and_missing_credentials_are_refused(tmp_path: Path) -> Non
         provisioning.read(folder)
     with pytest.raises(SettingError, match="holds no credentials"):
         provisioning.read(tmp_path)
+
+
+def test_a_key_without_rights_is_not_to_be_copied_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    provisioning.provision(provisioning.Description(sites=["north"]), tmp_path)
+
+    def refused(_: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(provisioning, "read_bytes", refused)
+    with pytest.raises(SettingError, match="cannot be read: PermissionError: let this user read them"):
+        provisioning.read(tmp_path / "north")

@@ -82,7 +82,7 @@ def test_a_queue_goes_on_where_it_was_after_a_kill_a_stop_and_a_failure(
         until(lambda: states() == ["stopped", "failed", "finished"])
         assert before < version(tmp_path / "a") < 40
         assert "is not finished, so nothing can go on from it" in ExperimentQueue(credentials).entry(2).why
-        assert status_values(credentials)["state"] == "waiting"
+        assert status_values(credentials)["state"] == "waiting for an experiment"
         assert main(["queue", "resume", str(credentials), "1"]) == 0
         add("long.toml", "d", "--from", str(tmp_path / "a"), "--set", "rounds=1")
         until(lambda: states()[3:] == ["finished", "finished"])
@@ -253,13 +253,13 @@ def test_health_is_a_process_that_gives_signs_of_life(server: Path, capsys: pyte
         assert "has given no sign of life for 10" in capsys.readouterr().err
         give_sign(server)
         assert healthy() == 0
-        ExperimentQueue(server).add("a", "", server / "runs" / "a", server)
+        queue = ExperimentQueue(server)
+        entry = queue.add("a", "", server / "runs" / "a", server)
         found = status_values(server)
-        assert (found["state"], found["queue"], found["process"]) == (
-            "waiting for an experiment",
-            "1 waiting (1 a)",
-            os.getpid(),
-        )
+        assert (found["state"], found["ends"]) == ("waiting for an experiment", "a is prepared")
+        assert (found["queue"], found["process"]) == ("1 waiting (1 a)", os.getpid())
+        queue.change(entry, state="finished")
+        assert status_values(server)["ends"] == f"piebald queue add {server} FILE"
     finally:
         lock.release()
     code = "import sys, piebald.cli, piebald.federation.operate.status; print('torch' in sys.modules)"

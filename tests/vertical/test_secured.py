@@ -13,6 +13,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,14 @@ from piebald.core.errors import RuntimeFault, SettingError
 from piebald.federation.credentials.provisioning import Credentials, Description, provision, read
 from piebald.federation.credentials.revocation import write_revoked
 from piebald.federation.hub.local_federation import free_port
+from piebald.federation.link import heartbeat
 from piebald.federation.link.tls import context
+from piebald.vertical import transfer_runs
 from piebald.vertical.channel import GONE
 from piebald.vertical.party_messages import HEADER, MessageKind, PartyEnded, pack_frame
 from piebald.vertical.party_store import read_steps
 from piebald.vertical.secure_channel import SecureChannel, open_channel
+from piebald.vertical.transfer_results import is_simulated
 from piebald.vertical.transfer_runs import run, run_party
 from piebald.vertical.transfer_settings import TransferRuntime
 from tests import processes
@@ -328,6 +332,18 @@ def test_credentials_belong_to_one_party(tmp_path) -> None:
 def test_nobody_there(tmp_path, party: str, message: str) -> None:
     with pytest.raises(RuntimeFault, match=message):
         open_channel(credentials(tmp_path)[party], 0.3)
+
+
+def test_a_party_that_waits_says_so_and_is_resumed_as_one_party(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer_runs, "at_work", partial(heartbeat.at_work, every=0.05))
+    monkeypatch.setattr(heartbeat, "_TICK", 0.01)
+    runtime = {"kind": "federation", "credentials": str(credentials(tmp_path)["bank"].folder), "timeout": 0.5}
+    for train in (partial(run_party, "source", settings(runtime=runtime)), transfer_runs.resume):
+        said: list[str] = []
+        with pytest.raises(RuntimeFault, match="was not at"):
+            train(tmp_path / "run", tell=said.append)
+        assert "waiting for the other party for 0 s" in said
+        assert not is_simulated(tmp_path / "run")
 
 
 def test_two_cannot_listen_at_one_place(tmp_path) -> None:

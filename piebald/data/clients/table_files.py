@@ -9,6 +9,7 @@ import codecs
 import csv
 import io
 import logging
+import os
 import re
 import warnings
 import zlib
@@ -140,6 +141,8 @@ def _unreadable(path: Path, message: str) -> str:
         )
     if quote := re.search(r"EOF inside string starting at row (\d+)", message):
         return f"{path} has a quote in line {int(quote[1]) + 1} that nothing closes: close it, or take it out"
+    if path.exists() and not os.access(path, os.R_OK):
+        return f"{path} cannot be read: permission denied: let this user read it"
     return f"{path} cannot be read as a table, it may be damaged: replace it ({message})"
 
 

@@ -25,6 +25,7 @@ from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_bytes, read_json, settings_text
 from piebald.federation.credentials.revocation import read_revoked, write_revoked
 from piebald.federation.link.messaging import SERVER
+from piebald.settings.setting_places import of_document
 from piebald.settings.toml_document import Document
 
 if TYPE_CHECKING:
@@ -93,13 +94,11 @@ def describe(path: Path) -> Description:
     Raises:
         SettingError: it cannot be read, or a value in it is not allowed.
     """
+    document = Document(settings_text(path), str(path))
     try:
-        description = Description.model_validate(Document(settings_text(path), str(path)).values)
+        description = Description.model_validate(document.values)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(name) for name in first["loc"])
-        reason = "is missing" if first["type"] == "missing" else f"{first['msg'].lower()}, got {shown(first['input'])}"
-        raise SettingError(f"{path}: {place} {reason}: it takes name, host, port, days and sites") from None
+        raise of_document(error, document, Description) from None
     _check_names(path, description.sites)
     return description
 
@@ -286,9 +285,8 @@ def _check_pair(folder: Path) -> None:
         certificate = x509.load_pem_x509_certificate(read_bytes(folder / "certificate.pem"))
         key = load_pem_private_key(read_bytes(folder / "key.pem"), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise SettingError(
-            f"the credentials in {folder} cannot be read: {type(error).__name__}: copy them again"
-        ) from None
+        remedy = "let this user read them" if isinstance(error, PermissionError) else "copy them again"
+        raise SettingError(f"the credentials in {folder} cannot be read: {type(error).__name__}: {remedy}") from None
     if certificate.public_key() != key.public_key():
         raise SettingError(
             f"certificate.pem and key.pem in {folder} do not belong together: copy all files of the renewed credentials"

@@ -127,10 +127,13 @@ def status_values(folder: Path) -> dict[str, Any]:
     status["process"] = process
     queue = ExperimentQueue(credentials)
     if queue.folder.is_dir():
+        begun = queue.next()
         status["queue"] = queue.summary(serves=process is not None) or "empty"
         if process is not None and recorded != "running":
-            status |= {"state": "waiting for an experiment", "ends": f"piebald queue add {credentials} FILE"}
-        elif process is None and folder == credentials and (killed is not None or queue.next() is not None):
+            # an experiment that is being prepared has no run folder yet
+            ends = f"piebald queue add {credentials} FILE" if begun is None else f"{begun.label} is prepared"
+            status |= {"state": "waiting for an experiment", "ends": ends}
+        elif process is None and folder == credentials and (killed is not None or begun is not None):
             status["state"] = "stopped" if killed is None else "killed"
     if status["state"] in ("killed", "stopped"):
         status |= _gone(credentials, run, queue)
