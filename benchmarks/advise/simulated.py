@@ -109,7 +109,8 @@ def advise(made: Made, seed: int = 0, **options: Any) -> piebald.advice.Advice:
 
 def sites_named(answer: piebald.advice.Advice, sites: Any) -> list[str]:
     """The sites that a sentence of the answer names as odd, or as losing."""
-    said = " ".join([*answer.reasons, *(loser.client for loser in answer.losers)]).replace(",", " ").replace(":", " ")
+    said = " ".join([*answer.reasons, *answer.odd, *(loser.client for loser in answer.losers)])
+    said = said.replace(",", " ").replace(":", " ")
     return [name for name in sites if name in said.split()]
 
 

@@ -216,14 +216,14 @@ def _answer(
     evidence = whether_it_pays(finished, alone, chosen, tested, runs)
     plain = runs.naive(tested[0].folders) if chosen.label in opened else naive
     histories = [History(place) for checked in tested for place in checked.folders.values()]
-    skewed = imbalance(histories)
+    skewed = "" if runs.metric == "balanced_accuracy" else imbalance(histories)
     for history in histories:
         history.close()
     pair = {runner.label: runner.last for runner in (chosen, alone) if runner is not None}
     own = own_methods(pair, chosen.label, higher, errors=_SURELY)
     better_alone = [client for client, label in own.items() if label != chosen.label]
     best_rounds, better = rounds_of(chosen, runs)
-    better += odd_sites(
+    odd = odd_sites(
         None if alone is None else alone.last, None if together is None else together.last, naive, runs.metric, higher
     )
     if better_alone:
@@ -259,6 +259,7 @@ def _answer(
         settings=settings,
         own=own_methods(scores, chosen.label, higher),
         better_alone=better_alone,
+        odd=odd,
         best_rounds=best_rounds,
         ensemble=ensemble(finished, chosen, runs),
         # held-out rows are the search's own: another run has none to choose by

@@ -31,7 +31,7 @@ from piebald.privacy.secure_aggregation.transform import SecureAggregation
 from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.page.markup import html_table, plain_cell
 from piebald.report.page.wording import MetricFormat, duration, names, plural
-from piebald.report.paired import Difference, difference
+from piebald.report.paired import Difference, common_seeds, difference
 from piebald.report.verdict import ScoreVerdict
 from piebald.settings.toml_document import dumps
 
@@ -83,6 +83,7 @@ class Advice:
         better_alone: the clients for which training alone is better than the recommendation, beyond chance.
         best_rounds: the server steps after which the recommendation was best on validation rows.
         keep: what a run of the recommendation should keep for clients, see `run`; None for its default.
+        odd: sentences on sites whose rows are at odds with those of the others, see `odd_sites`.
         ensemble: the mean of the predictions of the three best methods, None where they could not be averaged.
     """
 
@@ -119,6 +120,7 @@ class Advice:
     better_alone: Sequence[str] = ()
     best_rounds: int = 0
     keep: str | None = None
+    odd: Sequence[str] = ()
     ensemble: Ensemble | None = None
 
     def tested_gain(self, label: str) -> Difference | None:
@@ -143,7 +145,7 @@ class Advice:
             "cannot be told": "Whether training together pays cannot be known from these rows",
         }[self.pays]
         method, plain = f"{self.recommended} ({self.title})", self.against_naive
-        if plain is None or plain.naive is None or plain.beats_naive:
+        if plain is None or plain.naive is None or not self._is_useless:
             if self.pays == "no" and self.evidence.rows == "test":
                 return f"{start}: {method}, the best by validation rows, was not borne out by test rows."
             return f"{start}; {method} is recommended."
@@ -160,7 +162,7 @@ class Advice:
         return [
             ("Answer", self.headline(), 3),
             ("Measured", self._measured(), 4),
-            ("Beware", self.imbalance, 3),
+            ("Beware", " ".join(filter(None, [*self.odd, self.imbalance])), 3),
             *((name, text, _LINES.get(name, 2)) for name, text in self._who().items()),
             ("Costs", self._costs(), 2),
             ("Leaves", self._leaves(), 2),
@@ -171,12 +173,22 @@ class Advice:
     def _measured(self) -> str:
         """Return the scores of the recommendation and its rivals, and the comparison that decided."""
         shown, plain = MetricFormat(self.metric), self.against_naive
-        means = {checked.label: checked.scores.mean for checked in self.tested} or {self.recommended: self.verdict.best}
+        means = self._tested_means() or {self.recommended: self.verdict.best}
         levels = [f"{self._named(label)} {shown.value(mean)}" for label, mean in means.items()]
         if plain is not None and plain.naive is not None:
             levels.append(f"always {plain.naive[0]} {shown.value(plain.naive[1])}")
         rows = "test" if self.tested else "validation"
         return f"{shown.name} on {rows} rows: {', '.join(levels)}.  {self._evidence_sentence()}"
+
+    def _tested_means(self) -> dict[str, float]:
+        """Return the means on test rows of the recommendation and its rivals, on seeds that it shares with the first.
+
+        That is training alone, where it was tried, so that the two differ by the gain that is told.
+        """
+        tables = {checked.label: checked.scores for checked in self.tested}
+        seeds = common_seeds(list(tables.values())[:2])
+        shared = {label: table.of_seeds(seeds) for label, table in tables.items()}
+        return {label: table.mean if table.present else tables[label].mean for label, table in shared.items()}
 
     def _named(self, label: str) -> str:
         """Return a method with its title, but for the recommendation, which the headline explains."""
@@ -243,9 +255,10 @@ class Advice:
     def _leaves(self) -> str:
         if not self.cost.bytes:
             return "nothing: every site trains alone."
-        sums = "would hide" if self._fits_secure_sums() else f"cannot hide, as {self.recommended} needs them,"
+        fits = self._fits_secure_sums()
+        sums = "would hide what single sites send" if fits else f"do not fit {self.recommended}"
         sent = f"{size(round(self._sent))} of numbers from training, of each site in each round, and no rows"
-        return f"{sent}; secure sums {sums} what single sites send."
+        return f"{sent}; secure sums {sums}."
 
     def _fits_secure_sums(self) -> bool:
         """Return whether the server of the recommendation can do with sums over sites."""
@@ -266,9 +279,10 @@ class Advice:
         if not self.cost.bytes or not sizes:
             return ""
         ratio = noise_of_privacy(self.rounds, min(sizes), self._sent / 4)
+        times = f"{float(f'{ratio:.1g}'):,g} times"
         cost = "would drown what it learns" if ratio > 1 else "would cost accuracy"
         return (
-            f"hiding every row (epsilon {EPSILON:g}) takes noise {ratio:.1g} times as long as a step of the smallest "
+            f"hiding every row (epsilon {EPSILON:g}) takes noise {times} as long as a step of the smallest "
             f"site, {min(sizes):,} rows, which {cost}."
         )
 
@@ -278,8 +292,18 @@ class Advice:
         hints = [self._outlook(part) for part in helps]
         if self.pays == "cannot be told" and (settling := self._settling()):
             hints.insert(0, settling)
+        if self._is_useless:
+            balanced = self.imbalance and self.metric == "accuracy"
+            way = "judge with --set evaluate.metrics='[\"balanced_accuracy\"]'" if balanced else "give other columns"
+            return "; ".join([*hints, f"{way}, or more rows, before any run"])
         run = f"piebald run {self.folder / RECIPE}" if self.folder else "piebald.run(advice.recipe, clients, model)"
         return "; ".join([*hints, run])
+
+    @property
+    def _is_useless(self) -> bool:
+        """True if the recommendation is not clearly better than one answer for every row."""
+        plain = self.against_naive
+        return plain is not None and plain.naive is not None and not plain.beats_naive
 
     def _settling(self) -> str:
         """Return how many more rows or clients would find a difference that matters four times in five."""
@@ -312,7 +336,8 @@ class Advice:
                 f"{self.recommended} is within one {self._unit} of the best tried with a probability of "
                 f"{100 * self.probability:.0f} %."
             )
-        lines += [*self.reasons, self._ensemble_line(), *self._more_lines(), *self._loser_lines(), *self._test_lines()]
+        lines += [*self.reasons, *self.odd, self._ensemble_line(), *self._more_lines()]
+        lines += [*self._loser_lines(), *self._test_lines()]
         return [line for line in lines if line]
 
     def amount(self, gain: Difference) -> str:
@@ -366,6 +391,7 @@ class Advice:
             "own": dict(self.own),
             "better_alone": list(self.better_alone),
             "keep": self.keep,
+            "odd": list(self.odd),
             "best_rounds": self.best_rounds,
             "ensemble": None
             if self.ensemble is None

@@ -8,6 +8,7 @@ from statistics import NormalDist
 
 from piebald.core.arguments import Whole, checked
 from piebald.core.errors import SettingError
+from piebald.report.page.wording import three_digits
 
 # Share of rows on which one of two methods is right and the other wrong.  Between methods on seven federations it was
 # 0.02 to 0.48, the median 0.13 (python benchmarks/advise/disagreement.py); methods that are nearly equal disagree less.
@@ -92,4 +93,5 @@ def in_points(metric: str, value: float, signed: bool = True, unit: str = " poin
     """
     sign = "+" if signed else ""
     # no more digits than rows can show, and no "+1.99e-06 points"
-    return f"{100 * value:{sign}.1f}{unit}" if metric in SHARES else f"{value:{sign}.3g}"
+    tenths = round(10 * 100 * value) / 10 + 0.0  # nor "-0.0"
+    return f"{tenths:{sign}.1f}{unit}" if metric in SHARES else three_digits(value, sign)

@@ -121,6 +121,7 @@ _PREPARATIONS = {
     "text": "none: left out, or token ids",
     "identifier": "none: left out",
 }
+_FAR = 20  # times as far from the median as 95 % of the rows
 _GAP_CODES = {
     *(-1, -7, -8, -9),
     *(sign * int(digit * length) for sign in (1, -1) for digit in "789" for length in (2, 3, 4, 5)),
@@ -184,6 +185,8 @@ def _of_target(goal: Any, amounts: bool, sites: Ints, names: Sequence[str], targ
         )
     if goal.nunique() < 2:
         sentences.append(f"target {target!r} has one value alone: there is nothing to learn from it")
+    if amounts and goal.nunique() > 1:
+        sentences += _of_far_targets(goal, sites, names, target)
     if amounts or goal.nunique() < 2:
         return sentences
     held = {name: {*goal[sites == site].dropna().astype(str)} for site, name in enumerate(names)}
@@ -191,6 +194,23 @@ def _of_target(goal: Any, amounts: bool, sites: Ints, names: Sequence[str], targ
         if lacking := [name for name in names if value not in held[name]]:
             sentences.append(f"class {value!r} of {target!r} has no row at {_some(lacking)}")
     return sentences
+
+
+def _of_far_targets(goal: Any, sites: Ints, names: Sequence[str], target: str) -> list[str]:
+    """Return a sentence about amounts so far from all others that a model would learn little else."""
+    amounts = goal.to_numpy(dtype=np.float64)
+    away = np.abs(amounts - np.nanmedian(amounts))
+    usual = float(np.nanquantile(away, 0.95))  # of 95 % of the rows, whatever the others are
+    far = np.nan_to_num(away) > _FAR * usual
+    if not usual or not far.any():
+        return []
+    first = int(np.nanargmax(away))
+    more = f" ({far.sum()} rows are that far)" if far.sum() > 1 else ""
+    place = f"row {row_number(goal, first)} at {names[int(sites[first])]}"
+    return [
+        f"target {target!r} has {amounts[first]:,.10g} in {place}, over {_FAR} times as far from the median as 95% of "
+        f"the rows{more}: if it is an error, correct it before training"
+    ]
 
 
 def _of_column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> list[str]:
@@ -287,7 +307,8 @@ def _told(series: Any, goal: Any, amounts: bool) -> float:
         known = known & (np.abs(series.to_numpy()) < _LARGEST_IN_TREES)
     if known.sum() < _CLASSES or series[known].nunique() < 2 or goal[known].nunique() < 2:
         return 0.0
-    y = goal[known] if amounts else pandas.factorize(goal[known])[0]
+    # a tree tells one far amount by one leaf, and with it nearly all of the variance
+    y = np.clip(goal[known], *goal[known].quantile([0.01, 0.99])) if amounts else pandas.factorize(goal[known])[0]
     if not amounts and 2 * (y.max() + 1) > len(y):  # names of rows
         return 0.0
     if not amounts and np.bincount(y).max() / len(y) > 0.95:

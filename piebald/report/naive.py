@@ -14,7 +14,7 @@ import numpy as np
 
 from piebald.report.class_rows import Counts
 from piebald.report.page.wording import MetricFormat, names
-from piebald.report.paired import Scores
+from piebald.report.paired import FULL_VOTE, Scores
 from piebald.report.tables import History
 
 DOMINANT = 0.7  # share of the judged rows from which one class dominates
@@ -61,17 +61,20 @@ def balanced(matrix: Counts) -> float | None:
 
 def imbalance(runs: list[History]) -> str:
     """A sentence about balanced accuracy where one class dominates at some client; empty where none does."""
-    where, values, chances = dict[str, None](), dict[str, list[float]](), list[float]()
+    where, scored = dict[str, None](), dict[str, list[tuple[float, float, float]]]()
     for run in runs:
         for client, matrix in run.class_counts.items():
             rows = matrix.sum(1)
             if (value := balanced(matrix)) is not None:
-                values.setdefault(run.label, []).append(value)
-                chances.append(1 / int((rows > 0).sum()))
-                where |= {run.names[client]: None} if rows.max() > DOMINANT * rows.sum() else {}
+                vote = min(rows.sum() / FULL_VOTE, 1.0)  # as in other means; of few rows one class has most by chance
+                scored.setdefault(run.label, []).append((value, 1 / int((rows > 0).sum()), vote))
+                where |= {run.names[client]: None} if vote == 1 and rows.max() > DOMINANT * rows.sum() else {}
     if not where:
         return ""
-    means, chance = {label: float(np.mean(shares)) for label, shares in values.items()}, float(np.mean(chances))
+    columns = {label: np.array(rows_of_label).T for label, rows_of_label in scored.items()}
+    means = {label: float(np.average(shares, weights=votes)) for label, (shares, _, votes) in columns.items()}
+    _, chances, votes = np.concatenate([*columns.values()], axis=1)
+    chance = float(np.average(chances, weights=votes))
     shown = MetricFormat("balanced_accuracy")
     order = sorted(means, key=lambda label: -means[label])
     listed = names([f"{label} {shown.value(means[label])}" for label in order], 6)

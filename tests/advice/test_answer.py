@@ -6,6 +6,7 @@ import html
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from rich.cells import cell_len
 from piebald.advice.answer import Advice, noise_of_privacy
 from piebald.advice.answer_page import gain_picture
 from piebald.advice.client_gains import ClientGain, shrunken, with_shrunk
+from piebald.advice.differences import in_points
 from piebald.advice.evidence import Checked, whether_it_pays
 from piebald.advice.more_data import More
 from piebald.advice.reasons import reasons
@@ -85,7 +87,9 @@ def test_the_answer_is_one_screen_whoever_asks(count: int, name: str, size: floa
         assert len(lines) <= 24
         assert max(map(cell_len, lines)) <= 80
         assert {"Answer", "Measured", "Gain", "Costs", "Leaves", "Next"} <= {line.split(" ")[0] for line in lines}
-        assert " ".join(shown.text().split()).endswith("piebald.run(advice.recipe, clients, model)")
+        useless = "No method is recommended" in shown.headline()
+        end = "or more rows, before any run" if useless else "piebald.run(advice.recipe, clients, model)"
+        assert " ".join(shown.text().split()).endswith(end)
         assert max(map(cell_len, shown.details().splitlines())) <= 80
 
 
@@ -120,8 +124,8 @@ def test_the_same_sentence_in_every_place(size: float, start: str) -> None:
     [
         ("fedavg", "secure sums would hide what single sites send"),
         ("hdafl", "secure sums would hide what single sites send"),
-        ("ifca", "secure sums cannot hide, as ifca needs them, what single sites send"),
-        ("distfl", "secure sums cannot hide, as distfl needs them, what single sites send"),
+        ("ifca", "secure sums do not fit ifca."),
+        ("distfl", "secure sums do not fit distfl."),
     ],
 )
 def test_secure_sums_are_offered_only_where_the_server_needs_nothing_but_sums(recipe: str, said: str) -> None:
@@ -195,3 +199,40 @@ def test_no_reason_is_given_where_clients_and_rounds_differ_by_noise_alone() -> 
         return reasons(chosen, alone, together, runs)  # type: ignore[arg-type]
 
     assert sum(bool(given(4)) for _ in range(100)) <= 12
+
+
+def test_what_is_not_better_than_one_answer_is_not_run_next() -> None:
+    """A metric that no constant answer is good by may show more, where one class has most rows."""
+    useless = answer([0.0] * 4, naive=0.9)
+    assert useless.headline().startswith("No method is recommended")
+    parts = {heading: text for heading, text, _ in useless.parts()}
+    assert parts["Next"].endswith(
+        "judge with --set evaluate.metrics='[\"balanced_accuracy\"]', or more rows, before any run"
+    )
+    parts = {heading: text for heading, text, _ in replace(useless, imbalance="").parts()}
+    assert parts["Next"].endswith("give other columns, or more rows, before any run")
+
+
+def test_levels_that_stand_beside_a_gain_differ_by_it() -> None:
+    """Local has a second seed, under which all do worse: its mean over both would not fit the gain."""
+    given = answer([0.1] * 4, rows=100)
+    ditto, local, fedavg = given.tested
+    values = np.vstack([local.scores.values, local.scores.values - 0.3])
+    worse = replace(local.scores, values=values, seeds=[0, 1], trained=np.ones((2, 4), bool))
+    shown = replace(given, tested=[ditto, replace(local, scores=worse), fedavg]).parts()[1][1]
+    ours, alone = (float(re.findall(rf"{name}\)? (\d+\.\d)%", shown)[0]) for name in ("ditto", "local"))
+    gain = float(re.findall(r"ditto against alone: ([+-]\d+\.\d)", shown)[0])
+    assert ours - alone == pytest.approx(gain, abs=0.11)  # each is rounded
+
+
+def test_sites_at_odds_with_the_others_are_named_on_the_screen() -> None:
+    sentence = "At odds with the others: site 3."
+    given = answer([0.1] * 4, odd=[sentence])
+    assert sentence in given.text()
+    assert given.plain()["odd"] == [sentence]
+    assert sentence in given.details()
+
+
+def test_no_gain_is_minus_zero_and_no_amount_a_power_of_ten() -> None:
+    assert in_points("accuracy", -0.0004) == "+0.0 points"
+    assert in_points("absolute_error", -14149.7) == "-14,100"

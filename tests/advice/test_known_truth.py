@@ -73,6 +73,8 @@ def test_a_site_is_odd_where_one_model_for_all_is_far_worse_than_its_own() -> No
     assert said.startswith("At odds with the others: s7, where one model for all is up to 40.0 points worse")
     assert odd_sites(ALONE, scores(*[0.75] * 7, 0.65), CONSTANT, "accuracy") == []  # within the chance of 200 rows
     assert odd_sites(ALONE, scores(*[0.75] * 4, *[0.3] * 4), CONSTANT, "accuracy") == []  # two kinds, and nobody is odd
+    # two kinds, of which only one site is beyond the chance of its rows by all sites' bound
+    assert odd_sites(ALONE, scores(*[0.75] * 4, *[0.6] * 3, 0.3), CONSTANT, "accuracy") == []
     assert odd_sites(None, ALONE, CONSTANT, "accuracy") == []
 
 

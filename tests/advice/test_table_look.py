@@ -193,3 +193,16 @@ def test_what_is_odd_is_told_beside_the_rest(tmp_path: Path, column: str, row, v
     assert any(sentence.format(file=tmp_path / "t.csv") in told for told in seen.warnings), seen.warnings
     assert seen.sites
     assert seen.experiment
+
+
+def test_one_far_amount_is_told_and_no_column_is_said_to_know_it(tmp_path: Path) -> None:
+    """A tree tells the far row by its input, and with it nearly all of the variance."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"site": np.repeat(["a", "b"], 60), "dose": rng.normal(size=120)})
+    frame["euros"] = (3000 + rng.normal(0, 300, 120)).round(2)
+    frame.to_csv(tmp_path / "plain.csv", index=False)
+    assert look_at_table(tmp_path / "plain.csv", client="site", target="euros", clients=False).warnings == []
+    frame.loc[70, "euros"] = 9e6
+    frame.to_csv(tmp_path / "far.csv", index=False)
+    (said,) = look_at_table(tmp_path / "far.csv", client="site", target="euros", clients=False).warnings
+    assert said.startswith("target 'euros' has 9,000,000 in row 72 at b, over 20 times as far from the median as 95%")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -127,3 +128,14 @@ def test_a_client_that_is_worse_by_chance_alone_is_said_to_be_so(capsys: pytest.
     assert f"Worse with {best} than with local: {behind[0]} (" in printed
     assert ", none beyond the chance of its rows." in printed
     assert "* differs clearly" not in printed  # there is no star to explain
+
+
+def test_a_site_of_one_row_neither_raises_balanced_accuracy_nor_is_called_imbalanced() -> None:
+    def counts(**sites: list[list[int]]) -> Any:
+        names = dict(enumerate(sites))
+        return [SimpleNamespace(class_counts=dict(enumerate(map(np.array, sites.values()))), names=names, label="x")]
+
+    assert imbalance(counts(tiny=[[1, 0], [0, 0]], big=[[30, 20], [20, 30]])) == ""
+    said = imbalance(counts(tiny=[[1, 0], [0, 0]], big=[[80, 0], [20, 0]]))
+    assert "at big, so look at balanced accuracy: x 52.4%" in said  # (0.5 + 0.05 * 1) / 1.05
+    assert said.endswith("one class for every row at most 52.4%.")

@@ -41,19 +41,19 @@ class MetricFormat:
         """A value with its unit; a dash for None."""
         if value is None:
             return NONE
-        return f"{100 * value:.1f}%" if self.percent else f"{value:.3g}"
+        return f"{100 * value:.1f}%" if self.percent else three_digits(value)
 
     def size(self, value: float | None) -> str:
         """A spread or the size of a difference, without unit; in percentage points for percentages."""
         if value is None:
             return NONE
-        return f"{100 * value:.1f}" if self.percent else f"{value:.3g}"
+        return f"{100 * value:.1f}" if self.percent else three_digits(value)
 
     def difference(self, value: float | None) -> str:
         """A signed difference; in percentage points for percentages."""
         if value is None:
             return NONE
-        text = f"{100 * value:+.1f}" if self.percent else f"{value:+.3g}"
+        text = f"{100 * value:+.1f}" if self.percent else three_digits(value, "+")
         return text.replace("-", MINUS)
 
     @property
@@ -70,6 +70,17 @@ class MetricFormat:
     def points(self) -> str:
         """The unit of differences, with a space before it."""
         return " points" if self.percent else ""
+
+
+def three_digits(value: float, sign: str = "") -> str:
+    """Return a number to three digits, without a power of ten for amounts of thousands and more.
+
+    Examples:
+        >>> three_digits(0.8125), three_digits(14149.7), three_digits(-2100000, "+"), three_digits(1e20)
+        ('0.812', '14,100', '-2,100,000', '1e+20')
+    """
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:{sign},.0f}" if 1000 <= abs(rounded) < 1e12 else f"{value:{sign}.3g}"
 
 
 def count(number: float | None) -> str:
