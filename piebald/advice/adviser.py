@@ -223,7 +223,7 @@ def _answer(
     own = own_methods(pair, chosen.label, higher, errors=_SURELY)
     better_alone = [client for client, label in own.items() if label != chosen.label]
     best_rounds, better = rounds_of(chosen, runs)
-    odd = odd_sites(
+    at_odds = odd_sites(
         None if alone is None else alone.last, None if together is None else together.last, naive, runs.metric, higher
     )
     if better_alone:
@@ -259,7 +259,7 @@ def _answer(
         settings=settings,
         own=own_methods(scores, chosen.label, higher),
         better_alone=better_alone,
-        odd=odd,
+        odd=at_odds,
         best_rounds=best_rounds,
         ensemble=ensemble(finished, chosen, runs),
         # held-out rows are the search's own: another run has none to choose by

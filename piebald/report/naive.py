@@ -61,15 +61,15 @@ def balanced(matrix: Counts) -> float | None:
 
 def imbalance(runs: list[History]) -> str:
     """A sentence about balanced accuracy where one class dominates at some client; empty where none does."""
-    where, scored = dict[str, None](), dict[str, list[tuple[float, float, float]]]()
+    dominated, scored = dict[str, None](), dict[str, list[tuple[float, float, float]]]()
     for run in runs:
         for client, matrix in run.class_counts.items():
             rows = matrix.sum(1)
             if (value := balanced(matrix)) is not None:
                 vote = min(rows.sum() / FULL_VOTE, 1.0)  # as in other means; of few rows one class has most by chance
                 scored.setdefault(run.label, []).append((value, 1 / int((rows > 0).sum()), vote))
-                where |= {run.names[client]: None} if vote == 1 and rows.max() > DOMINANT * rows.sum() else {}
-    if not where:
+                dominated |= {run.names[client]: None} if vote == 1 and rows.max() > DOMINANT * rows.sum() else {}
+    if not dominated:
         return ""
     columns = {label: np.array(rows_of_label).T for label, rows_of_label in scored.items()}
     means = {label: float(np.average(shares, weights=votes)) for label, (shares, _, votes) in columns.items()}
@@ -79,6 +79,6 @@ def imbalance(runs: list[History]) -> str:
     order = sorted(means, key=lambda label: -means[label])
     listed = names([f"{label} {shown.value(means[label])}" for label in order], 6)
     return (
-        f"One class has over {DOMINANT:.0%} of the judged rows at {names(list(where))}, so look at balanced accuracy: "
+        f"One class has over {DOMINANT:.0%} of the judged rows at {names(list(dominated))}, so look at balanced accuracy: "
         f"{listed}; one class for every row at most {shown.value(chance)}."
     )

@@ -277,12 +277,12 @@ def _shared(tables: Mapping[str, Scores], untrained: bool) -> dict[str, Scores]:
     common = set.intersection(*([places for places in scored.values() if places] or [set()]))
     if not common:
         return {}
-    kept = {
+    selected = {
         label: [[(seed, client) in common for client in table.clients] for seed in table.seeds]
         for label, table in tables.items()
     }
     return {
-        label: replace(table, values=np.where(kept[label], table.values, np.nan)) for label, table in tables.items()
+        label: replace(table, values=np.where(selected[label], table.values, np.nan)) for label, table in tables.items()
     }
 
 
