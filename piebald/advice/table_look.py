@@ -247,7 +247,7 @@ def _of_column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> lis
             f"column {name!r} has free text and is left out: features = [{name!r}] in [data], prepare = {{ tokenizer = "
             f"'distilbert-base-uncased', length = {length} }} and a pretrained model read it, and no other column"
         )
-    if kind in ("category", "identifier") and (reason := mixed_reason(series)):
+    if kind in ("category", "identifier", "number") and (reason := mixed_reason(series)):
         sentences.append(reason)
     if kind == "number" and series.nunique() > 2:
         rows = np.bincount(sites[~gaps], minlength=len(names))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +12,10 @@ import pytest
 
 import piebald
 from piebald.core.errors import SettingError
+from piebald.data.clients.prepared import preparation_of
 from piebald.data.clients.table_files import read_table
+from piebald.data.preparation import PrepareSettings
+from piebald.federation.site.site_rows import RunRows, SiteSource, own_rows
 
 ROWS = [("Zürich", "60.5", "1", "yes"), ("Bath", "50.25", "2", "no")] * 3
 HEAD = ("place", "age", "dose", "ill")
@@ -151,6 +155,33 @@ def test_numbers_among_words_and_classes_that_are_alike_are_told(
         "has numbers, and '4.125%' in row 4 and 12 more rows: leave these cells empty, or correct them; else the"
         in (caplog.text)
     )
+
+
+def test_words_among_numbers_are_told_whatever_becomes_of_the_column(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One site has so many of them that sites agree on categories, where all rows together have few."""
+    ages = ["-" if row in range(0, 50, 8) else f"{row / 7:.2f}" for row in range(120)]
+    rows = [(("Ulm", "Bath")[row % 4 > 0], age, "2", ("no", "yes")[row // 2 % 2]) for row, age in enumerate(ages)]
+    (tmp_path / "t.csv").write_text(text(rows))
+    sentence = (
+        "column 'age' has numbers, and '-' in row 2 and 6 more rows: leave these cells empty, or correct them, or"
+    )
+    with caplog.at_level(logging.WARNING, "piebald"):
+        clients = piebald.clients_from(tmp_path / "t.csv", client="place", target="ill", test=0.0)
+        assert [column.kind for column in preparation_of(clients).columns] == ["category", "number"]
+        assert f"t.csv: {sentence} set gaps = ['-'] in [prepare]" in caplog.text
+        caplog.clear()
+        (tmp_path / "site.csv").write_text(text([row[1:] for row in rows], HEAD[1:]))
+        source = SiteSource(source="site.csv", target="ill")
+        run = RunRows(classes=["no", "yes"], prepare=PrepareSettings())
+        own_rows(source, tmp_path, "Ulm", run, ["Ulm"])
+        assert f"the rows site.csv: {sentence}" in caplog.text
+        caplog.clear()
+        mended = piebald.clients_from(tmp_path / "t.csv", client="place", target="ill", prepare={"gaps": ["-"]})
+        own_rows(source, tmp_path, "Ulm", replace(run, prepare=PrepareSettings(gaps=["-"])), ["Ulm"])
+        assert "has numbers" not in caplog.text
+    assert [column.kind for column in preparation_of(mended).columns] == ["number", "number"]
 
 
 def test_whole_targets_of_a_table_are_classes_and_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -129,7 +129,6 @@ def _columns(
 
 
 PREPARE = "prepare = 'federated' (an argument of clients_from, a line of an experiment file)"
-_TEXTS = {"category": "all of them are categories", "identifier": "the column is left out"}
 _roles = {"client": "names the client of each row", "target": "is to be predicted"}
 
 
@@ -257,10 +256,6 @@ def from_frame(
     if coded:
         _check_once(frame, chosen)
         columns, x = CodedTable.of(frame[chosen])
-        for name in columns.values:
-            kind = guess_columns(frame[[name]])[name]
-            if kind in _TEXTS and (reason := mixed_reason(frame[name])):
-                _log.warning("%s%s; else %s", origin, reason, _TEXTS[kind])
     else:
         x = inputs(numbers_of(frame, chosen, tokens), "the table", tokens)
     goal, words = frame[target], None

@@ -15,8 +15,9 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError, shown
 from piebald.core.large_arrays import blocks, large_array
 from piebald.core.objective import Objective
+from piebald.data.clients.table_files import mixed_reason
 from piebald.data.partition.split_settings import division_of
-from piebald.data.preparation.columns import CodedRows, CodedTable, factorized
+from piebald.data.preparation.columns import CodedRows, CodedTable, factorized, guess_columns
 from piebald.data.preparation.preparation import NumberTarget, Preparation
 from piebald.data.preparation.settings import PrepareSettings
 
@@ -257,6 +258,7 @@ def prepared(
     table, agreed = columns_of(clients), settings.agreed
     if table is None:
         raise SettingError("prepare is for the columns of tables, and these inputs are arrays: leave it out")
+    warn_of_words(clients, table, settings, origin)
     try:
         if agreed is None:
             agreed = _agreed(clients, table, settings, target, held_out)
@@ -267,6 +269,26 @@ def prepared(
     except SettingError as error:
         raise SettingError(f"{origin}: {error}") from None
     return made
+
+
+_OF_WORDS = {
+    "category": "; else all of them are categories",
+    "identifier": "; else the column is left out",
+    "number": "",
+}
+
+
+def warn_of_words(clients: Clients, table: CodedTable, settings: PrepareSettings, origin: str) -> None:
+    """Log a warning of each column of numbers in memory that has words as well, which no setting explains."""
+    if not isinstance(clients, InMemory) or not clients.in_memory():
+        return
+    numbers = pytree.single(clients.pool().x, "prepare").numpy()
+    rows = CodedRows(table, numbers, np.arange(len(numbers)))
+    for name in table.values:
+        if name not in settings.columns and (reason := mixed_reason(rows[name], settings.gaps)):
+            kind = guess_columns(rows[name].to_frame(), settings.gaps)[name]
+            if kind in _OF_WORDS:
+                log.warning("%s: %s%s", origin, reason, _OF_WORDS[kind])
 
 
 def _agreed(

@@ -25,7 +25,7 @@ from piebald.core.reading.packed import unpacked
 from piebald.core.reading.tables import check_text_table, read_parquet
 from piebald.data.clients.query_files import QUERY, read_query
 from piebald.data.clients.stored_table import joined_chunks
-from piebald.data.preparation.columns import GAPS, ROWS, RowsOfFile, coded_words, row_number
+from piebald.data.preparation.columns import GAPS, ROWS, RowsOfFile, coded_words, factorized, row_number
 from piebald.data.preparation.written_forms import are_like_dates, date_readings, number_readings
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -378,19 +378,21 @@ def _plainly_written(series: Any, path: Path) -> Any:
     return pandas.Series(plain.to_numpy()[codes], series.index)
 
 
-def mixed_reason(series: Any) -> str | None:
-    """Return a sentence about a column of numbers with some words among them, None of other columns."""
+def mixed_reason(series: Any, gaps: Sequence[str] = ()) -> str | None:
+    """Return a sentence about a column of numbers with some words among them that are no gaps, None of others."""
     import pandas
 
-    codes, different = pandas.factorize(series)
-    is_word = pandas.to_numeric(pandas.Series(different, dtype=object), errors="coerce").isna().to_numpy()
+    codes, different = factorized(series, gaps)
+    is_word = pandas.to_numeric(pandas.Series(different, dtype=object), errors="coerce").isna().to_numpy(dtype=bool)
     words = np.flatnonzero(np.append(is_word, False)[codes])
     if not len(words) or 2 * len(words) > (codes >= 0).sum():
         return None
     others = f" and {len(words) - 1} more rows" if len(words) > 1 else ""
-    names = [str(different[place]).strip() for place in np.flatnonzero(is_word)]
-    gaps = f", or set gaps = {names} in [prepare] where they stand for no value" if len(names) <= _NAMED else ""
+    names = [different[place] for place in np.flatnonzero(is_word)]
+    code = (
+        f", or set gaps = {[*gaps, *names]} in [prepare] where they stand for no value" if len(names) <= _NAMED else ""
+    )
     return (
         f"column {series.name!r} has numbers, and {shown(series.iloc[words[0]], 40)} in row "
-        f"{row_number(series, words[0])}{others}: leave these cells empty, or correct them{gaps}"
+        f"{row_number(series, words[0])}{others}: leave these cells empty, or correct them{code}"
     )
