@@ -79,6 +79,6 @@ def imbalance(runs: list[History]) -> str:
     order = sorted(means, key=lambda label: -means[label])
     listed = names([f"{label} {shown.value(means[label])}" for label in order], 6)
     return (
-        f"One class has over {DOMINANT:.0%} of the judged rows at {names(list(dominated))}, so look at balanced accuracy: "
-        f"{listed}; one class for every row at most {shown.value(chance)}."
+        f"One class has over {DOMINANT:.0%} of the judged rows at {names(list(dominated))}, so look at balanced "
+        f"accuracy: {listed}; one class for every row at most {shown.value(chance)}."
     )
