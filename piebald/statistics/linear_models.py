@@ -283,7 +283,8 @@ class ModelOfRows:
         self.weight, self.total, self.offset, self.exposure = map(float, moments[4:HEADS])
         if self.rows <= plan.parameters:
             raise SettingError(
-                f"{plan.parameters} coefficients need more than {plan.parameters} rows without gaps, got {self.rows}"
+                f"{plan.parameters} coefficients need more than {plan.parameters} rows without gaps, got {self.rows}: "
+                "leave out columns, first those with gaps in most rows"
             )
         self.scale = Scale(moments[HEADS : HEADS + columns] / self.rows, np.ones(columns))
         if columns:

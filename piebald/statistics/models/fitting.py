@@ -55,7 +55,10 @@ def maximised(
     """
     point = np.zeros(plan.parameters) if start is None else start
     if rows <= len(point):
-        raise SettingError(f"{len(point)} coefficients need more than {len(point)} rows without gaps, got {rows}")
+        raise SettingError(
+            f"{len(point)} coefficients need more than {len(point)} rows without gaps, got {rows}: leave out columns, "
+            "first those with gaps in most rows"
+        )
     sums = likelihood(point)
     scale = max(sums.deviance / rows, 0.0) if plan.family == "gaussian" else 1.0
     questions = 1
