@@ -87,6 +87,12 @@ def test_equal_rows_mean_nothing_where_few_can_differ(caplog: pytest.LogCaptureF
     assert warnings_of(table.assign(site=np.arange(200) % 2, ill=rng.integers(0, 2, 200)), caplog) == ""
 
 
+def test_rows_of_different_ages_are_no_copies(caplog: pytest.LogCaptureFixture) -> None:
+    """A whole number that each row has another of may be its number, and what is left are few values."""
+    table = pd.DataFrame({"a": np.arange(40), "b": np.arange(40) // 2 % 3, "c": 0, "site": np.arange(40) % 2})
+    assert "equal to a row" not in warnings_of(table.assign(ill=table.b // 2), caplog)
+
+
 def test_values_of_a_group_at_several_clients_are_told(caplog: pytest.LogCaptureFixture) -> None:
     table = visits().assign(number=[number // 2 for number in range(40) for _ in range(5)])
     assert "20 groups have rows at several clients" in warnings_of(table, caplog, split={"group": "number"})

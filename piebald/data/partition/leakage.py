@@ -51,7 +51,9 @@ def _equal_by_chance(frame: Any, content: Ints) -> float:
     chance, rows = 1.0, len(different)
     for name in different:
         counts = different[name].value_counts(dropna=False).to_numpy()
-        chance *= float((counts * (counts - 1)).sum()) / max(rows * (rows - 1), 1)
+        equal = float((counts * (counts - 1)).sum()) / max(rows * (rows - 1), 1)
+        few = len(counts) <= _MOST_ROWS and _names_things(different[name])
+        chance *= max(equal, 1 / len(counts)) if few else equal  # of k values, at least one pair in k is equal
     return chance * len(frame) ** 2 / 2
 
 
