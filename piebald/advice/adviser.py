@@ -26,13 +26,15 @@ from piebald.advice.tuning.budget import Budget, Cost, rungs_of
 from piebald.advice.tuning.search import ROUNDS, claim, spent_together
 from piebald.advice.tuning.trial import words
 from piebald.advice.tuning.trial_runs import TrialRuns, recipes_by_label
-from piebald.contracts import Clients
+from piebald.contracts import Clients, Personalizes
 from piebald.core.arguments import Count, PathLike, Seeds, checked
 from piebald.core.errors import RuntimeFault, SettingError
 from piebald.core.progress import line_writer
 from piebald.data.clients.sources import clients_of
 from piebald.experiments.file import ExperimentSettings
+from piebald.methods.clustering.single_cluster import SingleCluster
 from piebald.methods.recipe import Recipe
+from piebald.methods.sharing.layers import Full
 from piebald.report.naive import imbalance
 from piebald.report.page.wording import names, plural
 from piebald.report.paired import Scores, difference, probability_within
@@ -184,6 +186,19 @@ def _conditions(runs: TrialRuns, unusable: Mapping[str, str]) -> list[str]:
     return lines
 
 
+def _same_rung(alone: Runner, runners: Sequence[Runner]) -> tuple[Scores | None, Scores | None]:
+    """The scores of Local and of the method with one model for all that came furthest, at the last rung of both."""
+    furthest = max((x for x in runners if _has_one_model(x.recipe)), key=lambda runner: runner.reached, default=None)
+    rungs = furthest.scores.keys() & alone.scores.keys() if furthest else set[int]()
+    return (alone.scores[max(rungs)], furthest.scores[max(rungs)]) if furthest and rungs else (None, None)
+
+
+def _has_one_model(recipe: Recipe) -> bool:
+    """Return whether all clients use the same model."""
+    shares_all = isinstance(recipe.sharing, Full) and isinstance(recipe.clustering, SingleCluster)
+    return shares_all and not isinstance(recipe.training, Personalizes)
+
+
 def _fleet(runs: TrialRuns) -> Any:
     runtime = runs.options["runtime"]
     return runtime.fleet if isinstance(runtime, SimulatesDevices) else None
@@ -226,6 +241,8 @@ def _answer(
     at_odds = odd_sites(
         None if alone is None else alone.last, None if together is None else together.last, naive, runs.metric, higher
     )
+    if together is None and alone is not None:  # one model for all may have been dropped because of such sites
+        at_odds += odd_sites(*_same_rung(alone, runners), {}, runs.metric, higher)
     if better_alone:
         better = [*better, f"Better off alone, beyond chance: {names(better_alone, 12)}."]
     return Advice(

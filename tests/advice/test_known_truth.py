@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from piebald.advice.adviser import _same_rung
 from piebald.advice.odd_sites import odd_sites
 from piebald.advice.own_methods import own_methods
+from piebald.methods import recipes
 from piebald.report.paired import Scores
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "advise" / "simulated.py"
@@ -76,6 +79,21 @@ def test_a_site_is_odd_where_one_model_for_all_is_far_worse_than_its_own() -> No
     # two kinds, of which only one site is beyond the chance of its rows by all sites' bound
     assert odd_sites(ALONE, scores(*[0.75] * 4, *[0.6] * 3, 0.3), CONSTANT, "accuracy") == []
     assert odd_sites(None, ALONE, CONSTANT, "accuracy") == []
+
+
+def test_one_model_for_all_that_was_dropped_early_is_compared_where_local_was_at_that_time() -> None:
+    """A site that contradicts the others makes one model for all bad, and so has it dropped before the end."""
+
+    def runner(recipe: Any, *rungs: int) -> Any:
+        return SimpleNamespace(
+            recipe=recipe, scores={rung: f"{recipe.name} {rung}" for rung in rungs}, reached=max(rungs)
+        )
+
+    alone = runner(recipes.local(), 5, 10, 20)
+    tried = [alone, runner(recipes.fedprox(), 5), runner(recipes.fedavgm(), 5, 10), runner(recipes.ditto(), 5, 10, 20),
+             runner(recipes.ifca(k=2), 5, 10, 20), runner(recipes.hdafl(), 5, 10, 20)]  # fmt: skip
+    assert _same_rung(alone, tried) == ("local 10", "fedavgm 10")
+    assert _same_rung(alone, tried[3:]) == (None, None)
 
 
 def test_a_site_is_blank_where_no_method_beats_a_constant() -> None:
