@@ -224,6 +224,13 @@ def test_dates_are_read_at_once_as_they_are_one_by_one() -> None:
         dates_of(pandas.Series(["2024-05-31", "31.05.2024"], name="seen"))
 
 
+def test_rows_keep_their_labels_where_some_were_left_out() -> None:
+    coded, numbers = CodedTable.of(POOLED[::2])
+    assert coded.frame(numbers[:3], np.arange(3)).index.tolist() == [0, 2, 4]
+    assert CodedTable.of(POOLED)[0].labels is None  # which would take memory
+    assert CodedTable.of(POOLED.set_axis([*map(str, range(len(POOLED)))]))[0].labels is None
+
+
 def test_a_number_far_from_all_training_rows_is_no_prediction(tmp_path: Path) -> None:
     agreed = fitted(POOLED, "ill")
     POOLED.head(3).assign(age=[50.0, 1e16, 1e40]).to_csv(tmp_path / "new.csv", index=False)

@@ -75,10 +75,11 @@ class CodedTable:
             codes, different = factorized(series)
             values[str(name)] = tuple(different)
             numbers[:, place] = np.where(codes < 0, np.nan, codes)
-        labels = frame.index.to_numpy()
-        numbered = labels.dtype.kind != "i" or np.array_equal(labels, np.arange(len(labels)))
-        files = frame.attrs.get(ROWS, ())
-        return cls(tuple(map(str, frame.columns)), values, None if numbered else labels, files), numbers
+        index = frame.index
+        # the places themselves, as a range that takes no memory
+        numbered = (getattr(index, "start", None), getattr(index, "step", None)) == (0, 1)
+        labels = None if numbered or index.dtype.kind != "i" else index.to_numpy()
+        return cls(tuple(map(str, frame.columns)), values, labels, frame.attrs.get(ROWS, ())), numbers
 
     def frame(self, numbers: NDArray[np.floating], index: NDArray[np.int64] | None = None) -> pd.DataFrame:
         """Return some rows [n, d] as a table: float64 numbers, and text with None for gaps.
