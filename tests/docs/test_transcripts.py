@@ -131,6 +131,7 @@ def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Feder
     from piebald.federation.hub.local_federation import free_port
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")  # tables have the columns that fit, as on the pages
     made = Federation(tmp_path, (free_port(), free_port()))
     yield made
     made.close()
@@ -208,7 +209,7 @@ def keep_running(world: Federation) -> None:
     text = Path("federation.toml").read_text("utf-8")
     Path("federation.toml").write_text(text.replace('"east"]', '"east", "west"]'), "utf-8")
     world.check(KEEP, "piebald provision federation.toml --out credentials")
-    world.check(KEEP, "piebald provision federation.toml --out credentials --renew")
+    world.check(KEEP, "piebald provision federation.toml --out credentials --renew --party south")
     world.wait("south", "was renewed: it is valid until")
     world.check(KEEP, "piebald provision federation.toml --out credentials --revoke south")
     world.wait("server", "south is shut out")

@@ -12,6 +12,7 @@ import dp_accounting
 import pytest
 import torch
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
+from pydantic import ValidationError
 
 from piebald.contracts import ClientContext, Task, TrainInput, TrainOutput, Update
 from piebald.federation.site.policy import Policy
@@ -245,3 +246,9 @@ def test_absurd_noise_is_refused_at_once(tmp_path: Path) -> None:
         with pytest.raises(OverBudget, match="the ledger allows 8"):
             ledger.spend_task(noise, 0.5, releases)
     assert ledger.questions == []
+
+
+def test_a_query_that_there_is_not_is_refused_unless_a_plugin_may_bring_it() -> None:
+    with pytest.raises(ValidationError, match="there is no query 'evalute': did you mean 'evaluate'"):
+        Policy(queries=["evalute"])
+    assert Policy(queries=["evalute"], plugins=["mylab"]).queries == ["evalute"]

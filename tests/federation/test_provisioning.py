@@ -15,6 +15,7 @@ from piebald.cli import main
 from piebald.core.errors import SettingError
 from piebald.federation.credentials import provisioning
 from piebald.federation.credentials.provisioning import Description, provision
+from piebald.federation.hub.member_list import sites_of
 
 from .conftest import provisioned
 
@@ -128,3 +129,19 @@ def test_a_key_without_rights_is_not_to_be_copied_again(tmp_path: Path, monkeypa
     monkeypatch.setattr(provisioning, "read_bytes", refused)
     with pytest.raises(SettingError, match="cannot be read: PermissionError: let this user read them"):
         provisioning.read(tmp_path / "north")
+
+
+def test_clients_of_which_one_is_no_site_are_not_matched_by_order(tmp_path: Path) -> None:
+    credentials = provisioning.read(provisioned(tmp_path, ["north", "south", "east"]) / "server")
+
+    class Named:
+        def __init__(self, *names: str) -> None:
+            self.names = names
+
+        def __len__(self) -> int:
+            return len(self.names)
+
+    assert sites_of(credentials, Named("east", "north")) == ["east", "north"]
+    assert sites_of(credentials, Named("a", "b")) == ["north", "south"]
+    with pytest.raises(SettingError, match=r"there is no site in .* for the client 'est': did you mean 'east'\?"):
+        sites_of(credentials, Named("south", "north", "est"))

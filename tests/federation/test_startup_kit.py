@@ -6,13 +6,14 @@ import io
 import re
 import sys
 import tarfile
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
 
 from piebald.cli import main
 from piebald.core.errors import SettingError
-from piebald.federation.credentials import provisioning
+from piebald.federation.credentials import certificates, provisioning
 from piebald.federation.credentials.startup_kit import unpack_kit, write_kit
 from tests import processes
 
@@ -45,6 +46,29 @@ def test_provision_makes_a_kit_for_each_site_that_nobody_else_can_read(
     installed = re.findall(r"^#     (?:cp|install -o .* 600) (.*) /(?:etc|var)", unit, re.MULTILINE)
     assert len(installed) == 2, unit
     assert all(list(folder.glob(pattern)) for files in installed for pattern in files.split())
+
+
+def test_a_renewed_kit_replaces_what_has_expired_and_an_old_one_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Past(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime.now(tz) - timedelta(days=800)
+
+    with monkeypatch.context() as past:
+        past.setattr(certificates, "datetime", Past)
+        past.setattr(provisioning, "datetime", Past)
+        old = kit_of(tmp_path)
+        folder = unpack_kit(old, tmp_path / "site")
+    with pytest.raises(SettingError, match=r"the certificate of north in .*north.tar.gz expired on"):
+        unpack_kit(old, folder)
+    assert not list(folder.glob(".new*"))
+    values = {"name": "oncology", "host": "127.0.0.1", "port": provisioning.read(folder, connects=False).port}
+    description = provisioning.Description.model_validate({**values, "sites": ["north", "south"]})
+    (renewed,) = provisioning.renew(description, tmp_path / "credentials", ["north"])
+    for kit in (write_kit(renewed, tmp_path / "again"), old):
+        assert provisioning.read(unpack_kit(kit, folder)).expires == renewed.expires
 
 
 def test_a_kit_leaves_what_the_site_has_changed_and_brings_renewed_credentials(tmp_path: Path) -> None:

@@ -234,8 +234,12 @@ def _check_same(description: Description, out: Path) -> None:
         )
 
 
-def read(folder: Path) -> Credentials:
+def read(folder: Path, connects: bool = True) -> Credentials:
     """Read the credentials in a folder.
+
+    Args:
+        folder: where they are.
+        connects: whether certificate and key will be used; else they may be missing, or have expired.
 
     Raises:
         SettingError: there are none, they are from a later version, the certificate has expired, the key does not
@@ -254,15 +258,17 @@ def read(folder: Path) -> Credentials:
         )  # fmt: skip
     except (ValueError, KeyError, TypeError):
         raise none from None
+    if not connects:
+        return credentials
     if credentials.expires < datetime.now(UTC):
         raise SettingError(
             f"the certificate of {credentials.party} in {folder} expired on {credentials.expires:%Y-%m-%d}: make a new "
             "one with piebald provision --renew, and copy it here"
         )
+    _check_pair(folder)
     key = folder / "key.pem"
     if key.stat().st_mode & 0o077:  # a copied folder often lost its modes
         raise SettingError(f"{key} can be read by others: chmod 600 {key}")
-    _check_pair(folder)
     return credentials
 
 

@@ -6,6 +6,7 @@ import io
 import tarfile
 from importlib import resources
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from piebald.core.errors import SettingError
 from piebald.core.private_files import write_private
@@ -69,25 +70,26 @@ def unpack_kit(kit: Path, folder: Path | None = None) -> Path:
     if missing := [name for name in _OF_SITE if name not in contents]:
         raise SettingError(f"{kit} is no kit of a site: it lacks {', '.join(missing)}")
     folder = kit.with_name(kit.name.removesuffix(SUFFIX)) if folder is None else folder
-    before = read(folder) if (folder / "credentials.json").exists() else None
+    before = read(folder, connects=False) if (folder / "credentials.json").exists() else None  # it may have expired
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with_credentials = folder / ".new"
-    with_credentials.mkdir(mode=0o700, exist_ok=True)
-    for name in _OF_SITE:
-        write_private(with_credentials / name, contents[name])
-    made = read(with_credentials)  # nothing of the folder is replaced before these are known to be sound
-    if before is not None and (before.federation, before.party) != (made.federation, made.party):
-        raise SettingError(
-            f"{folder} is of {before.party} in {before.federation!r}, and the kit of {made.party} in "
-            f"{made.federation!r}: unpack it elsewhere, with --into FOLDER"
-        )
-    if before is None or made.expires >= before.expires:
-        for name in _OF_SITE[1:4] + _OF_SITE[:1]:
-            (with_credentials / name).replace(folder / name)
+    with TemporaryDirectory(prefix=".new-", dir=folder) as unpacked:
+        fresh = Path(unpacked)
+        for name in _OF_SITE:
+            write_private(fresh / name, contents[name])
+        made = read(fresh, connects=False)
+        if before is not None and (before.federation, before.party) != (made.federation, made.party):
+            raise SettingError(
+                f"{folder} is of {before.party} in {before.federation!r}, and the kit of {made.party} in "
+                f"{made.federation!r}: unpack it elsewhere, with --into FOLDER"
+            )
+        if before is None or made.expires >= before.expires:
+            try:
+                read(fresh)  # nothing of the folder is replaced before these are known to be sound
+            except SettingError as error:
+                raise SettingError(str(error).replace(unpacked, str(kit))) from None
+            for name in _OF_SITE[1:4] + _OF_SITE[:1]:
+                (fresh / name).replace(folder / name)
     for name in ("site.toml", *_OF_ALL):
         if name in contents and not (folder / name).exists():  # the site has changed its own
             write_private(folder / name, contents[name])
-    for path in with_credentials.iterdir():
-        path.unlink()
-    with_credentials.rmdir()
     return folder

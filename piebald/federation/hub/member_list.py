@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from piebald.contracts import Clients, Split, Task
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, unknown
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.link.messaging import SERVER
 from piebald.federation.link.transfer import Assembly
@@ -252,4 +252,9 @@ def sites_of(credentials: Credentials, clients: Clients) -> list[str]:
             f"the experiment has {len(names)} clients, the credentials in {credentials.folder} list {len(sites)} "
             "sites: provision one site for each client"
         )
+    lost = [name for name in names if name not in sites]
+    if 0 < len(lost) < len(names):
+        raise unknown(
+            f"site in {credentials.folder} for the client", lost[0], sites
+        )  # by order, names would be mixed up
     return sites[: len(names)]

@@ -7,11 +7,12 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from piebald.contracts import Hiding, Personalizes, Query, Split, SumDemands, Task, Update
+from piebald.core.errors import unknown
 from piebald.core.parameters import matching
 from piebald.federation.site.work_limits import WorkLimits
 from piebald.methods.client_work import ClientWork
@@ -111,6 +112,15 @@ class Policy(BaseModel):
     accept: Annotated[list[str], BeforeValidator(lambda names: [ASK] if names == ASK else names)] | None = None
     accept_split: bool | None = None
     carry: bool = True
+
+    @model_validator(mode="after")
+    def _known_queries(self) -> Self:
+        import piebald.methods.queries  # noqa: F401 - registers them
+
+        for name in self.queries or ():
+            if not self.plugins and name not in Query.registry["query"]:  # those of plugins come with a run
+                raise ValueError(str(unknown("query", name, Query.registry["query"])))
+        return self
 
     @property
     def digest(self) -> str:
