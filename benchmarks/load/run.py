@@ -395,6 +395,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, nargs="*", default=[470, 470], help="widths of the model's hidden layers")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of results.json and RESULTS.md")
     chosen = parser.parse_args()
+    chosen.out.mkdir(parents=True, exist_ok=True)  # before an hour is spent
     kept = chosen.out / "results.json"
     found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
     if chosen.part == "crowd":
