@@ -192,6 +192,8 @@ def resume(
 ) -> None:
     """Continue a run that was interrupted."""
     check_run(folder)
+    if not (folder / "run.db").exists() and any(folder.glob("*/seed-*/run.db")):
+        raise SettingError(f"{folder} holds a comparison: go on with piebald compare FILE --out {folder}")
     if is_transfer(folder):
         from piebald.vertical import command as vertical
 

@@ -108,6 +108,7 @@ LINES = {
     "runtime": ("run experiment.toml --runtime moon", "--runtime: there is no runtime 'moon'"),
     "resume nothing": ("resume nowhere", "there is no run folder 'nowhere': give the folder that piebald run wrote"),
     "resume no run": ("resume empty", "empty"),
+    "resume comparison": ("resume compared", "compared holds a comparison: go on with piebald compare FILE --out compared"),
     "report nothing": ("report nowhere", "there is no run folder 'nowhere'"),
     "report no run": ("report empty", "empty"),
     "report none": ("report", "Missing argument"),
@@ -169,6 +170,8 @@ def test_a_wrong_line(command, good: Path, line: str, sentence: str) -> None:
     (good.parent / "full").mkdir()
     (good.parent / "full" / "file").write_text("mine")
     (good.parent / "federation.toml").write_text("sites = ['north']\n")
+    (run := good.parent / "compared" / "fedavg" / "seed-0").mkdir(parents=True)
+    (run / "run.db").touch()
     before = written(good.parent)
     check(*command(*line.split()), sentence)
     assert written(good.parent) == before
