@@ -29,8 +29,8 @@ INTRODUCTION = """# Leaderboard
 {there_are} of {recipes} recipes and kNN-Per on federations whose clients are not alike, each with {settings} settings
 of its own, {passes} passes over the data and {seeds} seeds.  Validation rows choose; test rows judge.  *Points* are
 percentage points of mean test accuracy over training alone (Local).  *Clearly* means beyond the chance of other rows of
-these clients and other seeds, all methods together (95 %).  So far {there} of {all} federations are trained to the
-end, with one small network for all.
+these clients and other seeds, all methods together (95 %).  Federations that are trained to the end: {there} of {all},
+with one small network for all.
 """
 
 PROTOCOL = """- **Network**: one hidden layer of 32 with batch norm for all, but for CGAU, which is made for gated units
