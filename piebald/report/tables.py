@@ -319,13 +319,15 @@ class History:
     @cached_property
     def judged_rows(self) -> dict[int, int]:
         """The number of rows behind each client's metric; as a site told it with the scores where rows are at sites."""
+        counted = {row["client"]: row[self.split] for row in self.clients if row[self.split] is not None}
+        if len(counted) == len(self.clients):
+            return counted
         scored = self._store.query(
             "SELECT client, max(version), examples FROM score WHERE split = ? AND client IS NOT NULL AND version <= ?"
             " AND examples IS NOT NULL GROUP BY client",
             self.split,
             self._final_version,
         )
-        counted = {row["client"]: row[self.split] for row in self.clients if row[self.split] is not None}
         return {row["client"]: int(row["examples"]) for row in scored} | counted
 
     @property

@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -44,12 +43,6 @@ from piebald.storage.store import RunStore
 
 _log = logging.getLogger(__name__)
 _OBJECTIVE = ("loss", "metrics")
-
-
-@cache
-def _warn_of_own_models() -> None:
-    """Say once, since a comparison has many runs, what a run without a folder lacks."""
-    _log.warning("clients' own models are kept only with out='some/folder': run.model(client=...) has none here")
 
 
 @checked
@@ -160,8 +153,9 @@ def run(
         trackers=read(trackers, USERS), per_class=per_class, threshold=threshold,
     )  # fmt: skip
     plan = prepare(recipe, clients, model, options)
-    if out is None and plan.runtime.simulates and (plan.work.initial_state() or plan.work.layout.private):
-        _warn_of_own_models()
+    own = plan.work.initial_state() or plan.work.layout.private
+    if out is None and label is None and plan.runtime.simulates and own:  # a comparison has many runs, with labels
+        _log.warning("clients' own models are kept only with out='some/folder': run.model(client=...) has none here")
     _log.info("%s: runtime %s", plan.meta["label"], json.dumps(plan.meta["runtime"]))
     if measure not in get_args(Measure):
         raise unknown("measure", measure, get_args(Measure))

@@ -149,7 +149,8 @@ def test_looking_tells_all_and_leaves_no_trace(server: Server, tmp_path: Path, m
     assert checks["clock"][0] is False
     (tmp_path / "table.csv").write_text("a,diagnosis\n1.5,x\n2,y\n")
     checks = told(check_site(site_work(folder / "north", str(tmp_path / "table.csv"), "diagnos")))
-    assert checks["rows"] == (False, "there is no column 'diagnos': did you mean 'diagnosis'?")
+    table = tmp_path / "table.csv"
+    assert checks["rows"] == (False, f"{table}: there is no column 'diagnos': did you mean 'diagnosis'?")
     assert checks["run"] == (None, "-")  # what is wrong is said once
     (folder / "south" / "site.toml").write_text("[policy]\nprivate = ['classifier']\n")
     checks = told(check_site(site_work(folder / "south", str(tmp_path / "fits.npz"), None)))

@@ -15,9 +15,11 @@ from sklearn.datasets import load_breast_cancer
 import piebald
 from piebald.cli import main
 from piebald.cli.serving import relayed
+from piebald.contracts.component import Component
 from piebald.core.errors import SettingError
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials import provisioning
+from piebald.federation.hub.local_federation import LocalFederation
 from piebald.federation.link.wire_messages import Welcome
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
@@ -218,3 +220,15 @@ def test_a_loss_that_does_not_fit_tells_the_server_no_number_of_a_sites_rows(
         assert str(tmp_path) not in site.session.refused
     assert site.session.refused == "its rows have inputs [4] for regression, the run takes [5] for regression"
     assert "got 37.5 in the event of row 0" in caplog.text  # the site's own log says what to mend
+
+
+def test_sites_on_this_machine_take_queries_of_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their processes know such a kind only with a run, so that it is no misspelt one in their settings."""
+    with monkeypatch.context() as here:
+        here.setitem(Component.registry["query"], "of_the_lab", type("Query", (), {"__module__": "lab"}))
+        LocalFederation.start(1, str(tmp_path))
+    policy = SiteSettings.load(tmp_path / "site-1" / "site.toml").policy
+    assert "of_the_lab" in policy.queries
+    assert "evaluate" in policy.queries
+    assert "lab" in policy.plugins
+    assert not [module for module in policy.plugins if module.startswith("piebald")]

@@ -47,6 +47,9 @@ def image_folder(
     return _data_set(Path(folder), IMAGES, owner, lambda path: _image(path, side, channels), lazy)
 
 
+_LONGEST = 1 << 28  # samples of a recording, a gigabyte
+
+
 @checked
 def audio_folder(
     folder: PathLike, seconds: Positive = 1.0, rate: Count = 16_000, owner: str | None = None, lazy: bool = False
@@ -67,12 +70,12 @@ def audio_folder(
         lazy: leave the recordings in their files and decode them at each access.
 
     Raises:
-        SettingError: there are no recordings, one cannot be read or has another rate, or the length is below one
-            sample.
+        SettingError: there are no recordings, one cannot be read or has another rate, or the length is not from 1 to
+            2^28 samples.
     """
     length = round(seconds * rate)
-    if length < 1:
-        raise SettingError(f"seconds * rate must be at least one sample, got {seconds} * {rate}")
+    if not 1 <= length <= _LONGEST:
+        raise SettingError(f"seconds * rate must be from 1 to {_LONGEST} samples, got {seconds} * {rate}")
     return _data_set(Path(folder), (".wav",), owner, lambda path: recording(path, length, rate), lazy)
 
 

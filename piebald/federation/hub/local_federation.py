@@ -52,10 +52,13 @@ class LocalFederation:
         for name in names:  # all rows are on this machine, so scores are shown beside noise and sums, too
             settings = root / name / "site.toml"
             if read_text(settings) == SITE_TOML:
-                queries = sorted(Component.registry["query"])
+                kinds = Component.registry["query"]
+                queries, modules = sorted(kinds), {kind.__module__ for kind in kinds.values()}
+                plugins = sorted(module for module in modules if not module.startswith("piebald."))
                 counts = ", ".join(f'{kind} = "any"' for kind in queries)
                 limits = f"questions = {{ {counts} }}\n{_SPLITS}{_BUDGET}accept_split = true\n"
-                write_private(settings, f"{SITE_TOML}\n[policy]\nqueries = {queries}\n{limits}")
+                allowed = f"queries = {queries}\nplugins = {plugins}\n"
+                write_private(settings, f"{SITE_TOML}\n[policy]\n{allowed}{limits}")
         return cls(root, names, folder is None)
 
     @property
