@@ -199,7 +199,7 @@ class Advice:
         evidence = self.evidence
         if evidence.gain is None:
             return ""
-        ours = self.recommended if evidence.rows == "test" else "The best for the other clients"
+        ours = self.recommended if evidence.rows == "test" else "What is best for all others, tried on each client,"
         rows = "" if evidence.rows == "test" else " on validation rows"
         amount = self._by_chance(
             evidence.gain, evidence.low, evidence.high, evidence.pays != "cannot be told", evidence.noise
