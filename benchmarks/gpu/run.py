@@ -162,7 +162,7 @@ def measured(run: Measurement, seconds: float, device: str) -> measures.Row:
         raise TimeUp
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01))
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01), 1.0)  # again, where a callback has swallowed the first
     try:
         return run()
     except TimeUp:
