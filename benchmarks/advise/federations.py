@@ -285,19 +285,19 @@ def _of_statsmodels(name: str) -> Any:
 
 
 def _marriages() -> DataSet:
-    """Whether a woman has had an affair (Fair 1978), by her occupation."""
+    """Women who have had an affair and others (Fair 1978), by their occupation."""
     columns = ("rate_marriage", "age", "yrs_married", "children", "religious", "educ", "occupation_husb")
     return _encoded("marriages", _of_statsmodels("fair"), "occupation", lambda frame: frame["affairs"] > 0, columns)
 
 
 def _visits() -> DataSet:
-    """Whether somebody saw a doctor in a year (RAND Health Insurance Experiment), by the rate of coinsurance."""
+    """People who saw a doctor in a year and others (RAND Health Insurance Experiment), by the rate of coinsurance."""
     columns = ("idp", "lpi", "fmde", "physlm", "disea", "hlthg", "hlthf", "hlthp")
     return _encoded("visits", _of_statsmodels("randhie"), "lncoins", lambda frame: frame["mdvis"] > 0, columns)
 
 
 def _voters() -> DataSet:
-    """Who was voted for in 1996 (American National Election Studies), by education."""
+    """Voters of 1996 and their candidate (American National Election Studies), by education."""
     columns = ("TVnews", "selfLR", "ClinLR", "DoleLR", "age", "income", "logpopul")
     return _encoded("voters", _of_statsmodels("anes96"), "educ", lambda frame: frame["vote"] == 1, columns)
 

@@ -36,7 +36,7 @@ def name_of(device: str) -> str:
 
 
 def rounds_made(row: Row, runs: Path) -> str:
-    """How far a run has come that was stopped, which the same command goes on with."""
+    """The number of rounds of a run that was stopped, in words; the same command goes on with it."""
     folder = next(runs.glob(f"{folder_name(row.study, row.about)}/*/seed-{row.seed}"), None)
     if folder is None:
         return "no round"

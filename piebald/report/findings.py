@@ -38,7 +38,7 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def partly_scored(comparison: Comparison) -> str:
-    """Which methods lack a score at clients that others have one at; empty where all have the same clients."""
+    """A sentence on methods without a score at clients where others have one; empty if all have the same clients."""
     clients = {
         label: {run.names[client] for run in runs for client in run.per_client}
         for label, runs in comparison.by_label.items()
@@ -51,7 +51,7 @@ def partly_scored(comparison: Comparison) -> str:
 
 
 def without_rows(comparison: Comparison) -> str:
-    """Who keeps methods from being compared for other rows of the clients at hand; empty where they are."""
+    """A sentence on clients without the standard error that a comparison for other rows needs; empty without such."""
     leads = comparison.verdict.leads.values() if comparison.verdict else ()
     if all(lead is None or lead.noise == "rows" for lead in list(leads)[1:]):
         return ""

@@ -159,7 +159,7 @@ class ScoreVerdict:
         return [label for label in self.leads if label not in self.near]
 
     @property
-    def apart(self) -> list[str]:
+    def incomparable(self) -> list[str]:
         """The methods that share no client and seed with the leader, of which nothing can be said beside it."""
         return [label for label, lead in self.leads.items() if lead is None and label != self.leader]
 
@@ -244,7 +244,7 @@ class ScoreVerdict:
     def _rivals(self, shown: MetricFormat) -> list[str]:
         """Training alone and the best answer without a model, where the leader is not clearly better."""
         rivals = []
-        beside = self.alone is not None and self.alone not in self.apart and len(self.leads) > 1
+        beside = self.alone is not None and self.alone not in self.incomparable and len(self.leads) > 1
         if beside and not self._is_gain(self.over_alone) and not self.too_few:
             rivals.append("training alone")
         if self.naive is not None and not self.beats_naive:
@@ -252,14 +252,14 @@ class ScoreVerdict:
         return rivals
 
     def _near_clause(self) -> str:
-        clauses = [self._compared_clause()] if len(self.apart) < len(self.leads) - 1 else []
-        verb = "shares" if len(self.apart) == 1 else "share"
-        clauses += [f"{names(self.apart)} {verb} no client and seed with it"] if self.apart else []
+        clauses = [self._compared_clause()] if len(self.incomparable) < len(self.leads) - 1 else []
+        verb = "shares" if len(self.incomparable) == 1 else "share"
+        clauses += [f"{names(self.incomparable)} {verb} no client and seed with it"] if self.incomparable else []
         return "; ".join(clauses)
 
     def _compared_clause(self) -> str:
-        """Who is not clearly behind the leader, or else who is."""
-        near, behind = [label for label in self.near[1:] if label not in self.apart], self.behind
+        """The clause on the methods that are not clearly behind the leader, or else on those that are."""
+        near, behind = [label for label in self.near[1:] if label not in self.incomparable], self.behind
         if self.too_few:
             lead = next(lead for label, lead in self.leads.items() if label != self.leader and lead is not None)
             verb = "is" if lead.clients == 1 else "are"
@@ -289,7 +289,7 @@ class ScoreVerdict:
         return {
             "sentence": self.sentence(),
             "leader": self.leader,
-            "not_clearly_behind": [label for label in self.near[1:] if label not in self.apart],
+            "not_clearly_behind": [label for label in self.near[1:] if label not in self.incomparable],
             "clearly_behind": self.behind,
             "naive": None if self.naive is None else {"answer": self.naive[0], self.metric: self.naive[1]},
             "beats_naive": self.beats_naive,

@@ -153,8 +153,8 @@ def run(
         trackers=read(trackers, USERS), per_class=per_class, threshold=threshold,
     )  # fmt: skip
     plan = prepare(recipe, clients, model, options)
-    own = plan.work.initial_state() or plan.work.layout.private
-    if out is None and label is None and plan.runtime.simulates and own:  # a comparison has many runs, with labels
+    keeps_models = plan.work.initial_state() or plan.work.layout.private
+    if out is None and label is None and plan.runtime.simulates and keeps_models:  # a comparison has many runs, with labels
         _log.warning("clients' own models are kept only with out='some/folder': run.model(client=...) has none here")
     _log.info("%s: runtime %s", plan.meta["label"], json.dumps(plan.meta["runtime"]))
     if measure not in get_args(Measure):

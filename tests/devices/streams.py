@@ -1,4 +1,4 @@
-"""What the streams of a GPU would see, on the CPU: a tensor that one lane wrote and another touches without waiting.
+"""The streams of a GPU, followed on the CPU: they find tensors that one lane wrote and another reads without waiting.
 
 Every stream has a clock for each other one (Lamport 1978; Fidge 1988): the last of that one's operations it has waited
 for.  An operation may read what was written, and write what was read or written, only before its own stream's clock.
@@ -90,6 +90,6 @@ class _Lane(StepByStep):
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """Where a tensor begins and ends in its memory."""
+    """The first place of a tensor in its memory, and the one behind its last."""
     start = tensor.storage_offset()
     return start, start + 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))

@@ -14,13 +14,14 @@ import piebald
 from piebald.data.partition import LazyClients
 from piebald.engines import engine_choice, recorded_step, sequential
 from piebald.engines.recorded_step import BY_HAND, CudaRecorder, Lane, MakesRecorder, StepByStep, StepForm
+from piebald.engines.sgd_step import SgdRun
 from piebald.methods.recipe import Recipe
 from piebald.runs.finished_run import Run
 from piebald.testing.federation import mixing_network, narrowable_network, plain_network
 from tests.contract.conftest import DISTINCT, TABLE, VARIANTS, method, vector
 from tests.devices.recorded_on_cpu import StandIn
 from tests.devices.streams import Streams
-from tests.devices.test_devices import full, group_norm_net
+from tests.devices.test_devices import full, group_norm_net, long
 from tests.devices.there import ENGINES, carry_out, equal_clients, fitted, there
 
 
@@ -440,16 +441,33 @@ def test_a_run_captures_replays_and_copies_in_this_order(cuda: list[str], monkey
 
 
 ON_LANES = [name for name in DISTINCT if name not in (*UNRECORDED, "fedala")]
-LANES_QUICK = ("hdafl", "ditto")
 
 
-@pytest.mark.parametrize("name", [name if name in LANES_QUICK else full(name) for name in ON_LANES])
-def test_no_lane_touches_what_another_has_not_finished(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU computes lanes at the same time; nothing but waiting orders them."""
+def on_lanes(name: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> Streams:
+    recipe = several_steps(name)
     with Streams() as streams, recording(monkeypatch, streams.make):
-        carry_out(several_steps(name), engine="sequential", stack=3)
+        carry_out(recipe, model=fitted(recipe, engine if engine == "sequential" else "batched"), engine=engine, stack=3)
+    return streams
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        *((name, "sequential") if name in ("lg_fedavg", "ditto") else full(name, "sequential") for name in ON_LANES),
+        *(long(name, engine) for name in ON_LANES for engine in ("vmapped", "batched")),
+    ],
+)
+def test_no_lane_touches_what_another_has_not_finished(name: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU computes lanes at the same time; nothing but waiting orders them."""
+    streams = on_lanes(name, engine, monkeypatch)
     assert not streams.races
-    assert streams.lanes >= 2
+    assert streams.lanes >= (2 if engine == "sequential" else 0)
+
+
+def test_sums_that_a_lane_forms_for_all_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, models with private layers were formed by the first lane, and a GPU's others read them unfinished."""
+    monkeypatch.setattr(SgdRun, "formed", lambda run: run)
+    assert any("did not wait" in race for race in on_lanes("lg_fedavg", "sequential", monkeypatch).races)
 
 
 @pytest.mark.full

@@ -47,10 +47,10 @@ def test_headlines_hold_for_any_scores(first: int) -> None:
         text = verdict.sentence()
         assert (verdict.near, verdict.leader) == (near, ranked[0])
         assert text.startswith(f"{ranked[0]} {'leads' if len(ranked) > 1 else 'ends'} at")
-        beside = len(ranked) - len(verdict.apart)
+        beside = len(ranked) - len(verdict.incomparable)
         assert ("clearly behind it" in text) == (beside > 1 and not verdict.too_few)
-        assert ("not clearly behind" in text) == (len(near) - len(verdict.apart) > 1 and not verdict.too_few)
-        assert ("no client and seed with it" in text) == bool(verdict.apart)
+        assert ("not clearly behind" in text) == (len(near) - len(verdict.incomparable) > 1 and not verdict.too_few)
+        assert ("no client and seed with it" in text) == bool(verdict.incomparable)
         winners += len(near) == 1 < len(ranked)
         for label in ranked:
             found = level(scores[label], bounds=(0.0, 1.0))

@@ -76,13 +76,13 @@ def unpack_kit(kit: Path, folder: Path | None = None) -> Path:
         fresh = Path(unpacked)
         for name in _OF_SITE:
             write_private(fresh / name, contents[name])
-        made = read(fresh, connects=False)
-        if before is not None and (before.federation, before.party) != (made.federation, made.party):
+        renewed = read(fresh, connects=False)
+        if before is not None and (before.federation, before.party) != (renewed.federation, renewed.party):
             raise SettingError(
-                f"{folder} is of {before.party} in {before.federation!r}, and the kit of {made.party} in "
-                f"{made.federation!r}: unpack it elsewhere, with --into FOLDER"
+                f"{folder} is of {before.party} in {before.federation!r}, and the kit of {renewed.party} in "
+                f"{renewed.federation!r}: unpack it elsewhere, with --into FOLDER"
             )
-        if before is None or made.expires >= before.expires:
+        if before is None or renewed.expires >= before.expires:
             try:
                 read(fresh)  # nothing of the folder is replaced before these are known to be sound
             except SettingError as error:
