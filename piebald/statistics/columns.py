@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from piebald.contracts import Clients, HoldsRows, Rows, RowsAtSites, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown, unknown
-from piebald.core.moments import Floats
+from piebald.core.moments import Floats, Moments
 from piebald.data.clients.client_tables import check_same_columns, owners_of, tables_of
 from piebald.data.clients.convert import class_numbers
 from piebald.data.clients.prepared import columns_of as coded_columns
@@ -22,6 +22,7 @@ from piebald.data.clients.prepared import frame_of
 from piebald.data.partition import clients_from
 from piebald.data.preparation.answers import KindsAnswer, KindsQuestion, answer, common_kinds
 from piebald.data.preparation.columns import dates_of, numbers_of, truths_of, words_of
+from piebald.data.preparation.units import common_units
 from piebald.statistics.bounded_sums import as_text
 
 TARGET = "target"  # the name of a column of targets that has no name
@@ -111,11 +112,12 @@ def _of_frames(frames: Mapping[str, Any], columns: Sequence[str] | None) -> list
     Booleans are 1 and 0 whatever words a client has for them, and dates are days since 1970.
 
     Raises:
-        SettingError: a column occurs twice, is missing in a table, or has a value of another kind.
+        SettingError: a column occurs twice, is missing in a table, or has a value of another kind or in another unit.
     """
     chosen = {client: _chosen(client, frame, columns) for client, frame in frames.items()}
     check_same_columns(chosen)
-    kinds = common_kinds([cast(KindsAnswer, answer(KindsQuestion(), frame)) for frame in chosen.values()])
+    answers = [cast(KindsAnswer, answer(KindsQuestion(), frame)) for frame in chosen.values()]
+    kinds = common_kinds(answers)
     tables = []
     for client, frame in chosen.items():
         numbers, texts = dict[str, Floats](), dict[str, NDArray[np.object_]]()
@@ -131,6 +133,11 @@ def _of_frames(frames: Mapping[str, Any], columns: Sequence[str] | None) -> list
             else:
                 texts[name] = words_of(series)
         tables.append(ClientColumns(client, len(frame), numbers, texts))
+    signed = {name for held in answers for name in held.units if name in tables[0].numbers}
+    common_units(
+        {name: [Moments.of(table.numbers[name][:, None]) for table in tables] for name in signed},
+        {client: held.units for client, held in zip(chosen, answers, strict=True)},
+    )
     return tables
 
 

@@ -94,12 +94,14 @@ def test_numbers_with_a_comma(tmp_path: Path, caplog: pytest.LogCaptureFixture, 
         (["1.234.567", "89.000"], [1234567.0, 89000.0], "'1.234.567' in row 2, read with a point between thousands"),
         (["1'234", "56"], [1234.0, 56.0], "an apostrophe between thousands"),
         (["1 234,5", "?"], [1234.5, None], "a comma before decimals and a blank between thousands"),
-        (["12 %", "7%"], [12.0, 7.0], "read with the unit %"),
+        (["12 %", "7%"], [0.12, 0.07], "read with per cent as shares of 1"),
+        (["72.7%", "0.5", "0"], [0.727, 0.5, 0.0], "'72.7%' in row 2, read with a point before decimals and per cent"),
         (["$1,300.00", "$5"], [1300.0, 5.0], "a comma between thousands and the unit $"),
         (["60,5", "61.5"], [60.5, 61.5], "a comma or a point before decimals"),
         (["007", "12"], ["007", "12"], "'007' in row 2, whose zeros in front count: it is taken as text"),
         (["A12", "B7 "], ["A12", "B7"], ""),
-        (["3 kg", "3 lb"], ["3 kg", "3 lb"], ""),
+        (["3 kg", "3 lb"], ["3 kg", "3 lb"], "'3 kg' in row 2 and the units 'kg, lb', and stays text: write it in one"),
+        (["3 A", "3 B", "3 C", "4 D"], ["3 A", "3 B", "3 C", "4 D"], ""),
         (["0.5", "00"], [0.5, 0.0], ""),
         (["$7", "-$5.50"], [7.0, -5.5], "'-$5.50' in row 3, read with a point before decimals and the unit $"),
         (["7", "(5)"], [7.0, -5.0], "'(5)' in row 3, read with brackets around what is below zero"),
@@ -148,11 +150,11 @@ def test_numbers_among_words_and_classes_that_are_alike_are_told(
         in caplog.text
     )
     assert "classes 'yes' and 'Yes' differ in blanks or capitals alone" in caplog.text
-    (tmp_path / "t.csv").write_text(with_ages(*(f"{age / 8}{'' if age % 3 else '%'}" for age in range(31, 71))))
+    (tmp_path / "t.csv").write_text(with_ages(*(f"{age / 8}{'' if age % 3 else ' kg'}" for age in range(31, 71))))
     with caplog.at_level(logging.WARNING, "piebald"):
         piebald.clients_from(tmp_path / "t.csv", client="place", target="ill")
     assert (
-        "has numbers, and '4.125%' in row 4 and 12 more rows: leave these cells empty, or correct them; else the"
+        "has numbers, and '4.125 kg' in row 4 and 12 more rows: leave these cells empty, or correct them; else the"
         in (caplog.text)
     )
 

@@ -136,6 +136,30 @@ def test_sites_and_the_simulator_make_the_same_of_the_same_rows(tmp_path: Path) 
         assert torch.equal(rows.y, ours.y)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_sites_with_other_units_are_refused(tmp_path: Path, masked: bool) -> None:
+    weight = {name: [f"{age:.0f} {'lb' if name == 'south' else 'kg'}" for age in frame.age.fillna(50)]
+              for name, frame in TABLES.items()}  # fmt: skip
+    sites = Sites(tmp_path, {name: frame.assign(weight=weight[name]) for name, frame in TABLES.items()})
+    with pytest.raises(SettingError, match="column 'weight' has the unit 'kg' at east and 'lb' at south"):
+        sites.agree([MASKED if masked else ALLOWED] * 3, masked=masked)
+
+
+def test_per_cent_at_one_site_are_shares_at_all(tmp_path: Path) -> None:
+    whole = {name: frame.assign(load=[row / 4 for row in range(len(frame))]) for name, frame in TABLES.items()}
+    signed = whole | {"south": whole["south"].assign(load=[f"{load}%" for load in whole["south"].load])}
+    (tmp_path / "bare").mkdir()
+    with pytest.raises(SettingError, match="'load' has numbers in % at south, which are read as shares of 1, and"):
+        Sites(tmp_path / "bare", signed).agree([ALLOWED] * 3)
+    shares = {name: frame.assign(load=frame.load / 100) for name, frame in whole.items()}
+    (tmp_path / "shares").mkdir()
+    agreed = Sites(tmp_path / "shares", shares | {"south": signed["south"]}).agree([ALLOWED] * 3)
+    (tmp_path / "plain").mkdir()
+    expected = Sites(tmp_path / "plain", shares).agree([ALLOWED] * 3)
+    assert next(column for column in agreed.columns if column.name == "load").unit == "%"
+    assert agreed.transform(whole["east"]).tolist() == expected.transform(whole["east"]).tolist()
+
+
 def varied(rows: int, wards: str, seed: int) -> pandas.DataFrame:
     """A table with a column for each question: moments far from 0, powers, ranks, dates and large numbers."""
     rng, frame = np.random.default_rng(seed + 10), table(rows, wards, seed)

@@ -23,7 +23,7 @@ from piebald.data.partition.leakage import with_suspects
 from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Ints
 from piebald.data.partition.split_settings import SplitSettings
-from piebald.data.preparation.columns import ROWS, CodedTable, factorized, guess_columns, row_number
+from piebald.data.preparation.columns import ROWS, CodedTable, RowsOfFile, factorized, guess_columns, row_number
 from piebald.data.preparation.columns import numbers_of as column_numbers
 
 BY_SHARES = SplitSettings()
@@ -153,8 +153,8 @@ def from_frames(
     column = next(name for name in ("client", "client of the row") if name not in frame.columns)
     joined = pandas.concat([table.assign(**{column: name}) for name, table in frames.items()], ignore_index=True)
     joined.attrs = {ROWS: tuple(
-        (table.attrs.get("file") or f"the table of {name!r}", count, first) for name, table in frames.items()
-        for _, count, first in table.attrs.get(ROWS, ((None, len(table), 1),))
+        rows._replace(name=table.attrs.get("file") or f"the table of {name!r}") for name, table in frames.items()
+        for rows in table.attrs.get(ROWS, (RowsOfFile(None, len(table), 1),))
     )}  # fmt: skip
     return from_frame(joined, column, target, features, tokens, split=split, coded=coded)
 

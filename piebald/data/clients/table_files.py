@@ -25,14 +25,15 @@ from piebald.core.reading.packed import unpacked
 from piebald.core.reading.tables import check_text_table, read_parquet
 from piebald.data.clients.query_files import QUERY, read_query
 from piebald.data.clients.stored_table import joined_chunks
+from piebald.data.preparation.column_models import LONGEST_UNIT
 from piebald.data.preparation.columns import GAPS, ROWS, RowsOfFile, coded_words, factorized, row_number
-from piebald.data.preparation.written_forms import are_like_dates, date_readings, number_readings
+from piebald.data.preparation.written_forms import are_like_dates, date_readings, number_readings, units_among
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 OTHERS = (",", ";", "\t", "|")  # what files with these suffixes have as well
 PARQUET = (".parquet", ".pq")
 _CHUNK = 1 << 20
-_NAMED = 3  # words among numbers, from which on they are no codes for gaps
+_NAMED = 3  # words among numbers that may be codes for gaps, and units of a column
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")  # bytes that no text has
 _BLANK = re.compile(rb"\n[ \t]*\r?\n")  # a line without a value, which is no row
 _ZERO = re.compile(rb"(?:^|[,;\t|\"\n ])0\d")  # as of 007
@@ -98,7 +99,7 @@ def read_table(path: Path, names: str | None = None) -> Any:
 
 def _placed(frame: Any, first: int) -> Any:
     """Return the same rows, whose first one has this number in its file."""
-    frame.attrs[ROWS] = ((None, len(frame), first),)
+    frame.attrs[ROWS] = (RowsOfFile(None, len(frame), first),)
     return frame
 
 
@@ -123,7 +124,7 @@ def _joined(pattern: Path, files: Sequence[Path], names: str | None) -> Any:
                     f"{files[0]} and {path} must have the same columns, and {odd[0]!r} is in one of them alone: add "
                     "it, or name these files apart"
                 )
-            places.extend((path.name, count, first) for _, count, first in table.attrs[ROWS])
+            places.extend(rows._replace(name=path.name) for rows in table.attrs[ROWS])
             yield table[columns]
 
     rows = joined_chunks(tables())
@@ -239,7 +240,7 @@ def _read_text(path: Path, separator: str, names: str | None) -> Any:
                 )  # fmt: skip
     if blank and len(frame):
         frame.index = places
-        frame.attrs[ROWS] = ((None, places[-1] + 1, 2),)
+        frame.attrs[ROWS] = (RowsOfFile(None, places[-1] + 1, 2),)
     return frame
 
 
@@ -293,9 +294,12 @@ def _kind(series: Any) -> str:
 
 def _all_plainly_written(frame: Any, path: Path, names: str | None) -> Any:
     """Return a table whose columns of text are such as `_plainly_written` returns, but for that of names."""
+    units = dict[str, str]()
     for column in frame.columns[frame.dtypes.map(lambda kind: kind.kind in "OTU")]:
         if column != names:
-            frame[column] = _plainly_written(frame[column], path)
+            frame[column], unit = _plainly_written(frame[column], path)
+            units |= {column: unit} if unit and len(unit) <= LONGEST_UNIT else {}
+    frame.attrs[ROWS] = tuple(rows._replace(units=tuple(units.items())) for rows in frame.attrs[ROWS])
     return frame
 
 
@@ -320,8 +324,10 @@ def _counted(names: Any) -> Any:
     return names.astype("int64")
 
 
-def _plainly_written(series: Any, path: Path) -> Any:
+def _plainly_written(series: Any, path: Path) -> tuple[Any, str]:
     """Return a column of text as numbers, or as dates like 2024-05-31, where its values are such in another form.
+
+    With it comes the unit of its numbers, "" where there is none.
 
     What it is taken for is said.
 
@@ -335,35 +341,38 @@ def _plainly_written(series: Any, path: Path) -> Any:
     held = texts[~texts.isin(GAPS)]
     plain = pandas.Series([*texts, np.nan], dtype=object)
     if not len(held):
-        return series
+        return series, ""
 
     def like(place: Any, what: str) -> str:
         row = row_number(series, int(np.argmax(codes == place)))
         return f"{path}: column {series.name!r} has {what} like {texts[place]!r} in row {row}"
 
     if len(odd := held[pandas.to_numeric(held, errors="coerce").isna()]):
-        numbers = dict(number_readings(held.tolist()))
+        readings = [*number_readings(held.tolist())]
         telling = like(odd.str.count(r"[^\w]").idxmax(), "numbers")
-        if len(numbers) > 1:
+        if len(readings) > 1:
             raise SettingError(
-                f"{telling}, which may be read with {' or with '.join(numbers)}: write them with a point before "
-                "decimals, and nothing between thousands"
+                f"{telling}, which may be read with {' or with '.join(reading.words for reading in readings)}: write "
+                "all of them in one way, with a point before decimals and nothing between thousands"
             )
-        for reading, values in numbers.items():
-            _log.warning("%s, read with %s", telling, reading)
-            numbers_by_place = pandas.Series(values, held.index).reindex(plain.index).to_numpy()
+        for reading in readings:
+            _log.warning("%s, read with %s", telling, reading.words)
+            numbers_by_place = pandas.Series(reading.numbers, held.index).reindex(plain.index).to_numpy()
             taken = large_array(codes.shape, np.float64)
             for rows in blocks(len(codes)):
                 taken[rows] = numbers_by_place[codes[rows]]
-            return pandas.Series(taken, series.index, copy=False)
+            return pandas.Series(taken, series.index, copy=False), reading.unit
+        if 1 < len(units := units_among(held.tolist())) <= _NAMED:
+            _log.warning("%s and the units %s, and stays text: write it in one unit",
+                         like(held.index[0], "numbers"), shown(", ".join(units), 40))  # fmt: skip
     if len(dates := date_readings(held)) > 1:
         _log.warning(
             "%s, which may be %s and so stay text: write them like 2024-05-31", like(held.index[0], "dates"),
             " or ".join(dates),
         )  # fmt: skip
     elif dates:
-        ((reading, moments),) = dates.items()
-        _log.warning("%s, read as %s", like(held.index[0], "dates"), reading)
+        ((form, moments),) = dates.items()
+        _log.warning("%s, read as %s", like(held.index[0], "dates"), form)
         timed = (moments.dropna() != moments.dropna().dt.normalize()).any()
         written = moments.dropna().dt.strftime("%Y-%m-%d %H:%M:%S" if timed else "%Y-%m-%d")
         plain[written.index] = written
@@ -374,8 +383,8 @@ def _plainly_written(series: Any, path: Path) -> Any:
         plain[texts.index] = texts
     if str(series.dtype) == "category":
         places, words = pandas.factorize(plain.to_numpy()[:-1])
-        return pandas.Series(coded_words(np.append(places, -1)[codes], [*words]), series.index)
-    return pandas.Series(plain.to_numpy()[codes], series.index)
+        return pandas.Series(coded_words(np.append(places, -1)[codes], [*words]), series.index), ""
+    return pandas.Series(plain.to_numpy()[codes], series.index), ""
 
 
 def mixed_reason(series: Any, gaps: Sequence[str] = ()) -> str | None:

@@ -43,6 +43,7 @@ from piebald.data.preparation.harmonise import Lines, harmonised
 from piebald.data.preparation.preparation import Preparation
 from piebald.data.preparation.settings import PrepareSettings
 from piebald.data.preparation.tokens import text_column
+from piebald.data.preparation.units import common_units
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,16 +72,22 @@ def agree(
         SettingError: a setting names a column that is not there, or no column is left.
     """
     ask, clients = _by_name(ask, clients)
-    told = ask(KindsQuestion(gaps=settings.gaps, target=classes is None))
-    kinds, left_out = agreed_kinds(told, settings.columns, settings.scale, settings.tokenizer)
+    kinds_of = ask(KindsQuestion(gaps=settings.gaps, target=classes is None))
+    kinds, left_out = agreed_kinds(kinds_of, settings.columns, settings.scale, settings.tokenizer)
     if classes is None:
-        classes = _common_classes(told)
+        classes = _common_classes(kinds_of)
     scale = {column: chosen for column, chosen in settings.scale.items() if kinds.get(column) == "number"}
     question = ValuesQuestion(
         kinds=kinds, scale=scale, gaps=settings.gaps, least_rows=settings.least_rows, target=classes is None
     )
     answers = ask(question)
-    moments_of = {part: [one.numbers[part].moments for one in answers] for part in answers[0].numbers}
+    moments_of = {part: [held.numbers[part].moments for held in answers] for part in answers[0].numbers}
+    of_target = [held.target.moments for held in answers if held.target is not None]
+    numeric = {column: moments_of[column] for column, kind in kinds.items() if kind == "number"}
+    units = common_units(
+        {**numeric, **({name: of_target} if of_target else {})},
+        {client: one.units for client, one in zip(clients() or map(str, range(len(kinds_of))), kinds_of, strict=True)},
+    )
     lines: Lines = {}
     if settings.harmonise is not None:
         numbers = [column for column, kind in kinds.items() if kind == "number"]
@@ -95,7 +102,7 @@ def agree(
     learnt = _Numbers(ask, question, pooled, {*next(iter(lines.values()), {})})
     for column, kind in kinds.items():
         if kind == "category":
-            named = sorted({word for one in answers for word in one.categories[column].names})
+            named = sorted({word for held in answers for word in held.categories[column].names})
             if not named:
                 left_out[column] = f"no value is in {settings.least_rows} rows"
             elif len(named) > MOST_CATEGORIES:
@@ -103,9 +110,9 @@ def agree(
             else:
                 columns.append(CategoryColumn(
                     name=column, categories=named, coding="one-hot" if len(named) <= settings.one_hot else "embedding",
-                    gaps=any(one.categories[column].gaps for one in answers),
+                    gaps=any(held.categories[column].gaps for held in answers),
                     # a category of one client may be too rare at another, whose rows have it nevertheless
-                    rare=any(one.categories[column].others for one in answers),
+                    rare=any(held.categories[column].others for held in answers),
                 ))  # fmt: skip
         elif kind == "text":
             assert settings.tokenizer is not None
@@ -124,13 +131,15 @@ def agree(
             }
             columns.append(DateColumn(name=column, gaps=bool(pooled[f"{column}: days"].missing[0]), values=parts))
         else:
-            columns.append(NumericColumn(name=column, gaps=bool(pooled[column].missing[0]), values=learnt[column]))
+            columns.append(NumericColumn(
+                name=column, gaps=bool(pooled[column].missing[0]), unit=units[column], values=learnt[column]
+            ))  # fmt: skip
     target: Any = None
     if classes is not None:
         refuse_long(classes, f"column {name!r}: the class", "shorten it")
         target = ClassTarget(name=name, classes=list(classes))
-    elif all(one.target is not None for one in answers):
-        moments = merged(one.target.moments for one in answers)
+    elif len(of_target) == len(answers):
+        moments = merged(of_target)
         target = NumberTarget(name=name, mean=float(moments.mean[0]), deviation=_deviation(moments))
     return Preparation(
         columns=columns, target=target, left_out=left_out, gaps=settings.gaps, least_rows=settings.least_rows,
@@ -159,9 +168,7 @@ def _by_name(ask: Ask, clients: Callable[[], Sequence[str]]) -> tuple[Ask, Calla
 
     def ordered(question: Question) -> Sequence[Any]:
         answers, names = ask(question), clients()
-        return (
-            [answers[place] for place in sorted(range(len(answers)), key=lambda one: names[one])] if names else answers
-        )
+        return [answers[place] for place in sorted(range(len(answers)), key=names.__getitem__)] if names else answers
 
     return ordered, lambda: sorted(clients())
 
@@ -176,7 +183,7 @@ def _common_classes(answers: Sequence[KindsAnswer]) -> list[str] | None:
     Raises:
         SettingError: targets are classes at some clients only.
     """
-    classes = [one.classes for one in answers]
+    classes = [held.classes for held in answers]
     if all(names is None for names in classes):
         return None
     if any(names is None for names in classes):
@@ -238,7 +245,7 @@ def _unlogged(
     if not logged:
         return {name: pooled[name] for name in names}
     plain = ask(question.model_copy(update={"scale": {}, "kinds": {name: "number" for name in logged}}))
-    return {name: merged(one.numbers[name].moments for one in plain) if name in logged else pooled[name]
+    return {name: merged(held.numbers[name].moments for held in plain) if name in logged else pooled[name]
             for name in names}  # fmt: skip
 
 
@@ -289,7 +296,7 @@ def quantiles(
                 raise SettingError(f"ranks need counts of each client: {error}") from None
             break  # the middle of an interval, whose ends are known
         for name, interval in intervals.items():
-            counts = np.sum([one.counts[name] for one in answers], axis=0)
+            counts = np.sum([held.counts[name] for held in answers], axis=0)
             interval.narrow(limits[name], counts.reshape(limits[name].shape))
     return {name: interval.values() for name, interval in intervals.items()}
 
@@ -364,11 +371,11 @@ def _powers(
         answers = ask(PowersQuestion(gaps=question.gaps, exponents=exponents))
         for name, tried in exponents.items():
             gaps, filler = int(pooled[name].missing[0]), np.array([float(medians[name][0][0])])
-            logarithms = sum(one.logarithms[name] for one in answers) + gaps * signed_logarithms(filler)
+            logarithms = sum(held.logarithms[name] for held in answers) + gaps * signed_logarithms(filler)
             best = (-math.inf, 0.0, pooled[name])
             for place, exponent in enumerate(tried):
                 moments = _filled(
-                    merged(one.moments[name][place].moments for one in answers),
+                    merged(held.moments[name][place].moments for held in answers),
                     float(yeo_johnson(filler, exponent)[0]) if gaps else 0.0,
                 )
                 rows = int(moments.present[0])

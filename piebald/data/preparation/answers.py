@@ -17,7 +17,15 @@ from scipy.stats import yeojohnson
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.large_arrays import blocks
 from piebald.core.moments import Floats, Moments, merged
-from piebald.data.preparation.column_models import LONGEST_NAME, MOST_CATEGORIES, MOST_COLUMNS, Finite, Name, Scale
+from piebald.data.preparation.column_models import (
+    LONGEST_NAME,
+    MOST_CATEGORIES,
+    MOST_COLUMNS,
+    Finite,
+    Name,
+    Scale,
+    Unit,
+)
 from piebald.data.preparation.columns import (
     CodedRows,
     Kind,
@@ -27,6 +35,7 @@ from piebald.data.preparation.columns import (
     is_numeric,
     numbers_of,
     truths_of,
+    units_of,
 )
 
 if TYPE_CHECKING:
@@ -50,12 +59,13 @@ class KindsQuestion(_Message):
 
 
 class KindsAnswer(_Message):
-    """The kind of each column, None where it has no value; how many rows; and the classes, if there are any."""
+    """The kind of each column, None where it has no value; units, also of the target; rows; and classes, if any."""
 
     about: Literal["kinds"] = "kinds"
     rows: Count
     kinds: Annotated[dict[Name, Kind | None], Field(max_length=MOST_COLUMNS)]
     classes: Annotated[list[Name], Field(max_length=MOST_CATEGORIES)] | None = None
+    units: Annotated[dict[Name, Annotated[list[Unit], Field(max_length=1000)]], Field(max_length=MOST_COLUMNS)] = {}
 
 
 class ValuesQuestion(_Message):
@@ -191,7 +201,7 @@ def answer(
         kinds = guess_columns(frame, question.gaps)
         return KindsAnswer(
             rows=len(frame), kinds={name: None if name in empty else kind for name, kind in kinds.items()},
-            classes=list(classes) if question.target and classes is not None else None,
+            classes=list(classes) if question.target and classes is not None else None, units=units_of(frame),
         )  # fmt: skip
     if isinstance(question, PowersQuestion):
         numbers = {name: _column(frame, name, question.gaps) for name in question.exponents}

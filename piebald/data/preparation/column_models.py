@@ -8,7 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Scale = Literal["standard", "log", "power", "rank", "none"]
 LONGEST_NAME = 200
+LONGEST_UNIT = 20
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
+Unit = Annotated[str, Field(max_length=LONGEST_UNIT)]
 MOST_COLUMNS = 4096
 MOST_CATEGORIES = 10_000
 MOST_TOKENS = 1 << 15  # of a text
@@ -53,11 +55,12 @@ class Numbers(Fields):
 
 
 class NumericColumn(Fields):
-    """A column of numbers; `gaps` adds an indicator of them."""
+    """A column of numbers; `gaps` adds an indicator of them, and `unit` is the one that they are written with."""
 
     kind: Literal["number"] = "number"
     name: Name
     gaps: bool = False
+    unit: Unit = ""
     values: Numbers
 
     @property

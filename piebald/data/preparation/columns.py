@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError, shown
 from piebald.core.large_arrays import large_array
+from piebald.data.preparation.units import units_by_column
 from piebald.data.preparation.written_forms import MOSTLY, date_readings
 
 if TYPE_CHECKING:
@@ -42,8 +43,23 @@ _DAY = 86_400.0  # seconds
 _WORDS = "text"  # what the categories of coded text are called
 
 
-RowsOfFile = tuple[str | None, int, int]  # a name where there are several files, its rows, the number of the first
 ROWS = "rows"  # of which files, among the attributes of a table
+
+
+class RowsOfFile(NamedTuple):
+    """The rows of a table that come from one file.
+
+    Attributes:
+        name: of the file, where there are several.
+        rows: how many.
+        first: the number of the first one.
+        units: columns whose numbers are all written with a unit, and this.
+    """
+
+    name: str | None
+    rows: int
+    first: int
+    units: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -390,11 +406,21 @@ def row_number(rows: pd.DataFrame | pd.Series, place: int) -> str:
     """
     label = rows.index[place]
     number = int(label) if isinstance(label, int | np.integer) else place
-    for name, count, first in rows.attrs.get(ROWS, ()):
-        if number < count:
-            return f"{number + first}{'' if name is None else f' of {name}'}"
-        number -= count
+    for file in rows.attrs.get(ROWS, ()):
+        if number < file.rows:
+            return f"{number + file.first}{'' if file.name is None else f' of {file.name}'}"
+        number -= file.rows
     return str(number + 1)
+
+
+def units_of(rows: pd.DataFrame | CodedRows) -> dict[str, list[str]]:
+    """Return the different units of columns in the files that rows come from, "" for files without one."""
+    files: Sequence[RowsOfFile] = rows.table.files if isinstance(rows, CodedRows) else rows.attrs.get(ROWS, ())
+    if len(files) > 1 and any(file.units for file in files):
+        labels = rows.table.labels_of(rows.rows) if isinstance(rows, CodedRows) else rows.index.to_numpy()
+        ends = np.cumsum([file.rows for file in files])
+        files = [files[place] for place in np.unique(np.searchsorted(ends, labels, side="right"))]
+    return units_by_column([dict(file.units) for file in files])
 
 
 def _unusable(series: pd.Series, row: int, form: str, others: Sequence[str] = ()) -> SettingError:

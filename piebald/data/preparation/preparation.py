@@ -27,13 +27,15 @@ from piebald.data.preparation.column_models import (
     TokenColumn,
 )
 from piebald.data.preparation.column_models import NumberTarget as NumberTarget
-from piebald.data.preparation.columns import dates_of, factorized, numbers_of, row_number, truths_of, words_of
+from piebald.data.preparation.columns import dates_of, factorized, numbers_of, row_number, truths_of, units_of, words_of
+from piebald.data.preparation.written_forms import PERCENT
 
 if TYPE_CHECKING:
     import pandas as pd
     from sklearn.compose import ColumnTransformer
 
 
+_OTHER_UNIT = 30  # times as large as training rows, from which on numbers are doubted
 _FARTHEST = 1e18  # of inputs, whose squares float32 can hold
 OTHER = "(other)"  # categories that are too rare to be named
 
@@ -186,7 +188,14 @@ class Preparation(Fields):
         import pandas as pd
 
         values: dict[str, Any] = {}
+        units = units_of(frame)
         for column in self.columns:
+            other = max(units.get(column.name, ()), default="")
+            if isinstance(column, NumericColumn) and other and column.unit not in ("", other):
+                raise SettingError(
+                    f"column {shown(column.name, 40)} has the unit {shown(other, 20)}, and {shown(column.unit, 20)} in "
+                    "training rows: convert its numbers"
+                )
             if column.name not in frame.columns:
                 if not column.gaps:
                     raise SettingError(
@@ -266,7 +275,7 @@ class Preparation(Fields):
         return values
 
     def unlike_training(self, frame: pd.DataFrame) -> Iterator[str]:
-        """Yield a sentence for each column with gaps where training rows have none, or with unknown categories."""
+        """Yield a sentence for each column with gaps, categories or sizes of numbers that training rows have not."""
         for column in self.columns:
             if column.name not in frame.columns or isinstance(column, TokenColumn):
                 continue
@@ -282,6 +291,11 @@ class Preparation(Fields):
                     f"column {shown(column.name, 40)} has no value in row {row_number(frame, int(np.argmax(gap)))}"
                     f"{f' and in {int(gap.sum()) - 1} more rows' if gap.sum() > 1 else ''}, where training rows have "
                     f"one: {filled[column.kind]}"
+                )
+            if isinstance(column, NumericColumn) and (ratio := _ratio(column, frame[column.name], self.gaps)):
+                yield (
+                    f"column {shown(column.name, 40)} has numbers about {float(f'{ratio:.1g}'):g} times those of "
+                    f"training rows: are they in another unit{', or without %' if column.unit == PERCENT else ''}?"
                 )
             if isinstance(column, CategoryColumn):
                 words = words_of(frame[column.name], self.gaps)
@@ -368,6 +382,19 @@ class Preparation(Fields):
         if (text := self.text) is not None:
             count = f"{text.length} of {text.vocabulary:,} tokens by {shown(text.tokenizer, 60)} ({text.sha256[:12]})"
         return "; ".join([f"prepared alike at all clients: {', '.join(parts)}, {count}", *left_out])
+
+
+def _ratio(column: NumericColumn, series: pd.Series, gaps: Sequence[str]) -> float | None:
+    """Return how many times those of training rows numbers are, None unless they may have another unit.
+
+    A hundredth is far from training rows as well where these vary by less than a third of their mean.
+    """
+    mean, deviation, numbers = abs(column.values.mean), column.values.deviation, numbers_of(series, gaps)
+    held = np.abs(numbers[~np.isnan(numbers)])
+    if column.values.scale != "standard" or not held.any():
+        return None
+    ratio = float(np.median(held)) / math.hypot(mean, deviation)
+    return ratio if ratio > _OTHER_UNIT or (0 < ratio < 1 / _OTHER_UNIT and mean > 3 * deviation) else None
 
 
 def _values(column: Column, series: pd.Series, gaps: Sequence[str]) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """Numbers and dates as people and programs write them: 1.234,5, 12 %, 31.05.2024.
 
-A column is read as what it means if all of its values have one reading alone.
+A column is read as what it means if all of its values have one reading alone.  Per cents are shares: 12 % is 0.12.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import pandas as pd
 
+PERCENT = "%"
 MOSTLY = 0.9  # share of values that have a form, from which on the others are mistakes
 _LOOKED_AT = 1000  # values, after which a form that fits none of them is given up
 _UNIT = re.compile(r"([$€£¥]?)\s*([+-]?[\d.,'\u2019 \u00a0\u202f]*\d(?:[.,]|[eE][+-]?\d+)?)(\s*[%€$£¥]|\s+[^\W\d]\S*)?")
@@ -35,21 +38,38 @@ _DATE_FORMS = {
 _LIKE_A_DATE = re.compile(r"\d{1,4}[./ -](\d{1,2}|[A-Za-z]{3,9})[./ -]\d{2,4}( \d{1,2}:\d{2}(:\d{2})?)?|\d{8}")
 
 
-def number_readings(texts: Sequence[str]) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Yield each different reading of texts that are no plain numbers as numbers [n], with what it takes them for.
+@dataclass(frozen=True, slots=True, eq=False)
+class NumberReading:
+    """What texts are as numbers.
+
+    Attributes:
+        numbers: of the texts [n].
+        words: how they are written.
+        unit: or the sign of a currency or of per cent that all have; "" where there is none.
+    """
+
+    numbers: NDArray[np.float64]
+    words: str
+    unit: str
+
+
+def number_readings(texts: Sequence[str]) -> Iterator[NumberReading]:
+    """Yield each different reading of texts that are no plain numbers.
 
     A unit or a sign of a currency is left out where all values have the same.  Numbers in brackets among others are
-    below zero, as accountants write them.
+    below zero, as accountants write them.  Per cents are divided by 100; beside bare numbers they have two readings,
+    unless all of those are shares.
     """
     in_brackets = [text.startswith("(") and text.endswith(")") for text in texts]
     if any(in_brackets) and not all(in_brackets):
         texts = [f"-{text[1:-1].strip()}" if inside else text for text, inside in zip(texts, in_brackets, strict=True)]
     texts = [_SIGNED.sub(r"\2\1", text) for text in texts]
     matches = [match for text in texts if (match := _UNIT.fullmatch(text))]
-    units = {match[1] + (match[3] or "").strip() for match in matches}
-    if not texts or len(matches) < len(texts) or len(units) > 1:
+    units = [match[1] + (match[3] or "").strip() for match in matches]
+    if not texts or len(matches) < len(texts) or ({*units} != {"", PERCENT} and len({*units}) > 1):
         return
-    bare, unit = [match[2] for match in matches], units.pop()
+    bare, unit = [match[2] for match in matches], max(units)
+    has_sign = np.array([held == PERCENT for held in units])
     seen: list[NDArray[np.float64]] = []
     for (between, marks), (before, points) in product(_BETWEEN.items(), _BEFORE.items()):
         pairs = rf"([{marks}]\d{{2}})*" if marks == "," else ""  # as in India: 12,34,567
@@ -58,14 +78,25 @@ def number_readings(texts: Sequence[str]) -> Iterator[tuple[str, NDArray[np.floa
         if {*marks} & {*points} or not all(form.fullmatch(text) for text in bare):
             continue
         plain = [re.sub(f"[{marks}]", "", text) if marks else text for text in bare]
-        numbers = np.array([float(text.replace(",", ".")) for text in plain])
+        decimals = [Decimal(text.replace(",", ".")) for text in plain]
+        numbers, hundredths = (np.array([float(number.scaleb(-places)) for number in decimals]) for places in (0, 2))
         if not any(np.array_equal(numbers, others) for others in seen):
             seen.append(numbers)
             words = [f"{before} before decimals"] if any(mark in "".join(plain) for mark in points) else []
             words += [f"{between} between thousands"] if plain != bare else []
-            words += [f"the unit {unit}"] if unit else []
+            words += [] if not unit else ["per cent as shares of 1"] if unit == PERCENT else [f"the unit {unit}"]
             words += ["brackets around what is below zero"] if any(in_brackets) else []
-            yield " and ".join(words), numbers
+            yield NumberReading(np.where(has_sign, hundredths, numbers), " and ".join(words), unit)
+            shares, signed = np.abs(numbers[~has_sign]), np.abs(numbers[has_sign])
+            if has_sign.any() and shares.any() and (shares.max() > 1 or signed.max() <= 1):
+                yield NumberReading(hundredths, "per cent in all rows", unit)
+
+
+def units_among(texts: Sequence[str]) -> list[str]:
+    """Return the different units of texts that are all numbers with one, [] of others."""
+    matches = [match for text in texts if (match := _UNIT.fullmatch(text))]
+    units = sorted({match[1] + (match[3] or "").strip() for match in matches})
+    return units if len(matches) == len(texts) and "" not in units else []
 
 
 def date_readings(texts: pd.Series) -> dict[str, pd.Series]:

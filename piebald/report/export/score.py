@@ -113,7 +113,8 @@ def prepared(preparation: Mapping[str, Any], table: Any, client: str | None = No
         missing = [np.array([cell in GAPS | gaps for cell in cells], dtype=np.float64)] if column["gaps"] else []
         if kind == "number":
             slope, offset = lines.get(name, (1.0, 0.0))
-            values = _scaled(slope * _numbers(cells, name, gaps) + offset, column["values"])
+            numbers = _numbers(cells, name, gaps, column.get("unit", ""))
+            values = _scaled(slope * numbers + offset, column["values"])
             _put(groups, f"numbers {column['values']['scale']}", [values], missing)
         elif kind == "date":
             parts = _dates(cells, name, gaps)
@@ -180,15 +181,16 @@ def _coded(cells: list[str], column: Mapping[str, Any], gaps: set[str]) -> list[
     return [part.astype(np.float64) for part in coded]
 
 
-def _numbers(cells: list[str], name: str, gaps: set[str]) -> np.ndarray:
-    return np.array([_number(cell, name, row, gaps) for row, cell in enumerate(cells)], dtype=np.float64)
+def _numbers(cells: list[str], name: str, gaps: set[str], unit: str = "") -> np.ndarray:
+    return np.array([_number(cell, name, row, gaps, unit) for row, cell in enumerate(cells)], dtype=np.float64)
 
 
-def _number(cell: str, name: str, row: int, gaps: set[str]) -> float:
+def _number(cell: str, name: str, row: int, gaps: set[str], unit: str) -> float:
+    """Return the number of a cell, which may have the unit that training rows have; 12 % is 0.12."""
     if cell in GAPS | gaps:
         return np.nan
     try:
-        return float(cell)
+        return float(cell.replace(unit, "e-2" if unit == "%" else "").replace(" ", "") if unit else cell)
     except ValueError:
         raise UnfitValue(f"column {name!r} must have a number in each row, got {cell!r}", row) from None
 
