@@ -149,9 +149,12 @@ class Advice:
             if self.pays == "no" and self.evidence.rows == "test":
                 return f"{start}: {method}, the best by validation rows, was not borne out by test rows."
             return f"{start}; {method} is recommended."
-        # a method that no constant answer is worse than has learned nothing that is of use
         naive = f"always {plain.naive[0]} ({MetricFormat(self.metric).value(plain.naive[1])})"
-        return f"No method is recommended: {method}, the best choice here, is not clearly better than {naive}."
+        if self._may_be_of_use:
+            open_question = f"whether {method} is better than {naive} cannot be known from these rows"
+            return f"No method is recommended yet: {open_question}."
+        # a method that no constant answer is worse than has learned nothing that is of use
+        return f"No method is recommended: {method}, the best choice here, is not better than {naive}."
 
     def text(self) -> str:
         """The answer on one screen: at most 24 lines of 80 columns."""
@@ -201,10 +204,11 @@ class Advice:
             return ""
         ours = self.recommended if evidence.rows == "test" else "What is best for all others, tried on each client,"
         rows = "" if evidence.rows == "test" else " on validation rows"
-        amount = self._by_chance(
-            evidence.gain, evidence.low, evidence.high, evidence.pays != "cannot be told", evidence.noise
-        )
-        return f"{ours} against alone{rows}: {amount}."
+        is_clear = evidence.p < ERROR_RATE
+        amount = self._by_chance(evidence.gain, evidence.low, evidence.high, is_clear, evidence.noise)
+        # the interval ends below what counts as little
+        little = ", so too little is to be gained" if evidence.pays == "no" and not is_clear else ""
+        return f"{ours} against alone{rows}: {amount}{little}."
 
     def _by_chance(self, gain: float, low: float | None, high: float | None, clear: bool, noise: str) -> str:
         """Return a gain, positive where it is one, with its interval and the chance that it is held against."""
@@ -214,7 +218,10 @@ class Advice:
             else f" (95 %: {self._points(low, True, '')} to {self._points(high, True, '')})"
         )
         kind = "other rows of these clients" if noise == "rows" else "other clients"
-        return f"{self._points(gain, True)}{ends}, {'beyond' if clear else 'within'} the chance of {kind}"
+        # beside scores that are errors, a sign alone would be read the other way round
+        better = f"{self._points(abs(gain))} {'worse' if gain < 0 else 'better'}"
+        amount = self._points(gain, True) if self.higher_is_better else better
+        return f"{amount}{ends}, {'beyond' if clear else 'within'} the chance of {kind}"
 
     def _who(self) -> dict[str, str]:
         """Return who gains, who loses, and for whom neither can be said, by name, the largest first."""
@@ -304,6 +311,15 @@ class Advice:
         """True if the recommendation is not clearly better than one answer for every row."""
         plain = self.against_naive
         return plain is not None and plain.naive is not None and not plain.beats_naive
+
+    @property
+    def _may_be_of_use(self) -> bool:
+        """True if it is open whether the recommendation is better than one answer for every row, by a point or more."""
+        lead = None if self.against_naive is None else self.against_naive.over_naive
+        if lead is None or lead.error is None:
+            return True  # nothing is known of it
+        gain = lead.mean if self.higher_is_better else -lead.mean
+        return gain + 2 * lead.error > nearness(self.metric, self.verdict.best)
 
     def _settling(self) -> str:
         """Return how many more rows or clients would find a difference that matters four times in five."""

@@ -12,14 +12,25 @@ INDENT = 10  # columns of a heading
 _NAME = 26  # columns of a client's name
 _MORE = "\N{HORIZONTAL ELLIPSIS}"
 
-Part = tuple[str, str, int]  # a heading, its paragraph, and the most lines that it may have
+Part = tuple[str, str, int]  # a heading, its paragraph, and the lines that it may have however much others have
 
 
 def screen(parts: Sequence[Part]) -> str:
-    """Return parts as lines of at most 80 columns, without those that have no text."""
+    r"""Return parts as at most 24 lines of 80 columns, without those that have no text.
+
+    Lines that some parts leave over are for the first of those that need more than theirs.
+
+    Examples:
+        >>> screen([("Short", "a few words", 2), ("Long", "word " * 30, 2)]).count("\n")
+        4
+    """
     lines: list[str] = []
+    columns = WIDTH - INDENT
+    spare = LINES - sum(min(len(wrap(text, columns)), most) for _, text, most in parts)
     for heading, text, most in parts:
-        rows = wrap(text, WIDTH - INDENT, most)
+        more = max(0, min(len(wrap(text, columns)) - most, spare))
+        spare -= more
+        rows = wrap(text, columns, most + more)
         lines += [f"{'' if place else heading:<{INDENT}}{row}" for place, row in enumerate(rows)]
     return "\n".join(lines) + "\n"
 

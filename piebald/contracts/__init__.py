@@ -23,6 +23,7 @@ from piebald.contracts.local_step import LocalStep as LocalStep
 from piebald.contracts.local_step import RowPrivacy as RowPrivacy
 from piebald.contracts.local_step import StepPoint as StepPoint
 from piebald.contracts.messages import MASKING as MASKING
+from piebald.contracts.messages import MOST_REMEMBERED as MOST_REMEMBERED
 from piebald.contracts.messages import MOST_ROWS as MOST_ROWS
 from piebald.contracts.messages import SUM as SUM
 from piebald.contracts.messages import Hiding as Hiding

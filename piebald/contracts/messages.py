@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -22,6 +22,7 @@ MOST_ROWS = 1 << 40  # rows of a client, and steps of a task, at most: sums of m
 _TYPES = ("torch.float32", "torch.uint8", "torch.int32", "torch.int64")  # of vectors that a query checks itself
 _PIECE = 1 << 20  # numbers
 _LARGEST = 3.5e38  # absolute value of a metric: what a float32 number can be
+MOST_REMEMBERED = 20  # vectors of values of rows, of this run and of earlier ones, that a site remembers
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,18 @@ class Query(Component):
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         """Answer for a stack of clients."""
         raise NotImplementedError
+
+    def site_answer(
+        self, answer: Update, remember: Callable[[Mapping[str, Tensor]], tuple[Mapping[str, int], Mapping[int, Tensor]]]
+    ) -> Update:
+        """Return what a site sends of an answer; by default all of it.
+
+        Args:
+            answer: as `answer` gives it.
+            remember: has the site remember values of its rows, by name [n].  It returns their numbers by name, and by
+                number the values of the same rows under this run and under earlier ones, the newest first.
+        """
+        return answer
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         """Return the form of an answer from a client that has `rows` rows of each split.

@@ -19,7 +19,7 @@ from piebald.privacy.several_runs import together
 from piebald.report.learning_curves import Axis, Band, Over, Point, band_of, bands_of
 from piebald.report.naive import answers
 from piebald.report.page.markup import html_table
-from piebald.report.paired import Difference, Level, Scores, level, ranking
+from piebald.report.paired import Difference, Level, RowMoments, Scores, level, ranking
 from piebald.report.row_noise import COUNTED
 from piebald.report.tables import History, mean
 from piebald.report.verdict import ScoreVerdict, compared
@@ -383,10 +383,12 @@ def scores_of(runs: Sequence[History], model: str | None = None) -> Scores:
         seeds.append(-1 - place if run.repetition is None or run.repetition in seeds else run.repetition)
     rows: dict[tuple[int, str], NDArray[np.float64]] = {}
     errors: dict[tuple[int, str], float] = {}
+    moments: dict[tuple[int, str], RowMoments] = {}
     for row, run in enumerate(runs):
         single = run.values_of_rows("rows" if model is None else model)
         row_errors = run.naive("rows" if model is None else model, "standard_error")
         errors |= {(seeds[row], run.names[client]): error for client, error in row_errors.items()}
+        moments |= {(seeds[row], run.names[client]): held for client, held in run.moments_of_rows(model).items()}
         for client, value in (run.per_client if model is None else run.naive(model)).items():
             column, name = names[run.names[client]], run.names[client]
             values[row, column], trained[row, column] = value, client in run.judged or model is not None
@@ -397,7 +399,7 @@ def scores_of(runs: Sequence[History], model: str | None = None) -> Scores:
                 rows[seeds[row], name] = single[client]
     counted = runs[0].metric == COUNTED
     known = sizes.tolist() if (sizes[np.isfinite(values).any(0)] > 0).all() else ()
-    return Scores(values, list(names), seeds, trained, known, rows, errors, counted)
+    return Scores(values, list(names), seeds, trained, known, rows, errors, moments, counted)
 
 
 def bounds_of(metric: str, values: Sequence[NDArray[np.float64]]) -> tuple[float, float] | None:

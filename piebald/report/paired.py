@@ -49,6 +49,29 @@ _FEW = 10  # wrong rows, below which a share has no normal distribution
 FULL_VOTE = 20  # rows from which a client counts as every other
 
 
+@dataclass(frozen=True, slots=True)
+class RowMoments:
+    """What a site tells of the values of its rows under a run, in place of the values.
+
+    Attributes:
+        number: of these values, which nothing else has.
+        count: the number of values.
+        variance: of their mean, for other rows.
+        covariances: of their mean with those of other values of the same rows, by number.
+    """
+
+    number: int
+    count: int
+    variance: float
+    covariances: Mapping[int, float] = field(default_factory=dict)
+
+    def covariance(self, other: RowMoments) -> float | None:
+        """The covariance of two means, None where neither site nor run tells it."""
+        if self.number == other.number:
+            return self.variance
+        return self.covariances.get(other.number, other.covariances.get(self.number))
+
+
 @dataclass(frozen=True, eq=False)
 class Scores:
     """The metric of one method.
@@ -61,6 +84,7 @@ class Scores:
         sizes: the number of rows behind the values of each client [clients]; empty where that is not known.
         rows: the values of single rows [n] by seed and client, whose mean is the value of the cell.
         errors: by seed and client the standard error of the value for other rows, where single rows are not known.
+        moments: by seed and client what is told of single rows that are not known.
         counted: whether each value is the share of rows that are right, so that its noise follows from `sizes`.
 
     Raises:
@@ -79,6 +103,7 @@ class Scores:
     sizes: Sequence[int] = ()
     rows: Mapping[tuple[int, str], Floats] = field(default_factory=dict)
     errors: Mapping[tuple[int, str], float] = field(default_factory=dict)
+    moments: Mapping[tuple[int, str], RowMoments] = field(default_factory=dict)
     counted: bool = False
 
     def __post_init__(self) -> None:

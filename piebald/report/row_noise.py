@@ -7,10 +7,11 @@ each of them has few rows, and that another seed makes another model.
 On a row both methods have a score, of accuracies 0 or 1, and the variance of a client's difference is that of these
 differences over its n rows: rows on which both are right or both wrong add nothing (McNemar 1947; the mean over clients
 is its stratified form).  Metrics of all rows of a client together, such as an area under a curve, have values of rows
-from a jackknife (`engines.scoring.pseudo_values`).  Where single rows are not known the variance of an accuracy is
-taken for that of two shares, at most (p (1 - p) + q (1 - q)) / n, and that of another metric for the sum of the squares
-of both standard errors, which sites tell (`methods.queries.row_scores`); both find less.  Clients count by their votes
-(`Scores.votes`), so the variance of the mean is the sum of those of clients, weighed by the squares of their shares.
+from a jackknife (`engines.scoring.pseudo_values`).  Sites keep single rows and tell the covariance of two runs' values
+(`methods.queries.row_scores`), from which the same follows.  Where that is not known either, the variance of an
+accuracy is taken for that of two shares, at most (p (1 - p) + q (1 - q)) / n, and that of another metric for the sum of
+the squares of both standard errors; both find less.  Clients count by their votes (`Scores.votes`), so the variance of
+the mean is the sum of those of clients, weighed by the squares of their shares.
 One row more, at any client, on which the two disagree is added to accuracies, since no disagreement on few rows is not
 known without error (Agresti and Min 2005).  With three seeds and more, the variance of the seeds' means is added; with
 two, they must agree in the sign.  Degrees of freedom are Satterthwaite's.
@@ -118,6 +119,8 @@ def _of_client(
         tables = [np.mean(gaps, axis=0)] if len({len(gap) for gap in gaps}) == 1 else gaps
         rows, disagreement = min(map(len, tables)), float(np.mean([(gap**2).mean() for gap in tables]))
         return float(np.mean([_variance(gap, mean) for gap in tables])), max(1, rows - 1), rows, disagreement
+    if (part := _of_moments(a, b, seeds, name, mean)) is not None:
+        return part
     # rows are the same under every seed, so averaging over seeds does not reduce their noise
     p, q = (float(_cells(scores, seeds, [name]).mean()) for scores in (a, b))
     rows = min(_size(a, name), _size(b, name))
@@ -128,6 +131,31 @@ def _of_client(
     if values < 2 or not np.isfinite(squares).all():
         return None
     return float(np.mean(squares, axis=1).sum()) + _off_centre(p - q, values, mean), values - 1, rows, 0.0
+
+
+def _of_moments(
+    a: Scores, b: Scores, seeds: list[int], name: str, mean: float
+) -> tuple[float, float, float, float] | None:
+    """What `_of_client` returns, from covariances in place of single rows; None where they are not known."""
+    cells = [table.moments.get((seed, name)) for table in (a, b) for seed in seeds]
+    moments, count = [cell for cell in cells if cell is not None], len(seeds)
+    if len(moments) < len(cells):
+        return None
+    told = np.array([[x.covariance(y) for y in moments] for x in moments], dtype=np.float64)
+    gaps = _cells(a, seeds, [name])[:, 0] - _cells(b, seeds, [name])[:, 0]
+    if len({moment.count for moment in moments}) == 1 and np.isfinite(told).all():
+        signs = np.repeat([1 / count, -1 / count], count)  # of the mean over seeds
+        gaps, variances = gaps.mean(keepdims=True), np.array([signs @ told @ signs])
+    else:  # only the two methods' values under the same seed
+        ours, theirs = np.arange(count), np.arange(count, 2 * count)
+        variances = told[ours, ours] + told[theirs, theirs] - 2 * told[ours, theirs]
+        if not np.isfinite(variances).all():
+            return None
+    values = min(moment.count for moment in moments)
+    variances = np.maximum(variances, 0.0)  # rounded
+    disagreement = float(np.mean(variances * (values - 1) + gaps**2))
+    noise = [v + _off_centre(gap, values, mean) for v, gap in zip(variances.tolist(), gaps.tolist(), strict=True)]
+    return float(np.mean(noise)), max(1, values - 1), values, disagreement
 
 
 def row_error(a: float, b: float, rows: float) -> float:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from piebald.contracts import SERVER_ID
+from piebald.contracts import MOST_REMEMBERED, SERVER_ID
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import RunFolderError, SettingError, unknown
 from piebald.core.metrics import SHARES
@@ -27,6 +27,7 @@ from piebald.core.thresholds import METRICS as METRICS_AT_THRESHOLDS
 from piebald.report.class_rows import ClassRow, Counts, class_rows, matrices
 from piebald.report.learning_curves import Over, Point
 from piebald.report.page.markup import html_table
+from piebald.report.paired import RowMoments
 from piebald.storage.row_values import unpacked
 from piebald.storage.run_folder import recorded_choices
 from piebald.storage.schema import COLUMNS, DATABASE
@@ -375,6 +376,21 @@ class History:
         """The main metric of each judged row [n] of each client, by its own model or by an answer that needs none."""
         rows = self._single(answer, self.metric, version)
         return {row["client"]: unpacked(row["row_values"]) for row in rows if row["row_values"] is not None}
+
+    def moments_of_rows(self, answer: str | None = None) -> dict[int, RowMoments]:
+        """What each site tells of the values of its rows, by its own model or by an answer that needs none."""
+        told: dict[int, dict[str, float]] = {}
+        for row in self.row_scores:
+            if row["model"] == (answer or "rows") and (row["version"], row["split"]) == (self._ended, self.split):
+                told.setdefault(row["client"], {})[row["metric"]] = row["value"]
+        return {
+            client: RowMoments(
+                int(values["number"]), int(values["values"]), values["standard_error"] ** 2,
+                {int(values[f"earlier/{place}"]): values[f"covariance/{place}"] for place in range(MOST_REMEMBERED)
+                 if {f"earlier/{place}", f"covariance/{place}"} <= values.keys()},
+            )
+            for client, values in told.items() if {"number", "values", "standard_error"} <= values.keys()
+        }  # fmt: skip
 
     @cached_property
     def threshold_scores(self) -> dict[str, dict[str, float]]:

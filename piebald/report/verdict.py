@@ -9,14 +9,14 @@ Two methods are compared on the clients and seeds that both have: row by row for
 chosen by the same scores that it is compared by, so intervals and p values hold for all of its comparisons together
 (Bonferroni).  So a method that is truly the best is called clearly behind in at most 5 % of cases.
 
-Source: Hsu, *Constrained simultaneous confidence intervals for multiple comparisons with the best*, Annals of
-Statistics 1984.
+Sources: Hsu, *Constrained simultaneous confidence intervals for multiple comparisons with the best*, Annals of
+Statistics 1984; Berger, *Multiparameter hypothesis testing and acceptance sampling*, Technometrics 1982.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from piebald.core.arguments import Count, checked
@@ -87,7 +87,7 @@ class ScoreVerdict:
         best: the mean of the leader.
         alone: the label of training alone, None where it was not tried.
         naive: the name and the mean of the best answer that needs no model, None where there is none.
-        over_naive: the leader's mean minus that answer's.
+        over_naive: the leader's mean minus that answer's; its p is the largest of those against all such answers.
         below_naive: the methods whose mean is worse than that answer's, with their means.
         comparisons: of the leader with others, for all of which together intervals and p values hold.
         sent: bytes that each method sends, both ways; None where that is not known.
@@ -126,7 +126,8 @@ class ScoreVerdict:
             tried: all methods, also those that are not in `scores`.
         """
         plain = {name: table for name, table in (naive or {}).items() if table.present}
-        over = leads(scores, higher_is_better, extra=len(plain))
+        # every answer that needs no model must be beaten, so they count as one comparison (Berger 1982)
+        over = leads(scores, higher_is_better, extra=min(1, len(plain)))
         if not over:
             return None
         leader, order = next(iter(over)), ranking(plain, higher_is_better)
@@ -134,8 +135,10 @@ class ScoreVerdict:
         best_naive = (order[0], plain[order[0]].mean) if order else None
         sign = 1 if higher_is_better else -1
         worse = {} if best_naive is None else {x: m for x, m in means.items() if sign * m < sign * best_naive[1]}
-        comparisons = len(over) - 1 + len(plain)
-        gap = compared(scores[leader], plain[order[0]], comparisons) if order else None
+        comparisons = len(over) - 1 + min(1, len(plain))
+        gaps = [compared(scores[leader], plain[name], comparisons) for name in order]
+        largest = max((gap.p for gap in gaps if gap is not None), default=1.0)
+        gap = replace(gaps[0], p=largest) if gaps and gaps[0] is not None else None
         alone = alone if alone in over else None
         unscored = [label for label in dict.fromkeys([*scores, *tried]) if label not in over]
         return cls(

@@ -226,9 +226,8 @@ def row_query(work: ClientWork, clients: Clients, split: Split, asked: int, simu
         naive = "median" if "absolute_error" in objective.metrics else "mean"
     elif objective.name in ("multilabel", "survival"):
         naive = "labels" if objective.name == "multilabel" else "equal"
-    if not simulates:  # the standard error of an accuracy follows from its number of rows
-        errors = main is not None and objective.metric != "accuracy"
-        return NaiveScores(split=split, rows=errors, naive=naive) if naive or errors else None
+    if not simulates:
+        return NaiveScores(split=split, rows=main is not None, naive=naive) if naive or main is not None else None
     counts = [clients.counts(client, "train") for client in range(len(clients))] if naive == "classes" else []
     of_all = tuple(map(sum, zip(*[row for row in counts if row], strict=True))) if None not in counts else ()
     asked_of_rows = main is not None or naive is not None

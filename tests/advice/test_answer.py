@@ -18,9 +18,10 @@ from piebald.advice.answer import Advice, noise_of_privacy
 from piebald.advice.answer_page import gain_picture
 from piebald.advice.client_gains import ClientGain, shrunken, with_shrunk
 from piebald.advice.differences import in_points
-from piebald.advice.evidence import Checked, whether_it_pays
+from piebald.advice.evidence import Checked, Evidence, whether_it_pays
 from piebald.advice.more_data import More
 from piebald.advice.reasons import reasons
+from piebald.advice.screen import screen
 from piebald.advice.tuning.budget import Cost
 from piebald.methods import recipes
 from piebald.report.paired import Difference, Scores
@@ -134,7 +135,59 @@ def test_secure_sums_are_offered_only_where_the_server_needs_nothing_but_sums(re
 
 
 def test_nothing_is_recommended_that_one_answer_for_all_rows_matches() -> None:
-    assert answer([0.02] * 6, naive=0.9).headline().startswith("No method is recommended: ditto")
+    assert answer([0.02] * 6, naive=0.9).headline() == (
+        "No method is recommended: ditto (a personal model beside the shared one), the best choice here, is not better "
+        "than always the most frequent class (90.0%)."
+    )
+
+
+def test_whether_a_method_is_of_use_is_open_where_rows_cannot_tell_it_from_one_answer() -> None:
+    """72 % against 70 % on 360 rows: six points more are possible, and so are two less."""
+    given = answer([0.02] * 6, naive=0.7)
+    assert given.headline() == (
+        "No method is recommended yet: whether ditto (a personal model beside the shared one) is better than always "
+        "the most frequent class (70.0%) cannot be known from these rows."
+    )
+    verdict = given.against_naive
+    assert verdict is not None
+    assert verdict.over_naive is not None
+    sure = replace(verdict, over_naive=replace(verdict.over_naive, mean=0.005, error=0.002))
+    assert "yet" not in replace(given, against_naive=sure).headline()  # less than a point, and that is sure
+    turned = replace(verdict, over_naive=replace(verdict.over_naive, mean=-0.2, error=0.002))
+    assert "yet" in replace(given, against_naive=turned, higher_is_better=False).headline()
+    unknown = replace(verdict, over_naive=None)
+    assert "yet" in replace(given, against_naive=unknown).headline()
+
+
+def test_lines_that_some_parts_leave_over_are_for_those_that_need_more() -> None:
+    """A sentence is cut only where the whole screen is full."""
+    long = " ".join(["word"] * 80)  # six lines
+    assert screen([("A", "short", 2), ("B", long, 2), ("C", "short", 3)]).count("word") == 80
+    full = screen([("A", long, 12), ("B", long * 9, 12), ("C", long * 9, 6)]).splitlines()
+    assert len(full) == 24
+    assert full[5].startswith(" ")
+    assert full[6].startswith("B")
+    assert full[-1].endswith("\N{HORIZONTAL ELLIPSIS}")
+
+
+def test_a_difference_is_beyond_chance_only_where_its_test_says_so() -> None:
+    """It does not pay where the interval ends below a point, and that interval may hold 0."""
+    evidence = Evidence("no", "validation", gain=-0.007, error=0.006, noise="rows", p=0.3, low=-0.018, high=0.004)
+    measured = answer([0.0] * 6, chosen="local", evidence=evidence, pays="no").parts()[1][1]
+    assert measured.endswith(
+        "against alone on validation rows: -0.7 points (95 %: -1.8 to +0.4), within the chance of other rows of these "
+        "clients, so too little is to be gained."
+    )
+    clear = replace(evidence, p=0.01, high=-0.002)
+    assert "beyond the chance of other rows of these clients." in answer([0.0] * 6, evidence=clear).parts()[1][1]
+
+
+def test_the_gain_of_an_error_is_called_better_or_worse() -> None:
+    """4.76 against 5.62 is a gain, which "+0.86" beside them does not say."""
+    given = answer([0.1] * 4, "absolute_error", higher_is_better=False)
+    for gain, said in ((0.86, "ditto against alone: 0.86 better ("), (-0.86, "ditto against alone: 0.86 worse (")):
+        evidence = replace(given.evidence, gain=gain, low=gain - 1, high=gain + 1)
+        assert said in replace(given, evidence=evidence).parts()[1][1]
 
 
 def test_what_is_open_is_settled_by_so_many_rows_more() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.link.wire_format import pack_update, task_body, unpack_task, unpack_update
+from piebald.federation.site.row_memory import FILE, RowMemory
 from piebald.federation.site.site_process import SiteSettings, SiteWork
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.client_work import ClientWork
@@ -31,6 +33,7 @@ class InProcess(RuntimeSettings):
         experiment: the experiment, as the terms hold it.
         site: the settings of every site, as JSON.
         at_once: whether sites work at the same time; metrics of all rows, which are objects, take one at a time.
+        memory: a folder for what sites remember of earlier runs, empty for none.
     """
 
     kind: ClassVar[str] = "in_process_sites"
@@ -39,27 +42,36 @@ class InProcess(RuntimeSettings):
     experiment: dict[str, Any]
     site: str
     at_once: bool = True
+    memory: str = ""
 
     def open(self, work: ClientWork, clients: Clients) -> InProcessSites:
         settings = SiteSettings.model_validate_json(self.site)
-        return InProcessSites(work, clients, self.experiment, settings, self.at_once)
+        return InProcessSites(work, clients, self.experiment, settings, self.at_once, self.memory)
 
 
 class InProcessSites:
     """See `contracts.Runtime`."""
 
     def __init__(
-        self, work: ClientWork, clients: Clients, experiment: Mapping[str, Any], settings: SiteSettings, at_once: bool
+        self,
+        work: ClientWork,
+        clients: Clients,
+        experiment: Mapping[str, Any],
+        settings: SiteSettings,
+        at_once: bool,
+        memory: str = "",
     ) -> None:
         names = [str(clients.names[client]) for client in range(len(clients))]
-        body = json.loads(terms(work, experiment, names, names, clients.classes))
+        text = terms(work, experiment, names, names, clients.classes)
+        body, digest = json.loads(text), hashlib.sha256(text).hexdigest()
         self.work, self.runners = work, list[TaskRunner]()
         self.states: list[dict[str, Tensor] | None] = [None for _ in names]
         for name in names:
             credentials = cast(Credentials, SimpleNamespace(party=name, folder=Path(name)))
             prepared = SiteWork(credentials, settings, Path("."), local=True)(body)
             assert settings.policy.reject_reason(prepared.work) is None
-            self.runners.append(TaskRunner(prepared, settings.policy, "cpu"))
+            remembered = RowMemory(Path(memory) / name / FILE if memory else None)
+            self.runners.append(TaskRunner(prepared, settings.policy, "cpu", terms=digest, memory=remembered))
         self._threads = ThreadPoolExecutor(len(names) if at_once else 1)
         self._done: list[Result] = []
 
@@ -118,6 +130,6 @@ class Adapted(nn.Module):
         return made
 
 
-def in_process(made: ExperimentSettings, at_once: bool = True, **site: Any) -> InProcess:
+def in_process(made: ExperimentSettings, at_once: bool = True, memory: str = "", **site: Any) -> InProcess:
     """The runtime for an experiment."""
-    return InProcess(experiment=made.table(), site=json.dumps(site), at_once=at_once)
+    return InProcess(experiment=made.table(), site=json.dumps(site), at_once=at_once, memory=memory)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import functools
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas
 import pytest
+import torch
 
 import piebald
+from piebald.contracts import MOST_REMEMBERED
 from piebald.core.errors import SettingError
 from piebald.core.references import USERS
 from piebald.experiments.file import ExperimentSettings
+from piebald.federation.site.row_memory import FILE, RowMemory
 from piebald.report.comparison import Comparison
 from piebald.report.findings import at_thresholds, notes
+from piebald.report.verdict import ScoreVerdict, compared
 
+from .conftest import Sites, carry_out, settings
 from .in_process import in_process
 
 NAMES = ["north", "south", "west"]
@@ -40,10 +46,12 @@ def hospitals() -> dict[str, Any]:
 
 
 @functools.cache
-def carried_out(recipe: str, at_sites: bool, policy: str = "{}", metric: str = "auc") -> piebald.Run:
+def carried_out(
+    recipe: str, at_sites: bool, policy: str = "{}", metric: str = "auc", seed: int = 1, memory: str = ""
+) -> piebald.Run:
     fields = {"partition": SITES} if at_sites else {"data": DATA}
     table: dict[str, Any] = {
-        "seed": 1,
+        "seed": seed,
         "plugins": [HERE],
         "model": {"name": "logistic"},
         "recipe": {"name": recipe, "lr": 0.3},
@@ -52,9 +60,9 @@ def carried_out(recipe: str, at_sites: bool, policy: str = "{}", metric: str = "
     given = ExperimentSettings.of_table(table | fields, "the test's settings", USERS)
     plan = given.plan()
     allowed: dict[str, Any] = {"plugins": [HERE]} | json.loads(policy)
-    sites = in_process(given, at_once=False, data=DATA, policy=allowed)
+    sites = in_process(given, at_once=False, memory=memory, data=DATA, policy=allowed)
     runtime = sites if at_sites else piebald.Simulator(engine="sequential", workers=0)
-    options: dict[str, Any] = {"rounds": 3, "seed": 1, "metrics": [metric], "threshold": "f1"}
+    options: dict[str, Any] = {"rounds": 3, "seed": seed, "metrics": [metric], "threshold": "f1"}
     (made,) = plan.recipes.values()
     return piebald.run(made, plan.clients, plan.model, runtime=runtime, **options)
 
@@ -82,6 +90,77 @@ def test_what_sites_were_not_asked_they_do_not_tell() -> None:
     ):
         with pytest.raises(SettingError, match="tell scores only by the threshold of the run's \\[evaluate\\], 'f1'"):
             carried_out("fedavg", True).at_thresholds(**{"criterion": "f1"} | asked)
+
+
+@pytest.mark.parametrize(
+    ("metric", "seeds"),
+    [
+        ("accuracy", (1, 2, 3)), ("auc", (1,)),
+        *(pytest.param(metric, seeds, marks=pytest.mark.full)
+          for metric, seeds in (("accuracy", (1,)), ("auc", (1, 2, 3)), ("brier", (1,)), ("brier", (1, 2, 3)))),
+    ],
+)  # fmt: skip
+def test_the_verdict_of_sites_is_that_of_the_simulator(metric: str, seeds: tuple[int, ...], tmp_path: Path) -> None:
+    """Sites remember which rows earlier runs were right on, and tell how far those of two runs coincide."""
+    here, there = (
+        Comparison([
+            carried_out(recipe, at_sites, metric=metric, seed=seed, memory=str(tmp_path) if at_sites else "")
+            for recipe in ("local", "fedavg", "ditto") for seed in seeds
+        ])
+        for at_sites in (False, True)
+    )  # fmt: skip
+    assert not any(table.rows for table in there.scores.values())
+    for base in here.labels:
+        for ours, theirs in zip(here.paired(base), there.paired(base), strict=True):
+            assert ours["noise"] == theirs["noise"] == "rows"
+            for name in ("difference", "low", "high", "p"):
+                assert theirs[name] == pytest.approx(ours[name], rel=1e-3, abs=1e-6)
+    assert here.verdict is not None
+    leader, naive = here.verdict.leader, "the most frequent class"
+    ours, theirs = (compared(made.scores[leader], made.naive[naive]) for made in (here, there))
+    assert ours is not None
+    assert theirs is not None
+    assert (theirs.mean, theirs.low, theirs.p) == pytest.approx((ours.mean, ours.low, ours.p), rel=1e-3)
+    # sites know no answer from the training rows of all, by which the simulator's sentence may be another
+    verdicts = [
+        ScoreVerdict.of(made.scores, metric, here.higher_is_better, "local", {naive: made.naive[naive]})
+        for made in (here, there)
+    ]
+    assert verdicts[0] is not None
+    assert verdicts[1] is not None
+    assert verdicts[1].sentence() == verdicts[0].sentence()
+
+
+@pytest.mark.full
+def test_site_processes_remember_earlier_runs(sites: Sites) -> None:
+    recipes = [{"name": "local"}, {"name": "fedavg"}]
+    here = Comparison([carry_out(settings(recipe)) for recipe in recipes])
+    there = Comparison([carry_out(settings(recipe), credentials=str(sites.folder / "server")) for recipe in recipes])
+    (ours,), (theirs,) = here.paired("local"), there.paired("local")
+    assert ours["noise"] == theirs["noise"] == "rows"
+    assert [theirs[name] for name in ("low", "high", "p")] == pytest.approx(
+        [ours[name] for name in ("low", "high", "p")], rel=1e-3
+    )
+    assert all((sites.folder / name / "state" / FILE).is_file() for name in sites.running)
+
+
+def test_sites_tell_nothing_of_earlier_runs_on_other_rows_or_that_were_forgotten(tmp_path: Path) -> None:
+    memory = RowMemory(tmp_path / "state" / FILE)
+    values = {"rows": torch.tensor([0.0, 1.0, 1.0])}
+    first, _ = memory.remember("a", "run 1", values)
+    again, held = RowMemory(tmp_path / "state" / FILE).remember("a", "run 1", values)
+    assert (again, list(held)) == (first, [first["rows"]])  # what was asked twice is one and the same
+    changed, held = memory.remember("a", "run 1", {"rows": torch.tensor([1.0, 1.0, 1.0])})
+    assert list(held) == [changed["rows"]] != [first["rows"]]  # in place of what the run had before
+    _, held = memory.remember("b", "run 2", values)
+    assert changed["rows"] not in held
+    for run in range(MOST_REMEMBERED):
+        _, held = memory.remember("a", f"run {run + 3}", {"rows": torch.rand(3)})
+    assert len(held) == MOST_REMEMBERED
+    assert changed["rows"] not in held
+    (tmp_path / "state" / FILE).write_text("no tensors")
+    assert len(RowMemory(tmp_path / "state" / FILE).remember("a", "run 1", values)[1]) == 1
+    assert (tmp_path / "state" / FILE).stat().st_mode & 0o077 == 0
 
 
 def test_standard_errors_of_sites_take_the_place_of_single_rows() -> None:

@@ -75,7 +75,7 @@ def test_a_star_says_what_the_verdict_says_also_beside_answers_that_need_no_mode
     clients = clients_of({f"site {n}": (rng.random(120) < 0.4).astype(int).tolist() for n in range(4)}, 60)
     made = compared(clients, 2)
     assert made.verdict is not None
-    assert made.verdict.comparisons == 3
+    assert made.verdict.comparisons == 2
     (row,) = made.paired(made.verdict.leader)
     lead = made.verdict.leads[row["label"]]
     assert lead is not None

@@ -39,6 +39,7 @@ from piebald.federation.site.client_store import UpdateCount
 from piebald.federation.site.consent import Consent, recipe_in
 from piebald.federation.site.deliveries import Deliveries
 from piebald.federation.site.policy import Policy
+from piebald.federation.site.row_memory import FILE, RowMemory
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.version import __version__
@@ -299,6 +300,7 @@ class FederationClient:
             lambda: self._updates.sent,
             partial(self._audit.write, "asked", run=welcome.run),
             self._policy.training_ledger(folder / "state" / "training_ledger"),
+            RowMemory(folder / "state" / FILE),
         )
 
     def _fetch_terms(self, welcome: Welcome) -> bytearray | None:

@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from piebald.engines.stack import PRIVATE, ClientStack
 from piebald.federation.hub.run_terms import private_digest
 from piebald.federation.site.client_store import ClientStore
 from piebald.federation.site.policy import UNTRAINED, ExaminedModels, Policy, declared_vectors, rows_read
+from piebald.federation.site.row_memory import RowMemory
 from piebald.federation.site.work_limits import TaskWatch
 from piebald.methods.choice import local_work
 from piebald.methods.client_work import ClientWork
@@ -128,6 +129,7 @@ class TaskRunner:
         sent: how many updates the site has sent, in all runs; those of this one by default.
         training: counts what training spends of the policy's budget for it, where there is one.
         asks: called with what was counted, before an answer is computed.
+        memory: of the values of judged rows under earlier runs; of this run alone by default.
 
     Attributes:
         work: with the client's own model.
@@ -148,8 +150,10 @@ class TaskRunner:
         sent: Callable[[], int] | None = None,
         asks: Callable[..., None] = lambda **_: None,
         training: TrainingLedger | None = None,
+        memory: RowMemory | None = None,
     ) -> None:
         work = prepared.work
+        self._memory = memory or RowMemory()
         self._watch = TaskWatch(policy.work)
         self.every, work = work, work.of(prepared.client)
         self.work, self.client, self._policy, self._signer = work, prepared.client, policy, signer
@@ -227,6 +231,7 @@ class TaskRunner:
             return None, failure_reason(error, told=False, rows_told=self.work.masking is None), None
         update = served.update(0)
         if query is not None:
+            update = query.site_answer(update, partial(self._remember, query))
             refused = self._policy.answer_reject_reason(query, update, self.every.of_task(task), self.rows)
             if refused is None:
                 update, refused = self._blurred(query, update, question)
@@ -286,6 +291,19 @@ class TaskRunner:
     def questions(self) -> QuestionLedger:
         """The questions that were answered about the site's rows; of this run alone where they were not given."""
         return QuestionLedger(rows_of(self._clients, self.client))
+
+    def _remember(self, query: Query, vectors: Mapping[str, Tensor]) -> tuple[dict[str, int], dict[int, Tensor]]:
+        """Remember values of the rows that a query is about, see `Query.site_answer`."""
+        split: Split = getattr(query, "split", "test")
+        rows = self._clients.rows(self.client, split)
+        leaves = [*pytree.leaves(rows.x), *pytree.leaves(rows.y)]
+        measured = [split, self.work.objective.name, self.work.objective.metric]
+        digest = shown_digest(measured, {str(place): leaf for place, leaf in enumerate(leaves)}).hex()
+        try:
+            return self._memory.remember(digest, self._terms, vectors)
+        except OSError as error:
+            log.error("values of rows cannot be kept, so that runs are not compared row by row: %s", error.strerror)
+            return {}, {}
 
     def _blurred(self, query: Query, answer: Update, question: str) -> tuple[Update, str | None]:
         """Return an answer whose scores have noise where the policy says so, or why there is none.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import (
+    MOST_REMEMBERED,
     ClientContext,
     Personalizes,
     Query,
@@ -109,8 +110,11 @@ class NaiveScores(RowScores):
 
     A site answers with the means that it would give of a model and, instead of single rows, with the standard error of
     the main metric by its own model and by that answer, as "rows/standard_error": one number, which holds also for
-    metrics of all rows together (`engines.scoring.pseudo_values`).  The scores tell the share of its most frequent
-    class, so the same policy and limits hold as for other scores of a model, and noise where the site hides rows.
+    metrics of all rows together (`engines.scoring.pseudo_values`).  It remembers the values of rows, and tells how far
+    those of two runs coincide: their covariance, which of accuracies follows from the number of rows that both are
+    right on.  What it remembers has a number ("rows/number"), and "rows/covariance/3" is that with "rows/earlier/3".
+    The scores tell the share of its most frequent class, so the same policy and limits hold as for other scores of a
+    model, and noise where the site hides rows.
 
     Attributes:
         split, rows, naive, of_all: see `RowScores`; `of_all` is empty.
@@ -118,17 +122,27 @@ class NaiveScores(RowScores):
 
     asked_of: ClassVar[Literal["clients", "server", "itself"]] = "clients"
 
-    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
-        output = super().answer(inputs, context, trainer)
-        errors = {
-            f"{model}/{STANDARD_ERROR}": torch.stack([_standard_error(row[row != NO_VALUE]) for row in rows])
-            for model, rows in output.vectors.items()
-        }
-        return replace(output, vectors={}, metrics={**output.metrics, **errors})
+    def site_answer(
+        self, answer: Update, remember: Callable[[Mapping[str, Tensor]], tuple[Mapping[str, int], Mapping[int, Tensor]]]
+    ) -> Update:
+        numbers, remembered = remember(answer.vectors)
+        metrics = dict(answer.metrics)
+        for model, values in answer.vectors.items():
+            if (variance := _covariance(values, values)) is not None:
+                metrics[f"{model}/{STANDARD_ERROR}"] = variance**0.5
+                metrics[f"{model}/values"] = int((values != NO_VALUE).sum())
+                metrics |= {f"{model}/number": numbers[model]} if model in numbers else {}
+        others = ((n, values) for n, values in remembered.items() if n != numbers.get("rows"))
+        for place, (number, values) in enumerate(others):
+            if (covariance := _covariance(answer.vectors["rows"], values)) is not None:
+                metrics |= {f"rows/earlier/{place}": number, f"rows/covariance/{place}": covariance}
+        return replace(answer, vectors={}, metrics=metrics)
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         names = {f"{NAIVE}/{metric}" for metric in ("loss", *spec.objective.metrics)}
-        return ResultForm({}, names | {f"{model}/{STANDARD_ERROR}" for model in ("rows", NAIVE)}, rows[self.split], 0)
+        names |= {f"{model}/{told}" for model in ("rows", NAIVE) for told in (STANDARD_ERROR, "values", "number")}
+        names |= {f"rows/{told}/{place}" for told in ("earlier", "covariance") for place in range(MOST_REMEMBERED)}
+        return ResultForm({}, names, rows[self.split], 0)
 
     def most_asked(self, hides: bool) -> int:
         return 10 if hides else 100
@@ -141,6 +155,10 @@ class NaiveScores(RowScores):
         return answer.examples or None
 
 
-def _standard_error(values: Tensor) -> Tensor:
-    """The standard error of the mean of values [n], NaN of fewer than two."""
-    return values.std() / len(values) ** 0.5 if len(values) > 1 else values.new_tensor(torch.nan)
+def _covariance(a: Tensor, b: Tensor) -> float | None:
+    """Return the covariance of two means of values of the same rows [n], None of fewer than two or of unlike rows."""
+    scored = a != NO_VALUE
+    if len(a) != len(b) or not torch.equal(scored, b != NO_VALUE) or (count := int(scored.sum())) < 2:
+        return None
+    ours, theirs = (values[scored].double() - values[scored].double().mean() for values in (a, b))
+    return float(ours @ theirs) / (count - 1) / count
