@@ -137,18 +137,18 @@ def _of_moments(
     a: Scores, b: Scores, seeds: list[int], name: str, mean: float
 ) -> tuple[float, float, float, float] | None:
     """What `_of_client` returns, from covariances in place of single rows; None where they are not known."""
-    cells = [table.moments.get((seed, name)) for table in (a, b) for seed in seeds]
+    cells = [scores.moments.get((seed, name)) for scores in (a, b) for seed in seeds]
     moments, count = [cell for cell in cells if cell is not None], len(seeds)
     if len(moments) < len(cells):
         return None
-    told = np.array([[x.covariance(y) for y in moments] for x in moments], dtype=np.float64)
+    table = np.array([[x.covariance(y) for y in moments] for x in moments], dtype=np.float64)
     gaps = _cells(a, seeds, [name])[:, 0] - _cells(b, seeds, [name])[:, 0]
-    if len({moment.count for moment in moments}) == 1 and np.isfinite(told).all():
+    if len({moment.count for moment in moments}) == 1 and np.isfinite(table).all():
         signs = np.repeat([1 / count, -1 / count], count)  # of the mean over seeds
-        gaps, variances = gaps.mean(keepdims=True), np.array([signs @ told @ signs])
+        gaps, variances = gaps.mean(keepdims=True), np.array([signs @ table @ signs])
     else:  # only the two methods' values under the same seed
         ours, theirs = np.arange(count), np.arange(count, 2 * count)
-        variances = told[ours, ours] + told[theirs, theirs] - 2 * told[ours, theirs]
+        variances = table[ours, ours] + table[theirs, theirs] - 2 * table[ours, theirs]
         if not np.isfinite(variances).all():
             return None
     values = min(moment.count for moment in moments)

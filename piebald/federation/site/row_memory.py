@@ -56,19 +56,19 @@ class RowMemory:
         for name, vector in vectors.items():
             if len(vector) > MOST_VALUES:
                 continue
-            known = (n for n, (of, *_, held) in self._entries.items() if of == rows and torch.equal(held, vector))
-            number = next(known, secrets.randbits(_BITS))
-            before = [n for n, (*about, _) in self._entries.items() if about == [rows, run, name] and n != number]
+            same = (n for n, (of, *_, held) in self._entries.items() if of == rows and torch.equal(held, vector))
+            number = next(same, secrets.randbits(_BITS))
+            before = [n for n, (*source, _) in self._entries.items() if source == [rows, run, name] and n != number]
             for old in [*before, number]:
                 self._entries.pop(old, None)
             self._entries[number] = rows, run, name, vector.detach().cpu()
             numbers[name] = number
         self._entries = dict([*self._entries.items()][-MOST_REMEMBERED:])
         if self._path is not None:
-            about = {str(number): [*entry[:3]] for number, entry in self._entries.items()}
+            sources = {str(number): [*entry[:3]] for number, entry in self._entries.items()}
             tensors = {str(number): entry[3].contiguous() for number, entry in self._entries.items()}
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            write_private(self._path, save(tensors, {"about": json.dumps(about)}))
+            write_private(self._path, save(tensors, {"sources": json.dumps(sources)}))
         newest_first = reversed(self._entries.items())
         return numbers, {number: vector for number, (of, *_, vector) in newest_first if of == rows}
 
@@ -79,10 +79,10 @@ def _read(path: Path) -> dict[int, tuple[str, str, str, Tensor]]:
         return {}
     try:
         with opened_tensors(path, links=False) as file:
-            about = json.loads(file.metadata()["about"])
+            sources = json.loads(file.metadata()["sources"])
             return {
                 int(number): (str(rows), str(run), str(name), file.get_tensor(number))
-                for number, (rows, run, name) in about.items()
+                for number, (rows, run, name) in sources.items()
             }
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("%s cannot be read (%s): no run is compared with earlier ones by row", path, type(error).__name__)

@@ -132,16 +132,16 @@ class NaiveScores(RowScores):
                 metrics[f"{model}/{STANDARD_ERROR}"] = variance**0.5
                 metrics[f"{model}/values"] = int((values != NO_VALUE).sum())
                 metrics |= {f"{model}/number": numbers[model]} if model in numbers else {}
-        others = ((n, values) for n, values in remembered.items() if n != numbers.get("rows"))
-        for place, (number, values) in enumerate(others):
+        earlier = ((n, values) for n, values in remembered.items() if n != numbers.get("rows"))
+        for place, (number, values) in enumerate(earlier):
             if (covariance := _covariance(answer.vectors["rows"], values)) is not None:
                 metrics |= {f"rows/earlier/{place}": number, f"rows/covariance/{place}": covariance}
         return replace(answer, vectors={}, metrics=metrics)
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         names = {f"{NAIVE}/{metric}" for metric in ("loss", *spec.objective.metrics)}
-        names |= {f"{model}/{told}" for model in ("rows", NAIVE) for told in (STANDARD_ERROR, "values", "number")}
-        names |= {f"rows/{told}/{place}" for told in ("earlier", "covariance") for place in range(MOST_REMEMBERED)}
+        names |= {f"{model}/{name}" for model in ("rows", NAIVE) for name in (STANDARD_ERROR, "values", "number")}
+        names |= {f"rows/{name}/{place}" for name in ("earlier", "covariance") for place in range(MOST_REMEMBERED)}
         return ResultForm({}, names, rows[self.split], 0)
 
     def most_asked(self, hides: bool) -> int:
