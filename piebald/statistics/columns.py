@@ -20,7 +20,7 @@ from piebald.data.clients.convert import class_numbers
 from piebald.data.clients.prepared import columns_of as coded_columns
 from piebald.data.clients.prepared import frame_of
 from piebald.data.partition import clients_from
-from piebald.data.preparation.answers import KindsAnswer, KindsQuestion, answer, common_kinds
+from piebald.data.preparation.answers import KindsAnswer, KindsQuestion, answer, common_kinds, date_forms
 from piebald.data.preparation.columns import dates_of, numbers_of, truths_of, words_of
 from piebald.data.preparation.units import common_units
 from piebald.statistics.bounded_sums import as_text
@@ -117,14 +117,14 @@ def _of_frames(frames: Mapping[str, Any], columns: Sequence[str] | None) -> list
     chosen = {client: _chosen(client, frame, columns) for client, frame in frames.items()}
     check_same_columns(chosen)
     answers = [cast(KindsAnswer, answer(KindsQuestion(), frame)) for frame in chosen.values()]
-    kinds = common_kinds(answers)
+    kinds, units = common_kinds(answers), {client: held.units for client, held in zip(chosen, answers, strict=True)}
     tables = []
     for client, frame in chosen.items():
         numbers, texts = dict[str, Floats](), dict[str, NDArray[np.object_]]()
         for name, kind in kinds.items():
             series = frame[name]
             if kind == "date":
-                numbers[name] = dates_of(series)["days"]
+                numbers[name] = dates_of(series, (), date_forms(name, units))["days"]
             elif kind == "boolean":
                 numbers[name] = truths_of(series)
             elif kind in ("number", None):
@@ -133,11 +133,8 @@ def _of_frames(frames: Mapping[str, Any], columns: Sequence[str] | None) -> list
             else:
                 texts[name] = words_of(series)
         tables.append(ClientColumns(client, len(frame), numbers, texts))
-    signed = {name for held in answers for name in held.units if name in tables[0].numbers}
-    common_units(
-        {name: [Moments.of(table.numbers[name][:, None]) for table in tables] for name in signed},
-        {client: held.units for client, held in zip(chosen, answers, strict=True)},
-    )
+    signed = {name for held in answers for name in held.units if kinds.get(name) == "number"}
+    common_units({name: [Moments.of(table.numbers[name][:, None]) for table in tables] for name in signed}, units)
     return tables
 
 

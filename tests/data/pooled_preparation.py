@@ -36,7 +36,7 @@ def fitted(
     told = answer(KindsQuestion(gaps=gaps), table)
     assert isinstance(told, KindsAnswer)
     kinds, left_out = agreed_kinds([told], columns or {}, scales)
-    numbers = parsed_numbers(table, kinds, gaps)
+    numbers = parsed_numbers(table, kinds, gaps, {})
     read: list[Column] = []
     for name, kind in kinds.items():
         scale = scales.get(name, "standard")

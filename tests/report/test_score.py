@@ -64,6 +64,20 @@ def test_a_folder_scores_a_raw_table(run: Run, tmp_path: Path) -> None:
     assert all(column.shape == (0,) for column in scorer.predict(table().head(0)).values())
 
 
+def test_a_folder_scores_a_file_as_it_is_written(tmp_path: Path) -> None:
+    """Dates have no operator of ONNX, and are read by the program, as are units."""
+    frame, path = table(), tmp_path / "rows.csv"
+    seen = pd.Timestamp("2024-01-20 10:00") + pd.to_timedelta(range(60), "D")
+    frame = frame.assign(seen=seen.strftime("%m/%d/%Y %H:%M"), load=[f"{row / 2}%" for row in range(60)])
+    frame.to_csv(path, index=False)
+    clients = piebald.clients_from(path, client="site", target="ill", validation=0.2)
+    assert [column.kind for column in clients.preparation.columns] == ["number", "number", "date", "number"]
+    run = piebald.run("fedavg", clients, nn.Linear(7, 2), rounds=2, runtime=HERE, measure="none")
+    folder = run.save(tmp_path / "folder")
+    frame[12:16].to_csv(path, index=False)  # from 02/01/2024 on, which may be in January as well
+    pd.testing.assert_frame_equal(scored(folder, path), run.predict(path), rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

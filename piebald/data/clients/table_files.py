@@ -27,7 +27,7 @@ from piebald.data.clients.query_files import QUERY, read_query
 from piebald.data.clients.stored_table import joined_chunks
 from piebald.data.preparation.column_models import LONGEST_UNIT
 from piebald.data.preparation.columns import GAPS, ROWS, RowsOfFile, coded_words, factorized, row_number
-from piebald.data.preparation.written_forms import are_like_dates, date_readings, number_readings, units_among
+from piebald.data.preparation.written_forms import OR, are_like_dates, date_readings, number_readings, units_among
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 OTHERS = (",", ";", "\t", "|")  # what files with these suffixes have as well
@@ -327,7 +327,7 @@ def _counted(names: Any) -> Any:
 def _plainly_written(series: Any, path: Path) -> tuple[Any, str]:
     """Return a column of text as numbers, or as dates like 2024-05-31, where its values are such in another form.
 
-    With it comes the unit of its numbers, "" where there is none.
+    With it comes the unit of its numbers, or the form of dates that are not written so, "" where there is none.
 
     What it is taken for is said.
 
@@ -365,11 +365,11 @@ def _plainly_written(series: Any, path: Path) -> tuple[Any, str]:
         if 1 < len(units := units_among(held.tolist())) <= _NAMED:
             _log.warning("%s and the units %s, and stays text: write it in one unit",
                          like(held.index[0], "numbers"), shown(", ".join(units), 40))  # fmt: skip
-    if len(dates := date_readings(held)) > 1:
-        _log.warning(
-            "%s, which may be %s and so stay text: write them like 2024-05-31", like(held.index[0], "dates"),
-            " or ".join(dates),
-        )  # fmt: skip
+    dates = date_readings(held)
+    form = OR.join(dates)
+    if len(dates) > 1:
+        _log.warning("%s, which may be %s and so stay text, unless other clients' tell: write them like 2024-05-31",
+                     like(held.index[0], "dates"), form)  # fmt: skip
     elif dates:
         ((form, moments),) = dates.items()
         _log.warning("%s, read as %s", like(held.index[0], "dates"), form)
@@ -383,8 +383,8 @@ def _plainly_written(series: Any, path: Path) -> tuple[Any, str]:
         plain[texts.index] = texts
     if str(series.dtype) == "category":
         places, words = pandas.factorize(plain.to_numpy()[:-1])
-        return pandas.Series(coded_words(np.append(places, -1)[codes], [*words]), series.index), ""
-    return pandas.Series(plain.to_numpy()[codes], series.index), ""
+        return pandas.Series(coded_words(np.append(places, -1)[codes], [*words]), series.index), form
+    return pandas.Series(plain.to_numpy()[codes], series.index), form
 
 
 def mixed_reason(series: Any, gaps: Sequence[str] = ()) -> str | None:

@@ -22,6 +22,7 @@ from piebald.data.preparation.answers import (
     ValuesQuestion,
     agreed_kinds,
     answer,
+    date_forms,
     refuse_long,
     signed_logarithms,
     yeo_johnson,
@@ -77,17 +78,23 @@ def agree(
     if classes is None:
         classes = _common_classes(kinds_of)
     scale = {column: chosen for column, chosen in settings.scale.items() if kinds.get(column) == "number"}
+    told = {
+        client: held.units for client, held in zip(clients() or map(str, range(len(kinds_of))), kinds_of, strict=True)
+    }
+    forms = {column: forms for column, kind in kinds.items() if kind == "date" and (forms := date_forms(column, told))}
     question = ValuesQuestion(
-        kinds=kinds, scale=scale, gaps=settings.gaps, least_rows=settings.least_rows, target=classes is None
+        kinds=kinds,
+        forms=forms,
+        scale=scale,
+        gaps=settings.gaps,
+        least_rows=settings.least_rows,
+        target=classes is None,
     )
     answers = ask(question)
     moments_of = {part: [held.numbers[part].moments for held in answers] for part in answers[0].numbers}
     of_target = [held.target.moments for held in answers if held.target is not None]
     numeric = {column: moments_of[column] for column, kind in kinds.items() if kind == "number"}
-    units = common_units(
-        {**numeric, **({name: of_target} if of_target else {})},
-        {client: one.units for client, one in zip(clients() or map(str, range(len(kinds_of))), kinds_of, strict=True)},
-    )
+    units = common_units({**numeric, **({name: of_target} if of_target else {})}, told)
     lines: Lines = {}
     if settings.harmonise is not None:
         numbers = [column for column, kind in kinds.items() if kind == "number"]
@@ -129,7 +136,9 @@ def agree(
             parts: dict[Any, Numbers] = {
                 part.removeprefix(prefix): numbers for part, numbers in learnt.items() if part.startswith(prefix)
             }
-            columns.append(DateColumn(name=column, gaps=bool(pooled[f"{column}: days"].missing[0]), values=parts))
+            columns.append(DateColumn(
+                name=column, gaps=bool(pooled[f"{column}: days"].missing[0]), forms=forms.get(column, []), values=parts
+            ))  # fmt: skip
         else:
             columns.append(NumericColumn(
                 name=column, gaps=bool(pooled[column].missing[0]), unit=units[column], values=learnt[column]
@@ -211,7 +220,9 @@ class _Numbers(dict[str, Numbers]):
         levels = {name: LEVELS if name in ranked else np.array([0.5]) for name in names if name not in changed}
         plain = _unlogged(ask, question, pooled, names)
         found = quantiles(
-            lambda limits: ask(CountsQuestion(kinds=question.kinds, gaps=question.gaps, thresholds=limits)),
+            lambda limits: ask(
+                CountsQuestion(kinds=question.kinds, forms=question.forms, gaps=question.gaps, thresholds=limits)
+            ),
             plain,
             levels,
         )

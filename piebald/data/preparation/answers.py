@@ -22,6 +22,7 @@ from piebald.data.preparation.column_models import (
     MOST_CATEGORIES,
     MOST_COLUMNS,
     Finite,
+    Forms,
     Name,
     Scale,
     Unit,
@@ -37,6 +38,8 @@ from piebald.data.preparation.columns import (
     truths_of,
     units_of,
 )
+from piebald.data.preparation.units import Units
+from piebald.data.preparation.written_forms import OR
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,6 +76,7 @@ class ValuesQuestion(_Message):
 
     Attributes:
         kinds: of each column.
+        forms: of columns of dates, see `DateColumn`.
         scale: of columns of numbers.
         gaps: values that stand for a gap.
         least_rows: rows from which on a category is named.
@@ -81,6 +85,7 @@ class ValuesQuestion(_Message):
 
     about: Literal["values"] = "values"
     kinds: Annotated[dict[Name, Kind], Field(max_length=MOST_COLUMNS)]
+    forms: dict[Name, Forms] = {}
     scale: dict[Name, Scale] = {}
     gaps: list[Name] = []
     least_rows: Annotated[int, Field(ge=1)] = 1
@@ -127,6 +132,7 @@ class CountsQuestion(_Message):
 
     about: Literal["counts"] = "counts"
     kinds: dict[Name, Kind]
+    forms: dict[Name, Forms] = {}
     gaps: list[Name] = []
     thresholds: Annotated[dict[Name, Thresholds], Field(max_length=5 * MOST_COLUMNS)]
 
@@ -213,7 +219,9 @@ def answer(
             logarithms={name: signed_logarithms(values) for name, values in numbers.items()},
         )
     # rows in blocks, so that more of them take no more memory
-    parsed = (parsed_numbers(frame[rows], question.kinds, question.gaps) for rows in blocks(len(frame), _ROWS))
+    parsed = (
+        parsed_numbers(frame[rows], question.kinds, question.gaps, question.forms) for rows in blocks(len(frame), _ROWS)
+    )
     if isinstance(question, CountsQuestion):
         limits = question.thresholds
         counts = [{name: _counts(columns[name], limits[name]) for name in limits} for columns in parsed]
@@ -239,7 +247,9 @@ def refuse_long(names: Iterable[str], what: str, remedy: str) -> None:
         )
 
 
-def parsed_numbers(frame: pd.DataFrame | CodedRows, kinds: Mapping[str, Kind], gaps: list[str]) -> dict[str, Floats]:
+def parsed_numbers(
+    frame: pd.DataFrame | CodedRows, kinds: Mapping[str, Kind], gaps: list[str], forms: Mapping[str, Sequence[str]]
+) -> dict[str, Floats]:
     """Return the numbers of columns, booleans as 1 and 0, and dates in parts, by the names of parsed columns."""
     parsed: dict[str, Floats] = {}
     for name, kind in kinds.items():
@@ -248,7 +258,8 @@ def parsed_numbers(frame: pd.DataFrame | CodedRows, kinds: Mapping[str, Kind], g
         elif kind == "boolean":
             parsed[name] = truths_of(_series(frame, name), gaps)
         elif kind == "date":
-            parsed |= {f"{name}: {part}": values for part, values in dates_of(_series(frame, name), gaps).items()}
+            parts = dates_of(_series(frame, name), gaps, forms.get(name, ()))
+            parsed |= {f"{name}: {part}": values for part, values in parts.items()}
     return parsed
 
 
@@ -368,6 +379,27 @@ def agreed_kinds(
     return kinds, left_out
 
 
+def date_forms(column: str, units: Mapping[str, Units]) -> list[str]:
+    """Return the forms in which clients write a column of dates, where these are no others than 2024-05-31.
+
+    Args:
+        column: of dates.
+        units: what clients have told, by their names.
+
+    Raises:
+        SettingError: dates of a client may have several of these forms.
+    """
+    told = [(form, client) for client, of in units.items() for form in of.get(column, ()) if form]
+    forms = sorted({form for form, _ in told if OR not in form})
+    for form, client in told:
+        if OR in form and len({*form.split(OR)} & {*forms}) != 1:
+            raise SettingError(
+                f"column {shown(column, 40)} has dates at {client} that may be {form}: write them like 2024-05-31, or "
+                "name the column in columns of [prepare] as 'leave out'"
+            )
+    return forms
+
+
 def common_kinds(answers: Sequence[KindsAnswer]) -> dict[str, Kind | None]:
     """Return the kind of each column that fits all clients: what all have, else text, or categories; None of gaps.
 
@@ -375,7 +407,10 @@ def common_kinds(answers: Sequence[KindsAnswer]) -> dict[str, Kind | None]:
     """
     common = dict[str, Kind | None]()
     for name in dict.fromkeys(name for one in answers for name in one.kinds):
-        guesses = {kind for one in answers if (kind := one.kinds.get(name)) is not None}
+        guesses = {kind for held in answers if (kind := held.kinds.get(name)) is not None}
+        unclear = [held for held in answers if any(OR in form for form in held.units.get(name, ()))]
+        if {held.kinds.get(name) for held in answers if held not in unclear} - {None} == {"date"}:
+            guesses = {"date"}
         several: Kind = "text" if "text" in guesses else "identifier" if guesses == _ROW_NUMBERS else "category"
         common[name] = several if len(guesses) > 1 else next(iter(guesses), None)
     return common

@@ -8,9 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Scale = Literal["standard", "log", "power", "rank", "none"]
 LONGEST_NAME = 200
-LONGEST_UNIT = 20
+LONGEST_UNIT = 40
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
-Unit = Annotated[str, Field(max_length=LONGEST_UNIT)]
+Unit = Annotated[str, Field(max_length=LONGEST_UNIT)]  # of numbers, or the form of dates
+Forms = Annotated[list[Unit], Field(max_length=100)]
 MOST_COLUMNS = 4096
 MOST_CATEGORIES = 10_000
 MOST_TOKENS = 1 << 15  # of a text
@@ -70,11 +71,16 @@ class NumericColumn(Fields):
 
 
 class DateColumn(Fields):
-    """A column of dates: elapsed days and parts of the calendar, each a column of numbers."""
+    """A column of dates: elapsed days and parts of the calendar, each a column of numbers.
+
+    Attributes:
+        forms: in which clients write theirs, by which dates with several readings are read.
+    """
 
     kind: Literal["date"] = "date"
     name: Name
     gaps: bool = False
+    forms: Forms = []
     values: dict[Literal["days", "day", "month", "weekday", "hour"], Numbers]
 
     @property

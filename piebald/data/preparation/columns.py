@@ -53,7 +53,8 @@ class RowsOfFile(NamedTuple):
         name: of the file, where there are several.
         rows: how many.
         first: the number of the first one.
-        units: columns whose numbers are all written with a unit, and this.
+        units: columns whose numbers are all written with a unit, and this; of dates, their form, or those that they may
+            have, with `OR` between.
     """
 
     name: str | None
@@ -328,17 +329,21 @@ def truths_of(series: pd.Series, gaps: Sequence[str] = ()) -> NDArray[np.float64
     return _parsed(series, gaps, lambda word: places[word.lower()], "true or false")
 
 
-def dates_of(series: pd.Series, gaps: Sequence[str] = ()) -> dict[str, NDArray[np.float64]]:
+def dates_of(series: pd.Series, gaps: Sequence[str] = (), forms: Sequence[str] = ()) -> dict[str, NDArray[np.float64]]:
     """Return the parts of dates [n] by name: "days" since 1970, and those of `PARTS`; NaN for gaps.
 
     Dates are written as 2024-05-31 or 2024-05-31 12:30; one with a time zone is turned into UTC.
+
+    Args:
+        series, gaps: see `factorized`.
+        forms: of `date_readings`, which count where dates have several.
 
     Raises:
         SettingError: a value is no date.
     """
     import pandas as pd
 
-    days = _parsed(series, gaps, _day, "a date like 2024-05-31", _days)
+    days = _parsed(series, gaps, _day, "a date like 2024-05-31", lambda words: _days(words, forms))
     moments = pd.Series(pd.to_datetime(np.round(days * _DAY), unit="s"))
     named = {"day": "day", "month": "month", "weekday": "day_of_week", "hour": "hour"}
     parts = {"days": days, **{part: getattr(moments.dt, named[part]).to_numpy(dtype=np.float64) for part in PARTS}}
@@ -353,15 +358,16 @@ def _day(word: str) -> float:
     return float(pd.to_datetime(word, utc=True).timestamp()) / _DAY
 
 
-def _days(words: Sequence[str]) -> NDArray[np.float64]:
+def _days(words: Sequence[str], forms: Sequence[str] = ()) -> NDArray[np.float64]:
     """Return the days of all dates at once, NaN for those that are to be looked at one by one."""
     import pandas as pd
 
     texts = pd.Series(words, dtype=object)
     moments = pd.to_datetime(texts, utc=True, errors="coerce", format="ISO8601")
     moments = moments.where(texts.str.fullmatch(_DATE.pattern).astype(bool))
-    if moments.isna().all() and len(readings := date_readings(texts)) == 1:
-        moments = next(iter(readings.values())).dt.tz_localize("UTC")
+    others = moments.isna()  # of one table, some clients may write theirs in another form
+    if (others.all() or (forms and others.any())) and len(readings := date_readings(texts[others], forms)) == 1:
+        moments = moments.combine_first(next(iter(readings.values())).dt.tz_localize("UTC"))
     seconds = np.round(moments.dt.as_unit("us").astype("int64").to_numpy() / 1e6, 6)
     return np.where(moments.notna(), seconds / _DAY, np.nan)
 

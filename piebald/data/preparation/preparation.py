@@ -404,7 +404,7 @@ def _values(column: Column, series: pd.Series, gaps: Sequence[str]) -> dict[str,
     if isinstance(column, BooleanColumn):
         return {column.name: truths_of(series, gaps)}
     if isinstance(column, DateColumn):
-        parts = dates_of(series, gaps)
+        parts = dates_of(series, gaps, column.forms)
         return {f"{column.name}: {part}": parts[part] for part in column.values}
     words = words_of(series, gaps)
     if isinstance(column, TokenColumn):

@@ -40,7 +40,7 @@ class PrepareSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    columns: dict[Name, Kind | Literal["leave out"]] = {}
+    columns: dict[Name, Literal[Kind, "leave out"]] = {}
     scale: dict[Name, Scale] = {}
     gaps: list[Name] = Field(default=[], max_length=100)
     least_rows: int = Field(default=5, ge=1)

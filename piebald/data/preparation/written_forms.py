@@ -6,7 +6,7 @@ A column is read as what it means if all of its values have one reading alone.  
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import product
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PERCENT = "%"
+OR = " or "  # between forms that dates may have
 MOSTLY = 0.9  # share of values that have a form, from which on the others are mistakes
 _LOOKED_AT = 1000  # values, after which a form that fits none of them is given up
 _UNIT = re.compile(r"([$€£¥]?)\s*([+-]?[\d.,'\u2019 \u00a0\u202f]*\d(?:[.,]|[eE][+-]?\d+)?)(\s*[%€$£¥]|\s+[^\W\d]\S*)?")
 _SIGNED = re.compile(r"^([+-])\s*([$€£¥])\s*")  # -$5
 _BETWEEN = {"": "", "a point": ".", "a comma": ",", "an apostrophe": "'\u2019", "a blank": " \u00a0\u202f"}
 _BEFORE = {"a point": ".", "a comma": ",", "a comma or a point": ".,"}
-_DATE_FORMS = {
+DATE_FORMS = {
     "day.month.year": ("%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S"),
     "day/month/year": ("%d/%m/%Y", "%d/%m/%Y %H:%M", "%d/%m/%Y %H:%M:%S"),
     "month/day/year": ("%m/%d/%Y", "%m/%d/%Y %H:%M", "%m/%d/%Y %H:%M:%S"),
@@ -99,16 +100,20 @@ def units_among(texts: Sequence[str]) -> list[str]:
     return units if len(matches) == len(texts) and "" not in units else []
 
 
-def date_readings(texts: pd.Series) -> dict[str, pd.Series]:
+def date_readings(texts: pd.Series, forms: Collection[str] = ()) -> dict[str, pd.Series]:
     """Return different readings of texts as dates, by the form; values that it does not fit are NaT.
 
     Only forms that fit nearly all values count.  Dates as ISO 8601 writes them have no other reading.
+
+    Args:
+        texts: the values.
+        forms: those that count where there are several readings, and one of these is among them.
     """
     readings: dict[str, pd.Series] = {}
     some = texts.iloc[:_LOOKED_AT]
     if not len(texts) or some.str.fullmatch(_LIKE_A_DATE.pattern).mean() < MOSTLY:
         return readings
-    for form, styles in _DATE_FORMS.items():
+    for form, styles in DATE_FORMS.items():
         dates = _dates(texts.iloc[:0], styles[0])
         for style in styles:
             if not _dates(some, style).isna().all():
@@ -117,7 +122,8 @@ def date_readings(texts: pd.Series) -> dict[str, pd.Series]:
         if fits and not any(dates.equals(others) for others in readings.values()):
             readings[form] = dates
     most = max((int(dates.notna().sum()) for dates in readings.values()), default=0)
-    return {form: dates for form, dates in readings.items() if dates.notna().sum() == most}
+    readings = {form: dates for form, dates in readings.items() if dates.notna().sum() == most}
+    return {form: readings[form] for form in forms if form in readings} or readings
 
 
 def are_like_dates(texts: pd.Series) -> bool:

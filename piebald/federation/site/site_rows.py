@@ -243,7 +243,7 @@ def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
         kinds = guess_columns(tables["train"])
         for table in tables.values():  # refuses a word among amounts now
             for rows in blocks(len(table)):
-                parsed_numbers(table[rows], kinds, [])
+                parsed_numbers(table[rows], kinds, [], {})
     return SiteRows(
         [site], 0, {split: clients.rows(client, split) for split in SPLITS}, clients.classes, records=records
     )

@@ -17,7 +17,8 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,16 @@ import numpy as np
 GAPS = {"", "?", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>", "NaT"}
 TRUE = {"1", *["true", "yes", "y", "t", "ja", "j", "wahr", "oui", "vrai", "si", "sí", "verdadero", "vero"]}
 FALSE = {"0", *["false", "no", "n", "f", "nein", "falsch", "non", "faux", "falso"]}
+DATE_FORMS = {
+    "day.month.year": ("%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S"),
+    "day/month/year": ("%d/%m/%Y", "%d/%m/%Y %H:%M", "%d/%m/%Y %H:%M:%S"),
+    "month/day/year": ("%m/%d/%Y", "%m/%d/%Y %H:%M", "%m/%d/%Y %H:%M:%S"),
+    "day-month-year": ("%d-%m-%Y", "%d-%m-%Y %H:%M", "%d-%m-%Y %H:%M:%S"),
+    "month-day-year": ("%m-%d-%Y", "%m-%d-%Y %H:%M", "%m-%d-%Y %H:%M:%S"),
+    "year/month/day": ("%Y/%m/%d", "%Y/%m/%d %H:%M", "%Y/%m/%d %H:%M:%S"),
+    "yearmonthday": ("%Y%m%d",),
+    "day, name of the month, year": ("%d-%b-%Y", "%d %b %Y", "%d %B %Y"),
+}
 DATE = re.compile(
     r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ](\d{1,2}):(\d{2})(?::(\d{2})(\.\d+)?)?(Z|([+-])(\d{2}):?(\d{2}))?)?"
 )
@@ -117,7 +128,7 @@ def prepared(preparation: Mapping[str, Any], table: Any, client: str | None = No
             values = _scaled(slope * numbers + offset, column["values"])
             _put(groups, f"numbers {column['values']['scale']}", [values], missing)
         elif kind == "date":
-            parts = _dates(cells, name, gaps)
+            parts = _dates(_in_iso_form(cells, gaps, column.get("forms", ())), name, gaps)
             for place, (part, learnt) in enumerate(column["values"].items()):
                 group = f"parts {learnt['scale']}" if place else f"numbers {learnt['scale']}"
                 _put(groups, group, [_scaled(parts[part], learnt)], [] if place else missing)
@@ -210,8 +221,29 @@ def _dates(cells: list[str], name: str, gaps: set[str]) -> dict[str, np.ndarray]
     return dict(zip(("days", "day", "month", "weekday", "hour"), columns, strict=True))
 
 
+def _in_iso_form(cells: list[str], gaps: set[str], forms: Collection[str]) -> list[str]:
+    """Return dates like 2024-05-31 where all are written in one other form; of several, the forms of training count."""
+    different = {cell for cell in cells if cell not in GAPS | gaps}
+    readings = {form: dates for form, styles in DATE_FORMS.items() if (dates := _read_dates(different, styles))}
+    some = [readings[form] for form in forms if form in readings] or [*readings.values()]
+    dates = some[0] if some and all(other == some[0] for other in some) else {}
+    return [dates.get(cell, cell) for cell in cells]
+
+
+def _read_dates(cells: Collection[str], styles: Collection[str]) -> dict[str, str]:
+    """Return all dates in ISO form by their text, none unless one of these styles fits each."""
+    dates = {}
+    for cell in cells:
+        for style in styles:
+            with suppress(ValueError):
+                dates[cell] = datetime.strptime(cell, style).isoformat()
+        if cell not in dates:
+            return {}
+    return dates
+
+
 def _date(cell: str, name: str, row: int) -> list[float]:
-    match = DATE.fullmatch(re.sub(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})", r"\3-\2-\1", cell))
+    match = DATE.fullmatch(cell)
     try:
         *numbers, fraction, _, sign, hours, minutes = match.groups(default="0")  # type: ignore[union-attr]
         year, month, day, hour, minute, second = map(int, numbers)
