@@ -6,11 +6,11 @@ something else there; where neither is better than one answer for every row, its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
-from statistics import NormalDist
 
-from piebald.advice.differences import LEVEL, in_points
+from piebald.advice.differences import in_points
 from piebald.report.page.wording import names
 from piebald.report.paired import Difference, Scores
 from piebald.report.row_noise import row_differences
@@ -40,9 +40,8 @@ def odd_sites(
         return []
     sentences = []
     sign = 1 if higher_is_better else -1
-    bound = NormalDist().inv_cdf(1 - LEVEL / len(alone.clients))
     worse = {} if together is None else _gaps(together, alone, sign)
-    contradicting = [name for name, gap in worse.items() if gap.mean < -bound * (gap.error or 0.0)]
+    contradicting = [name for name, gap in worse.items() if gap.high < 0]
     # few rows hide that others are like them, as in a federation of two kinds of sites
     suspected = [name for name, gap in worse.items() if gap.mean < -_SUSPECTED * (gap.error or 0.0)]
     if contradicting and len(suspected) <= _MOST * len(worse):
@@ -53,14 +52,14 @@ def odd_sites(
         )
     for constant in naive.values():
         over = [_gaps(scores, constant, sign) for scores in (alone, together) if scores is not None]
-        clear = [name for name in over[0] if any(_beyond(gaps.get(name), bound) for gaps in over)]
+        clear = [name for name in over[0] if any(name in gaps and gaps[name].low > 0 for gaps in over)]
         usual = sorted(max(gaps[name].mean for gaps in over if name in gaps) for name in clear)
         half = usual[len(usual) // 2] / 2 if usual else 0.0
         # the site must be shown to be unlike the others: little beyond the constant answer, by any method
         blank = [
             name for name in over[0]
             if name not in clear
-            and all(name in gaps and gaps[name].mean + bound * (gaps[name].error or 0.0) < half for gaps in over)
+            and all(name in gaps and gaps[name].high < half for gaps in over)
         ]  # fmt: skip
         if blank and len(blank) <= _MOST * len(over[0]):
             sentences.append(
@@ -71,9 +70,12 @@ def odd_sites(
 
 
 def _gaps(a: Scores, b: Scores, sign: int) -> dict[str, Difference]:
-    """The gain of each client by `a` over `b`, where the noise of its rows is known."""
-    return {name: replace(gap, mean=sign * gap.mean) for name, gap in row_differences(a, b).items() if gap.error}
+    """The gain of each client by `a` over `b`, where the noise of its rows is known.
 
-
-def _beyond(gap: Difference | None, bound: float) -> bool:
-    return gap is not None and gap.mean > bound * (gap.error or 0.0)
+    Each end of the intervals holds for all sites together (Bonferroni), by Student's t for what few rows say of noise.
+    """
+    gaps = row_differences(a, b, comparisons=math.ceil(len(a.clients) / 2))
+    ends = {name: sorted((sign * gap.low, sign * gap.high)) for name, gap in gaps.items() if gap.error}
+    return {
+        name: replace(gaps[name], mean=sign * gaps[name].mean, low=low, high=high) for name, (low, high) in ends.items()
+    }

@@ -99,9 +99,10 @@ def row_difference(a: Scores, b: Scores, *, comparisons: Count = 1) -> Differenc
     return Difference(mean, low, high, len(per_seed), len(names), "interval", error, p, "rows")
 
 
-def row_differences(a: Scores, b: Scores) -> dict[str, Difference]:
+def row_differences(a: Scores, b: Scores, comparisons: Count = 1) -> dict[str, Difference]:
     """Compare two methods at each client by itself, where the noise of its rows is known."""
-    gaps = {name: row_difference(a.of_client(name), b.of_client(name)) for name in a.clients if name in b.clients}
+    shared = [name for name in a.clients if name in b.clients]
+    gaps = {name: row_difference(a.of_client(name), b.of_client(name), comparisons=comparisons) for name in shared}
     return {name: gap for name, gap in gaps.items() if gap is not None}
 
 

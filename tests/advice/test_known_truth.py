@@ -105,6 +105,22 @@ def test_a_site_is_blank_where_no_method_beats_a_constant() -> None:
     assert odd_sites(*few, {"constant": scores(*[0.5] * 8, rows=10)}, "accuracy") == []
 
 
+@pytest.mark.parametrize(("rows", "named"), [(6, False), (60, True)])
+def test_few_rows_say_little_of_their_own_noise(rows: int, named: bool) -> None:
+    """The gain of s7 is 3.3 standard errors below half of what is usual, which six rows may well be by chance."""
+    draw = np.random.default_rng(0)
+    single = {(0, name): 5 + draw.normal(0, 0.1, 200) for name in NAMES[:7]}
+    noise = draw.normal(size=rows)
+    noise = (noise - noise.mean()) / noise.std(ddof=1) * rows**0.5 * 0.6  # a standard error of 0.6
+    single[0, "s7"] = 0.5 + noise
+    sizes = [200] * 7 + [rows]
+    learned = Scores([[single[0, name].mean() for name in NAMES]], NAMES, sizes=sizes, rows=single)
+    blank = {cell: np.zeros(len(values)) for cell, values in single.items()}
+    constant = Scores(np.zeros((1, 8)), NAMES, sizes=sizes, rows=blank)
+    said = odd_sites(learned, learned, {"the typical value": constant}, "r2")
+    assert said == ["Not better than one answer for every row by any method: s7: are the labels right?"] * named
+
+
 def test_a_client_leaves_the_others_only_where_it_differs_beyond_noise() -> None:
     """Eight alike with noise stay together, and one that is far better off alone leaves."""
     rng = np.random.default_rng(0)
