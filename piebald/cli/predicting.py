@@ -12,6 +12,7 @@ import typer
 from piebald.cli.app import SharedOptions, check_run, command, is_search, is_transfer, search_plugins
 from piebald.cli.printing import print_json
 from piebald.core.errors import SettingError, unknown
+from piebald.core.plain_text import printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,18 +57,22 @@ def predict(
             raise SettingError(f"{folder} has one model, that of its site: give no options but --out")
         from piebald.federation.site.site_model import site_predictor
 
-        predictions, model = site_predictor(folder).predict(rows), "the site's model"
+        predictor, model = site_predictor(folder), "the site's model"
+        predictions, naming = predictor.predict(rows), predictor.naming
     elif (folder / "trees.json").is_file():
         if cluster is not None or calibrate or threshold:
             raise SettingError("--cluster, --calibrate and --threshold are for runs of a recipe, and these are trees")
-        predictions, model = _of_trees(folder, rows, client)
+        (predictions, model), naming = _of_trees(folder, rows, client), ""
     else:
         search_plugins(folder)
         places = _runs_in(folder)
         if threshold is not None and len(places) > 1:
             raise SettingError(f"--threshold is chosen for one run, and {folder} has {len(places)}: name one of them")
         chosen = {"cluster": cluster, "calibrate": calibrate, "threshold": threshold, "pooled": pooled}
-        predictions = mean_of([_of_run(place, options.plugins or (), rows, client, **chosen) for place in places])
+        tables = [
+            _of_run(place, options.plugins or (), rows, client, own=len(places) == 1, **chosen) for place in places
+        ]
+        predictions, naming = mean_of([table for table, _ in tables]), tables[0][1]
         model = "the global model" if client is None else f"the model of {client}"
         model = model if cluster is None else f"the model of cluster {cluster}"
         model = model if len(places) == 1 else f"{model} in {len(places)} runs, their mean"
@@ -75,19 +80,35 @@ def predict(
         _write(predictions, out)
     if options.as_json:
         about = {"rows": len(predictions), "model": model, "out": None if out is None else str(out)}
+        about |= {"naming": naming} if naming else {}
         return print_json(about | {"predictions": predictions.to_dict("list")} if out is None else about)
     if out is None:
         predictions.to_csv(sys.stdout, index=False)
     else:
         options.say(f"{len(predictions):,} rows predicted with {model}: {out}")
+    if naming and options.progress:  # the table may be printed, so this is not among it
+        print(printable(naming), file=sys.stderr)
     return None
 
 
-def _of_run(place: Path, plugins: Sequence[str], rows: Path, client: str | None, **chosen: Any) -> pd.DataFrame:
+def _of_run(
+    place: Path, plugins: Sequence[str], rows: Path, client: str | None, own: bool, **chosen: Any
+) -> tuple[pd.DataFrame, str]:
+    """Return the predictions of a run, and how they name the class.
+
+    Args:
+        own: whether the class is named by the run's own threshold where no other one is chosen.
+    """
     from piebald.runs.run import opened
 
     with opened(place, plugins=plugins) as run:
-        return run.predict(rows, client, **chosen)
+        if chosen["threshold"] is None and own:
+            chosen["threshold"] = run.usual_criterion(client, chosen["cluster"])
+        predictor = run.predictor(client, **chosen)
+        whose = "all clients" if client is None else client
+        lacking = f"no class is named: the run has no threshold by validation rows of both classes of {whose} here"
+        is_lacking = own and run.meta.get("threshold") is not None and predictor.threshold is None
+        return predictor.predict(rows), lacking if is_lacking else predictor.naming
 
 
 def _runs_in(folder: Path) -> list[Path]:

@@ -221,12 +221,22 @@ class Predictor:
         meaning: what its outputs mean.
         threshold: the probability of the second of two classes from which a row is taken for it, before any
             temperature; None where predictions name no class.
+        criterion: what the threshold is the best for, and on which rows, in words.
     """
 
     module: nn.Module
     inputs: RawInputs
     meaning: OutputMeaning
     threshold: float | None = None
+    criterion: str = ""
+
+    @property
+    def naming(self) -> str:
+        """How predictions name the class, in words; empty where they name none."""
+        if self.threshold is None:
+            return ""
+        shown = "" if self.meaning.temperature == 1 else " before calibration"
+        return f"class: {self.meaning.names[1]} above a probability of {self.threshold:.3g}{shown}, {self.criterion}"
 
     def predict(self, rows: Any) -> pd.DataFrame:
         """Return predictions for rows, one row for each of them.

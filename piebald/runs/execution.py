@@ -165,7 +165,10 @@ def execute(
     if store.path is not None:
         store.close()  # releases the lock: the run is only read from here on
     source = store if store.path is None else store.path
-    return Run(source, plan.work, plan.clients, version, models, plan.recipe.sharing, chosen)
+    finished = Run(source, plan.work, plan.clients, version, models, plan.recipe.sharing, chosen)
+    if plan.runtime.simulates:
+        finished.keep_thresholds()
+    return finished
 
 
 def _score(step: RoundProgress, metric: str) -> str:

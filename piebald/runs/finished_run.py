@@ -34,7 +34,7 @@ from piebald.storage.run_folder import read_chosen_model, read_fitted, write_fit
 from piebald.storage.store import RunStore
 from piebald.report.page.wording import names
 from piebald.report.tables import History
-from piebald.core.thresholds import best_threshold, checked_criterion, rates
+from piebald.core.thresholds import METRICS, best_threshold, checked_criterion, rates
 from piebald.models.prediction import HOTTEST, OutputMeaning, Predictor, RawInputs
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.serve_stack import personal_model
@@ -185,7 +185,10 @@ class Run(History):
         if threshold is not None:
             if cluster is not None:
                 raise SettingError("threshold is chosen for the global model or that of a client: leave cluster out")
-            predictor = replace(predictor, threshold=self.threshold(threshold, number, pooled=pooled))
+            whose = "all clients" if number is None or pooled else self.client_names[number]
+            criterion = f"the best for {threshold} on the validation rows of {whose}"
+            chosen = self.threshold(threshold, number, pooled=pooled)
+            predictor = replace(predictor, threshold=chosen, criterion=criterion)
         if not calibrate:
             return predictor
         model = f"client {number}" if number is not None else "global" if cluster is None else f"cluster {cluster}"
@@ -217,7 +220,8 @@ class Run(History):
             rows: a pandas DataFrame, the path of a table or of an .npz file with an array x, or inputs as arrays, as
                 the run's source has them.  Columns are found by their names; others, like the target, are not used.
             client, cluster, calibrate: see `predictor`.
-            threshold, pooled: also name the class, see `threshold`.
+            threshold, pooled: also name the class, see `threshold`; by default with the run's own threshold, if it has
+                one (`usual_criterion`).
 
         Returns:
             A row for each of them, with the probability of each class by its name, or the numbers to predict.
@@ -234,7 +238,37 @@ class Run(History):
             (20, 10)
         """
         settings: dict[str, Any] = {"cluster": cluster, "calibrate": calibrate}
-        return self.predictor(client, **settings, threshold=threshold, pooled=pooled).predict(rows)
+        criterion = self.usual_criterion(client, cluster) if threshold is None else threshold
+        return self.predictor(client, **settings, threshold=criterion, pooled=pooled).predict(rows)
+
+    @checked
+    def usual_criterion(self, client: int | str | None = None, cluster: int | None = None) -> str | None:
+        """Return the criterion of the run's own thresholds (`threshold` of `run`), by which predictions name the class.
+
+        None where the run has none, the model has no threshold by it, or rows are at sites, which keep thresholds.
+
+        Args:
+            client, cluster: whose model, see `predictor`.
+        """
+        criterion = self.meta.get("threshold")
+        number = None if client is None else self._number_of_model(client)
+        at_sites = isinstance(self._clients, RowsAtSites) and self._clients.elsewhere
+        if criterion is None or cluster is not None or at_sites or (number is None and self.work.layout.private):
+            return None
+        try:
+            chosen = self._threshold(checked_criterion(criterion), number, pooled=False)
+        except SettingError:  # rows that are gone are no reason to predict nothing
+            return None
+        return None if chosen is None else checked_criterion(criterion)
+
+    def keep_thresholds(self) -> None:
+        """Keep the run's own thresholds in its folder, while the rows are there by which they are chosen."""
+        criterion = self.meta.get("threshold")
+        if criterion is None or self.path is None or not self.threshold_scores:
+            return
+        scored = self.naive("at_threshold", METRICS[0])
+        for number in [*scored] if self.work.layout.private else [None, *scored]:
+            self._threshold(checked_criterion(criterion), number, pooled=False)
 
     @checked
     def threshold(self, criterion: str, client: int | str | None = None, *, pooled: bool = False) -> float:

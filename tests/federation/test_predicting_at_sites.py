@@ -16,6 +16,8 @@ rounds = 2
 data = { source = "rows.csv", client = "ward", target = "ill" }
 model = { name = "mlp", hidden = [8] }
 recipe = { name = "fedrep", lr = 0.1 }
+split = { test = 0.3, validation = 0.3 }
+evaluate = { threshold = "f1" }
 """
 
 
@@ -44,7 +46,7 @@ def test_a_site_and_its_run_predict_as_a_simulation_does(tmp_path: Path) -> None
     piebald("up", "file.toml", "--local", "2", "--out", "up", "--quiet")
     for client, site in (("a", "site-1"), ("b", "site-2")):
         simulated = predictions("run", "rows.csv", "--client", client)
-        assert list(simulated.columns) == ["no", "yes"]
+        assert list(simulated.columns) == ["no", "yes", "class"]  # by the threshold of [evaluate], chosen at the client
         at_site = predictions(f"up/federation/{site}", "rows.csv")  # reads no rows of the site
         pd.testing.assert_frame_equal(predictions("up", "rows.csv", "--client", client), at_site)
         pd.testing.assert_frame_equal(at_site, simulated, atol=1e-5)
@@ -52,4 +54,4 @@ def test_a_site_and_its_run_predict_as_a_simulation_does(tmp_path: Path) -> None
     scored = subprocess.run(
         [sys.executable, "folder/score.py", "rows.csv"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    pd.testing.assert_frame_equal(pd.read_csv(io.StringIO(scored.stdout)), simulated, atol=1e-5)
+    pd.testing.assert_frame_equal(pd.read_csv(io.StringIO(scored.stdout)), simulated.iloc[:, :2], atol=1e-5)

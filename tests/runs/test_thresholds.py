@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from sklearn.model_selection import TunedThresholdClassifierCV
 import piebald
 from piebald import models
 from piebald.core.errors import SettingError
+from piebald.cli import main
 from piebald.core.thresholds import best_threshold
 from piebald.report.findings import notes
 from piebald.report.page.report_page import render
@@ -180,3 +183,53 @@ def test_a_run_that_can_have_no_thresholds_is_refused_before_training(options: d
 
 def test_where_scores_are_no_numbers_there_is_no_threshold() -> None:
     assert best_threshold(np.array([np.nan, 1.0]), np.array([False, True]), "f1") is None
+
+
+def test_predictions_name_the_class_by_the_threshold_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thresholds are kept when the run ends, for its rows may be gone when somebody predicts."""
+    made = piebald.run(
+        piebald.recipes.fedavg(lr=0.2, epochs=5), clients(), models.build_model("logistic", (1,), 2), rounds=4,
+        threshold="f1", out=tmp_path / "run",
+    )  # fmt: skip
+    x = clients().rows(0, "test").x
+    expected = made.predict(x, "b", threshold="f1")
+    monkeypatch.setattr(type(made), "outputs", lambda *_, **__: 1 / 0)
+    pd.testing.assert_frame_equal(made.predict(x, "b"), expected)
+    assert "class" in made.predict(x)
+    assert list(made.predict(x, cluster=0).columns) == ["no", "yes"]
+
+
+def test_the_command_says_how_it_names_the_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At b nobody of the validation rows is ill, so predictions there have no class."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"site": np.repeat(["a", "b"], 60), "dose": rng.normal(size=120)})
+    frame["ill"] = np.where(frame.dose + rng.normal(size=120) > 0.7, "yes", "no")
+    frame.loc[(frame.site == "b") & (np.arange(120) % 20 > 0), "ill"] = "no"
+    frame.to_csv("rows.csv", index=False)
+    Path("file.toml").write_text(
+        'rounds = 2\ndata = { source = "rows.csv", client = "site", target = "ill" }\nmodel = { name = "logistic" }\n'
+        'recipe = { name = "fedavg" }\nevaluate = { threshold = "f1" }\nsplit = { validation = 0.1, test = 0.3 }\n'
+    )
+    assert main(["run", "file.toml", "--out", "run", "--quiet"]) == 0
+    Path("rows.csv").rename("new.csv")
+    for words, shown in ((["--client", "a"], "a"), ([], "all clients")):
+        capsys.readouterr()
+        assert main(["predict", "run", "new.csv", *words]) == 0
+        said = capsys.readouterr()
+        assert said.out.startswith("no,yes,class\n")
+        assert re.fullmatch(
+            rf"class: yes above a probability of 0\.\d+, the best for f1 on the validation rows of {shown}\n", said.err
+        )
+    assert main(["predict", "run", "new.csv", "--client", "b"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("no,yes\n")
+    assert said.err == "no class is named: the run has no threshold by validation rows of both classes of b here\n"
+    assert main(["predict", "run", "new.csv", "--client", "b", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["predict", "run", "new.csv", "--client", "a", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["naming"].startswith("class: yes above")

@@ -219,7 +219,8 @@ class FederationClient:
         path = self.credentials.folder / site_choice.WEIGHTS
         with replaced(path) as file:
             session.runner.work.layout.save(model, file)
-        site_choice.describe_model(self.credentials.folder, self._terms, version)
+        threshold = session.runner.threshold(version, model)
+        site_choice.describe_model(self.credentials.folder, self._terms, version, threshold)
         with self._secrets:
             session.store.save_secrets({})
         log.info("the model after step %d is in %s", version, path)

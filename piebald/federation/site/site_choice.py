@@ -32,15 +32,17 @@ LEFT, WEIGHTS, DESCRIPTION = "choice.safetensors", "model.safetensors", "model.j
 log = logging.getLogger("piebald.federation")
 
 
-def describe_model(folder: Path, terms: bytes, version: int) -> None:
+def describe_model(folder: Path, terms: bytes, version: int, threshold: Mapping[str, Any] | None = None) -> None:
     """Write what a model in a folder of credentials is, beside it.
 
     Args:
         folder: the site's credentials.
         terms: of the run.
         version: server steps made.
+        threshold: from which probability of the second of two classes a row is taken for it, and by which criterion.
     """
-    write_private(folder / DESCRIPTION, json.dumps({"version": version, "terms": json.loads(terms)}))
+    description = {"version": version, "threshold": threshold, "terms": json.loads(terms)}
+    write_private(folder / DESCRIPTION, json.dumps(description))
 
 
 def leave(store: ClientStore, terms: bytes, version: int, models: Mapping[str, Tensor]) -> None:

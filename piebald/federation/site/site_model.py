@@ -38,7 +38,12 @@ def site_predictor(folder: Path) -> Predictor:
         raise SettingError(f"the model in {folder} interpolates with the site's own rows, which are not read here")
     site = site_work(folder, None, None)
     try:
-        terms = RunTerms.read(read_json(folder / DESCRIPTION)["terms"], site.author)
+        description = read_json(folder / DESCRIPTION)
+        terms = RunTerms.read(description["terms"], site.author)
+        threshold = description.get("threshold")
+        chosen = None if threshold is None else float(threshold["value"])
+        if chosen is not None and not 0 < chosen < 1:
+            raise ValueError("a threshold is a probability")
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, SettingError):
             raise
@@ -65,7 +70,8 @@ def site_predictor(folder: Path) -> Predictor:
     standardisation = constants if isinstance(constants, Standardisation) else None
     inputs = RawInputs(pytree.take(like, slice(0, 0)), features, preparation, standardisation, settings.extractor,
                        terms.clients[number])  # fmt: skip
-    return Predictor(model.model.eval(), inputs, meaning)
+    best_for = "" if threshold is None else f"the best for {threshold['criterion']} on the site's validation rows"
+    return Predictor(model.model.eval(), inputs, meaning, chosen, best_for)
 
 
 def _zeros(form: pytree.Form, dtype: torch.dtype) -> pytree.Tree:

@@ -31,6 +31,7 @@ from piebald.contracts import (
 from piebald.core import pytree
 from piebald.core.errors import SettingError, failure_reason
 from piebald.data.partition.split_settings import division_of
+from piebald.engines.client_context import EngineContext
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.sequential import SequentialEngine as Engine
 from piebald.engines.serve_stack import personal_model, serve
@@ -42,6 +43,7 @@ from piebald.federation.site.row_memory import RowMemory
 from piebald.federation.site.work_limits import TaskWatch
 from piebald.methods.choice import local_work
 from piebald.methods.client_work import ClientWork
+from piebald.methods.queries.threshold_scores import ThresholdScores
 from piebald.methods.transforms.gaussian import Gaussian
 from piebald.privacy.ledger import Ledger, OverBudget, TrainingLedger
 from piebald.privacy.question_ledger import FOLDER, OverLimit, QuestionLedger, Records, records_of
@@ -401,6 +403,26 @@ class TaskRunner:
         state = self._first_state(task) if state is None else state
         first = state
         return self._watch.run(lambda: personal_model(self._query_engine, self.client, version, global_model, first))
+
+    def threshold(self, version: int, model: Tensor) -> dict[str, Any] | None:
+        """Return the threshold of the site's model [p] and its criterion, where the run asks for one.
+
+        Validation rows choose it.  The site keeps it beside the model, and tells it to nobody.  None without such rows
+        of both classes.
+        """
+        kind = ThresholdScores.kind
+        table = next((question for question in self.work.questions if question.get("kind") == kind), None)
+        if table is None:
+            return None
+        query, engine = ThresholdScores(criterion=table["criterion"]), self._query_engine
+        engine = engine.of(engine.work.number(self.client))
+        context = EngineContext(engine, self._stack(Task(0, self.client, version, {"model": model}), None))
+        try:
+            (chosen,) = self._watch.run(lambda: query.thresholds(model[None].to(engine.device), context))
+        except Exception:  # the model is there without it
+            log.exception("no threshold could be chosen for the model")
+            return None
+        return None if chosen is None else {"value": chosen, "criterion": query.criterion}
 
     def choose(
         self,

@@ -45,6 +45,10 @@ class ThresholdScores(Query):
     split: Split = "test"
     criterion: Annotated[str, AfterValidator(checked_criterion)]
 
+    def thresholds(self, model: Tensor, context: ClientContext) -> list[float | None]:
+        """The threshold of each client for its model [c, p]; None without validation rows of both classes."""
+        return [best_threshold(*chosen_by, self.criterion) for chosen_by in _leads(model, context, "validation")[0]]
+
     def rows_read(self, personal: bool) -> set[Split]:
         return {self.split, "validation", "train"} if personal else {self.split, "validation"}
 
@@ -52,10 +56,8 @@ class ThresholdScores(Query):
         model = trainer.personalize(inputs, context) if isinstance(trainer, Personalizes) else inputs.model
         metrics = {f"{at}/{name}": torch.full((len(model),), torch.nan) for at in (AT_THRESHOLD, AT_HALF)
                    for name in METRICS}  # fmt: skip
-        validation, _ = _leads(model, context, "validation")
         judged, counts = _leads(model, context, self.split)
-        for row, (chosen_by, rows) in enumerate(zip(validation, judged, strict=True)):
-            threshold = best_threshold(*chosen_by, self.criterion)
+        for row, (threshold, rows) in enumerate(zip(self.thresholds(model, context), judged, strict=True)):
             if threshold is None or not len(rows[0]) or not np.isfinite(rows[0]).all():
                 continue
             for at, cut in ((AT_THRESHOLD, float(np.log(threshold / (1 - threshold)))), (AT_HALF, 0.0)):
