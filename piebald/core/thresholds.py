@@ -3,6 +3,8 @@
 A half is right where both mistakes cost the same and probabilities are right.  Where one class is rare, a model that is
 right on most rows may recognise none of it; a threshold that is chosen on validation rows mends that without training.
 
+One threshold for all clients is one of 99 (`GRID`), so that counts of rows between them are all that is needed for it.
+
 Source: Lipton, Elkan and Naryanaswamy, *Optimal thresholding of classifiers to maximize F1 measure*, ECML PKDD 2014.
 """
 
@@ -20,6 +22,8 @@ Floats = NDArray[np.float64]
 CRITERIA = ("accuracy", "balanced_accuracy", "f1")
 LEAST = ("sensitivity", "specificity")  # of which the other one is the best that leaves this one at least a share
 METRICS = (*CRITERIA, *LEAST)
+GRID = np.log(np.arange(1, 100) / np.arange(99, 0, -1))  # the logits of 0.01, 0.02 ... 0.99
+_POOLED = "pooled "
 
 
 def best_threshold(leads: Floats, positive: NDArray[np.bool_], criterion: str) -> float | None:
@@ -28,7 +32,8 @@ def best_threshold(leads: Floats, positive: NDArray[np.bool_], criterion: str) -
     Args:
         leads: the second class's scores less those of the first [n], the logits of its probability.
         positive: whether rows are of the second class [n].
-        criterion: one of `CRITERIA`, or, as "sensitivity=0.9", the least value of one of `LEAST`.
+        criterion: one of `CRITERIA`, or, as "sensitivity=0.9", the least value of one of `LEAST`; after "pooled ", of
+            the thresholds of the grid.
 
     Returns:
         A probability; None without rows of both classes, or where scores are no numbers.
@@ -46,8 +51,10 @@ def best_threshold(leads: Floats, positive: NDArray[np.bool_], criterion: str) -
     name, least = parsed(criterion)
     if positive.all() or not positive.any() or not np.isfinite(leads).all():
         return None
-    values = np.unique(leads)
-    cuts = np.concatenate([[values[0] - 1], (values[1:] + values[:-1]) / 2, [values[-1] + 1]])
+    cuts = GRID
+    if not criterion.startswith(_POOLED):
+        values = np.unique(leads)
+        cuts = np.concatenate([[values[0] - 1], (values[1:] + values[:-1]) / 2, [values[-1] + 1]])
     shares = rates(cuts, leads, positive)
     if least is None:
         goodness = shares[name]
@@ -79,7 +86,7 @@ def rates(cuts: Floats, leads: Floats, positive: NDArray[np.bool_]) -> Mapping[s
 
 def parsed(criterion: str) -> tuple[str, float | None]:
     """Return the name of a criterion and its least value, None for one that is to be the largest."""
-    name, _, text = criterion.replace(" ", "").partition("=")
+    name, _, text = criterion.strip().removeprefix(_POOLED).replace(" ", "").partition("=")
     try:
         least = float(text) if text else None
     except ValueError:
@@ -88,11 +95,26 @@ def parsed(criterion: str) -> tuple[str, float | None]:
         return name, least
     raise SettingError(
         f"threshold must be one of {', '.join(CRITERIA)}, or a least share such as sensitivity=0.9 or "
-        f"specificity=0.9, got {criterion!r}"
+        f"specificity=0.9, with 'pooled ' before it for one threshold for all clients, got {criterion!r}"
     )
 
 
-def checked_criterion(criterion: str) -> str:
-    """Return a criterion as it is written everywhere, without spaces; raise a `SettingError` where there is no such."""
+def checked_criterion(criterion: str, pooled: bool = False) -> str:
+    """Return a criterion as it is written everywhere, for all clients if `pooled` or it says so.
+
+    Raises:
+        SettingError: there is no such criterion.
+
+    Examples:
+        >>> checked_criterion("sensitivity = 0.9"), checked_criterion("f1", pooled=True)
+        ('sensitivity=0.9', 'pooled f1')
+    """
     parsed(criterion)
-    return criterion.replace(" ", "")
+    plain = criterion.strip().removeprefix(_POOLED)
+    prefix = _POOLED if pooled or plain != criterion.strip() else ""
+    return prefix + plain.replace(" ", "")
+
+
+def is_pooled(criterion: str) -> bool:
+    """Return whether a criterion is for one threshold for all clients."""
+    return criterion.startswith(_POOLED)

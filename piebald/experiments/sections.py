@@ -114,7 +114,8 @@ class Evaluation(Section):
         metrics: names of metrics, or "module:name", or tables of a name and settings, the main metric first; chosen by
             the targets by default.
         threshold: the criterion of thresholds of two classes, such as "f1" or "sensitivity=0.9", which are chosen on
-            validation rows and at which models are scored beside a half; none by default.
+            validation rows and at which models are scored beside a half, for each client or, as "pooled f1", for all
+            together; none by default.
     """
 
     every: int = Field(default=1, ge=0)

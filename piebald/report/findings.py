@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from piebald.core.thresholds import CRITERIA, LEAST
+from piebald.core.thresholds import CRITERIA, LEAST, is_pooled
 from piebald.report.comparison import Comparison
 from piebald.report.naive import imbalance
 from piebald.report.page.wording import MetricFormat, count, is_significant, megabytes, names, plural
@@ -73,7 +73,8 @@ def without_rows(comparison: Comparison) -> str:
 
 def at_thresholds(comparison: Comparison) -> str:
     """The scores at thresholds that validation rows chose, beside those at a half; empty without thresholds."""
-    criterion = next((str(run.meta["threshold"]) for run in comparison.runs if run.threshold_scores), "")
+    stated = next((str(run.meta["threshold"]) for run in comparison.runs if run.threshold_scores), "")
+    criterion, whose = stated.removeprefix("pooled "), "all clients'" if is_pooled(stated) else "each client's"
     metric = criterion.partition("=")[0].strip()
     clauses, without = [], dict[str, None]()
     for label, runs in comparison.by_label.items() if criterion else ():
@@ -92,7 +93,7 @@ def at_thresholds(comparison: Comparison) -> str:
     if not clauses:
         return ""
     lacking = f"; none at {names(list(without))}, which lack validation rows of both classes" if without else ""
-    return f"At the threshold for {criterion} on each client's validation rows, {'; '.join(clauses)}{lacking}."
+    return f"At the threshold for {criterion} on {whose} validation rows, {'; '.join(clauses)}{lacking}."
 
 
 def progress(comparison: Comparison) -> str:

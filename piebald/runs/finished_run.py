@@ -34,7 +34,7 @@ from piebald.storage.run_folder import read_chosen_model, read_fitted, write_fit
 from piebald.storage.store import RunStore
 from piebald.report.page.wording import names
 from piebald.report.tables import History
-from piebald.core.thresholds import METRICS, best_threshold, checked_criterion, rates
+from piebald.core.thresholds import METRICS, best_threshold, checked_criterion, is_pooled, rates
 from piebald.models.prediction import HOTTEST, OutputMeaning, Predictor, RawInputs
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.serve_stack import personal_model
@@ -185,8 +185,9 @@ class Run(History):
         if threshold is not None:
             if cluster is not None:
                 raise SettingError("threshold is chosen for the global model or that of a client: leave cluster out")
-            whose = "all clients" if number is None or pooled else self.client_names[number]
-            criterion = f"the best for {threshold} on the validation rows of {whose}"
+            checked_text = checked_criterion(threshold, pooled)
+            whose = "all clients" if number is None or is_pooled(checked_text) else self.client_names[number]
+            criterion = f"the best for {checked_text.removeprefix('pooled ')} on the validation rows of {whose}"
             chosen = self.threshold(threshold, number, pooled=pooled)
             predictor = replace(predictor, threshold=chosen, criterion=criterion)
         if not calibrate:
@@ -256,7 +257,7 @@ class Run(History):
         if criterion is None or cluster is not None or at_sites or (number is None and self.work.layout.private):
             return None
         try:
-            chosen = self._threshold(checked_criterion(criterion), number, pooled=False)
+            chosen = self._threshold(checked_criterion(criterion), number)
         except SettingError:  # rows that are gone are no reason to predict nothing
             return None
         return None if chosen is None else checked_criterion(criterion)
@@ -268,7 +269,7 @@ class Run(History):
             return
         scored = self.naive("at_threshold", METRICS[0])
         for number in [*scored] if self.work.layout.private else [None, *scored]:
-            self._threshold(checked_criterion(criterion), number, pooled=False)
+            self._threshold(checked_criterion(criterion), number)
 
     @checked
     def threshold(self, criterion: str, client: int | str | None = None, *, pooled: bool = False) -> float:
@@ -286,7 +287,8 @@ class Run(History):
             SettingError: there is no such criterion, there are not two classes, or no validation rows of both here.
         """
         number = None if client is None else self._number_of_model(client)
-        chosen = self._threshold(checked_criterion(criterion), number, pooled)
+        pooled = pooled or is_pooled(checked_criterion(criterion))
+        chosen = self._threshold(checked_criterion(criterion, pooled), number)
         if chosen is None:
             who = f"{self.client_names[number]} has" if number is not None and not pooled else "the clients have"
             raise SettingError(
@@ -295,8 +297,9 @@ class Run(History):
             )
         return chosen
 
-    def _threshold(self, criterion: str, number: int | None, pooled: bool) -> float | None:
+    def _threshold(self, criterion: str, number: int | None) -> float | None:
         """Return the best threshold, as `threshold` does; None without validation rows of both classes."""
+        pooled = is_pooled(criterion)
         whose = "global" if number is None else "all clients" if pooled else f"client {number}"
         name = f"{whose}, threshold for {criterion}"
         stored = None if self.path is None else read_fitted(self.path, self._version, name)
@@ -329,20 +332,19 @@ class Run(History):
         """
         import pandas as pd
 
-        criterion = checked_criterion(criterion)
+        criterion = checked_criterion(criterion, pooled)
         if isinstance(self._clients, RowsAtSites) and self._clients.elsewhere:
             stated = self.meta.get("threshold")
-            same = criterion == (stated or "").replace(" ", "")
-            if pooled or split != self.split or not same:
+            if split != self.split or stated is None or criterion != checked_criterion(stated):
                 raise SettingError(
                     "rows and thresholds are at the sites, which tell scores only by the threshold of the run's "
-                    f"[evaluate], {stated!r} here, on its {self.split} rows and not pooled"
+                    f"[evaluate], {stated!r} here, on its {self.split} rows"
                 )
             return pd.DataFrame.from_dict(self.threshold_scores, orient="index")
         table = {}
         for number, name in enumerate(self.client_names):
             leads, positive = self._leads(number, split)
-            chosen = self._threshold(criterion, number, pooled) if len(leads) else None
+            chosen = self._threshold(criterion, number) if len(leads) else None
             if chosen is not None:
                 at, half = (rates(np.array([cut]), leads, positive) for cut in (np.log(chosen / (1 - chosen)), 0.0))
                 table[name] = {"threshold": chosen, "rows": len(leads), **{metric: at[metric][0] for metric in at}}

@@ -108,7 +108,7 @@ def run(
             `Run.class_errors`; by default in simulations of at most 1,000 clients and 100 classes.
         threshold: of two classes, score each client's model at the end at the threshold that is best on the client's
             validation rows by "accuracy", "balanced_accuracy" or "f1", or that leaves a least share, "sensitivity=0.9"
-            or "specificity=0.9"; see `Run.at_thresholds`.
+            or "specificity=0.9"; one for all clients with "pooled f1"; see `Run.at_thresholds`.
         keep: the models that the run ends with: those after the "last" server step; the "best" ones, from the evaluated
             version with the lowest loss on all clients' validation rows; or "best_for_each" client the last global
             model, that of its cluster, its personal, a fine-tuned, a mixed, or a local one trained alone with the same

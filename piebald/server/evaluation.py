@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -12,11 +12,11 @@ from piebald.contracts import SERVER_ID, Clients, Personalizes, Query, Result, S
 from piebald.core.cohort_matrix import weighted_mean
 from piebald.core.errors import SettingError
 from piebald.core.randomness import select
-from piebald.core.thresholds import checked_criterion
+from piebald.core.thresholds import checked_criterion, is_pooled
 from piebald.methods.client_work import ClientWork
 from piebald.methods.queries.confusion import Confusion, counted
 from piebald.methods.queries.row_scores import NO_VALUE, Naive, NaiveScores, RowScores
-from piebald.methods.queries.threshold_scores import ThresholdScores
+from piebald.methods.queries.threshold_scores import ThresholdCounts, ThresholdScores, pooled_scores
 from piebald.server.cluster_models import ClusterModels
 from piebald.server.cluster_state import ClusterModel, ModelSnapshot
 from piebald.server.records import TableRow
@@ -51,7 +51,7 @@ class EvaluationPlan:
     validate: Query | None = None
     count: Confusion | None = None
     rows: RowScores | None = None
-    thresholds: ThresholdScores | None = None
+    thresholds: ThresholdScores | ThresholdCounts | None = None
 
     @property
     def asked(self) -> list[Query]:
@@ -179,8 +179,8 @@ def class_query(
 
 def threshold_query(
     criterion: str | None, work: ClientWork, clients: Clients, split: Split, asked: int
-) -> ThresholdScores | None:
-    """The query about scores at clients' own thresholds, None where no criterion is given.
+) -> ThresholdScores | ThresholdCounts | None:
+    """The query about scores at clients' own thresholds or at one for all, None where no criterion is given.
 
     Args:
         criterion: what is best on validation rows, see `core.thresholds.best_threshold`.
@@ -204,7 +204,7 @@ def threshold_query(
         reason = "needs validation rows but no client has any: give [split] validation = 0.1"
     if reason is not None:
         raise SettingError(f"threshold {reason}, or leave it out")
-    return ThresholdScores(split=split, criterion=criterion)
+    return (ThresholdCounts if is_pooled(criterion) else ThresholdScores)(split=split, criterion=criterion)
 
 
 def row_query(work: ClientWork, clients: Clients, split: Split, asked: int, simulates: bool) -> RowScores | None:
@@ -236,20 +236,34 @@ def row_query(work: ClientWork, clients: Clients, split: Split, asked: int, simu
 
 def rows_of_scores(answers: Sequence[Result], version: int, work: ClientWork) -> list[TableRow]:
     """Answers to the query as rows of the table `row_score`."""
-    rows = list[TableRow]()
+    rows, pooled = list[TableRow](), _pooled(answers)
     for answer in answers:
-        if answer.update is None or not isinstance(answer.task.query, RowScores | ThresholdScores):
+        if answer.update is None or not isinstance(answer.task.query, RowScores | ThresholdScores | ThresholdCounts):
             continue
-        about = {"version": version, "client": answer.task.client, "split": answer.task.query.split}
-        for name, value in answer.update.metrics.items():
+        update, query = answer.update, answer.task.query
+        if isinstance(query, ThresholdCounts):
+            update = replace(update, metrics=pooled.get(answer.task.client, {}), vectors={})
+        about = {"version": version, "client": answer.task.client, "split": query.split}
+        for name, value in update.metrics.items():
             model, _, metric = name.partition("/")
             rows.append(about | {"model": model, "metric": metric, "value": value})
-        for model, vector in answer.update.vectors.items():
+        for model, vector in update.vectors.items():
             values = vector[vector != NO_VALUE]
             if len(values):
                 row = about | {"model": model, "metric": work.objective.metric, "row_values": values.tolist()}
                 rows.append(row | {"value": float(values.double().mean())})
     return rows
+
+
+def _pooled(answers: Sequence[Result]) -> dict[int, dict[str, float]]:
+    """The scores of each client at one threshold for all; empty where none was asked for."""
+    asked = [answer.task.query for answer in answers if isinstance(answer.task.query, ThresholdCounts)]
+    counts = {
+        answer.task.client: answer.update
+        for answer in answers
+        if answer.update is not None and isinstance(answer.task.query, ThresholdCounts)
+    }
+    return pooled_scores(counts, asked[0].criterion) if counts else {}
 
 
 def confusion_rows(answers: Sequence[Result], version: int, work: ClientWork) -> list[TableRow]:

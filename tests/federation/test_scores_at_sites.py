@@ -47,7 +47,13 @@ def hospitals() -> dict[str, Any]:
 
 @functools.cache
 def carried_out(
-    recipe: str, at_sites: bool, policy: str = "{}", metric: str = "auc", seed: int = 1, memory: str = ""
+    recipe: str,
+    at_sites: bool,
+    policy: str = "{}",
+    metric: str = "auc",
+    seed: int = 1,
+    memory: str = "",
+    threshold: str = "f1",
 ) -> piebald.Run:
     fields = {"partition": SITES} if at_sites else {"data": DATA}
     table: dict[str, Any] = {
@@ -56,13 +62,13 @@ def carried_out(
         "model": {"name": "logistic"},
         "recipe": {"name": recipe, "lr": 0.3},
     }
-    table["evaluate"] = {"metrics": [metric], "threshold": "f1"}
+    table["evaluate"] = {"metrics": [metric], "threshold": threshold}
     given = ExperimentSettings.of_table(table | fields, "the test's settings", USERS)
     plan = given.plan()
     allowed: dict[str, Any] = {"plugins": [HERE]} | json.loads(policy)
     sites = in_process(given, at_once=False, memory=memory, data=DATA, policy=allowed)
     runtime = sites if at_sites else piebald.Simulator(engine="sequential", workers=0)
-    options: dict[str, Any] = {"rounds": 3, "seed": seed, "metrics": [metric], "threshold": "f1"}
+    options: dict[str, Any] = {"rounds": 3, "seed": seed, "metrics": [metric], "threshold": threshold}
     (made,) = plan.recipes.values()
     return piebald.run(made, plan.clients, plan.model, runtime=runtime, **options)
 
@@ -80,6 +86,29 @@ def test_sites_score_at_their_thresholds_as_the_simulator_does(recipe: str) -> N
     said = at_thresholds(Comparison([there]))
     assert said.startswith(f"At the threshold for f1 on each client's validation rows, {recipe} has 0.")
     assert said.endswith("; none at west, which lack validation rows of both classes.")
+
+
+@pytest.mark.parametrize("criterion", ["f1", "sensitivity=0.9"])
+def test_one_threshold_for_all_sites_is_that_of_the_simulator(criterion: str) -> None:
+    """Also west is scored, whose validation rows are of one class; counts are what a site tells only by name."""
+    naming = json.dumps({"queries": ["evaluate", "threshold_counts"]})
+    here, there = (
+        carried_out("fedavg", at, naming if at else "{}", threshold=f"pooled {criterion}") for at in (False, True)
+    )
+    expected = here.at_thresholds(criterion, pooled=True)
+    assert expected["threshold"].nunique() == 1
+    assert list(expected.index) == NAMES
+    told = there.at_thresholds(criterion, pooled=True)
+    assert list(told.index) == NAMES
+    for table in (told, pandas.DataFrame(here.threshold_scores).T):
+        assert table.to_numpy() == pytest.approx(expected.iloc[:, 2:].to_numpy(), abs=1e-9)
+    said = at_thresholds(Comparison([there]))
+    assert said.startswith(f"At the threshold for {criterion} on all clients' validation rows, fedavg has ")
+    for policy, reason in (({}, "only if its policy names it"), ({"least_rows": 2}, "is about fewer than the 2 rows")):
+        named = json.dumps({**policy, "queries": ["evaluate", "threshold_counts"]} if policy else policy)
+        silent = carried_out("fedavg", True, named, threshold="pooled f1")
+        assert not silent.threshold_scores
+        assert reason in next(row["reason"] for row in silent.failures if row["kind"] == "threshold_counts")
 
 
 def test_what_sites_were_not_asked_they_do_not_tell() -> None:

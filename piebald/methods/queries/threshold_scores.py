@@ -25,7 +25,7 @@ from piebald.contracts import (
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.targets import TargetDomain
-from piebald.core.thresholds import METRICS, best_threshold, checked_criterion, rates
+from piebald.core.thresholds import GRID, METRICS, best_threshold, checked_criterion, rates
 
 AT_THRESHOLD, AT_HALF = "at_threshold", "at_half"
 
@@ -77,6 +77,93 @@ class ThresholdScores(Query):
 
     def fewest_rows(self, answer: Update) -> int | None:
         return answer.examples or None
+
+
+class ThresholdCounts(Query):
+    """Count a client's rows by class and by the cell of the grid of probabilities that its model takes them to.
+
+    The counts of all clients' validation rows give one threshold for all, and those of the judged rows each client's
+    scores there (`pooled_scores`).  They tell of each row its class and nearly its score, so a site answers only where
+    its policy names this query, and never where it hides rows.
+
+    Attributes:
+        split: which of the client's rows are scored.
+        criterion: what is best on the validation rows of all, see `core.thresholds.best_threshold`.
+    """
+
+    by_name = True
+
+    split: Split = "test"
+    criterion: Annotated[str, AfterValidator(checked_criterion)]
+
+    def rows_read(self, personal: bool) -> set[Split]:
+        return {self.split, "validation", "train"} if personal else {self.split, "validation"}
+
+    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        model = trainer.personalize(inputs, context) if isinstance(trainer, Personalizes) else inputs.model
+        vectors, counts = {}, torch.zeros(len(model))
+        for name, split in (("validation", "validation"), ("judged", self.split)):
+            leads, counts = _leads(model, context, split)  # type: ignore[arg-type]  # one of the splits
+            vectors[name] = torch.stack([_cells(*rows) for rows in leads])
+        return TrainOutput(inputs.model, torch.zeros(len(model)), vectors=vectors, metrics={"examples": counts})
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        shape = (2 * (len(GRID) + 1),)
+        return ResultForm({"validation": shape, "judged": shape}, (), rows[self.split], 0)
+
+    def fewest_rows(self, answer: Update) -> int | None:
+        held = torch.cat([vector[vector > 0] for vector in answer.vectors.values()])
+        return int(held.min()) if len(held) else None
+
+    def most_asked(self, hides: bool) -> int:
+        return 10 if hides else 100
+
+    def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
+        return {}  # noise in single cells would leave nothing of a threshold
+
+    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
+        if any(bool(((vector < 0) | (vector != vector.round())).any()) for vector in answer.vectors.values()):
+            return "sent counts that are no whole numbers of at least 0"
+        return None
+
+
+def pooled_scores(answers: Mapping[int, Update], criterion: str) -> dict[int, dict[str, float]]:
+    """Return each client's scores at the threshold of all and at a half, as `ThresholdScores` names them.
+
+    Args:
+        answers: those to `ThresholdCounts`, by client.
+        criterion: of the threshold.
+
+    Returns:
+        Scores by client, of those that have rows; empty without validation rows of both classes.
+    """
+    rows = {client: _rows_of(answer.vectors["judged"]) for client, answer in answers.items()}
+    sums = torch.stack([answer.vectors["validation"].double() for answer in answers.values()]).sum(0)
+    threshold = best_threshold(*_rows_of(sums), criterion)
+    if threshold is None:
+        return {}
+    cuts = np.array([np.log(threshold / (1 - threshold)), 0.0])
+    return {
+        client: {f"{at}/{metric}": float(values[place]) for metric, values in rates(cuts, *judged).items()
+                 for place, at in enumerate((AT_THRESHOLD, AT_HALF))}
+        for client, judged in rows.items() if len(judged[0])
+    }  # fmt: skip
+
+
+def _cells(leads: np.ndarray, positive: np.ndarray) -> Tensor:
+    """The numbers of rows of the first and of the second class in each cell between thresholds of the grid [2 * n]."""
+    places = np.searchsorted(GRID, leads, side="left")
+    return torch.from_numpy(np.concatenate([
+        np.bincount(places[positive == ill], minlength=len(GRID) + 1) for ill in (False, True)
+    ])).float()  # fmt: skip
+
+
+def _rows_of(counts: Tensor) -> Leads:
+    """Rows in the middle of their cells, from which any metric at a threshold of the grid follows."""
+    numbers = counts.numpy().astype(int).reshape(2, -1)
+    middles = np.concatenate([[GRID[0] - 1], (GRID[1:] + GRID[:-1]) / 2, [GRID[-1] + 1]])
+    leads = np.concatenate([np.repeat(middles, numbers[0]), np.repeat(middles, numbers[1])])
+    return leads, np.arange(len(leads)) >= numbers[0].sum()
 
 
 Leads = tuple[np.ndarray, np.ndarray]
