@@ -121,7 +121,8 @@ def test_components_compute_there_what_they_compute_on_the_cpu(case: str) -> Non
 ASKED_SUMS: dict[str, Any] = {"bounds": ((-1.0, 1.0),) * 6, "bins": 3, "classes": 4}
 QUERIES: list[Query] = [
     Evaluate(), Confusion(classes=4), RowScores(naive="classes", of_all=(1, 2, 3, 4)),
-    NaiveScores(naive="classes"), ThresholdScores(criterion="f1"), ThresholdCounts(criterion="pooled f1"), Validate(), Validate(classes=4), StatisticsQuery(),
+    NaiveScores(naive="classes"), ThresholdScores(criterion="f1"),
+    ThresholdCounts(criterion="pooled f1"), Validate(), Validate(classes=4), StatisticsQuery(),
     RootLoss(), RootTraining(),
     StatisticsQuery(keys=((0, 1),) * 7), BestForEach(tasks=("0",), passes=(1,), classes=4), KnnPer(classes=4),
     TreesQuery(ask="grow", boosting=TreeSettings(max_depth=2), objective="multiclass", classes=4, start=(0.0,) * 4),
