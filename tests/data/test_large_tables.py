@@ -6,6 +6,7 @@ import errno
 import logging
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,8 @@ def as_parquet(frame: pd.DataFrame, folder: Path) -> Path:
 
 
 def as_query(frame: pd.DataFrame, folder: Path) -> Path:
-    with sqlite3.connect(folder / "rows.db") as database:
+    with closing(sqlite3.connect(folder / "rows.db")) as database, database:
         frame.to_sql("rows", database, index=False)
-    database.close()
     (path := folder / "rows.sql").write_text("-- sqlite:///rows.db\nSELECT * FROM rows")
     return path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,8 @@ def visits(tmp_path: Path) -> pd.DataFrame:
         {"ward": ["a", "b"] * 30, "age": rng.normal(60, 9, 60), "seen": "31.05.2024", "ill": [0, 0, 1] * 20}
     )
     table.loc[3, "age"] = np.nan
-    with sqlite3.connect(tmp_path / "visits.db") as database:
+    with closing(sqlite3.connect(tmp_path / "visits.db")) as database, database:
         table.to_sql("visits", database, index=False)
-    database.close()
     (tmp_path / "visits.sql").write_text(QUERY)
     return table
 

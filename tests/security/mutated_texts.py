@@ -12,6 +12,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -163,7 +164,7 @@ def main(folder: Path) -> None:
         evaluate_every=0, seed=1, **objective,
     ).close()  # fmt: skip
     opened(out).close()
-    with sqlite3.connect(out / "run.db") as database:
+    with closing(sqlite3.connect(out / "run.db")) as database, database:
         meta = {key: json.loads(value) for key, value in database.execute("SELECT key, value FROM meta")}
     told = {name: meta[name] for name in ("settings", "recipe", "loss", "metrics", "runtime", "trackers", "plugins")}
     query = build("query", "evaluate")
@@ -181,7 +182,7 @@ def main(folder: Path) -> None:
             watch.on = False
 
     def folder_with(values: Mapping[str, Any]) -> None:
-        with sqlite3.connect(out / "run.db") as database:
+        with closing(sqlite3.connect(out / "run.db")) as database, database:
             for key, value in values.items():
                 database.execute("UPDATE meta SET value = ? WHERE key = ?", (json.dumps(value), key))
         attempt(lambda: opened(out).close())

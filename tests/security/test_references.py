@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -352,10 +353,9 @@ def changed(run: Path, folder: Path, **values: Any) -> Path:
     import shutil
 
     made = Path(shutil.copytree(run, folder / "stranger"))
-    with sqlite3.connect(made / "run.db") as database:
+    with closing(sqlite3.connect(made / "run.db")) as database, database:
         for key, value in values.items():
             database.execute("UPDATE meta SET value = ? WHERE key = ?", (json.dumps(value), key))
-    database.close()
     return made
 
 
@@ -368,7 +368,7 @@ def test_a_folder_of_a_stranger_runs_no_command(
 ) -> None:
     mark = tmp_path / "mark"
     given = {"command": f"id > {mark}"} if "system" in name else {"args": ["sh", "-c", f"id > {mark}"]}
-    with sqlite3.connect(finished / "run.db") as database:
+    with closing(sqlite3.connect(finished / "run.db")) as database, database:
         kept = json.loads(database.execute("SELECT value FROM meta WHERE key = 'settings'").fetchone()[0])
     status = "finished" if command == "export" else "running"
     run = changed(finished, tmp_path, settings={**kept, "model": {"name": name, **given}}, status=status)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -235,14 +235,15 @@ def storage_in(folder: Path) -> Iterator[optuna.storages.BaseStorage]:
         if file.exists():
             regular(file)  # a pipe would wait for its writer
         # a write-ahead log survives a kill at any moment, and does not wait for the disk at each of many small steps
-        connection = sqlite3.connect(file, check_same_thread=False)
-        # the file may come from elsewhere, and a schema can call functions
-        connection.execute("PRAGMA trusted_schema = OFF")
-        if connection.execute(_PROGRAMS).fetchone() is not None:
-            connection.close()
-            raise RunFolderError(f"{file} has a view, a trigger or a virtual table, which no study has: remove it")
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
+        with ExitStack() as closed_after_errors:
+            connection = closed_after_errors.enter_context(closing(sqlite3.connect(file, check_same_thread=False)))
+            # the file may come from elsewhere, and a schema can call functions
+            connection.execute("PRAGMA trusted_schema = OFF")
+            if connection.execute(_PROGRAMS).fetchone() is not None:
+                raise RunFolderError(f"{file} has a view, a trigger or a virtual table, which no study has: remove it")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            closed_after_errors.pop_all()
         return connection
 
     before = optuna.logging.get_verbosity()
