@@ -44,6 +44,7 @@ def main() -> None:
     wanted = [case for case in (QUICK if chosen.quick else cases()) if all(text in case.key for text in chosen.only)]
     if chosen.flower is None:
         wanted = [case for case in wanted if case.kind != "flower"]
+    chosen.out.mkdir(parents=True, exist_ok=True)  # before an hour is spent on it
     there = known(kept)
 
     def one(case: Case) -> None:

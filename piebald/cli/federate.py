@@ -44,7 +44,6 @@ def provision(
 ) -> None:
     """Create credentials for the server and for each site; existing ones stay as they are, unless renewed."""
     from piebald.federation.credentials import provisioning
-    from piebald.federation.credentials.startup_kit import write_kit
     from piebald.federation.link.messaging import SERVER
 
     description = provisioning.describe(file)
@@ -58,7 +57,7 @@ def provision(
                 return print_json({"revoked": times})
             return print_table(("revoked", "at"), list(times.items()))
     parties = provisioning.renew(description, out, party or ()) if renew else provisioning.provision(description, out)
-    kits = {p.party: write_kit(p, out / "kits") for p in parties if p.party != SERVER}
+    kits = {p.party: provisioning.kit_of(out, p.party) for p in parties if p.party != SERVER}
     if options.as_json:
         rows = [
             {

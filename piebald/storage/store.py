@@ -1,7 +1,7 @@
 """The run folder: everything that a run leaves behind, written so that it survives a kill at any moment.
 
     <folder>/
-      run.db                               SQLite in WAL mode, see `schema`
+      run.db                               SQLite, in WAL mode while it is written, see `schema`
       vectors-<version>.safetensors        tensors of the newest two checkpoints and of the best, see `tensor_files`
       client-state-<version>.safetensors   the state of clients, in pieces
       start.safetensors                    what the run took over from a finished one, if it goes on from one
@@ -21,7 +21,7 @@ import sqlite3
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -264,7 +264,14 @@ class RunStore:
         self._insert("meta", schema.meta_rows(values))
 
     def close(self) -> None:
-        """Close the database and release the lock.  May be called twice."""
+        """Close the database and release the lock.  May be called twice.
+
+        Whoever wrote takes the database out of WAL mode, so that no journal lies beside a run that nobody writes: a
+        reader could not delete it.
+        """
+        if self._lock is not None:
+            with suppress(sqlite3.Error):  # it is being read, or closed: the journal stays
+                self._db.execute("PRAGMA journal_mode = DELETE")
         self._db.close()
         if self._lock is not None:
             self._lock.release()

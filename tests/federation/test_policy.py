@@ -248,7 +248,12 @@ def test_absurd_noise_is_refused_at_once(tmp_path: Path) -> None:
     assert ledger.questions == []
 
 
-def test_a_query_that_there_is_not_is_refused_unless_a_plugin_may_bring_it() -> None:
+def test_a_query_or_recipe_that_there_is_not_is_refused_unless_a_plugin_may_bring_it() -> None:
     with pytest.raises(ValidationError, match="there is no query 'evalute': did you mean 'evaluate'"):
         Policy(queries=["evalute"])
-    assert Policy(queries=["evalute"], plugins=["mylab"]).queries == ["evalute"]
+    with pytest.raises(ValidationError, match="there is no recipe 'fedavgg': did you mean 'fedavg'"):
+        Policy(accept=["ask", "fedavgg"])
+    with pytest.raises(ValidationError, match="there is no recipe 'aks': did you mean 'ask'"):
+        Policy(accept=["fedavg", "aks"])
+    allowed = Policy(queries=["evalute"], accept=["fedavgg"], plugins=["mylab"])
+    assert (allowed.queries, allowed.accept) == (["evalute"], ["fedavgg"])

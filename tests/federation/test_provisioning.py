@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,6 +27,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_keys_are_in_one_folder_only_and_readable_by_their_owner_only(tmp_path: Path) -> None:
     found = contents(provisioned(tmp_path / "credentials"))
+    assert {name for name in found if "kits" in name} == {f"kits/site-{number}.tar.gz" for number in (1, 2, 3)}
     keys = {name: data for name, data in found.items() if name.endswith("key.pem")}
     assert sorted(keys) == [
         "authority/key.pem",
@@ -57,6 +59,34 @@ def test_a_site_is_added_later_and_the_rest_is_kept(tmp_path: Path) -> None:
     assert changed == {"federation.json", "server/sites.json"}
     assert provisioning.read(folder / "server").sites() == ["a", "b", "c"]
     assert provisioning.read(folder / "c").party == "c"
+
+
+def test_an_interrupted_call_is_gone_on_with_from_wherever_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = Description(name="two", sites=["a", "b"])
+    provision(described, tmp_path / "whole")
+    whole, replace = contents(tmp_path / "whole").keys(), os.replace  # by which each of these files comes into being
+    assert len(whole) > 15
+    for written in range(len(whole)):
+        left, folder = iter(range(written)), tmp_path / str(written)
+
+        def interrupted(*paths: Path) -> None:
+            if next(left, None) is None:  # noqa: B023 - called before the next turn
+                raise KeyboardInterrupt
+            replace(*paths)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                provision(described, folder)
+        kept = contents(folder)
+        provision(described, folder)
+        assert contents(folder).keys() == whole
+        assert provisioning.read(folder / "server").sites() == ["a", "b"]
+        for party in ("server", "a", "b"):
+            if f"{party}/credentials.json" in kept:  # what was whole stays as it is
+                assert kept[f"{party}/key.pem"] == (folder / party / "key.pem").read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -298,6 +298,24 @@ def test_a_second_writer_is_refused_and_a_reader_welcome(store):
     RunStore.open(store.path).close()
 
 
+def test_no_journal_lies_beside_a_run_that_nobody_writes(store):
+    def journals():
+        return [path.name for path in store.path.glob("run.db-*")]
+
+    store.commit({"version": 1}, [])
+    assert journals()
+    store.close()
+    with RunStore.open_read_only(store.path) as reader:
+        assert reader.version == 1
+        with RunStore.open(store.path) as again:  # a reader does not keep a writer away
+            again.commit({"version": 2}, [])
+        assert len(reader.rows("step")) == 2
+    RunStore.open(store.path).close()
+    with RunStore.open_read_only(store.path) as reader:
+        assert len(reader.rows("step")) == 2
+    assert journals() == []
+
+
 @pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 def test_a_killed_run_can_be_read_before_it_is_resumed(tmp_path):

@@ -1,7 +1,7 @@
 """Credentials of the parties of a federation: one folder each, with a certificate, a key and settings.
 
     <folder>/
-      federation.toml        the description that the credentials were made from
+      federation.json        the description that the credentials were made from
       authority/             the authority's own key, which makes further credentials: keep it in a safe place
       server/, site-1/, ...  authority.pem, certificate.pem, key.pem, credentials.json; sites also have site.toml
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from piebald.federation.credentials.certificates import Authority
 
 FORMAT = 1  # of the files that are written here
-_CREDENTIALS = "credentials.json"
+KIT_SUFFIX = ".tar.gz"
+_CREDENTIALS, _DESCRIPTION = "credentials.json", "federation.json"
 _SITES = "sites.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
@@ -82,10 +83,14 @@ class Credentials:
 
     def sites(self) -> list[str]:
         """The names of the sites, as listed in the server's credentials; empty for those of a site."""
-        try:
-            return [str(name) for name in read_json(self.folder / _SITES)]
-        except FileNotFoundError:
-            return []
+        return _sites(self.folder)
+
+
+def _sites(server: Path) -> list[str]:
+    try:
+        return [str(name) for name in read_json(server / _SITES)]
+    except FileNotFoundError:
+        return []
 
 
 def describe(path: Path) -> Description:
@@ -118,19 +123,22 @@ def _check_names(path: Path, sites: Sequence[str]) -> None:
 def provision(description: Description, out: Path) -> list[Credentials]:
     """Create the credentials that do not exist yet, and leave existing ones as they are.
 
+    Where it is interrupted, the next call makes what is missing.
+
     Returns:
-        The new credentials.
+        The new credentials, and those whose kit an interrupted call has not made.
 
     Raises:
         SettingError: the folder holds credentials of another federation.
     """
     authority = _authority(description, out)
-    parties = [party for party in (SERVER, *description.sites) if not (out / party / _CREDENTIALS).exists()]
-    credentials = [_issue(authority, description, out, party) for party in parties]
-    for issued in credentials:
-        if issued.party != SERVER:
-            write_private(issued.folder / "site.toml", SITE_TOML)
-    _record(description, out)
+    known = _sites(out / SERVER)
+    credentials = []
+    for party in (SERVER, *description.sites):
+        there = (out / party / _CREDENTIALS).exists()
+        if not there or (party != SERVER and party not in known):
+            credentials.append(read(out / party) if there else _issue(authority, description, out, party))
+    _finish(description, out, credentials)
     return credentials
 
 
@@ -159,7 +167,7 @@ def renew(description: Description, out: Path, parties: Sequence[str] = ()) -> l
     authority = _authority(description, out)
     authority.renew(out / "authority", description.days)
     credentials = [_issue(authority, description, out, party) for party in parties or parties_of_file]
-    _record(description, out)
+    _finish(description, out, credentials)
     return credentials
 
 
@@ -189,6 +197,8 @@ def _authority(description: Description, out: Path) -> Authority:
 
     _check_same(description, out)
     out.mkdir(parents=True, exist_ok=True)
+    # first: a folder without it is taken for somebody else's
+    write_private(out / _DESCRIPTION, json.dumps({"format": FORMAT, **description.model_dump()}) + "\n")
     return Authority.at(out / "authority", description.name, description.days)
 
 
@@ -200,21 +210,32 @@ def _issue(authority: Authority, description: Description, out: Path, party: str
     expires = authority.issue(folder, party, description.host, description.days, revoked)
     values = {"format": FORMAT, "federation": description.name, "party": party, "host": description.host}
     values |= {"port": description.port, "expires": expires.isoformat()}
+    if party != SERVER and not (folder / "site.toml").exists():
+        write_private(folder / "site.toml", SITE_TOML)
     # written last: where this file exists, the credentials are complete
     write_private(folder / _CREDENTIALS, json.dumps(values) + "\n")
     return read(folder)
 
 
-def _record(description: Description, out: Path) -> None:
-    """Write down whom the server and the next call of this command know."""
+def _finish(description: Description, out: Path, credentials: Sequence[Credentials]) -> None:
+    """Write the kits of sites, and then whom the server knows."""
+    from piebald.federation.credentials.startup_kit import write_kit
+
+    for issued in credentials:
+        if issued.party != SERVER:
+            write_kit(issued, out)
     write_private(out / SERVER / _SITES, json.dumps(list(description.sites)) + "\n")
-    write_private(out / "federation.json", json.dumps({"format": FORMAT, **description.model_dump()}) + "\n")
+
+
+def kit_of(out: Path, site: str) -> Path:
+    """Return where the kit of a site is, in a folder of credentials."""
+    return out / "kits" / f"{site}{KIT_SUFFIX}"
 
 
 def _check_same(description: Description, out: Path) -> None:
     """Refuse to mix two federations, or to renumber clients."""
     try:
-        before = read_json(out / "federation.json")
+        before = read_json(out / _DESCRIPTION)
         _check_format(out, before)
     except FileNotFoundError:
         if out.exists() and any(out.iterdir()):

@@ -16,6 +16,7 @@ from piebald.core.errors import unknown
 from piebald.core.parameters import matching
 from piebald.federation.site.work_limits import WorkLimits
 from piebald.methods.client_work import ClientWork
+from piebald.methods.recipes.named import find, unknown_recipe
 from piebald.methods.transforms.base import Transform
 from piebald.methods.transforms.compression import Compressor
 from piebald.methods.transforms.gaussian import Gaussian
@@ -114,12 +115,17 @@ class Policy(BaseModel):
     carry: bool = True
 
     @model_validator(mode="after")
-    def _known_queries(self) -> Self:
+    def _known_names(self) -> Self:
         import piebald.methods.queries  # noqa: F401 - registers them
 
+        if self.plugins:  # whose names come with a run
+            return self
         for name in self.queries or ():
-            if not self.plugins and name not in Query.registry["query"]:  # those of plugins come with a run
+            if name not in Query.registry["query"]:
                 raise ValueError(str(unknown("query", name, Query.registry["query"])))
+        for name in self.accept or ():
+            if name != ASK and find(name) is None:
+                raise ValueError(str(unknown_recipe(name, ASK)))
         return self
 
     @property

@@ -192,9 +192,9 @@ _USUAL = {  # names of settings elsewhere
 }  # fmt: skip
 
 
-def unknown_recipe(name: str) -> SettingError:
-    """Return the error for a name that no recipe has."""
-    return unknown("recipe", name, names(), _ELSEWHERE)
+def unknown_recipe(name: str, *others: str) -> SettingError:
+    """Return the error for a name that no recipe has; `others` are allowed in its place, too."""
+    return unknown("recipe", name, [*names(), *others], _ELSEWHERE)
 
 
 def recipes_with(setting: str) -> dict[str, str] | None:
