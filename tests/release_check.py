@@ -6,6 +6,8 @@ chosen by constraints.txt.
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
 VERSIONS = ("3.11", "3.12", "3.13")
 
 
@@ -39,9 +42,15 @@ def _is_checked(version: str, wheel: Path) -> bool:
         _run([python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", wheel], folder)
         piebald = folder / "env" / "bin" / "piebald"
         _run([piebald, "--version"], folder)
-        _run([piebald, "run", "--set", "rounds=2", "--out", "run", "--quiet"], folder)
-        _run([piebald, "report", "run", "--out", "page"], folder)
         _run([python, ROOT / "examples" / "demo.py", "--help"], folder)
+        for language, text in re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL):
+            if language == "python":
+                _run([python, "-c", text], folder)
+            elif language == "toml":
+                (folder / text.split()[1]).write_text(text, "utf-8")
+            elif language == "console":
+                for command in text.splitlines():
+                    _run([folder / "env" / "bin" / command.split()[1], *shlex.split(command)[2:]], folder)
     return True
 
 
