@@ -76,6 +76,8 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
         SettingError: the table cannot be read, or has no such column.
     """
     path = Path(table)
+    if client == target:
+        raise SettingError(f"client and target must be different columns, got {client!r} for both")
     frame = read_table(path, client)
     for column in (client, target):
         if column not in frame.columns:

@@ -152,7 +152,7 @@ class Component(Settings):
 
     @classmethod
     def in_words(cls) -> str:
-        return f"{cls.axis} {cls.kind!r}"
+        return f"{cls.axis} {cls.kind!r}" if cls.kind else cls.axis
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

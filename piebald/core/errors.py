@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 
 
 class PiebaldError(Exception):
@@ -156,7 +157,7 @@ def shown(value: object, longest: int = 80) -> str:
         '[0, 1, 2, 3, 4, 5, 6...'
     """
     try:
-        text = " ".join(repr(value).split())
+        text = " ".join(repr(str(value) if isinstance(value, PurePath) else value).split())
     except Exception:  # a number of 5,000 digits has no repr, and an object may have a broken one
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= longest else f"{text[:longest]}..."

@@ -283,7 +283,7 @@ def unfit_classes(loss: Any, classes: Sequence[str] | None) -> str | None:
 
 def _named_objective(name: str) -> Objective:
     if name not in OBJECTIVES:
-        raise unknown("objective", name, OBJECTIVES)
+        raise unknown("loss", name, OBJECTIVES)
     return OBJECTIVES[name]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import unicodedata
 import warnings
@@ -22,6 +23,18 @@ def any_letters() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         yield
+
+
+@contextmanager
+def errors_alone(logger: str) -> Iterator[None]:
+    """A context in which a logger and those below it say nothing but errors."""
+    log = logging.getLogger(logger)
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def printable(text: object, longest: int | None = None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 from piebald.core.arguments import Count, Fraction, NotNegative, Whole, checked
 from piebald.core.errors import SettingError, install
+from piebald.core.plain_text import errors_alone
 from piebald.methods.recipe import Recipe
 from piebald.methods.training.sgd import Sgd
 from piebald.methods.transforms.gaussian import Gaussian
@@ -377,13 +377,8 @@ def renyi_epsilon(
     event = _event(noise, share, releases)
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
-    log = logging.getLogger("absl")  # it warns of every order that it leaves out
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
+    with errors_alone("absl"):  # it warns of every order that it leaves out
         return float(RdpAccountant(orders).compose(event).get_epsilon(delta))
-    finally:
-        log.setLevel(level)
 
 
 @checked

@@ -23,6 +23,7 @@ from piebald.methods.recipe import Recipe
 from piebald.core.references import USERS
 from piebald.report.comparison import Comparison
 from piebald.report.tables import History
+from piebald.storage.schema import DATABASE
 from piebald.storage.store import RunStore
 
 _OWN = {"recipe", "clients", "model", "seed", "out", "label", "progress"}  # arguments of run that are not passed on
@@ -86,6 +87,8 @@ def compare(
         raise SettingError("a comparison needs at least one recipe, got none")
     if out is not None and len({folder_name(label) for label in methods}) < len(methods):
         raise SettingError("two labels would share a run folder: choose labels that differ in letters or digits")
+    if out is not None and (Path(out) / DATABASE).exists():
+        raise SettingError(f"{out} holds a run, and a comparison has a folder for each of its own: choose another folder")
     check_names("recipe of this comparison", on_all_rows, methods)
     planned = list(_planned(methods, clients, _models(model, methods), on_all_rows, seeds, out))
     for run_plan in planned:

@@ -404,7 +404,7 @@ class Run(History):
                     len(self.cluster_models) > 1
                 )
                 advice = f"{clusters}and a global one: leave client out for that, or fit one with piebald adapt"
-            raise SettingError(f"{error}; the run has {models} {advice}") from None
+            raise SettingError(f"{str(error).removesuffix('?')}; the run has {models} {advice}") from None
 
     @property
     def client_names(self) -> list[str]:

@@ -16,6 +16,7 @@ from piebald.contracts.data import blank_row
 from piebald.core.arguments import Count, Fraction, PathLike, Positive, Seed, Share, Whole, checked
 from piebald.core.errors import RunFolderError, SettingError, check_names, unknown
 from piebald.core.machine import differences
+from piebald.core.plain_text import errors_alone
 from piebald.core.references import USERS, Outside, of_folder
 from piebald.data.clients.client_tables import is_frame
 from piebald.data.clients.sites import RecordedClients
@@ -319,7 +320,8 @@ def opened(
             table = store.rows("client") or [{"name": str(number)} for number in range(meta["clients"])]
             work, kept, used = _without_source(again, path, table, model, recipe, objective, plugins, reason)
             return Run(Path(path), work, kept, version, models, used.sharing)
-        plan = _prepared_again(again, path, clients, model, recipe, objective, plugins)
+        with errors_alone("piebald.data"):  # what there is to say of its rows was said when it began
+            plan = _prepared_again(again, path, clients, model, recipe, objective, plugins)
     return Run(Path(path), plan.work, plan.clients, version, models, plan.recipe.sharing)
 
 

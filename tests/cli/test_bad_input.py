@@ -81,6 +81,8 @@ COMPARISONS = {
 FEDERATIONS = {
     "unknown": ("hsot = 'a'", "federation.toml:2: there is no setting or section called 'hsot': did you mean 'host'?"),
     "port": ("port = 84770", "federation.toml:2: port must be at most 65535, got 84770"),
+    "host": ("host = 'my host'", "federation.toml:2: host must be a name or an IP address, without http:// and port, got 'my host'"),
+    "host with its port": ("host = 'hub.org:8400'", "federation.toml:2: host must be a name or an IP address"),
     "no sites": ("days = 1", "federation.toml needs a value for sites"),
     "empty": ("sites = []", "federation.toml:2: sites needs at least one entry"),
 }  # fmt: skip
@@ -120,6 +122,10 @@ LINES = {
     "out taken": ("run experiment.toml --out full", "full"),
     "out is a file": ("run experiment.toml --out experiment.toml", "experiment.toml"),
     "out in a file": ("provision federation.toml --out experiment.toml/x", "cannot be written or read (not a directory): name another place, and run the command again"),
+    "comparison over a run": ("compare experiment.toml --out compared/fedavg/seed-0", "compared/fedavg/seed-0 holds a run, and a comparison has a folder for each of its own: choose another folder"),
+    "target names the client": ("advise rows.csv --client site --target site", "client and target must be different columns, got 'site' for both"),
+    "loss": ("run experiment.toml --set loss=hubr", "there is no loss 'hubr': did you mean 'huber'?"),
+    "stop setting": ("run experiment.toml --set stop.secnds=3", "there is no setting of stop called 'secnds': did you mean 'seconds'?"),
     "stop nothing": ("stop nowhere", "there is no folder 'nowhere': give a run folder, or a folder of credentials"),
 }  # fmt: skip
 
@@ -170,6 +176,7 @@ def test_a_wrong_line(command, good: Path, line: str, sentence: str) -> None:
     (good.parent / "full").mkdir()
     (good.parent / "full" / "file").write_text("mine")
     (good.parent / "federation.toml").write_text("sites = ['north']\n")
+    (good.parent / "rows.csv").write_text("site,age,ill\n" + "a,1,0\nb,2,1\n" * 4)
     (run := good.parent / "compared" / "fedavg" / "seed-0").mkdir(parents=True)
     (run / "run.db").touch()
     before = written(good.parent)

@@ -152,6 +152,22 @@ def test_the_runs_of_a_folder_are_averaged(command, finished, kept: Path, tmp_pa
     assert "both holds a search with runs of many kinds" in command("predict", "both", "new.csv").err
 
 
+def test_what_was_said_of_the_rows_of_a_run_is_not_said_when_it_predicts(
+    command, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pd.concat([table(), table()]).to_csv(tmp_path / "rows.csv", index=False)
+    (tmp_path / "file.toml").write_text(FILE.format(recipe="fedavg"))
+    assert command("run", "file.toml", "--out", "run", "-q").code == 0
+    assert "are equal to a row for training" in caplog.text
+    caplog.clear()
+    assert command("predict", "run", "rows.csv", "--client", "b").code == 0
+    assert (
+        "there is no client 'zed': choose one of: a, b, c; the"
+        in command("predict", "run", "rows.csv", "--client", "zed").err
+    )
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize("recipe", ["fedavg", "ditto"])
 def test_a_run_predicts_where_its_source_is_gone(command, tmp_path: Path, recipe: str) -> None:
     """What needs rows says so, and a temperature that was fitted before is kept."""

@@ -63,7 +63,7 @@ def test_whether_more_is_better_of_the_first_metric(metrics: dict[str, Any], nam
     ("targets", "options", "message"),
     [
         (REALS, {"loss": "classification"}, "classification needs whole-number targets, got torch.float32"),
-        (CLASSES, {"loss": "regresion"}, "there is no objective 'regresion': did you mean 'regression'?"),
+        (CLASSES, {"loss": "regresion"}, "there is no loss 'regresion': did you mean 'regression'?"),
         (CLASSES, {"loss": 3}, "loss must be a function of (outputs, targets) or the name of an objective, got 3"),
         (CLASSES, {"metrics": {"f1": 0.5}}, "metric 'f1' must be a function or a torchmetrics object, got 0.5"),
     ],

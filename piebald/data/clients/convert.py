@@ -91,6 +91,8 @@ def inputs(value: Any, who: str, tokens: bool = False) -> Array:
         raise SettingError(
             f"{who}: inputs must be numbers, got text like {str(x.flat[0])!r}: encode it as numbers first"
         )
+    if x.ndim == 1 and not len(x):
+        raise SettingError(f"{who} has no rows: leave it out")
     if x.ndim == 1:
         raise SettingError(
             f"{who}: inputs must be [n, features] or larger, got [{len(x)}]: reshape them to [{len(x)}, 1]"

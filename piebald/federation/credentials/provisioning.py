@@ -15,10 +15,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.private_files import write_private
@@ -35,7 +36,20 @@ FORMAT = 1  # of the files that are written here
 KIT_SUFFIX = ".tar.gz"
 _CREDENTIALS, _DESCRIPTION = "credentials.json", "federation.json"
 _SITES = "sites.json"
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+
+
+def _findable(host: str) -> str:
+    """A name or an IP address, as certificates have them."""
+    try:
+        ip_address(host)
+    except ValueError:
+        if not _HOST.fullmatch(host):
+            raise ValueError(
+                f"host must be a name or an IP address, without http:// and port, got {shown(host)}"
+            ) from None
+    return host
 
 
 class Description(BaseModel):
@@ -43,7 +57,7 @@ class Description(BaseModel):
 
     Attributes:
         name: of the federation.
-        host, port: address of the server, as sites see it.
+        host, port: address of the server, as sites see it: a name, or an IP address.
         days: how long certificates are valid.
         sites: names of the sites, in the order of their client numbers.
 
@@ -56,7 +70,7 @@ class Description(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str = "federation"
-    host: str = "localhost"
+    host: Annotated[str, AfterValidator(_findable)] = "localhost"
     port: int = Field(default=8400, ge=1, le=65535)
     days: int = Field(default=365, ge=1, le=3650)
     sites: list[str] = Field(min_length=1, max_length=1000)

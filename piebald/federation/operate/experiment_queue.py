@@ -182,8 +182,8 @@ class ExperimentQueue:
         """
         entries = {entry.number: entry for entry in self.entries()}
         if number not in entries:
-            numbers = ", ".join(map(str, entries)) or "none"
-            raise SettingError(f"the queue has no experiment {number}: its numbers are {numbers}")
+            numbers = f"its numbers are {', '.join(map(str, entries))}" if entries else "it is empty"
+            raise SettingError(f"the queue has no experiment {number}: {numbers}")
         return entries[number]
 
     def summary(self, serves: bool = True) -> str:

@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from piebald.core.errors import SettingError, install, unknown
+from piebald.core.plain_text import errors_alone
 from piebald.core.pytree import Tree
 from piebald.report.export.raw_rows import Answering, Scoring, check_raw_rows, with_preparation
 from piebald.report.export.recording import Recorded
@@ -198,15 +199,9 @@ def _onnx_program(exported: Exported) -> Any:
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
     """Hide what the exporter says about its inner workings and about packages that the module does not use."""
-    log = logging.getLogger("torch.onnx")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(before)
+    with errors_alone("torch.onnx"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _huggingface(exported: Exported, path: Path) -> None:
