@@ -44,7 +44,7 @@ def provision(
 ) -> None:
     """Create credentials for the server and for each site; existing ones stay as they are, unless renewed."""
     from piebald.federation.credentials import provisioning
-    from piebald.federation.link.messaging import SERVER
+    from piebald.federation.credentials.startup_kit import write_kit
 
     description = provisioning.describe(file)
     if party and not renew:
@@ -56,8 +56,15 @@ def provision(
             if options.as_json:
                 return print_json({"revoked": times})
             return print_table(("revoked", "at"), list(times.items()))
-    parties = provisioning.renew(description, out, party or ()) if renew else provisioning.provision(description, out)
-    kits = {p.party: provisioning.kit_of(out, p.party) for p in parties if p.party != SERVER}
+    kits: dict[str, Path] = {}
+
+    def hand_out(credentials: provisioning.Credentials) -> None:
+        kits[credentials.party] = write_kit(credentials, out / "kits")
+
+    if renew:
+        parties = provisioning.renew(description, out, party or (), hand_out)
+    else:
+        parties = provisioning.provision(description, out, hand_out)
     if options.as_json:
         rows = [
             {

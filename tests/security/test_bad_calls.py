@@ -47,7 +47,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "an empty path": (lambda parts: piebald.resume(""), "path must be a path of 1 to 4096 characters"),
     "a path of two lines": (lambda parts: piebald.resume(Path("a\nb")), r"without control characters, got 'a\nb'"),
     "no rows": (lambda parts: piebald.clients_from({"a": ([], [])}), "client 'a' has no rows: leave it out"),
-    "no stopping rule": (lambda parts: piebald.run("fedavg", *parts, stop={"second": 1}), "setting of stop called 'second'"),
+    "no stopping rule": (lambda parts: piebald.run("fedavg", *parts, stop={"second": 1}), "stop called 'second'"),
     "one path for a list": (lambda parts: piebald.write_report("folder", "out"), "write run_paths=['folder']"),
     "one seed": (lambda parts: piebald.compare(["fedavg"], *parts, seeds=5), "seeds must be a list"),
     "an option that is none": (lambda parts: piebald.compare(["fedavg"], *parts, seed=5), "there is no option"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_address
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from piebald.federation.credentials.certificates import Authority
 
 FORMAT = 1  # of the files that are written here
-KIT_SUFFIX = ".tar.gz"
 _CREDENTIALS, _DESCRIPTION = "credentials.json", "federation.json"
 _SITES = "sites.json"
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
@@ -134,13 +133,21 @@ def _check_names(path: Path, sites: Sequence[str]) -> None:
         raise SettingError(f"{path}: two sites have the same name: give each its own")
 
 
-def provision(description: Description, out: Path) -> list[Credentials]:
+HandOut = Callable[[Credentials], object]
+
+
+def provision(description: Description, out: Path, hand_out: HandOut | None = None) -> list[Credentials]:
     """Create the credentials that do not exist yet, and leave existing ones as they are.
 
     Where it is interrupted, the next call makes what is missing.
 
+    Args:
+        description: of the federation.
+        out: the folder for the credentials.
+        hand_out: called with the credentials of each site, before the server knows it, to write its kit.
+
     Returns:
-        The new credentials, and those whose kit an interrupted call has not made.
+        The new credentials, and those that an interrupted call has not handed out.
 
     Raises:
         SettingError: the folder holds credentials of another federation.
@@ -152,11 +159,13 @@ def provision(description: Description, out: Path) -> list[Credentials]:
         there = (out / party / _CREDENTIALS).exists()
         if not there or (party != SERVER and party not in known):
             credentials.append(read(out / party) if there else _issue(authority, description, out, party))
-    _finish(description, out, credentials)
+    _finish(description, out, credentials, hand_out)
     return credentials
 
 
-def renew(description: Description, out: Path, parties: Sequence[str] = ()) -> list[Credentials]:
+def renew(
+    description: Description, out: Path, parties: Sequence[str] = (), hand_out: HandOut | None = None
+) -> list[Credentials]:
     """Make new keys and certificates, which processes that are running take up without a stop.
 
     Earlier certificates are accepted until they expire, unless their site is revoked.  Settings of sites are left as
@@ -166,6 +175,7 @@ def renew(description: Description, out: Path, parties: Sequence[str] = ()) -> l
         description: of the federation.
         out: the folder for the credentials, with its authority.
         parties: whose; all by default.
+        hand_out: see `provision`.
 
     Returns:
         The new credentials.
@@ -181,7 +191,7 @@ def renew(description: Description, out: Path, parties: Sequence[str] = ()) -> l
     authority = _authority(description, out)
     authority.renew(out / "authority", description.days)
     credentials = [_issue(authority, description, out, party) for party in parties or parties_of_file]
-    _finish(description, out, credentials)
+    _finish(description, out, credentials, hand_out)
     return credentials
 
 
@@ -231,19 +241,12 @@ def _issue(authority: Authority, description: Description, out: Path, party: str
     return read(folder)
 
 
-def _finish(description: Description, out: Path, credentials: Sequence[Credentials]) -> None:
-    """Write the kits of sites, and then whom the server knows."""
-    from piebald.federation.credentials.startup_kit import write_kit
-
+def _finish(description: Description, out: Path, credentials: Sequence[Credentials], hand_out: HandOut | None) -> None:
+    """Hand out the credentials of sites, and then write down whom the server knows."""
     for issued in credentials:
-        if issued.party != SERVER:
-            write_kit(issued, out)
+        if hand_out is not None and issued.party != SERVER:
+            hand_out(issued)
     write_private(out / SERVER / _SITES, json.dumps(list(description.sites)) + "\n")
-
-
-def kit_of(out: Path, site: str) -> Path:
-    """Return where the kit of a site is, in a folder of credentials."""
-    return out / "kits" / f"{site}{KIT_SUFFIX}"
 
 
 def _check_same(description: Description, out: Path) -> None:

@@ -12,18 +12,19 @@ from piebald.core.errors import SettingError
 from piebald.core.private_files import write_private
 from piebald.core.reading.files import UnfitFile, read_bytes
 from piebald.core.reading.packed import DAMAGE, tar_members
-from piebald.federation.credentials.provisioning import KIT_SUFFIX, Credentials, kit_of, read
+from piebald.federation.credentials.provisioning import Credentials, read
 
+SUFFIX = ".tar.gz"
 _OF_SITE = ("credentials.json", "authority.pem", "certificate.pem", "key.pem", "site.toml")
 _OF_ALL = ("README.md", "Containerfile", "piebald-site.service")
 
 
-def write_kit(credentials: Credentials, out: Path) -> Path:
+def write_kit(credentials: Credentials, folder: Path) -> Path:
     """Write the kit of a site, an archive that only its owner can read.
 
     Args:
         credentials: the site's.
-        out: the folder in whose `kits` it is written.
+        folder: where it is written, with the site's name.
 
     Returns:
         The archive.
@@ -37,8 +38,8 @@ def write_kit(credentials: Credentials, out: Path) -> Path:
             member = tarfile.TarInfo(f"{credentials.party}/{name}")
             member.size, member.mode = len(content), 0o600
             archive.addfile(member, io.BytesIO(content))
-    path = kit_of(out, credentials.party)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"{credentials.party}{SUFFIX}"
     write_private(path, packed.getvalue())
     return path
 
@@ -68,7 +69,7 @@ def unpack_kit(kit: Path, folder: Path | None = None) -> Path:
         raise SettingError(f"{kit} cannot be read as a kit: {error}: ask for it again") from None
     if missing := [name for name in _OF_SITE if name not in contents]:
         raise SettingError(f"{kit} is no kit of a site: it lacks {', '.join(missing)}")
-    folder = kit.with_name(kit.name.removesuffix(KIT_SUFFIX)) if folder is None else folder
+    folder = kit.with_name(kit.name.removesuffix(SUFFIX)) if folder is None else folder
     before = read(folder, connects=False) if (folder / "credentials.json").exists() else None  # it may have expired
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".new-", dir=folder) as unpacked:
