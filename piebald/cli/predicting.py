@@ -92,23 +92,28 @@ def predict(
 
 
 def _of_run(
-    place: Path, plugins: Sequence[str], rows: Path, client: str | None, own: bool, **chosen: Any
+    place: Path, plugins: Sequence[str], rows: Path, client: str | None, own: bool, reads: bool = False, **chosen: Any
 ) -> tuple[pd.DataFrame, str]:
     """Return the predictions of a run, and how they name the class.
 
     Args:
         own: whether the class is named by the run's own threshold where no other one is chosen.
+        reads: whether rows of the run are read for it, where its folder has not kept it.
     """
     from piebald.runs.run import opened
 
-    with opened(place, plugins=plugins) as run:
-        if chosen["threshold"] is None and own:
-            chosen["threshold"] = run.usual_criterion(client, chosen["cluster"])
-        predictor = run.predictor(client, **chosen)
+    rows_are_read = reads or bool(chosen["calibrate"] or chosen["threshold"])
+    with opened(place, plugins=plugins, rows=rows_are_read) as run:
+        criterion = chosen["threshold"]
+        if criterion is None and own:
+            criterion = run.usual_criterion(client, chosen["cluster"])
+        predictor = run.predictor(client, **{**chosen, "threshold": criterion})
         whose = "all clients" if client is None else client
         lacking = f"no class is named: the run has no threshold by validation rows of both classes of {whose} here"
         is_lacking = own and run.meta.get("threshold") is not None and predictor.threshold is None
-        return predictor.predict(rows), lacking if is_lacking else predictor.naming
+        if rows_are_read or not is_lacking:
+            return predictor.predict(rows), lacking if is_lacking else predictor.naming
+    return _of_run(place, plugins, rows, client, own, reads=True, **chosen)
 
 
 def _runs_in(folder: Path) -> list[Path]:

@@ -94,7 +94,7 @@ def export(
     search_plugins(folder)
     from piebald.runs.run import opened
 
-    run = opened(folder, plugins=options.plugins or ())
+    run = opened(folder, plugins=options.plugins or (), rows=calibrate)
     path = run.save(out, client, file_format=file_format, calibrate=calibrate)
     print_result(options, {"file": str(path)}, str(path))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.methods.choice.candidates import SHARED
 from piebald.methods.choice.knn_per import NEIGHBOURS
 from piebald.methods.client_work import ClientWork
-from piebald.contracts import Clients, OwnChoice, Personalizes, RowsAtSites, Split
+from piebald.contracts import Clients, OwnChoice, Personalizes, Rows, RowsAtSites, Split
 from piebald.contracts.data import blank_row
 from piebald.core.errors import SettingError, unknown
 from piebald.report.export import Exported, ExportFormat, export_model, model_card
@@ -381,11 +381,7 @@ class Run(History):
 
     def _raw_inputs(self) -> RawInputs:
         """Return the way from rows as the source has them to the models' inputs."""
-        if (form := self.meta.get("rows")) is not None:
-            blank = blank_row(form)
-        else:  # a folder of an earlier version
-            first = next((place for place in range(len(self._clients)) if self._clients.size(place, "train") != 0), 0)
-            blank = self._clients.rows(first, "train")
+        blank = self._row()
         like = pytree.take(blank.x, slice(0, 0))
         features, extractor = self.meta.get("features"), (self.meta.get("settings") or {}).get("extractor")
         columns = None if features is None else tuple(features)
@@ -453,7 +449,7 @@ class Run(History):
             client: whose model, see `model`.
             file_format: the format, where the suffix should not choose it.
             example: rows of inputs [n, ...] for torch.export and ONNX, which run the model once; by default a
-                client's first row.  Inputs of several tensors have their names, or are called input_0, input_1, ...
+                blank row.  Inputs of several tensors have their names, or are called input_0, input_1, ...
             calibrate: divide scores by a temperature, in a folder and in ONNX of raw columns, see `predictor`.
 
         Returns:
@@ -474,7 +470,7 @@ class Run(History):
         constants, module = self.standardisation, self.model(client)
         exported = Exported(
             module if constants is None else StandardisedInputs(module, constants.mean, constants.deviation),
-            lambda: self._example() if example is None else example,
+            lambda: self._row().x if example is None else example,
             lambda: model_card(self, number),
             description,
             self._scoring(number, calibrate),
@@ -488,14 +484,12 @@ class Run(History):
             return None
         return lambda: self.predictor(client, calibrate=calibrate).scoring()
 
-    def _example(self) -> Tree:
-        """The first row that a client holds on this machine, or a blank one where rows are at their sites."""
-        for client in range(len(self._clients)):
-            for split in get_args(Split):
-                rows = self._clients.rows(client, split)
-                if len(rows):
-                    return rows[:1].x
-        raise SettingError("this format runs the model once, and no rows are here: give example, rows of inputs")
+    def _row(self) -> Rows:
+        """Return a row as models read it: a blank one, or of a folder of an earlier version the first one."""
+        if (form := self.meta.get("rows")) is not None:
+            return blank_row(form)
+        first = next((place for place in range(len(self._clients)) if self._clients.size(place, "train") != 0), 0)
+        return self._clients.rows(first, "train")[:1]
 
     def _personal(self, client: int) -> Tensor:
         if self._at_sites and self.path is not None:

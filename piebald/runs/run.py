@@ -298,6 +298,7 @@ def opened(
     *,
     recipe: Recipe | None = None,
     plugins: Sequence[str] = (),
+    rows: bool = True,
     **objective: Any,
 ) -> Run:
     """Open a finished run with its models, for reading.
@@ -307,6 +308,7 @@ def opened(
         clients, model: as given to `run`; None rebuilds them from the experiment file that the run was started with.
             Where its source is gone, the models are there, and what needs rows says so.
         recipe, plugins: see `resume`.
+        rows: whether rows are read again, which predictions need for calibration and thresholds alone.
         objective: `loss` and `metrics`, as given to `run`.
     """
     with RunStore.open_read_only(path) as store:
@@ -316,7 +318,7 @@ def opened(
         again = {**meta, "runtime": _read_here(meta["runtime"])}
         version = meta.get("best") or store.version
         models = ModelSnapshot.of(store.server_checkpoint(version))
-        if clients is None and (reason := _missing_source(again, path, plugins)) is not None:
+        if clients is None and (reason := _missing_source(again, path, plugins, rows)) is not None:
             table = store.rows("client") or [{"name": str(number)} for number in range(meta["clients"])]
             work, kept, used = _without_source(again, path, table, model, recipe, objective, plugins, reason)
             return Run(Path(path), work, kept, version, models, used.sharing)
@@ -398,10 +400,12 @@ def _prepared_again(
     return plan.going_on_from(meta["lineage"]) if meta.get("lineage") else plan
 
 
-def _missing_source(meta: Mapping[str, Any], path: Path | str, plugins: Sequence[str]) -> str | None:
-    """Return a sentence about the source of a run's rows if it is gone and the folder says what is needed."""
+def _missing_source(meta: Mapping[str, Any], path: Path | str, plugins: Sequence[str], wanted: bool) -> str | None:
+    """Return why a run's rows are not there: their source is gone, or they are not wanted; None if they are needed."""
     if meta.get("settings") is None or meta.get("rows") is None:
         return None
+    if not wanted:
+        return "the rows of the run were not read: open it with rows = true"
     from piebald.experiments.file import ExperimentSettings
 
     author = of_folder(path, plugins)

@@ -189,6 +189,24 @@ def test_a_run_predicts_where_its_source_is_gone(command, tmp_path: Path, recipe
     assert len(told.err.splitlines()) == 1
 
 
+def test_training_rows_are_not_read_again(command, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Before, predictions and exports repeated what had been said of the training file, and large ones took long."""
+    frame = table().assign(dose=[f"{row / 2}%" for row in range(60)])
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    frame.drop(columns=["site", "ill"]).to_csv(tmp_path / "new.csv", index=False)
+    (tmp_path / "file.toml").write_text(FILE.format(recipe="fedavg"))
+    assert command("run", "file.toml", "--out", "run", "-q").code == 0
+    assert "rows.csv: column 'dose'" in caplog.text
+    caplog.clear()
+    assert command("predict", "run", "new.csv", "--out", "here.csv").code == 0
+    assert "new.csv: column 'dose'" in caplog.text
+    assert command("export", "run", "--out", "there").code == 0
+    assert "rows.csv" not in caplog.text
+    (tmp_path / "rows.csv").unlink()
+    assert command("export", "run", "--out", "gone").code == 0
+    assert (tmp_path / "gone" / "model.onnx").read_bytes() == (tmp_path / "there" / "model.onnx").read_bytes()
+
+
 def test_numbers_are_predicted_in_their_unit_where_the_source_is_gone(command, tmp_path: Path) -> None:
     frame = table().assign(cost=lambda rows: rows.age * 3 + 1000).drop(columns="ill")
     frame.to_csv(tmp_path / "rows.csv", index=False)

@@ -76,7 +76,9 @@ class Lists:
 
     @property
     def clients(self) -> Ints:
-        """The client of each value, non-decreasing."""
+        """The client of each value, non-decreasing; it is not to be written to."""
+        if len(self) == 1:
+            return np.broadcast_to(np.int64(0), self.values.shape)  # without memory for each row
         return np.repeat(np.arange(len(self)), self.sizes)
 
     def where(self, mask: Bools) -> Lists:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError, unknown
-from piebald.core.large_arrays import BLOCK
+from piebald.core.large_arrays import BLOCK, blocks
 from piebald.core.randomness import generator
 
 Ints = NDArray[np.int64]
@@ -30,18 +30,23 @@ def mixed(key: int, *columns: Ints) -> NDArray[np.uint64]:
         columns: integers [n], at least one.
     """
     state = np.full(len(columns[0]), key, dtype=np.uint64)
-    for column in columns:
-        state = (state ^ column.astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        state = state ^ (state >> np.uint64(31))
+    for rows in blocks(len(state)):
+        part = state[rows]
+        for column in columns:
+            part = (part ^ column[rows].astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
+            part = (part ^ (part >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            part = (part ^ (part >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            part = part ^ (part >> np.uint64(31))
+        state[rows] = part
     return state
 
 
 def places(client: Ints) -> Ints:
     """The position of each row within its client, from 0, for rows in order of their clients [n]."""
     steps = np.arange(len(client))
-    first = np.r_[True, client[1:] != client[:-1]] if len(client) else np.zeros(0, dtype=bool)
+    if not len(client) or client[0] == client[-1]:
+        return steps
+    first = np.r_[True, client[1:] != client[:-1]]
     return steps - np.maximum.accumulate(np.where(first, steps, 0))
 
 
@@ -90,7 +95,7 @@ def _hold_out(
 ) -> Bools:
     label = np.zeros_like(client) if label is None else label
     if group is None:
-        return _choose(client, share, label, places(client), key, order)
+        return _choose(client, share, label, None, key, order)
     first, inverse = units(client, group)  # a group that two clients share is held out by each on its own
     if order is not None:
         last = np.full(len(first), order.min())
@@ -109,28 +114,31 @@ def units(client: Ints, group: Ints) -> tuple[Ints, Ints]:
     return order[new], inverse
 
 
-def _choose(client: Ints, share: int | Floats, label: Ints, unit: Ints, key: int, by: Ints | None) -> Bools:
-    size = np.bincount(client - client[0])[client - client[0]]
-    if isinstance(share, int):
-        share = np.minimum(share, size - 1) / size
+def _choose(client: Ints, share: int | Floats, label: Ints, unit: Ints | None, key: int, by: Ints | None) -> Bools:
     place = places(client)
-    if by is not None:
-        order = np.lexsort((by, client))
-        held_out = place >= size - np.minimum(np.floor(size * share + 0.5), size - 1)
-    else:
-        # Within a client the classes come in random order (or all small clients would hold out their last class) and
-        # the units of a class too; then every (1 / share)-th is taken.
-        order = _shuffled(client, label, unit, key)
-        # `order` keeps the clients sorted, so these are the places after sorting, too
-        held_out = np.floor((place + 1) * share + 0.5) > np.floor(place * share + 0.5)
-        held_out &= (place > 0) | (np.floor(size * share + 0.5) < size)  # one row is left for training
-    chosen = np.empty(len(client), dtype=bool)
-    chosen[order] = held_out
+    # Within a client the classes come in random order (or all small clients would hold out their last class) and the
+    # units of a class too; then every (1 / share)-th is taken.
+    order = _shuffled(client, label, place if unit is None else unit, key) if by is None else _sorted(client, by)
+    sizes, chosen = np.bincount(client - client[0]), np.empty(len(client), dtype=bool)
+    for rows in blocks(len(client)):  # `order` keeps the clients sorted, so these are the places after sorting, too
+        size, at = sizes[client[rows] - client[0]], place[rows]
+        part = np.minimum(share, size - 1) / size if isinstance(share, int) else share[rows]
+        if by is not None:
+            held_out = at >= size - np.minimum(np.floor(size * part + 0.5), size - 1)
+        else:
+            held_out = np.floor((at + 1) * part + 0.5) > np.floor(at * part + 0.5)
+            held_out &= (at > 0) | (np.floor(size * part + 0.5) < size)  # one row is left for training
+        chosen[order[rows]] = held_out
     return chosen
 
 
 def _shuffled(client: Ints, label: Ints, unit: Ints, key: int) -> Ints:
-    return np.lexsort((mixed(key, client, unit), mixed(key ^ 1, client, label), client))
+    return _sorted(client, mixed(key ^ 1, client, label), mixed(key, client, unit))
+
+
+def _sorted(client: Ints, *columns: NDArray[np.integer]) -> Ints:
+    """Return the order of rows by client, then by columns, the first one first; a client alone takes no memory."""
+    return np.lexsort((*columns[::-1], *([client] if client[0] != client[-1] else [])))
 
 
 def folds_of(client: Ints, folds: int, key: int, label: Ints | None = None, group: Ints | None = None) -> Ints:

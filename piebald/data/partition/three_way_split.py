@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from piebald.contracts import Split
 from piebald.core.errors import SettingError, unknown
@@ -69,17 +70,20 @@ def three_ways(
     if stratum is None and label is not None and split.stratify is not False:
         stratum = label[rows]
     place = SPLITS.index
-    part = np.zeros(len(rows), dtype=np.int64) if fixed is None else fixed.copy()
+    part: NDArray[np.integer] = np.zeros(len(rows), dtype=np.int8) if fixed is None else fixed.astype(np.int8)
 
     def choose(name: Split, open_rows: Bools, amount: Amount | Floats) -> None:
         """Move an amount of each client's rows to a part, out of those that are open."""
+        rows_left: Any = slice(None) if open_rows.all() else open_rows
+        owner = client[rows_left] if len(lists) > 1 else client[: np.count_nonzero(open_rows)]
         chosen = hold_out(
-            client[open_rows] + first,
+            owner + first if first else owner,
             amount,
             key(split.seed, "split", name),
-            *(None if column is None else column[open_rows] for column in (stratum, group, order)),
+            *(None if column is None else column[rows_left] for column in (stratum, group, order)),
         )
-        part[np.flatnonzero(open_rows)[chosen]] = place(name)
+        open_rows[open_rows] = chosen
+        part[open_rows] = place(name)
 
     if split.fold is not None and split.folds is not None and order is not None:
         side = forward_chain(client, split.folds, split.fold, order, group)
@@ -90,12 +94,13 @@ def three_ways(
     elif fixed is None:
         choose("test", part == 0, split.test_amount)
     if split.validation and not (part == place("validation")).any():
-        amount, tests = split.validation, (part == place("test")).astype(np.float64)
+        amount = split.validation
         if isinstance(amount, float) and isinstance(split.test_amount, float) and split.fold is None and fixed is None:
             amount = amount / (1 - split.test_amount)  # both shares are of all rows
         elif isinstance(amount, float):
             size = np.bincount(client, minlength=len(lists))
-            share_left = 1 - np.bincount(client, tests, minlength=len(lists)) / np.maximum(size, 1)
+            tested = np.bincount(client[part == place("test")], minlength=len(lists))
+            share_left = 1 - tested / np.maximum(size, 1)
             amount = np.minimum(amount / np.maximum(share_left, 1e-9), 1.0)[client][part == 0]
         choose("validation", part == 0, amount)
     alone = np.isin(client, split.untrained(names))
@@ -107,7 +112,7 @@ def three_ways(
     return parts
 
 
-def _together(part: Ints, client: Ints, group: Ints, alone: Bools) -> Ints:
+def _together(part: NDArray[np.integer], client: Ints, group: Ints, alone: Bools) -> NDArray[np.integer]:
     """Return the part of each row where a group lies at several clients: it has one, that of its client with most rows.
 
     A client that does not train counts before all others.
