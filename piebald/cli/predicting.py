@@ -68,7 +68,7 @@ def predict(
         places = _runs_in(folder)
         if threshold is not None and len(places) > 1:
             raise SettingError(f"--threshold is chosen for one run, and {folder} has {len(places)}: name one of them")
-        chosen = {"cluster": cluster, "calibrate": calibrate, "threshold": threshold, "pooled": pooled}
+        chosen: dict[str, Any] = {"cluster": cluster, "calibrate": calibrate, "threshold": threshold, "pooled": pooled}
         tables = [
             _of_run(place, options.plugins or (), rows, client, own=len(places) == 1, **chosen) for place in places
         ]
