@@ -36,7 +36,7 @@ def filled(targets: Tensor, mask: Tensor) -> Tensor:
 
 
 class Misfit(NamedTuple):
-    """A target outside of a domain: where it is in its row, its row, its value, what is allowed, and what to do."""
+    """A target outside of a domain: where it is in its row, its row from 0, its value, what is allowed, and advice."""
 
     part: str
     row: int
@@ -47,7 +47,7 @@ class Misfit(NamedTuple):
     def sentence(self, who: str) -> str:
         """Return the sentence about the target of `who`."""
         advice = f": {self.advice}" if self.advice else ""
-        place = f"{self.part} of row {self.row}" if self.part else f"row {self.row}"
+        place = f"{self.part} of row {self.row + 1}" if self.part else f"row {self.row + 1}"
         return f"{who}: targets must be {self.allowed}, got {self.value:g} in {place}{advice}"
 
 
@@ -57,7 +57,7 @@ def _misfit(targets: Tensor, wrong: Tensor, allowed: str, advice: str = "", part
         return None
     place = wrong.nonzero()[0].tolist()
     value = float(targets[tuple(place)])
-    return Misfit(part or (f"column {place[1]}" if len(place) > 1 else ""), place[0], value, allowed, advice)
+    return Misfit(part or (f"column {place[1] + 1}" if len(place) > 1 else ""), place[0], value, allowed, advice)
 
 
 @dataclass(frozen=True)

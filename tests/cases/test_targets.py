@@ -65,7 +65,7 @@ def test_who_annotated_nothing_has_no_say(aggregation: str, loaded: bool) -> Non
 
 
 def test_a_mark_that_is_no_target_is_refused_with_client_column_and_row() -> None:
-    with pytest.raises(SettingError, match=r"client 'north', train rows: targets must be 0 or 1 .* column 2 of row 0"):
+    with pytest.raises(SettingError, match=r"client 'north', train rows: targets must be 0 or 1 .* column 3 of row 1"):
         trained(-1.0)
 
 

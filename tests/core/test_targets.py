@@ -105,15 +105,15 @@ def test_auc_of_labels_leaves_out_unknown_ones() -> None:
 PAIR = (torch.tensor([1.0, -3.0]), torch.tensor([1, 0]))
 REFUSED: dict[str, tuple[str, Any, tuple[int, ...], str]] = {
     "a class number that has no output": ("classification", torch.tensor([0, 3]), (3,), "from 0 to 2"),
-    "a class number below 0": ("classification", torch.tensor([0, -1]), (3,), "got -1 in row 1"),
+    "a class number below 0": ("classification", torch.tensor([0, -1]), (3,), "got -1 in row 2"),
     "classes from 1": ("classification", torch.tensor([1, 3]), (3,), "numbered from 1: subtract 1"),
     "two ones in a row": ("classification", torch.tensor([[1, 1, 0], [0, 1, 0]]), (3,), "a single 1"),
-    "a label of -1": ("multilabel", torch.tensor([[0.0, 1.0], [1.0, -1.0]]), (2,), "got -1 in column 1 of row 1"),
+    "a label of -1": ("multilabel", torch.tensor([[0.0, 1.0], [1.0, -1.0]]), (2,), "got -1 in column 2 of row 2"),
     "a label between": ("multilabel", torch.tensor([[0.5, 1.0]]), (2,), "0 or 1 (-100 or NaN where unknown), got 0.5"),
-    "an infinite number": ("regression", torch.tensor([1.0, torch.inf]), (1,), "finite numbers, got inf in row 1"),
-    "a negative time": ("survival", PAIR, (1,), "at least 0 (-100 where unknown), got -3 in the time of row 1"),
-    "an event of 2": ("survival", (PAIR[0].abs(), PAIR[1] + 1), (1,), "got 2 in the event of row 0"),
-    "a token of no output": ("token_classification", torch.tensor([[0, 5]]), (2, 4), "got 5 in column 1 of row 0"),
+    "an infinite number": ("regression", torch.tensor([1.0, torch.inf]), (1,), "finite numbers, got inf in row 2"),
+    "a negative time": ("survival", PAIR, (1,), "at least 0 (-100 where unknown), got -3 in the time of row 2"),
+    "an event of 2": ("survival", (PAIR[0].abs(), PAIR[1] + 1), (1,), "got 2 in the event of row 1"),
+    "a token of no output": ("token_classification", torch.tensor([[0, 5]]), (2, 4), "got 5 in column 2 of row 1"),
     "a token beyond the vocabulary": ("language_modelling", torch.tensor([[0, 9]]), (2, 9), "from 0 to 8"),
 }
 

@@ -41,8 +41,24 @@ COMMA = [(a.replace(".", ","), *rest) for a, *rest in ROWS]
         (text("\t"), "t.csv"),
         (text(), "t.tsv"),
         (text(rows=[(*row, "") for row in ROWS]), "t.csv"),  # a comma at the end of each row
+        ("sep=;\n" + text(";", COMMA), "t.csv"),
+        ('"sep=|"\r\n'.encode("utf-8-sig") + text("|").encode(), "t.csv"),
+        ("sep=;\n" + text(";", COMMA).replace("\n3", "\n\n3"), "t.csv"),
     ],
-    ids=["plain", "mark", "mark and quotes", "windows", "semicolon", "decimal comma", "tab", "comma", "trailing"],
+    ids=[
+        "plain",
+        "mark",
+        "mark and quotes",
+        "windows",
+        "semicolon",
+        "decimal comma",
+        "tab",
+        "comma",
+        "trailing",
+        "told",
+        "told with mark",
+        "told with blank line",
+    ],
 )
 def test_forms_of_one_table(tmp_path: Path, content: str | bytes, name: str) -> None:
     clients = read(tmp_path, content, name)

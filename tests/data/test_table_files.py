@@ -343,3 +343,9 @@ def test_a_table_without_rights_is_not_called_damaged(tmp_path: Path, monkeypatc
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(SettingError, match="cannot be read: permission denied: let this user read it"):
         read_table(damaged)
+
+
+def test_an_infinite_target_is_named_with_its_row(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("place,age,y\n\nBath,1,0.5\nBath,2,inf\nBath,3,0.7\n")
+    with pytest.raises(SettingError, match=r"t.csv: target 'y' is infinite in row 4: correct it, or leave the row out"):
+        piebald.clients_from(tmp_path / "t.csv", client="place", target="y")

@@ -219,7 +219,7 @@ def test_a_loss_that_does_not_fit_tells_the_server_no_number_of_a_sites_rows(
         assert "37.5" not in site.session.refused
         assert str(tmp_path) not in site.session.refused
     assert site.session.refused == "its rows have inputs [4] for regression, the run takes [5] for regression"
-    assert "got 37.5 in the event of row 0" in caplog.text  # the site's own log says what to mend
+    assert "got 37.5 in the event of row 1" in caplog.text  # the site's own log says what to mend
 
 
 def test_sites_on_this_machine_take_queries_of_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,6 +200,7 @@ def test_what_the_preparation_refuses_is_refused(preparation: Preparation, colum
         ("\ufeffa;b\n1,5;x\n-2,25;y,z\n", {"a": ["1.5", "-2.25"], "b": ["x", "y,z"]}),
         ('a\tb\n1\t"x\ty"\n', {"a": ["1"], "b": ["x\ty"]}),
         ("a,b\n", {"a": [], "b": []}),
+        ("\ufeffsep=;\r\na;b\r\n1,5;x,y\r\n", {"a": ["1.5"], "b": ["x,y"]}),
     ],
 )
 def test_tables_of_text(tmp_path: Path, text: str, columns: dict[str, list[str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -14,9 +15,21 @@ from piebald.core.reading.packed import unpacked
 
 MOST_COLUMNS = 100_000
 _LINE = 64 * MOST_COLUMNS  # bytes of the first line
+_SEPARATOR_LINE = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=([,;|\t])"?[\r\n]*', re.IGNORECASE)
 _CHUNK = 1 << 20
 _BATCH = 1 << 14  # rows that are decoded before they are counted
 _FLAT = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}  # bytes of a value
+
+
+def separator_line(line: bytes) -> str | None:
+    """Return the separator that Excel wants to be told in a line of its own before the names of columns, or None.
+
+    Examples:
+        >>> separator_line(b"sep=;"), separator_line(b"sep,x")
+        (';', None)
+    """
+    match = _SEPARATOR_LINE.fullmatch(line)
+    return None if match is None else match[1].decode()
 
 
 def check_text_table(path: Path, separators: str) -> None:
@@ -33,6 +46,8 @@ def check_text_table(path: Path, separators: str) -> None:
     stored = regular(path)
     with unpacked(path) as file:
         line = file.readline(_LINE)
+        if separator_line(line) is not None:
+            line = file.readline(_LINE)
         if max(line.count(letter.encode()) for letter in separators) >= MOST_COLUMNS:
             raise SettingError(f"{path} has more than {MOST_COLUMNS:,} columns: leave out those that are not needed")
         if len(line) == _LINE:

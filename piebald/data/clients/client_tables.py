@@ -260,7 +260,9 @@ def from_frame(
         x = inputs(numbers_of(frame, chosen, tokens), "the table", tokens)
     goal, words = frame[target], None
     if getattr(goal.dtype, "kind", "O") in "biuf":
-        goal = plain(goal)
+        if np.isinf(goal := plain(goal)).any():
+            row = row_number(frame, int(np.argmax(np.isinf(goal))))
+            raise SettingError(f"{origin}target {target!r} is infinite in row {row}: correct it, or leave the row out")
     elif guess_columns(goal.to_frame(target))[target] == "number":
         goal = column_numbers(goal)
     else:

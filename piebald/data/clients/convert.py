@@ -120,7 +120,7 @@ def _finite(values: Array, who: str, role: str) -> None:
     if not np.isfinite(values).all():
         row = np.argwhere(~np.isfinite(values))[0][0]
         raise SettingError(
-            f"{who}: {role} must be finite float32 numbers, got a missing, infinite or too large one in row {row}: "
+            f"{who}: {role} must be finite float32 numbers, got a missing, infinite or too large one in row {row + 1}: "
             f"drop such rows or fill them in"
         )
 

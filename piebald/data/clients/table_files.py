@@ -14,6 +14,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy as np
 from piebald.core.errors import SettingError, shown
 from piebald.core.large_arrays import blocks, large_array, rows_at_once
 from piebald.core.reading.packed import unpacked
-from piebald.core.reading.tables import check_text_table, read_parquet
+from piebald.core.reading.tables import check_text_table, read_parquet, separator_line
 from piebald.data.clients.query_files import QUERY, read_query
 from piebald.data.clients.stored_table import joined_chunks
 from piebald.data.preparation.column_models import LONGEST_UNIT
@@ -33,6 +34,7 @@ SEPARATORS = {".csv": ",", ".tsv": "\t"}
 OTHERS = (",", ";", "\t", "|")  # what files with these suffixes have as well
 PARQUET = (".parquet", ".pq")
 _CHUNK = 1 << 20
+_LONGEST_LINE = 64  # of one that says the separator
 _NAMED = 3  # words among numbers that may be codes for gaps, and units of a column
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")  # bytes that no text has
 _BLANK = re.compile(rb"\n[ \t]*\r?\n")  # a line without a value, which is no row
@@ -197,14 +199,15 @@ def _read_text(path: Path, separator: str, names: str | None) -> Any:
     import pandas
 
     encoding, zeros, blank = _encoding(path)
-    separator, header = _header(path, separator, encoding)
+    separator, header, skipped = _header(path, separator, encoding)
     if not any(header):
         raise SettingError(f"{path} has no first line with the names of its columns: write it")
     if twice := next((column for column in header if column and header.count(column) > 1), None):
         raise SettingError(f"{path}: column {twice!r} occurs twice: rename one of them")
 
     def read(**options: Any) -> Iterator[Any]:
-        options |= {"sep": separator, "index_col": False, "low_memory": False, "chunksize": rows_at_once(len(header))}
+        options |= {"sep": separator, "index_col": False, "low_memory": False, "skiprows": skipped}
+        options["chunksize"] = rows_at_once(len(header))
         with (
             unpacked(path) as file,
             pandas.read_csv(file, engine="c", encoding=encoding, skipinitialspace=True, **options) as chunks,
@@ -227,7 +230,7 @@ def _read_text(path: Path, separator: str, names: str | None) -> Any:
             ) from None
         frame.columns = [column.strip() for column in frame.columns]
         _placed(frame, 2)  # after the names of the columns
-        places = _places_among_blank_lines(path, separator, encoding) if blank else range(len(frame))
+        places = _places_among_blank_lines(path, separator, encoding, skipped) if blank else range(len(frame))
         if names is not None and names in frame:
             frame[names] = _counted(_series(read_column(names, keep_default_na=False, na_values=[""])))
         for column in _numeric(frame, "iu") if zeros else ():
@@ -244,10 +247,10 @@ def _read_text(path: Path, separator: str, names: str | None) -> Any:
     return frame
 
 
-def _places_among_blank_lines(path: Path, separator: str, encoding: str) -> Any:
+def _places_among_blank_lines(path: Path, separator: str, encoding: str, skipped: int) -> Any:
     """Return the places [n] of rows among those that a spreadsheet shows, which has blank lines as rows."""
     with unpacked(path) as file, io.TextIOWrapper(file, encoding=encoding, newline="") as text:
-        lines = enumerate(csv.reader(text, delimiter=separator, skipinitialspace=True), -1)
+        lines = enumerate(islice(csv.reader(text, delimiter=separator, skipinitialspace=True), skipped, None), -1)
         held = [place for place, cells in lines if len(cells) > 1 or "".join(cells).strip()]
     return np.array(held[1:], dtype=np.int64)
 
@@ -303,16 +306,20 @@ def _all_plainly_written(frame: Any, path: Path, names: str | None) -> Any:
     return frame
 
 
-def _header(path: Path, separator: str, encoding: str) -> tuple[str, list[str]]:
-    """The separator of a file and the names in its first line."""
+def _header(path: Path, separator: str, encoding: str) -> tuple[str, list[str], int]:
+    """The separator of a file, the names in its first line, and the lines before: that of Excel, like sep=;."""
     names_by_separator: dict[str, list[str]] = {}
-    for candidate in (separator, *OTHERS):
+    with unpacked(path) as file:
+        said = separator_line(file.readline(_LONGEST_LINE))
+    skipped = int(said is not None)
+    for candidate in (separator, *OTHERS) if said is None else (said,):
         with unpacked(path) as file, io.TextIOWrapper(file, encoding=encoding, newline="") as text:
-            first = next(csv.reader(text, delimiter=candidate, skipinitialspace=True), [])
+            first = next(islice(csv.reader(text, delimiter=candidate, skipinitialspace=True), skipped, None), [])
         names_by_separator[candidate] = [name.strip() for name in first]
         if len(first) > 1:
-            return candidate, names_by_separator[candidate]
-    return separator, names_by_separator[separator]
+            return candidate, names_by_separator[candidate], skipped
+    separator = said or separator
+    return separator, names_by_separator[separator], skipped
 
 
 def _counted(names: Any) -> Any:

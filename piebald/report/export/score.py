@@ -305,8 +305,10 @@ def read(path: str | Path) -> Any:
     opened = gzip.open(path, "rb") if str(path).endswith(".gz") else open(path, "rb")  # noqa: SIM115 - closed below
     with opened as file:
         text = io.TextIOWrapper(io.BytesIO(file.read()), encoding="utf-8-sig", newline="").read()
+    if said := re.match(r'"?sep=(.)"?\r?\n', text):  # a line for Excel
+        text = text[said.end() :]
     header = text.partition("\n")[0]
-    separator = max(",;\t", key=header.count)
+    separator = said[1] if said else max(",;\t", key=header.count)
     names, *rows = [row for row in csv.reader(io.StringIO(text), delimiter=separator) if row]
     commas = separator == ";"  # of decimals, in files with semicolons
     columns = zip(*rows, strict=True) if rows else [[] for _ in names]
