@@ -109,6 +109,7 @@ def _rows(name: str) -> DataSet:
         "contraception": _contraception, "exam": _exam, "office": _office, "shakespeare": _shakespeare,
         "lecturers": _lecturers, "traffic": _traffic, "hsb": _hsb, "star": _star, "adult": _adult, "credit": _credit,
         "tumours": data.breast_cancer, "marriages": _marriages, "visits": _visits, "voters": _voters,
+        "rules": _rules,
     }  # fmt: skip
     return makers[name]()
 
@@ -302,6 +303,22 @@ def _voters() -> DataSet:
     return _encoded("voters", _of_statsmodels("anes96"), "educ", lambda frame: frame["vote"] == 1, columns)
 
 
+def _rules() -> DataSet:
+    """Eight sites that were made up, each with a rule of its own, so that nobody has anything to learn from others.
+
+    The signs of three of six numbers give one of eight classes: of other three at each site, in another order.
+    """
+    draw = np.random.default_rng([SEED, 49])
+    sites, each = 8, 500
+    x = draw.normal(size=(sites, each, 6))
+    signs = np.stack([x[site, :, draw.permutation(6)[:3]] > 0 for site in range(sites)])
+    cells = (signs * np.array([1, 2, 4])[:, None]).sum(1)
+    y = np.stack([draw.permutation(8)[cell] for cell in cells])
+    owner = np.repeat([f"site {site}" for site in range(sites)], each)
+    return DataSet(name="rules", x=torch.tensor(x.reshape(-1, 6), dtype=torch.float32), y=torch.tensor(y.ravel()),
+                   classes=[str(number) for number in range(8)], owners={"site": Owners.of(owner)})  # fmt: skip
+
+
 def _traffic() -> DataSet:
     """The flows of the ten apps with the most; those of one session stay together."""
     rows = data.traffic()
@@ -397,5 +414,6 @@ HELD_BACK = (
     Federation("marriages", "occupations (Fair)", "marriages", by_owner("site")),
     Federation("visits", "coinsurance (RAND HIE)", "visits", by_owner("site")),
     Federation("voters", "education (ANES 1996)", "voters", by_owner("site")),
+    Federation("rules", "a rule for each site, generated", "rules", by_owner("site"), limit=4000),
 )
 BY_NAME = {federation.name: federation for federation in (*FEDERATIONS, *HELD_BACK)}

@@ -18,7 +18,7 @@ from piebald.advice.families import ALONE, TOGETHER, check_training, entrants
 from piebald.advice.look import look as look_at
 from piebald.advice.more_data import SHARE
 from piebald.advice.more_data import more_data as train_with_parts
-from piebald.advice.odd_sites import odd_sites
+from piebald.advice.odd_sites import far_targets, odd_sites
 from piebald.advice.own_methods import own_methods
 from piebald.advice.race import Race, Runner, lag_behind, methods_of
 from piebald.advice.reasons import reasons
@@ -276,7 +276,7 @@ def _answer(
         settings=settings,
         own=own_methods(scores, chosen.label, higher),
         better_alone=better_alone,
-        odd=at_odds,
+        odd=[*far_targets(runs.clients, runs.names), *at_odds],
         best_rounds=best_rounds,
         ensemble=ensemble(finished, chosen, runs),
         # held-out rows are the search's own: another run has none to choose by

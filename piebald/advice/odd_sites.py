@@ -7,16 +7,66 @@ something else there; where neither is better than one answer for every row, its
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from piebald.advice.differences import in_points
-from piebald.report.page.wording import names
+from piebald.contracts import Clients, Split
+from piebald.report.page.wording import names, plural
 from piebald.report.paired import Difference, Scores
 from piebald.report.row_noise import row_differences
 
+FAR = 20  # times as far from the median as 95 % of the rows
+_MOST_READ = 1 << 20  # rows whose targets are looked at
+SPLITS: tuple[Split, ...] = get_args(Split)
 _SUSPECTED = 1.645  # standard errors beyond which a site may be odd, one by one
 _MOST = 0.34  # share of the clients that may be odd: where more are, they are many kinds and nobody is
+
+
+def far_amounts(amounts: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return which amounts [n] are so far from all others that a model would learn little else.
+
+    Examples:
+        >>> far_amounts(np.array([*range(50), 99_999.0])).nonzero()[0].tolist()
+        [50]
+    """
+    if not np.isfinite(amounts).any():
+        return np.zeros(len(amounts), bool)
+    away = np.abs(amounts - np.nanmedian(amounts))
+    usual = float(np.nanquantile(away, 0.95))  # of 95 % of the rows, whatever the others are
+    return np.asarray((np.nan_to_num(away) > FAR * usual) & (usual > 0))
+
+
+def far_targets(clients: Clients, names_of_clients: Sequence[str]) -> list[str]:
+    """Return a sentence about amounts to predict that are far from all others, by site; none where there are none."""
+    sizes = [[clients.size(client, split) for split in SPLITS] for client in range(len(clients))]
+    if any(None in row for row in sizes) or sum(map(sum, sizes)) > _MOST_READ:  # type: ignore[arg-type]
+        return []
+    targets, sites = [], []
+    for client in range(len(clients)):
+        for split in SPLITS:
+            y = clients.rows(client, split).y
+            if not isinstance(y, Tensor) or not y.is_floating_point() or y.numel() != len(y):
+                return []  # classes, labels, and times
+            targets.append(y.double().flatten().numpy())
+            sites += [client] * len(y)
+    far = far_amounts(np.concatenate(targets))
+    counts = np.bincount(np.array(sites)[far], minlength=len(clients))
+    if not far.any():
+        return []
+    places = [
+        f"{plural(int(counts[client]), 'row')} at {names_of_clients[client]}"
+        for client in np.flatnonzero(counts).tolist()
+    ]
+    return [
+        f"Targets over {FAR} times as far from the median as 95 % of all: {names(places, 12)}: if they are errors, "
+        "correct them."
+    ]
 
 
 def odd_sites(

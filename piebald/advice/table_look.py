@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from piebald.advice.look import Look, look
+from piebald.advice.odd_sites import FAR, far_amounts
 from piebald.core.arguments import checked
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.plain_text import printable
@@ -123,7 +124,6 @@ _PREPARATIONS = {
     "text": "none: left out, or token ids",
     "identifier": "none: left out",
 }
-_FAR = 20  # times as far from the median as 95 % of the rows
 _GAP_CODES = {
     *(-1, -7, -8, -9),
     *(sign * int(digit * length) for sign in (1, -1) for digit in "789" for length in (2, 3, 4, 5)),
@@ -201,16 +201,14 @@ def _of_target(goal: Any, amounts: bool, sites: Ints, names: Sequence[str], targ
 def _of_far_targets(goal: Any, sites: Ints, names: Sequence[str], target: str) -> list[str]:
     """Return a sentence about amounts so far from all others that a model would learn little else."""
     amounts = goal.to_numpy(dtype=np.float64)
-    away = np.abs(amounts - np.nanmedian(amounts))
-    usual = float(np.nanquantile(away, 0.95))  # of 95 % of the rows, whatever the others are
-    far = np.nan_to_num(away) > _FAR * usual
-    if not usual or not far.any():
+    far = far_amounts(amounts)
+    if not far.any():
         return []
-    first = int(np.nanargmax(away))
+    first = int(np.nanargmax(np.abs(amounts - np.nanmedian(amounts))))
     more = f" ({far.sum()} rows are that far)" if far.sum() > 1 else ""
     place = f"row {row_number(goal, first)} at {names[int(sites[first])]}"
     return [
-        f"target {target!r} has {amounts[first]:,.10g} in {place}, over {_FAR} times as far from the median as 95% of "
+        f"target {target!r} has {amounts[first]:,.10g} in {place}, over {FAR} times as far from the median as 95% of "
         f"the rows{more}: if it is an error, correct it before training"
     ]
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import piebald
 from piebald.advice.adviser import _same_rung
-from piebald.advice.odd_sites import odd_sites
+from piebald.advice.odd_sites import far_targets, odd_sites
 from piebald.advice.own_methods import own_methods
 from piebald.methods import recipes
 from piebald.report.paired import Scores
@@ -119,6 +120,33 @@ def test_few_rows_say_little_of_their_own_noise(rows: int, named: bool) -> None:
     constant = Scores(np.zeros((1, 8)), NAMES, sizes=sizes, rows=blank)
     said = odd_sites(learned, learned, {"the typical value": constant}, "r2")
     assert said == ["Not better than one answer for every row by any method: s7: are the labels right?"] * named
+
+
+def test_the_answer_names_sites_with_targets_far_from_all_others() -> None:
+    """The look says it, too, and before training; who reads the answer alone must know why all methods are alike."""
+    draw = np.random.default_rng(0)
+    parts = {
+        name: {split: (draw.normal(size=(20, 2)).astype("float32"), draw.normal(size=20).astype("float32"))
+               for split in ("train", "validation", "test")}
+        for name in ("north", "south")
+    }  # fmt: skip
+    parts["south"]["test"][1][[3, 5]] = 999_999.0
+    given = piebald.advise(
+        piebald.clients_from(parts), piebald.models.build_model("logistic", (2,), 1), rounds=1, budget=4,
+        families=["fedavg"], more_data=False,
+    )  # fmt: skip
+    said = (
+        "Targets over 20 times as far from the median as 95 % of all: 2 rows at south: if they are errors, correct "
+        "them."
+    )
+    assert given.odd[0] == said
+    beware = next(text for heading, text, _ in given.parts() if heading == "Beware")
+    assert beware.startswith(said)
+    labels = {
+        name: {split: (x, (y > 0).astype("int64")) for split, (x, y) in splits.items()}
+        for name, splits in parts.items()
+    }
+    assert far_targets(piebald.clients_from(labels), ["north", "south"]) == []
 
 
 def test_a_client_leaves_the_others_only_where_it_differs_beyond_noise() -> None:
