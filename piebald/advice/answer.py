@@ -21,10 +21,10 @@ from piebald.advice.ensemble import Ensemble
 from piebald.advice.evidence import Checked, Evidence, Loser, Pays
 from piebald.advice.families import title_of
 from piebald.advice.more_data import More, outlook, sentences
-from piebald.advice.screen import Part, fitting, screen, short, wrap
+from piebald.advice.screen import Part, fitting, screen, short
 from piebald.advice.tuning.budget import Cost
 from piebald.core.errors import SettingError
-from piebald.core.plain_text import printable
+from piebald.core.plain_text import printable, wrap
 from piebald.methods import recipes
 from piebald.methods.recipe import Recipe
 from piebald.privacy.secure_aggregation.transform import SecureAggregation

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
-from piebald.core.plain_text import printable
+from piebald.core.plain_text import WIDTH, cut, wrap
 
-WIDTH, LINES = 80, 24  # columns and lines of a terminal
+LINES = 24  # of a terminal
 INDENT = 10  # columns of a heading
 _NAME = 26  # columns of a client's name
-_MORE = "\N{HORIZONTAL ELLIPSIS}"
 
 Part = tuple[str, str, int]  # a heading, its paragraph, and the lines that it may have however much others have
 
@@ -35,21 +33,6 @@ def screen(parts: Sequence[Part]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def wrap(text: str, width: int = WIDTH, most: int | None = None) -> list[str]:
-    """Return a paragraph in lines of a width in columns; what goes beyond the most lines is cut.
-
-    Examples:
-        >>> wrap("Nobody gains beyond chance", 14, 1)
-        ['Nobody gains…']
-    """
-    from rich.cells import cell_len
-
-    text = printable(text)
-    # letters of East Asia take two columns, so a line holds fewer of them, half as many at worst
-    letters = max(width // 2, width - (cell_len(text) - len(text)))
-    return textwrap.wrap(text, letters, max_lines=most, placeholder=_MORE)
-
-
 def fitting(items: Sequence[str], columns: int) -> str:
     """Return as many items as fit into so many columns, and the number of the others.
 
@@ -69,7 +52,4 @@ def fitting(items: Sequence[str], columns: int) -> str:
 
 def short(name: str) -> str:
     """Return a client's name in at most 26 columns."""
-    from rich.cells import cell_len, chop_cells
-
-    name = printable(name)
-    return name if cell_len(name) <= _NAME else f"{chop_cells(name, _NAME - 1)[0]}{_MORE}"
+    return cut(name, _NAME)

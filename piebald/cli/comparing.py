@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from piebald.cli.printing import print_table
-from piebald.core.plain_text import printable
+from piebald.core.plain_text import WIDTH, cut, printable, wrap
 from piebald.report.comparison import Comparison
 from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.findings import notes
 from piebald.report.page.wording import MINUS, MetricFormat, is_significant, megabytes, names
 from piebald.report.row_noise import row_differences
 
-_WIDTH = 80
 _SHORTEST = 8  # letters of a label
 
 
@@ -38,10 +37,12 @@ def print_comparison(comparison: Comparison, wide: bool) -> None:
         print_table(list(divisions[0]), [list(row.values()) for row in divisions])
     sentences = [comparison.headline() + ".", *notes(comparison), *_notes(comparison, rows)]
     sentences += [budget["meaning"] for budget in comparison.privacy]
-    print("\n" + "\n".join(_wrapped(line) for line in sentences if line))
+    print("\n" + "\n".join(row for line in sentences for row in wrap(line)))
 
 
 def _print_narrow(comparison: Comparison, rows: list[dict[str, Any]], pairs: Mapping[str, Mapping[str, Any]]) -> None:
+    from rich.cells import cell_len
+
     shown, base = MetricFormat(comparison.metric), base_of(comparison)
     body: list[list[str]] = []
     for row in rows:
@@ -55,11 +56,10 @@ def _print_narrow(comparison: Comparison, rows: list[dict[str, Any]], pairs: Map
     base_name = "alone" if base == comparison.made_by("local") else base
     head = ["label", shown.name, f"against {base_name}", "worst tenth", "MB"]
     body = [[_plain(cell) for cell in cells] for cells in body]
-    room = _WIDTH - sum(max(len(printable(cells[column])) for cells in [head, *body]) + 2 for column in range(2, 5))
-    room -= max(len(cells[1]) for cells in [head, *body]) + 2
-    head[2] = _cut(head[2], len(head[2]) + min(0, room - _SHORTEST))
+    room = WIDTH - sum(max(cell_len(printable(cells[column])) for cells in [head, *body]) + 2 for column in range(1, 5))
+    head[2] = cut(head[2], cell_len(printable(head[2])) + min(0, room - _SHORTEST))
     for cells in body:
-        cells[0] = _cut(printable(cells[0]), max(_SHORTEST, room))
+        cells[0] = cut(cells[0], max(_SHORTEST, room))
     print_table(head, body)
 
 
@@ -115,16 +115,6 @@ def _losers(comparison: Comparison, base: str) -> str:
     tested = [gaps[name].p * len(behind) for name in behind if name in gaps]
     chance = ", none beyond the chance of its rows" if len(tested) == len(behind) and min(tested) >= ERROR_RATE else ""
     return f"Worse with {best} than with {base}{seeds}: {names(listed)}{chance}."
-
-
-def _wrapped(text: str) -> str:
-    import textwrap
-
-    return textwrap.fill(printable(text), _WIDTH)
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: max(most, 1) - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def _plain(text: str) -> str:

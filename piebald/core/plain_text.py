@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import textwrap
 import unicodedata
 import warnings
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ _SEQUENCE = re.compile(  # what terminals take for a command (ECMA-48), with 7-b
     "|(?:\x1b[\\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)?"  # titles, links, device strings
     "|\x1b[ -/]*[0-~]"  # all others
 )
+WIDTH = 80  # columns of a terminal
+_MORE = "\N{HORIZONTAL ELLIPSIS}"
 _UNPRINTED = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}  # controls, invisible formats and overrides of direction, surrogates
 
 
@@ -58,3 +61,31 @@ def printable(text: object, longest: int | None = None) -> str:
         if letter.isspace() or unicodedata.category(letter) not in _UNPRINTED
     )
     return " ".join(visible.split())[:longest]
+
+
+def wrap(text: str, width: int = WIDTH, most: int | None = None) -> list[str]:
+    """Return a paragraph in lines of a width in columns of a terminal; what goes beyond the most lines is cut.
+
+    Examples:
+        >>> wrap("Nobody gains beyond chance", 14, 1)
+        ['Nobody gains…']
+    """
+    from rich.cells import cell_len
+
+    text = printable(text)
+    # letters of East Asia take two columns, so a line holds fewer of them, half as many at worst
+    letters = max(width // 2, width - (cell_len(text) - len(text)))
+    return textwrap.wrap(text, letters, max_lines=most, placeholder=_MORE)
+
+
+def cut(text: object, columns: int) -> str:
+    """Return one line of text in at most so many columns of a terminal.
+
+    Examples:
+        >>> cut("university hospital", 11), cut("東京都", 5)
+        ('university…', '東京…')
+    """
+    from rich.cells import cell_len, chop_cells
+
+    line = printable(text)
+    return line if cell_len(line) <= columns else f"{chop_cells(line, max(columns, 2) - 1)[0]}{_MORE}"

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import html
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 
 import piebald
 from piebald import models, partition
 from piebald.cli.comparing import print_comparison
 from piebald.core.errors import RunFolderError
+from piebald.core.plain_text import printable
+from piebald.methods import recipes
 from piebald.report.comparison import Comparison
 from piebald.report.findings import partly_scored
 from piebald.report.naive import balanced, imbalance
+from piebald.report.page.report_page import render
 from piebald.storage.row_values import packed, unpacked
 
 NOISE = np.random.default_rng(0)
@@ -139,3 +145,41 @@ def test_a_site_of_one_row_neither_raises_balanced_accuracy_nor_is_called_imbala
     said = imbalance(counts(tiny=[[1, 0], [0, 0]], big=[[80, 0], [20, 0]]))
     assert "at big, so look at balanced accuracy: x 52.4%" in said  # (0.5 + 0.05 * 1) / 1.05
     assert said.endswith("one class for every row at most 52.4%.")
+
+
+ODD = ["<b>a & 'b'</b> [red]x[/red]", "東京都立広域医療センター" * 3, "50 %\tof\x1b[31m{0}"]
+
+
+@pytest.mark.parametrize("clients", [1, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("rate", [1e-9, 0.5])  # the smaller one ties all methods
+def test_the_sentence_is_the_same_in_every_place_whatever_methods_are_called(
+    clients: int, rate: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = np.random.default_rng(0)
+    parts = {
+        f"site <{n}>": {
+            split: (x := draw.normal(size=(30, 3)).astype("float32"), (x[:, 0] > 0).astype("int64"))
+            for split in ("train", "test")
+        }
+        for n in range(clients)
+    }
+    methods = {
+        ODD[0]: recipes.fedavg(lr=rate), ODD[1]: recipes.fedprox(lr=rate, mu=0.0), ODD[2]: recipes.local(lr=rate),
+        "failed & gone": recipes.fedavg(lr=rate),
+    }  # fmt: skip
+    made = piebald.compare(methods, partition.clients_from(parts), models.build_model("logistic", (3,), 2), rounds=2)
+    made.by_label["failed & gone"][0].__dict__["per_client"] = {}
+    sentence, title = made.headline(), made.title()
+    assert sentence.endswith("; failed & gone has no score")
+    assert made.verdict is not None
+    assert made.verdict.plain()["sentence"] == sentence
+    assert sentence in repr(made)
+    assert html.escape(sentence) in made._repr_html_()
+    print_comparison(made, wide=False)
+    printed = capsys.readouterr().out
+    assert max(cell_len(line) for line in printed.splitlines()) <= 80
+    without_spaces = "".join(printed.split())
+    assert "".join(printable(sentence).split()) in without_spaces
+    page = "".join(html.unescape(re.sub(r"<[^>]*>", " ", render(made))).split())
+    rest = sentence.removeprefix(title).removeprefix("; ")
+    assert {"".join(title.split()) in page, "".join(rest.split()) in page} == {True}
