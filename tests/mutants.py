@@ -122,7 +122,6 @@ KNOWN = [  # file, function, what stands there once, and what is put in its plac
 ]
 
 REASONS = {  # by the names of mutants that survive and may: most are the same program in other words
-    "cohort._cohort:bound:2": "a cohort of 1.0 is a whole number",
     "positions._from_gaps:swap:2": "a body that is too short has too few ones, which is refused two lines later",
     "candidates.ClientCandidates.__init__:max(self.shared - 1, 0)": "where nothing is shared there is one model, "
     "and the last is the first",

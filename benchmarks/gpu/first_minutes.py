@@ -81,7 +81,7 @@ def small_blocks() -> Any:
 
 def numbers_at_once() -> Any:
     """Numbers read for each stack, not for each cohort."""
-    from piebald.engines.deferred_reads import LaterNumbers
+    from piebald.engines.device_copies import LaterNumbers
 
     add = LaterNumbers.add
 

@@ -20,7 +20,7 @@ from methods import ALONE, POOLED
 from standings import standings
 from tiers import Entrants
 
-from piebald.storage.row_values import unpacked
+from piebald.storage.schema import unpacked_values
 
 sys.path.append(str(Path(__file__).parents[1] / "advise"))
 import known
@@ -76,7 +76,7 @@ def _entries(federation: Entrants, rows: Mapping[str, Sequence[int]], folder: Pa
 def _points(right: str | Sequence[float], sizes: Sequence[int]) -> Any:
     """Points [1, clients] of the clients that have rows, from single rows or the numbers of right ones."""
     if isinstance(right, str):
-        right = [part.sum() for part in np.split(unpacked(right), np.cumsum(sizes)[:-1])]
+        right = [part.sum() for part in np.split(unpacked_values(right), np.cumsum(sizes)[:-1])]
     return np.array([[100 * number / size for number, size in zip(right, sizes, strict=True) if size]])
 
 

@@ -24,7 +24,7 @@ from piebald.core.metrics import Concordance
 from piebald.data.clients.pooled_clients import Lists
 from piebald.data.partition.three_way_split import SPLITS
 from piebald.runtimes import Simulator
-from piebald.storage.row_values import packed
+from piebald.storage.schema import packed_values
 
 PUBLIC_ROWS = 100
 EVERY = 4  # rounds between evaluations, of which the best by validation rows is kept
@@ -105,7 +105,7 @@ def _of_versions(run: Any, clients: Any, pooled: bool) -> dict[str, Any]:
     # a client without validation rows has none that are right
     shares = [right.get(0 if pooled else client, 0.0) for client in range(len(sizes))]
     validation = [round(share * size, 2 if pooled else 0) for share, size in zip(shares, sizes, strict=True)]
-    return {"validation": validation, "test": packed(values), "version": version}
+    return {"validation": validation, "test": packed_values(values), "version": version}
 
 
 def _of_clients(run: Any, metric: str, split: str, version: int) -> dict[int, float]:
@@ -200,4 +200,4 @@ def about(clients: Any) -> dict[str, Any]:
     for client in numbers:
         most = torch.bincount(clients.rows(client, "train").y).argmax()
         naive.append((clients.rows(client, "test").y == most).numpy())
-    return known | {"naive": packed(np.concatenate(naive).astype(float))}
+    return known | {"naive": packed_values(np.concatenate(naive).astype(float))}

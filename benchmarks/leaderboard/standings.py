@@ -16,7 +16,7 @@ from tiers import FEDERATIONS, SMALL, Entrants
 
 from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.paired import Difference, Scores
-from piebald.storage.row_values import unpacked
+from piebald.storage.schema import unpacked_values
 
 NOT_FEDERATED = (NAIVE, POOLED)
 
@@ -159,7 +159,7 @@ def _scores(tests: Sequence[str | list[int]], known: Mapping[str, Any]) -> Score
     sizes, ends, rows, values = known["test"], np.cumsum(known["test"])[:-1], {}, []
     for seed, test in zip(SEEDS, tests, strict=True):
         if isinstance(test, str):
-            parts = dict(zip(known["clients"], np.split(unpacked(test), ends), strict=True))
+            parts = dict(zip(known["clients"], np.split(unpacked_values(test), ends), strict=True))
             rows |= {(seed, client): part for client, part in parts.items()}
             values.append([part.mean() if len(part) else np.nan for part in parts.values()])
         else:

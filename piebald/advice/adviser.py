@@ -35,9 +35,9 @@ from piebald.experiments.file import ExperimentSettings
 from piebald.methods.clustering.single_cluster import SingleCluster
 from piebald.methods.recipe import Recipe
 from piebald.methods.sharing.layers import Full
-from piebald.report.naive import imbalance
 from piebald.report.page.wording import names, plural
 from piebald.report.paired import Scores, difference, probability_within
+from piebald.report.row_noise import imbalance
 from piebald.report.tables import History
 from piebald.report.verdict import ScoreVerdict
 from piebald.runs.prepare import Model

@@ -31,7 +31,7 @@ def report(
     for folder in runs:
         check_run(folder)
     if len(runs) == 1 and is_transfer(runs[0]):
-        from piebald.vertical.transfer_page import write_page
+        from piebald.vertical.transfer_results import write_page
 
         files = [str(file) for file in write_page(runs[0], out)]
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
@@ -15,10 +15,6 @@ from piebald.core.discovery import public_classes
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.references import Reference
 from piebald.core.wording import sentence
-
-if TYPE_CHECKING:
-    pass
-
 
 S = TypeVar("S", bound="Settings")
 
@@ -105,7 +101,22 @@ class Registry(dict[str, dict[str, "type[Component]"]]):
         return super().values()
 
 
-class Settings(BaseModel):
+class WordedModel(BaseModel):
+    """A model whose invalid values are a `SettingError` in plain English."""
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise SettingError(sentence(error, self.in_words(), type(self).model_fields)) from None
+
+    @classmethod
+    def in_words(cls) -> str:
+        """Return what messages call the table."""
+        return cls.__name__.lower()
+
+
+class Settings(WordedModel):
     """A frozen table of settings, which can be made in Python as well as from a file.
 
     Raises:
@@ -126,14 +137,10 @@ class Settings(BaseModel):
                     fields[name] = list(value) if isinstance(value, list | tuple) else value
             except ValueError as error:
                 raise SettingError(f"{subject}: {name} {error}") from None
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise SettingError(sentence(error, subject, type(self).model_fields)) from None
+        super().__init__(**fields)
 
     @classmethod
     def in_words(cls) -> str:
-        """Return what messages call the table."""
         return "a table"
 
 

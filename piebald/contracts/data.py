@@ -7,19 +7,15 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
 
 from piebald.core import pytree
 from piebald.core.errors import SettingError
+from piebald.core.pytree import Tree
 from piebald.core.stored_vectors import raw
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from piebald.core.pytree import Tree
-
 
 C = TypeVar("C")
 R = TypeVar("R")

@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
+from torch import Tensor
 
 from piebald.contracts.component import Component
 from piebald.contracts.data import Rows, Split
+from piebald.contracts.model_spec import ModelSpec
 from piebald.contracts.training import ClientContext, TrainInput, TrainOutput, Trains
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from piebald.contracts.model_spec import ModelSpec
 
 MOST_ROWS = 1 << 40  # rows of a client, and steps of a task, at most: sums of many still fit 64 bits
 _TYPES = ("torch.float32", "torch.uint8", "torch.int32", "torch.int64")  # of vectors that a query checks itself

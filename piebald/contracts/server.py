@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
 
 from piebald.contracts.component import Component
 from piebald.contracts.messages import PartialSum, Query, Update
+from piebald.contracts.model_spec import ModelSpec
 from piebald.contracts.runtime import Checkpoint
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from piebald.contracts.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)

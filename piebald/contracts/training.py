@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from piebald.contracts.data import Split
-from piebald.contracts.local_step import PLAIN_STEP, LocalStep
-from piebald.contracts.passes import PLAIN_PASSES, PassSettings
-from piebald.core.parameters import pad
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from piebald.contracts.data import Rows
-    from piebald.contracts.passes import LocalLoss, RowOutputs
-    from piebald.core.parameters import Part
+from piebald.contracts.data import Rows, Split
+from piebald.contracts.local_step import PLAIN_PASSES, PLAIN_STEP, LocalLoss, LocalStep, PassSettings, RowOutputs
+from piebald.core.parameters import Part, pad
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +45,12 @@ class TrainInput:
         if not self.statistics:
             return change
         return pad(change[:, : self.shared - self.statistics], self.shared)
+
+    def answered(
+        self, *, vectors: Mapping[str, Tensor] | None = None, metrics: Mapping[str, Tensor] | None = None
+    ) -> TrainOutput:
+        """Return the answer to a query, for which nothing was trained."""
+        return TrainOutput(self.model, torch.zeros(len(self.versions)), vectors or {}, {}, metrics or {})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from piebald.core.errors import SettingError, shown
 from piebald.core.parameters import Layout, copied
 from piebald.core.randomness import generator
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True, eq=False)

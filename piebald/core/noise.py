@@ -18,17 +18,14 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from torch import Tensor
 
 from piebald.core.machine import float64_device, moved
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 KEY = 32  # bytes of a key
 

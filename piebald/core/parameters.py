@@ -34,7 +34,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from piebald.core.arguments import checked_class
 from piebald.core.errors import ParameterError, unknown
 from piebald.core.machine import moved
-from piebald.core.reading.tensors import opened_tensors
+from piebald.core.reading.packed import opened_tensors
 from piebald.core.stored_vectors import raw
 
 M = TypeVar("M", bound=nn.Module)

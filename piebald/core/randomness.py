@@ -10,14 +10,9 @@ import contextlib
 import hashlib
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    pass
-
 
 _LARGEST = (1 << 64) - 1  # of a whole number among the words
 

@@ -1,20 +1,24 @@
-"""Named vectors that lie in a file and are read when they are asked for, so that many long ones take no memory."""
+"""Arrays and named vectors that lie in files and are read when they are needed, so that they take no memory."""
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from piebald.core.errors import RuntimeFault
+from piebald.core.errors import RuntimeFault, SettingError
 
 LARGE = 1 << 17  # bytes: what takes less is kept in memory
 
@@ -168,3 +172,49 @@ class NamelessFile:
             if not (count := os.preadv(self._handle, [room], start)):
                 raise RuntimeFault("a file of vectors is shorter than it was: run this again")
             room, start = room[count:], start + count
+
+
+MOST_IN_MEMORY = 1 << 26  # bytes of an array that stays in memory
+CELLS = 1 << 22  # of a table that are read at once
+BLOCK = 1 << 17  # rows that are worked on at once, so that what is made on the way takes no more memory for more rows
+
+
+def large_array(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
+    """Return an array without values, in a file without a name where it is large; the file is gone with the array.
+
+    Raises:
+        SettingError: the disk has no room for it.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if size <= MOST_IN_MEMORY:
+        return np.empty(shape, dtype)
+    try:
+        with tempfile.TemporaryFile() as file:
+            _reserve(file.fileno(), size)
+            return np.asarray(np.memmap(file, dtype, "r+", shape=tuple(shape)))
+    except OSError as error:
+        raise SettingError(
+            f"a large table needs {size / 2**30:.1f} GB of temporary files, for which {tempfile.gettempdir()} has no "
+            f"room: set TMPDIR to a folder of a larger disk ({error})"
+        ) from None
+
+
+def _reserve(handle: int, size: int) -> None:
+    """Take room for a file now, since a disk that is full later would end the process without a word."""
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(handle, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # of file systems that cannot
+                raise
+
+
+def blocks(rows: int, size: int = 0) -> Iterator[slice]:
+    """Yield slices of so many rows, `BLOCK` by default, that cover all rows; an empty one where there are none."""
+    size = size or BLOCK
+    return (slice(first, min(first + size, rows)) for first in range(0, max(rows, 1), size))
+
+
+def rows_at_once(columns: int) -> int:
+    """Return how many rows of so many columns are read at once."""
+    return max(CELLS // max(columns, 1), 1)

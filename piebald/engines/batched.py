@@ -27,8 +27,7 @@ from piebald.engines.factored.factors import ClientRowFactor
 from piebald.engines.factored.vectors import FactoredVectors
 from piebald.engines.row_loader import Gathered, Places
 from piebald.engines.sequential import SequentialEngine
-from piebald.engines.sgd_step import SgdRun
-from piebald.engines.step_rows import PassRows, lay_out_rows
+from piebald.engines.sgd_step import PassRows, SgdRun, lay_out_rows
 from piebald.engines.vmapped import Leaves, VmappedEngine, restored_order, rows_of
 
 # Keeping factors costs products of a client's rows with one another: R^2 (in + out) multiplications in each direction

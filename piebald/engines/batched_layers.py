@@ -18,7 +18,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from piebald.core.parameters import Layout, Slot, copied
-from piebald.engines.device_layers import rows_first
+from piebald.engines.device_copies import rows_first
 from piebald.engines.factored.factors import Factor, Weights
 
 
@@ -168,9 +168,8 @@ class FactoredDense(Layer):
         rows so far, [c, b, b'] each; x is kept.
         """
         count, ahead, shares = len(x), self.ahead, self.batched_pass.shares
-        if (
-            ahead is None or (x.data_ptr(), x._version) != self.batched_pass.batch
-        ):  # not these rows: perhaps dropout came in between
+        # not these rows: perhaps dropout came in between
+        if ahead is None or (x.data_ptr(), x._version) != self.batched_pass.batch:
             self.ahead = None
             self.x.append(x)
             out, *shifted = [start.times(x) for start in self.starts]

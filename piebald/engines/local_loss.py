@@ -16,7 +16,7 @@ from piebald.core import pytree
 from piebald.core.input_statistics import InputHooks
 from piebald.core.losses import Loss, mean_over_rows
 from piebald.core.parameters import copied, head
-from piebald.engines.device_layers import fit_to_device
+from piebald.engines.device_copies import fit_to_device
 
 
 class LossEvaluator:

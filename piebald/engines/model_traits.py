@@ -66,9 +66,8 @@ def probe(work: ClientWork, rows: Rows) -> Traits:
         except Exception as error:  # whatever the user's own code may raise
             raise_if_lost(error, device)
             reason = _first_line(error)
-            if (
-                outputs is not None and loss is None and isinstance(error, RuntimeError | TypeError)
-            ):  # in words of torch or of Python
+            # in words of torch or of Python
+            if outputs is not None and loss is None and isinstance(error, RuntimeError | TypeError):
                 reason = (
                     "the loss cannot take (outputs, targets), outputs being "
                     f"{pytree.described(outputs)}: give targets and outputs the shapes that it needs, or another loss"

@@ -15,8 +15,8 @@ from piebald.core.errors import TOO_LONG, RuntimeFault
 from piebald.core.machine import float64_device, moved
 from piebald.core.parameters import nbytes
 from piebald.core.randomness import key, long_key
-from piebald.engines.deferred_reads import LaterNumbers
-from piebald.engines.factored.sum_terms import KnownProducts
+from piebald.engines.device_copies import LaterNumbers
+from piebald.engines.factored.factors import KnownProducts
 from piebald.engines.factored.vectors import FactoredVectors, to_dense
 from piebald.engines.sequential import SequentialEngine as Engine
 from piebald.engines.stack import PRIVATE, ClientStack, RunningSum, StackResult

@@ -10,20 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from piebald.contracts import PassSettings, Rows, SgdOutcome, Split
+from piebald.contracts import PassSettings, Rows, SgdOutcome, Split, UpdateRule
 from piebald.contracts.local_step import Gradients
 from piebald.core import pytree
 from piebald.core.losses import mean_over_rows
-from piebald.core.parameters import copied
+from piebald.core.parameters import Layout, Slot, copied
 from piebald.core.targets import IGNORED
 from piebald.engines.keyed_dropout import KeyedDropout
 from piebald.engines.local_loss import LossEvaluator
-from piebald.engines.reference_client import ReferenceClient
 from piebald.engines.row_gradients import noised, row_keys
 from piebald.engines.row_loader import augmented, pass_slices, planned_steps
 from piebald.engines.sequential import SequentialEngine, step_key
-from piebald.engines.sgd_step import SgdRun
-from piebald.engines.step_point import Hidden, no_hidden
+from piebald.engines.sgd_step import Hidden, SgdRun, no_hidden
+from piebald.engines.stepper import group_settings
+from piebald.methods.training.optimizers import Optimizer, RuleOptimizer
 
 
 class ReferenceEngine(SequentialEngine):
@@ -209,3 +209,154 @@ class _PlainPoint:
             for parameter in parameters
         ]
         return torch.tensor([loss]), [gradient.unsqueeze(0) for gradient in gradients]
+
+
+class ReferenceClient:
+    """The steps of one client in a run, along the gradients that its module holds.
+
+    Args:
+        run: the run.
+        row: which of its clients this is.
+        module: the client's module.
+        layout: layout of the module.
+        planned: steps that the client will come to.
+
+    Attributes:
+        scaler: torch's own scaler of the loss, which does nothing unless passes are in float16.
+    """
+
+    def __init__(self, run: SgdRun, row: int, module: nn.Module, layout: Layout, planned: int) -> None:
+        config = run.config
+        self.run, self.row, self.module = run, row, module
+        self.slots = layout.parameters(config.part)
+        self.parameters = {slot.name: module.get_parameter(slot.name) for slot in self.slots}
+        self.lr = float(config.lr[row]) if isinstance(config.lr, Tensor) else config.lr
+        has_velocity = "velocity" in run.state
+        self.velocity = run.state["velocity"][row].clone() if has_velocity else torch.zeros(layout.size)
+        self.rule = None if config.rule is None else ReferenceOptimizer(run, row, module, layout, planned)
+        passes = config.passes
+        self.scaler = torch.amp.GradScaler("cpu", passes.loss_scale, enabled=passes.precision == "float16")
+        self._optimizer = _Steps(list(self.parameters.values()), self._update)
+        self._taken, self._made = 0, False
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss to those of the module."""
+        torch.autograd.backward(self.scaler.scale(loss))
+
+    def step(self, taken: int) -> bool:
+        """The step after `taken` others, or none where the scaler skips it; whether it was made."""
+        self._taken, self._made = taken, False
+        self.scaler.step(self._optimizer)
+        self.scaler.update()
+        return self._made
+
+    def _update(self) -> None:
+        self._made = True
+        run, config = self.run, self.run.config
+        with torch.no_grad():
+            for slot in self.slots:
+                if not run.prox or run.prox_center is None:
+                    continue
+                away = self.parameters[slot.name] - run.prox_center[self.row][slot.start : slot.stop].view(slot.shape)
+                grad = self.parameters[slot.name].grad
+                self.parameters[slot.name].grad = run.prox * away if grad is None else grad + run.prox * away
+        if config.clip is not None:
+            torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), config.clip)
+        with torch.no_grad():
+            for slot in self.slots:
+                here, w = slice(slot.start, slot.stop), self.parameters[slot.name]
+                g = torch.zeros_like(w) if w.grad is None else w.grad
+                if run.correction is not None:
+                    g = g + run.correction[self.row][here].view(slot.shape)
+                if self.rule is not None:
+                    w.grad = g
+                    continue
+                g = g + config.weight_decay * w
+                self.velocity[here] = config.momentum * self.velocity[here] - self.lr * g.flatten()
+                w.add_(self.velocity[here].view(slot.shape))
+        if self.rule is not None:
+            self.rule.step(self._taken)
+
+    def ended(self, made: int) -> dict[str, Tensor]:
+        """The optimizer's state [p] after so many steps."""
+        if self.rule is not None:
+            return self.rule.ended(made)
+        return {"velocity": self.velocity} if self.run.keeps_velocity else {}
+
+
+class _Steps(torch.optim.Optimizer):
+    """The optimizer that a `GradScaler` steps, with a function in place of an optimizer's update."""
+
+    def __init__(self, parameters: list[nn.Parameter], update: Callable[[], None]) -> None:
+        super().__init__(parameters, {})
+        self._update = update
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self._update()
+
+
+class ReferenceOptimizer:
+    """The optimizer of one client in a run with a rule.
+
+    Args:
+        run: the run.
+        row: which of its clients this is.
+        module: the client's module; its parameters are stepped along their gradients.
+        layout: layout of the module.
+        planned: steps that the client will take.
+    """
+
+    def __init__(self, run: SgdRun, row: int, module: nn.Module, layout: Layout, planned: int) -> None:
+        config, rule = run.config, run.config.rule
+        assert rule is not None
+        self.run, self.planned = run, planned
+        parameters, settings = dict(module.named_parameters()), group_settings(config, module)
+        self.slots = layout.parameters(config.part)
+        self.parameters = [parameters[slot.name] for slot in self.slots]
+        self.settings = [settings.get(slot.name, (1.0, config.weight_decay)) for slot in self.slots]
+        self.lr = float(config.lr[row]) if isinstance(config.lr, Tensor) else config.lr
+        self.behind = float(run.state["step"][row]) if "step" in run.state else 0.0
+        self.names = [vector.name for vector in rule.state_vectors(config.momentum)]
+        self.vectors = {
+            vector.name: torch.full((layout.size,), vector.start) for vector in rule.state_vectors(config.momentum)
+        }
+        self.vectors |= {name: run.state[name][row].clone() for name in self.names if run.state}
+        self.torch = self._torch(rule, config.momentum)
+
+    def _torch(self, rule: UpdateRule, momentum: float) -> torch.optim.Optimizer:
+        pairs = zip(self.parameters, self.settings, strict=True)
+        groups = [
+            {"params": [parameter], "lr": self.lr * share, "weight_decay": decay} for parameter, (share, decay) in pairs
+        ]
+        if isinstance(rule, Optimizer):
+            optimizer = rule.as_torch(groups, self.lr, 0.0, momentum)
+        else:
+            optimizer = RuleOptimizer(groups, rule, self.lr, 0.0, momentum)
+        if self.behind or not isinstance(rule, Optimizer):
+            for slot, parameter in zip(self.slots, self.parameters, strict=True):
+                state = {name: _part(vector, slot).clone() for name, vector in self.vectors.items()}
+                optimizer.state[parameter] = {"step": torch.tensor(self.behind), **state}
+        return optimizer
+
+    def step(self, taken: int) -> None:
+        """One step after `taken` others, along the parameters' `grad`."""
+        schedule = self.run.config.schedule
+        factor = 1.0 if schedule is None else schedule.factor(taken, self.planned)
+        for group, (share, _) in zip(self.torch.param_groups, self.settings, strict=True):
+            group["lr"] = self.lr * share * factor
+        self.torch.step()
+
+    def ended(self, steps: int) -> dict[str, Tensor]:
+        """The client's state [p] after so many steps in this run, and "step" [1]."""
+        if not self.names:
+            return {}
+        for slot, parameter in zip(self.slots, self.parameters, strict=True):
+            state = self.torch.state[parameter]
+            for name in self.names:
+                if state.get(name) is not None:
+                    _part(self.vectors[name], slot).copy_(state[name])
+        return self.vectors | {"step": torch.tensor([self.behind + steps])}
+
+
+def _part(vector: Tensor, slot: Slot) -> Tensor:
+    return vector[slot.start : slot.stop].view(slot.shape)

@@ -225,9 +225,8 @@ class RowLoader:
             coming = [fetched[client] for fetched in self._coming if split == "train" and client in fetched]
             if coming and coming[0].exception() is None:
                 return coming[0].result()
-            return self._fetch(
-                client, split
-            )  # it may have failed in the other thread only; otherwise the error is raised here
+            # it may have failed in the other thread only; otherwise the error is raised here
+            return self._fetch(client, split)
         if split == "test":
             rows = self.clients.common
         else:

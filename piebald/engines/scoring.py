@@ -20,7 +20,7 @@ from piebald.core.metrics import REPLICATES
 from piebald.core.objective import METRICS, OBJECTIVES, has_value_for_each
 from piebald.core.parameters import Layout
 from piebald.core.targets import IGNORED, TargetDomain
-from piebald.engines.device_layers import fit_to_device
+from piebald.engines.device_copies import fit_to_device
 from piebald.engines.model_traits import Traits
 from piebald.engines.row_loader import Gathered, RowLoader
 from piebald.methods.client_work import ClientWork
@@ -85,7 +85,7 @@ class ScoringEngine:
     def shaped(self, x: Any) -> Any:
         """On the CPU, images in channels-last format, on which torch's pooling and convolution are much faster there.
 
-        On a GPU they stay as they are: in float32 cuDNN was slower so, and see `device_layers.rows_first`.
+        On a GPU they stay as they are: in float32 cuDNN was slower so, and see `device_copies.rows_first`.
         """
         return pytree.mapped(_channels_last, x) if self._conv2d and self.device.type == "cpu" else x
 

@@ -42,9 +42,8 @@ from piebald.engines.row_loader import (
     planned_steps,
 )
 from piebald.engines.scoring import bind
-from piebald.engines.sgd_step import LossScale, SgdRun, plain_step
+from piebald.engines.sgd_step import Hidden, LossScale, SgdRun, gradients_of_one, plain_step
 from piebald.engines.static_buffers import StaticBuffers, StepTables, padded, vectors_of
-from piebald.engines.step_point import Hidden, gradients_of_one
 from piebald.engines.stepper import GroupSpan, Stepper, TableStepper, joined, tensor_spans
 from piebald.methods.client_work import ClientWork
 
@@ -104,9 +103,8 @@ class SequentialEngine(ClippingEngine):
         self._names = [slot.name for slot in work.layout.slots if not slot.buffer]
         self._evaluator: LossEvaluator | None = None
         self._checkpointing: Checkpointing | None = None
-        self._tensor_spans: dict[
-            object, tuple[GroupSpan, ...]
-        ] = {}  # by what they depend on: patterns are slow to match
+        # by what they depend on: patterns are slow to match
+        self._tensor_spans: dict[object, tuple[GroupSpan, ...]] = {}
         self._own_engines: dict[int, SequentialEngine] = {}
         self._beside: list[SequentialEngine] = []  # what trains on further lanes
         self._trained: nn.Module = self.module  # in training: the module, or what it was compiled to

@@ -1,19 +1,26 @@
-"""One step of SGD on flat vectors, for one client or a stack: the only place where Metis' eq. 2 is written.
+"""One step of SGD for a stack of clients, on flat vectors: its rows, its gradients, and Metis' eq. 2.
 
 Passes in float16 have a loss scale of their own, kept as by `torch.amp.GradScaler`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from piebald.contracts import LocalLoss, PassSettings, SgdConfig
+from piebald.contracts.local_step import Gradients, LocalStep
+from piebald.core.errors import RuntimeFault
 from piebald.core.machine import float64_device
+from piebald.engines.device_copies import BLOCK, Array, moved_together
 from piebald.engines.factored.vectors import to_dense
+from piebald.engines.row_loader import Places, RngKey
 from piebald.methods.training.optimizers import descend
 
 _GROWTH, _BACKOFF, _INTERVAL = 2.0, 0.5, 2000  # the defaults of GradScaler
@@ -194,3 +201,175 @@ class LossScale:
         self._not_finite.zero_()
         self.skipped += not sound
         return sound
+
+
+Hidden = Callable[[float, float], Gradients]  # from clip and deviation, see `contracts.StepPoint.hidden`
+
+
+def no_hidden(clip: float, deviation: float) -> Gradients:
+    """Refuse to hide rows whose batches and random numbers are no secret of the client."""
+    raise RuntimeFault("only a step with hides_rows = True may ask for hidden gradients: set that of its class")
+
+
+class StackPoint:
+    """A `contracts.StepPoint` of a stack.
+
+    Args:
+        w: the models [c, p] that the parameters are views of, perhaps with their buffers.
+        parameters: those that are trained, [c, ...] each.
+        first: losses and gradients at w; buffers take in the batch.
+        again: likewise, but for buffers that no view of w holds, which stay as they are.
+        hidden: noisy sums of clipped gradients, where single rows are hidden.
+    """
+
+    def __init__(
+        self,
+        w: Tensor,
+        parameters: Sequence[Tensor],
+        first: Callable[[], Gradients],
+        again: Callable[[], Gradients],
+        hidden: Hidden | None = None,
+    ) -> None:
+        self._w, self._parameters, self._first, self._again = w, parameters, first, again
+        self._asked, self.hidden = False, hidden or no_hidden
+
+    def gradients(self, away: Iterable[Tensor] | None = None) -> Gradients:
+        """See `contracts.StepPoint`."""
+        if away is None and not self._asked:
+            self._asked = True
+            return self._first()
+        # buffers that lie in w are put back below; those that do not are left alone by `again`
+        compute, self._asked = self._again if self._asked else self._first, True
+        before = self._w.detach().clone()
+        with torch.no_grad():
+            for parameter, distance in zip(self._parameters, away or (), strict=away is not None):
+                parameter.detach().add_(distance)
+        result = compute()
+        with torch.no_grad():
+            self._w.copy_(before)
+        return result
+
+
+def gradients_of_one(
+    step: LocalStep,
+    w: Tensor,
+    parameters: Sequence[Tensor],
+    compute: Callable[[], tuple[Tensor, Sequence[Tensor]]],
+    hidden: Hidden | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the mean loss and the gradients of a step of one model [p], whose tensors have no axis of clients."""
+
+    def stacked() -> Gradients:
+        loss, gradients = compute()
+        return loss.unsqueeze(0), [gradient.unsqueeze(0) for gradient in gradients]
+
+    views = [parameter.unsqueeze(0) for parameter in parameters]
+    losses, gradients = step.gradients(StackPoint(w.unsqueeze(0), views, stacked, stacked, hidden))
+    return losses[0], [gradient[0] for gradient in gradients]
+
+
+Ranges = Callable[[list[int]], Iterator[tuple[int, int]]]
+StepKeys = Callable[[int, int, int], "list[int] | None"]
+
+
+class PassRows(NamedTuple):
+    """The rows of one pass, which some clients of the stack share.
+
+    Attributes:
+        lo, hi: these clients.
+        places: positions [c, b] of their rows, arrays or tensors on the device; short batches are filled up with their
+            first row.
+        mask: [c, b], 1 for real rows and 0 for those that fill up; None where all are real.
+        keys: their dropout keys [c], or None where the model has no dropout.
+        batch, rng_keys: the positions and the rng key of each client, on the host.
+    """
+
+    lo: int
+    hi: int
+    places: Any
+    mask: Any
+    keys: Any
+    batch: Sequence[Places]
+    rng_keys: Sequence[RngKey]
+
+
+def passes(
+    plans: Sequence[Sequence[Places]],
+    rng_keys: Sequence[RngKey],
+    ranges: Ranges,
+    keys: StepKeys,
+    device: torch.device,
+) -> Iterator[list[PassRows]]:
+    """The passes of each step.
+
+    Args:
+        plans: each client's mini-batches, those with most steps first.
+        rng_keys: each client's rng key.
+        ranges: which clients can share a pass, by the lengths of their batches.
+        keys: the dropout keys of clients lo to hi in a step, from (lo, hi, step).
+        device: where the rows are.
+    """
+    steps, waiting = list[list[PassRows]](), 0
+    for step in range(len(plans[0]) if plans else 0):
+        active = sum(len(plan) > step for plan in plans)
+        host_rows = list[PassRows]()
+        for lo, hi in ranges([len(plan[step]) for plan in plans[:active]]):
+            drawn_keys = keys(lo, hi, step)
+            batch = [plan[step] for plan in plans[lo:hi]]
+            drawn = None if drawn_keys is None else np.array(drawn_keys, dtype=np.int64)
+            host_rows.append(PassRows(lo, hi, *pad_rows(batch), drawn, batch, rng_keys[lo:hi]))
+            waiting += host_rows[-1].places.size
+        steps.append(host_rows)
+        if waiting >= BLOCK:
+            yield from _moved(steps, device)
+            steps, waiting = [], 0
+    yield from _moved(steps, device)
+
+
+def _moved(steps: list[list[PassRows]], device: torch.device) -> Iterator[list[PassRows]]:
+    """Some steps' passes on the device, by a copy each of positions, masks and keys."""
+    rows = [row for step in steps for row in step]
+    places = iter(moved_together([row.places for row in rows], device))
+    mask = iter(moved_together([row.mask for row in rows if row.mask is not None], device))
+    keys = iter(moved_together([row.keys for row in rows if row.keys is not None], device))
+    for step in steps:
+        yield [
+            row._replace(
+                places=next(places),
+                mask=None if row.mask is None else next(mask),
+                keys=None if row.keys is None else next(keys),
+            )
+            for row in step
+        ]
+
+
+def pad_rows(vectors: list[Places]) -> tuple[Array, Array | None]:
+    """Positions [c, b], short batches filled up with their first row, and a mask [c, b] of real rows (None: all)."""
+    lengths = np.fromiter(map(len, vectors), np.int64, len(vectors))
+    longest = max(1, int(lengths.max()))
+    if bool((lengths == longest).all()):
+        return np.stack(vectors), None
+    real = np.arange(longest) < lengths[:, np.newaxis]
+    firsts = np.array([part[0] if len(part) else 0 for part in vectors])
+    index = np.repeat(firsts[:, np.newaxis], longest, axis=1)
+    index[real] = np.concatenate(vectors)
+    return index, real.astype(np.float32)
+
+
+def lay_out_rows(plans: Sequence[Sequence[Places]]) -> tuple[Places, list[int]]:
+    """Lay out the positions of all steps' rows side by side.
+
+    Args:
+        plans: each client's mini-batches, those with most steps first.
+
+    Returns:
+        The positions [c, r], filled up as in `pad_rows`, and where each step begins and ends.
+    """
+    widths = [max(len(plan[step]) for plan in plans if len(plan) > step) for step in range(len(plans[0]))]
+    ends = [0, *itertools.accumulate(widths)]
+    index = np.empty((len(plans), ends[-1]), dtype=np.int64)
+    for row, plan in zip(index, plans, strict=True):
+        row[:] = plan[0][0] if plan else plans[0][0][0]
+        for batch, start in zip(plan, ends, strict=False):
+            row[start : start + len(batch)] = batch
+    return index, ends

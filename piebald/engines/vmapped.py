@@ -38,10 +38,8 @@ from piebald.engines.recorded_step import BY_HAND, Lane, side_by_side
 from piebald.engines.row_gradients import MAX_NUMBERS, noised, row_keys
 from piebald.engines.row_loader import Gathered, Places, RngKey, augmented
 from piebald.engines.sequential import SequentialEngine, step_key
-from piebald.engines.sgd_step import SgdRun, plain_step
+from piebald.engines.sgd_step import Hidden, PassRows, SgdRun, StackPoint, lay_out_rows, pad_rows, passes, plain_step
 from piebald.engines.static_buffers import StaticBuffers, StepTables, rows_at
-from piebald.engines.step_point import Hidden, StackPoint
-from piebald.engines.step_rows import PassRows, lay_out_rows, pad_rows, passes
 from piebald.engines.stepper import Stepper, TableStepper
 
 _STACK_SIZES = 2  # of which there are resident models

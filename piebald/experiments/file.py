@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import PrivateAttr, ValidationError
 
@@ -21,17 +21,13 @@ from piebald.data.preparation.preparation import Preparation
 from piebald.data.preparation.settings import PrepareSettings
 from piebald.experiments.clients import as_the_model_reads, clients_of, partition_of, wants_preparation
 from piebald.experiments.fields import ExperimentFields
-from piebald.experiments.models import models_of
 from piebald.experiments.plan import Plan, check_trackers, noise_of, question_section, runtime_of, stopping_criteria
-from piebald.experiments.recipes import located, recipes_of
+from piebald.experiments.recipes import located, models_of, recipes_of
+from piebald.experiments.run_models import Model
 from piebald.experiments.sections import file_text, place_source
 from piebald.methods.recipe import Recipe
 from piebald.settings.setting_places import of_document
 from piebald.settings.toml_document import Document, dumps
-
-if TYPE_CHECKING:
-    from piebald.experiments.run_models import Model
-
 
 log = logging.getLogger("piebald.experiments")
 

@@ -6,20 +6,18 @@ import itertools
 from collections.abc import Callable, Container, Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from piebald.contracts import Split
+from piebald.contracts.component import Component
 from piebald.core.arguments import SeedList
 from piebald.core.discovery import imported
 from piebald.core.errors import SettingError, shown
 from piebald.core.reading.files import settings_text
 from piebald.core.references import Text, is_reference
 from piebald.settings.toml_document import Document, Key
-
-if TYPE_CHECKING:
-    from piebald.contracts.component import Component
 
 
 class Section(BaseModel):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from piebald.contracts import MOST_ROWS, OwnChoice, Query, ResultForm, RowPrivacy, Split, Task, Update
 from piebald.contracts.model_spec import ModelSpec
@@ -15,9 +16,6 @@ from piebald.methods.training.base import Trainer
 from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.methods.transforms.bit_fields import Whole
 from piebald.methods.transforms.compression import Compressor, SendsSameNumbers, WireContext
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _NO_ROWS: Mapping[Split, int] = {"train": 0, "validation": 0, "test": 0}
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, field_validator, model_validator
 
 from piebald.contracts import Personalizes
-from piebald.contracts.component import Component
+from piebald.contracts.component import Component, WordedModel
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import SettingError, unknown
 from piebald.core.references import USERS, Text
-from piebald.core.wording import sentence
 from piebald.methods.aggregation.base import Aggregator
 from piebald.methods.aggregation.linear import (
     FixedShares,
@@ -33,7 +32,7 @@ from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.methods.transforms.compression import Compressor
 
 
-class Recipe(BaseModel):
+class Recipe(WordedModel):
     """Seven components, one for each question.  Frozen; combinations that cannot work are refused.
 
     Attributes:
@@ -80,12 +79,6 @@ class Recipe(BaseModel):
         "aggregation",
         "server_optimizer",
     )
-
-    def __init__(self, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise SettingError(sentence(error, "recipe", type(self).model_fields)) from None
 
     @field_validator("transforms", mode="before")
     @classmethod

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from piebald.data.embeddings.extractors import SqueezeNet as SqueezeNet
     from piebald.data.embeddings.extractors import embed as embed
     from piebald.data.embeddings.extractors import squeezenet as squeezenet
-    from piebald.models.batch_norm import Cnn1dBn as Cnn1dBn
-    from piebald.models.batch_norm import MlpBn as MlpBn
     from piebald.models.convolutional import Cnn1d as Cnn1d
+    from piebald.models.convolutional import Cnn1dBn as Cnn1dBn
     from piebald.models.convolutional import CnnBn as CnnBn
     from piebald.models.convolutional import LeafCnn as LeafCnn
+    from piebald.models.convolutional import Logistic as Logistic
     from piebald.models.convolutional import MetisCnn as MetisCnn
+    from piebald.models.convolutional import Mlp as Mlp
+    from piebald.models.convolutional import MlpBn as MlpBn
     from piebald.models.convolutional import SmallCnn as SmallCnn
-    from piebald.models.dense import Logistic as Logistic
-    from piebald.models.dense import Mlp as Mlp
     from piebald.models.gated import Conditioning as Conditioning
     from piebald.models.gated import GatedClassifier as GatedClassifier
     from piebald.models.gated import GatedCnn as GatedCnn
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from piebald.models.pretrained import pretrained as pretrained
     from piebald.models.resnet import Resnet18 as Resnet18
     from piebald.models.resnet import Resnet50 as Resnet50
-    from piebald.models.vgg import Vgg11 as Vgg11
+    from piebald.models.resnet import Vgg11 as Vgg11
     from piebald.models.wrappers import NearestNeighbours as NearestNeighbours
     from piebald.models.wrappers import StandardisedInputs as StandardisedInputs
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from piebald.core.errors import SettingError
 from piebald.core.model_settings import checked_network, shape, size, whole, widths
-from piebald.models.dense import FeatureClassifier
+from piebald.models.convolutional import FeatureClassifier
 
 
 class Offsets(nn.Module):

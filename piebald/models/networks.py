@@ -16,13 +16,10 @@ from piebald.core.model_settings import bounded_build
 from piebald.core.randomness import key, torch_seed
 from piebald.core.reading.files import memory
 from piebald.core.references import USERS, Reference
-from piebald.models.batch_norm import Cnn1dBn, MlpBn
-from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, MetisCnn, SmallCnn
-from piebald.models.dense import Logistic, Mlp
+from piebald.models.convolutional import Cnn1d, Cnn1dBn, CnnBn, LeafCnn, Logistic, MetisCnn, Mlp, MlpBn, SmallCnn
 from piebald.models.gated import GatedClassifier, GatedCnn, PlainClassifier
 from piebald.models.pretrained import pretrained
-from piebald.models.resnet import Resnet18, Resnet50
-from piebald.models.vgg import Vgg11
+from piebald.models.resnet import Resnet18, Resnet50, Vgg11
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn_1d": Cnn1d,

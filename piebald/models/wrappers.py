@@ -15,7 +15,7 @@ from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.input_statistics import InputHooks
 from piebald.core.parameters import head
-from piebald.methods.choice.neighbours import interpolated, neighbour_shares
+from piebald.methods.choice.knn_per import interpolated, neighbour_shares
 
 
 class NearestNeighbours(nn.Module):

@@ -15,12 +15,11 @@ from pydantic import Field
 
 from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError, unknown
-from piebald.privacy.several_runs import together
+from piebald.privacy.spending import together
 from piebald.report.learning_curves import Axis, Band, Over, Point, band_of, bands_of
-from piebald.report.naive import answers
 from piebald.report.page.markup import html_table
 from piebald.report.paired import Difference, Level, RowMoments, Scores, level, ranking
-from piebald.report.row_noise import COUNTED
+from piebald.report.row_noise import COUNTED, answers
 from piebald.report.tables import History, mean
 from piebald.report.verdict import ScoreVerdict, compared
 

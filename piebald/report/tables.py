@@ -28,9 +28,8 @@ from piebald.report.class_rows import ClassRow, Counts, class_rows, matrices
 from piebald.report.learning_curves import Over, Point
 from piebald.report.page.markup import html_table
 from piebald.report.paired import RowMoments
-from piebald.storage.row_values import unpacked
 from piebald.storage.run_folder import recorded_choices
-from piebald.storage.schema import COLUMNS, DATABASE
+from piebald.storage.schema import COLUMNS, DATABASE, unpacked_values
 from piebald.storage.store import RunStore
 
 if TYPE_CHECKING:
@@ -153,7 +152,7 @@ class History:
     def row_scores(self) -> list[dict[str, Any]]:
         """One row for each client and answer that needs no model ("naive", "naive_of_all") by each metric, for the
         single rows that its own model scored ("rows"), and for its scores at thresholds ("at_threshold", "at_half");
-        `row_values` is read by `storage.row_values.unpacked`.
+        `row_values` is read by `storage.schema.unpacked_values`.
         """
         return self._store.rows("row_score")
 
@@ -375,7 +374,7 @@ class History:
     def values_of_rows(self, answer: str = "rows", version: int | None = None) -> dict[int, NDArray[np.float64]]:
         """The main metric of each judged row [n] of each client, by its own model or by an answer that needs none."""
         rows = self._single(answer, self.metric, version)
-        return {row["client"]: unpacked(row["row_values"]) for row in rows if row["row_values"] is not None}
+        return {row["client"]: unpacked_values(row["row_values"]) for row in rows if row["row_values"] is not None}
 
     def moments_of_rows(self, answer: str | None = None) -> dict[int, RowMoments]:
         """What each site tells of the values of its rows, by its own model or by an answer that needs none."""

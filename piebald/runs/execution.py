@@ -15,24 +15,23 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import Clients, DismissesSites, Fleet
-from piebald.core.private_files import write_private
-from piebald.data.clients.prepared import gaps_by_client, preparation_of
-from piebald.data.preparation.tokens import keep_tokenizer
-from piebald.data.measures.weight_divergence import measure_heterogeneity
-from piebald.runtimes.base import SimulatesDevices
 from piebald.core.errors import RunFolderError
 from piebald.core.machine import HOST, existing_objects_frozen, float64_device, moved, naming_lost
+from piebald.core.private_files import write_private
 from piebald.core.progress import Bar
 from piebald.core.stored_vectors import mapped
+from piebald.data.clients.prepared import gaps_by_client, preparation_of
+from piebald.data.measures.weight_divergence import measure_heterogeneity
+from piebald.data.preparation.tokens import keep_tokenizer
 from piebald.report.callbacks import Callback, ObservedRecorder
 from piebald.runs import adaptation
-from piebald.runs.adaptation.model_choices import choose
+from piebald.runs.adaptation.held_out import choose
 from piebald.runs.finished_run import Run
 from piebald.runs.lineage import Inheritance, hand_out
 from piebald.runs.prepare import PreparedRun
+from piebald.runtimes.base import SimulatesDevices
 from piebald.server import RoundProgress, ServerLoop
-from piebald.server.cluster_state import ModelSnapshot
-from piebald.server.cluster_state import Keep
+from piebald.server.cluster_state import Keep, ModelSnapshot
 from piebald.storage.store import RunStore
 
 _log = logging.getLogger(__name__)

@@ -381,8 +381,7 @@ class Run(History):
 
     def _raw_inputs(self) -> RawInputs:
         """Return the way from rows as the source has them to the models' inputs."""
-        blank = self._row()
-        like = pytree.take(blank.x, slice(0, 0))
+        like = pytree.take(self._row().x, slice(0, 0))
         features, extractor = self.meta.get("features"), (self.meta.get("settings") or {}).get("extractor")
         columns = None if features is None else tuple(features)
         return RawInputs(like, columns, self.preparation, self.standardisation, extractor)
@@ -485,11 +484,8 @@ class Run(History):
         return lambda: self.predictor(client, calibrate=calibrate).scoring()
 
     def _row(self) -> Rows:
-        """Return a row as models read it: a blank one, or of a folder of an earlier version the first one."""
-        if (form := self.meta.get("rows")) is not None:
-            return blank_row(form)
-        first = next((place for place in range(len(self._clients)) if self._clients.size(place, "train") != 0), 0)
-        return self._clients.rows(first, "train")[:1]
+        """Return a blank row, as models read it."""
+        return blank_row(self.meta["rows"])
 
     def _personal(self, client: int) -> Tensor:
         if self._at_sites and self.path is not None:

@@ -20,18 +20,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from piebald.methods.client_work import ClientWork
 from piebald.contracts import Checkpoint, Clients, TakesClientState
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.core.reading.files import read_bytes
-from piebald.core.reading.tensors import opened_tensors
+from piebald.core.reading.packed import opened_tensors
+from piebald.core.tensor_store import by_client
+from piebald.engines.stack import PRIVATE
+from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
+from piebald.server.cluster_state import fitting_models
 from piebald.storage.run_folder import START
 from piebald.storage.schema import explained
 from piebald.storage.store import RunStore
-from piebald.engines.stack import PRIVATE
-from piebald.server.cluster_state import fitting_models
-from piebald.core.tensor_store import by_client
 
 _STATE = "client_state"
 
@@ -175,7 +175,7 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
 def _origin_of(finished: FinishedRun, kinds: Sequence[str], newcomers: Sequence[str], body: bytes) -> dict[str, Any]:
     meta, before = finished.meta, finished.meta.get("lineage") or {}
     return {
-        "run": meta.get("id"),  # folders of earlier versions have none
+        "run": meta["id"],
         "folder": str(finished.path),
         "recipe": meta["recipe"]["name"],
         "step": finished.version,

@@ -7,7 +7,6 @@ import itertools
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -17,8 +16,16 @@ from torch import nn
 
 from piebald.contracts import Clients, HasServerRows, Rows, RowsAtSites
 from piebald.contracts.component import build
+from piebald.contracts.data import (
+    blank_row,
+    column_names,
+    first_passing,
+    public_rows_of,
+    row_form,
+    rows_digest,
+    rows_with_all_inputs,
+)
 from piebald.contracts.model_spec import ModelSpec
-from piebald.contracts.data import blank_row, column_names, first_passing, public_rows_of, row_form, rows_digest, rows_with_all_inputs
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.machine import existing_objects_frozen, machine
@@ -36,24 +43,21 @@ from piebald.methods import recipes
 from piebald.methods.aggregation.linear import FixedShares
 from piebald.methods.choice import own_choice
 from piebald.methods.client_work import ClientWork
-from piebald.methods.queries.evaluate import Evaluate
+from piebald.methods.queries.scores import Evaluate
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.named import maker
-from piebald.methods.scheduling.cohort import HasCohort, cohort_size
+from piebald.methods.scheduling.base import HasCohort, cohort_size
 from piebald.methods.training.base import Trainer
 from piebald.methods.training.sgd import Sgd
 from piebald.privacy.accounting import installed
-from piebald.privacy.several_runs import told_together
-from piebald.privacy.spending import Spending
+from piebald.privacy.spending import Spending, told_together
 from piebald.report.callbacks import Tracker, trackers_of
 from piebald.runs.adaptation import check_newcomers, hold_out
 from piebald.runs.adaptation.held_out import ClientSubset
-from piebald.runs.missing_inputs import models_without_inputs
-from piebald.runs.options import RunOptions
+from piebald.runs.options import RunOptions, models_without_inputs
 from piebald.runtimes.base import RuntimeSettings
 from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
 from piebald.server.evaluation import class_query, row_query, threshold_query
-from piebald.server.result_checks import LONGEST_STEP
 from piebald.settings.plugins import needed_by, objective_named
 from piebald.version import __version__
 
@@ -429,21 +433,14 @@ def check_repeats(folder: Path, meta: Mapping[str, Any], recipe: Recipe, options
     """
     if not is_recorded(recipe, meta):
         raise SettingError(f"{folder} holds a run with another recipe: choose another folder, or delete that one")
-    # settings that folders of earlier versions do not have
-    defaults = {"stop": None, "keep": "last", "unseen": 0, "longest_step": LONGEST_STEP, "max_weight": 1.0}
     for name, value in options.recorded().items():
-        if _text(value) != _text(meta.get(name, defaults.get(name))):
+        if _text(value) != _text(meta[name]):
             raise SettingError(f"{folder} holds a run with another {name}: choose another folder, or delete that one")
 
 
 def is_recorded(recipe: Recipe, meta: Mapping[str, Any]) -> bool:
-    """Return whether a recipe is that of a run, which may be older than some of its settings."""
-    text, table = _text(recipe.model_dump()), meta["recipe"]["table"]
-    if _text(table) == text:
-        return True
-    with suppress(SettingError):
-        return _text(recipes.rebuild(table).model_dump()) == text
-    return False
+    """Return whether a recipe is that of a run."""
+    return _text(meta["recipe"]["table"]) == _text(recipe.model_dump())
 
 
 def _text(value: Any) -> str:

@@ -442,20 +442,19 @@ def _check_same(now: Mapping[str, Any], recorded: Mapping[str, Any], path: Path 
         ("metric", "first metric"),
         ("split", "division of rows"),
     ):
-        if name not in recorded:  # a folder of an earlier version
-            continue
         if now[name] != recorded[name]:
             values = "" if name == "layout" else f": {recorded[name]!r} then, {now[name]!r} now"
             raise SettingError(f"the {subject} does not fit the run in {path}, which was started with another{values}")
-    if now["own_models"] != recorded.get("own_models"):
-        raise SettingError(f"the models of single clients are not those of the run in {path}: give it the same again")
-    if now["frozen"] != recorded.get("frozen", now["frozen"]):  # folders of earlier versions do not have it
-        raise SettingError(f"the model's frozen weights are not those of the run in {path}: give it the same again")
-    if now["public_rows"] != recorded.get("public_rows", now["public_rows"]):
-        raise SettingError(f"the public rows are not those of the run in {path}: give it the same rows again")
+    for name, subject in (
+        ("own_models", "models of single clients"),
+        ("frozen", "model's frozen weights"),
+        ("public_rows", "public rows"),
+    ):
+        if now[name] != recorded[name]:
+            raise SettingError(f"the {subject} are not those of the run in {path}: give it the same again")
     now, recorded = (with_kept_tokenizer(meta, Path(path)) for meta in (now, recorded))  # wherever its file lay
     for name, change in (("standardise", "standardised"), ("preparation", "prepared")):
-        if now[name] != recorded.get(name):
+        if now[name] != recorded[name]:
             raise SettingError(f"the clients are not {change} as in the run in {path}: give it the same rows again")
 
 

@@ -371,8 +371,6 @@ class ClusterModels:
                 if part == "model":
                     cluster.settle(tensor)
                 elif part != "cache":
-                    if part == "optimizer_state" and tensor.shape == self.initial.shape:
-                        tensor = tensor[: self._trained]  # of an earlier version, which stepped statistics, too
                     getattr(cluster, part)[names[0]] = cluster.keep(tensor)
             elif kind == "kept":
                 axis, number, own_name = rest.split("/", 2)

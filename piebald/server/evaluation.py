@@ -14,8 +14,8 @@ from piebald.core.errors import SettingError
 from piebald.core.randomness import select
 from piebald.core.thresholds import checked_criterion, is_pooled
 from piebald.methods.client_work import ClientWork
-from piebald.methods.queries.confusion import Confusion, counted
 from piebald.methods.queries.row_scores import NO_VALUE, Naive, NaiveScores, RowScores
+from piebald.methods.queries.scores import Confusion, counted
 from piebald.methods.queries.threshold_scores import ThresholdCounts, ThresholdScores, pooled_scores
 from piebald.server.cluster_models import ClusterModels
 from piebald.server.cluster_state import ClusterModel, ModelSnapshot

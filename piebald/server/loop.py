@@ -34,8 +34,7 @@ from piebald.methods.recipe import Recipe
 from piebald.methods.scheduling.base import ServerView
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.privacy.spending import Spending
-from piebald.server.client_choice import ClientRecords
-from piebald.server.client_pool import ClientPool, Invitations
+from piebald.server.client_pool import ClientPool, ClientRecords, Invitations
 from piebald.server.client_queries import ClientQueries, LoopContext
 from piebald.server.cluster_models import ClusterModels, cohort_of
 from piebald.server.cluster_state import Keep, ModelSnapshot, where_it_is
@@ -323,9 +322,8 @@ class ServerLoop:
             spent = self._spending.after(self.version)
             notes.append({"axis": "privacy", "cluster": 0, "name": "spent", "value": spent})
         due = over or self._writer.due(self.version, time.perf_counter() - self._began)
-        due = due or (
-            self.evaluation.validate is not None and self.evaluation.is_due(self.version, self.rounds, over)
-        )  # what may be the best is kept
+        # what may be the best is kept
+        due = due or (self.evaluation.validate is not None and self.evaluation.is_due(self.version, self.rounds, over))
         if self._completed.needed and (over or self.evaluation.is_due(self.version, self.rounds, over)):
             self._completed.complete(self.cluster_models, range(self.known), self.ask_for_report)
         # the checkpoint is made before measuring: a resumed run measures this version again, to the same numbers
@@ -460,7 +458,7 @@ class ServerLoop:
         self.version, self._next_id = int(values["version"]), int(values["next_id"])
         self._stepped, self.totals = float(values["stepped"]), RunTotals(**values["totals"])
         self.best.restore(values.get("best"))
-        self._stalled.restore(values.get("stalled"))
+        self._stalled.restore(values["stalled"])
         self._records.restore(values.get("records"))
         self.client_pool.excluded = {int(client): str(reason) for client, reason in values["excluded"]}
         self.client_pool.initialized = set(values["initialized"])

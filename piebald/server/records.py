@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from piebald.contracts import SERVER_ID, Checkpoint, Query, Result, RunRecorder, Split, Task, Update
-from piebald.methods.queries.evaluate import Evaluate
-from piebald.methods.queries.validate import Validate
+from piebald.methods.queries.scores import Evaluate, Validate
 from piebald.server.cluster_state import Counted
 
 TableRow = dict[str, Any]

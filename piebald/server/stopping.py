@@ -216,8 +216,7 @@ class StalledSteps:
             "clients": sorted(self._clients),
         }
 
-    def restore(self, values: dict[str, Any] | None) -> None:
-        """Restore what `state` returned; None where a checkpoint of an earlier version has nothing."""
-        if values is not None:
-            self.told, self._clients = bool(values["told"]), set(values["clients"])
-            self._steps, self._updates = int(values["steps"]), int(values["updates"])
+    def restore(self, values: dict[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self.told, self._clients = bool(values["told"]), set(values["clients"])
+        self._steps, self._updates = int(values["steps"]), int(values["updates"])

@@ -19,12 +19,11 @@ from piebald.core.arguments import Count, checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.statistics.columns import TARGET
-from piebald.statistics.estimates import Estimates
 from piebald.statistics.models.clients import ColumnRoles, LocalModelClients, ModelClients, planned
 from piebald.statistics.models.fitting import Maximum, maximised, normal_mixed, quadrature_mixed
 from piebald.statistics.models.likelihood import Likelihood
-from piebald.statistics.models.plan import HEADS, Ask, Family, ModelPlan
-from piebald.statistics.models.rows import Scale
+from piebald.statistics.models.rows import HEADS, Ask, Family, ModelPlan, Scale
+from piebald.statistics.pooled_statistics import Estimates
 
 INTERCEPT = "(intercept)"
 RandomIntercept = Literal["one_stage", "two_stage"]

@@ -20,13 +20,13 @@ from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.report.page.markup import html_table
 from piebald.statistics.bounded_sums import as_text
-from piebald.statistics.estimates import Estimates, plain_value
 from piebald.statistics.linear_models import ModelOfRows
 from piebald.statistics.models.clients import ColumnRoles, LocalModelClients, ModelClients, planned
 from piebald.statistics.models.fitting import Maximum
-from piebald.statistics.models.plan import HEADS, ModelPlan, Ties
 from piebald.statistics.models.risk_sets import LogRank, log_rank
+from piebald.statistics.models.rows import HEADS, ModelPlan, Ties
 from piebald.statistics.models.sums import TABLE, at_risk_of
+from piebald.statistics.pooled_statistics import Estimates, plain_value
 
 Transform = Literal["identity", "log", "km", "rank"]
 _Z = 1.959963984540054  # of intervals that cover with a probability of 0.95

@@ -1,4 +1,4 @@
-"""The tables of a run folder's `run.db`, and opening it.
+"""The tables of a run folder's `run.db`, opening it, and rows' scores as text.
 
 One row for each server step (`step`), task that ended (`result`), metric of a model on a client's rows (`score`),
 client (`client`), number of a client's rows of one class that its model takes for another (`confusion`), metric of the
@@ -10,6 +10,8 @@ bytes.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import dataclasses
 import errno
 import json
@@ -21,6 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from piebald.core.errors import RunFolderError, unknown
@@ -255,3 +259,39 @@ _INSERT = {
     name: f"INSERT OR REPLACE INTO {name} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
     for name, columns in COLUMNS.items()
 }
+
+
+def packed_values(values: Sequence[float]) -> str:
+    """Return values as text.
+
+    Examples:
+        >>> packed_values([1.0, 0.0, 1.0]), packed_values([0.5])
+        ('3:oA==', 'AAAAPw==')
+    """
+    array = np.asarray(values, dtype="<f4")
+    if bool(((array == 0) | (array == 1)).all()):
+        return f"{len(array)}:{base64.b64encode(np.packbits(array.astype(bool)).tobytes()).decode()}"
+    return base64.b64encode(array.tobytes()).decode()
+
+
+def unpacked_values(text: str) -> NDArray[np.float64]:
+    """Return the values [n] of a text.
+
+    Raises:
+        RunFolderError: it is none.
+
+    Examples:
+        >>> unpacked_values("3:oA==").tolist(), unpacked_values("AAAAPw==").tolist()
+        ([1.0, 0.0, 1.0], [0.5])
+    """
+    count, _, bits = text.rpartition(":")
+    try:
+        data = base64.b64decode(bits, validate=True)
+        if not count:
+            return np.frombuffer(data, dtype="<f4").astype(np.float64)
+        values = np.unpackbits(np.frombuffer(data, dtype=np.uint8)).astype(np.float64)[: int(count)]
+        if len(values) == int(count):
+            return values
+    except (binascii.Error, ValueError):
+        pass
+    raise RunFolderError("the table row_score holds scores that are none: restore the folder from a copy")

@@ -33,9 +33,8 @@ from piebald.core.errors import RunFolderError
 from piebald.core.reading.files import check_size
 from piebald.storage import schema, tensor_files
 from piebald.storage.lock import RunLock
-from piebald.storage.row_values import packed
 from piebald.storage.run_folder import START, UNFINISHED, check_meta, existing, missing, refuse_occupied, remove_again
-from piebald.storage.schema import DATABASE, explained
+from piebald.storage.schema import DATABASE, explained, packed_values
 
 KEPT = 2  # checkpoints; the second one is used if the first cannot be read
 _JSON = {"client": ("counts", "device"), "note": ("value",)}
@@ -229,7 +228,7 @@ class RunStore:
         self._insert(
             "row_score",
             [
-                {**row, "row_values": None if numbers is None else packed(numbers)}
+                {**row, "row_values": None if numbers is None else packed_values(numbers)}
                 for row, numbers in zip(rows, values, strict=True)
             ],
         )

@@ -30,7 +30,7 @@ from piebald.contracts import Checkpoint
 from piebald.core.errors import RunFolderError, shown
 from piebald.core.private_files import sync_folder
 from piebald.core.reading.files import json_value, opened
-from piebald.core.reading.tensors import opened_tensors
+from piebald.core.reading.packed import opened_tensors
 from piebald.storage.lock import create_new
 from piebald.storage.schema import explained, insert
 
@@ -164,7 +164,7 @@ def file_digest(recorded: str) -> str:
 
 
 def values(folder: Path, row: sqlite3.Row) -> dict[str, Any]:
-    """The values of a checkpoint, after checking their SHA-256 (which folders of earlier versions do not have).
+    """The values of a checkpoint, after checking their SHA-256.
 
     Raises:
         RunFolderError: they are damaged.
@@ -174,7 +174,7 @@ def values(folder: Path, row: sqlite3.Row) -> dict[str, Any]:
         read = json_value(row["values_json"], folder)
     except (OSError, ValueError, TypeError):
         read = None
-    if not isinstance(read, dict) or (recorded and hashlib.sha256(row["values_json"].encode()).hexdigest() != recorded):
+    if not isinstance(read, dict) or hashlib.sha256(row["values_json"].encode()).hexdigest() != recorded:
         raise RunFolderError(f"{folder} is damaged: the values of server step {row['version']} are not those recorded")
     return read
 

@@ -12,8 +12,7 @@ Piebald's own tests use this room, and nothing that runs does.
 
 from piebald.testing.aggregator import check_aggregator
 from piebald.testing.component import check_component
-from piebald.testing.data_set import check_data_set
-from piebald.testing.partition import check_partition
+from piebald.testing.data_set import check_data_set, check_partition
 from piebald.testing.recipe import (
     check_clustering,
     check_recipe,

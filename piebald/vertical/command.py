@@ -13,8 +13,7 @@ from piebald.core.progress import Bar
 from piebald.vertical import transfer_runs as runs
 from piebald.vertical.party_store import read_settings
 from piebald.vertical.protocol import ROLES
-from piebald.vertical.transfer_page import write_page
-from piebald.vertical.transfer_results import TransferResult, is_simulated, secrecy
+from piebald.vertical.transfer_results import TransferResult, is_simulated, secrecy, write_page
 from piebald.vertical.transfer_runs import Watcher
 from piebald.vertical.transfer_settings import TransferSettings
 

@@ -17,7 +17,7 @@ from scipy.stats import norm
 from piebald import data, models, recipes
 from piebald.data.partition import Dirichlet, clients_from
 from piebald.report.paired import Scores
-from piebald.storage.row_values import packed, unpacked
+from piebald.storage.schema import packed_values, unpacked_values
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MODULES = (
@@ -123,7 +123,7 @@ def test_a_line_holds_the_rows_that_the_kept_version_is_right_on(board: SimpleNa
         fedavg.make(settings), clients, federation.model(0), seed=0, rounds=16, evaluate_every=4, keep="best",
         measure="none", runtime=Simulator(engine="batched", stack=3, workers=0),
     )  # fmt: skip
-    right = np.split(unpacked(line["test"]), np.cumsum(sizes)[:-1])
+    right = np.split(unpacked_values(line["test"]), np.cumsum(sizes)[:-1])
     assert {client: part.mean() for client, part in enumerate(right)} == pytest.approx(run.per_client)
     assert line["version"] == run.best
     assert (line["settings"], line["seed"], line["method"]) == (settings, 0, "fedavg")
@@ -136,11 +136,11 @@ def test_rows_in_one_place_keep_the_order_of_clients(board: SimpleNamespace, fed
         held = np.concatenate([clients.rows(client, split).x.numpy() for client in range(3)])
         assert np.array_equal(together.rows(0, split).x.numpy(), held)
     line = board.runs.run_one(federation, clients, board.methods.BY_NAME["centralised"], 1, 0)
-    assert len(unpacked(line["test"])) == len(unpacked(about["naive"])) == sum(about["test"])
+    assert len(unpacked_values(line["test"])) == len(unpacked_values(about["naive"])) == sum(about["test"])
     assert sum(line["validation"]) <= sum(about["validation"])
     most = np.bincount(clients.rows(0, "train").y).argmax()
     expected = (clients.rows(0, "test").y == most).numpy().astype(float)
-    assert np.array_equal(unpacked(about["naive"])[: about["test"][0]], expected)
+    assert np.array_equal(unpacked_values(about["naive"])[: about["test"][0]], expected)
 
 
 def test_neighbours_and_a_network_of_its_own(board: SimpleNamespace, federation: Any) -> None:
@@ -150,7 +150,7 @@ def test_neighbours_and_a_network_of_its_own(board: SimpleNamespace, federation:
     assert sum(line["test"]) > 0
     cgau = board.methods.BY_NAME["cgau"]
     assert "conditioning" in str(federation.model(0, cgau.network))
-    assert len(unpacked(board.runs.run_one(federation, clients, cgau, 0, 0)["test"])) == sum(
+    assert len(unpacked_values(board.runs.run_one(federation, clients, cgau, 0, 0)["test"])) == sum(
         clients.size(client, "test") for client in range(3)
     )
 
@@ -239,13 +239,13 @@ def made_up(board: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> list[tup
         return {
             "method": method.name, "settings": method.settings()[number], "seed": seed, "rows": [100] * CLIENTS + [0],
             "validation": [round(100 * level) + (number == 2)] * CLIENTS + [0], "bytes": 10**6, "steps": 1,
-            "seconds": 1.0, "test": packed(bits(random, level - 0.05 * (number == 2))), "version": 16,
+            "seconds": 1.0, "test": packed_values(bits(random, level - 0.05 * (number == 2))), "version": 16,
         }  # fmt: skip
 
     about = {
         "clients": [*(f"site {number}" for number in range(CLIENTS)), "site without rows to judge by"],
         "train": [100] * (CLIENTS + 1), "validation": [100] * CLIENTS + [0], "test": [ROWS] * CLIENTS + [0],
-        "naive": packed(bits(np.random.default_rng(9), 0.3)),
+        "naive": packed_values(bits(np.random.default_rng(9), 0.3)),
     }  # fmt: skip
     monkeypatch.setattr(board.competition, "run_one", run_one)
     monkeypatch.setattr(board.competition, "about", lambda clients: about)

@@ -21,8 +21,7 @@ from piebald.engines import batched as batched_engine
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.factored import client_state
 from piebald.engines.factored.client_state import StatePacker
-from piebald.engines.factored.factors import ClientRowFactor, Factor, Weights
-from piebald.engines.factored.sum_terms import MatrixTerm
+from piebald.engines.factored.factors import ClientRowFactor, Factor, MatrixTerm, Weights
 from piebald.engines.factored.vectors import FactoredVectors
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
@@ -278,7 +277,7 @@ def test_what_is_packed_comes_back(seed: int, by_row: bool, beside: str) -> None
     if beside != "packed":
         packed[1] = torch.zeros(size) if beside == "never asked" else torch.ones(size)
         expected[1] = packed[1]
-    from piebald.engines.incoming import unpack_state
+    from piebald.engines.serve_stack import unpack_state
 
     for engine in (batched, sequential):
         found = unpack_state(engine, [0, 1, 2], "control", packed)

@@ -151,7 +151,7 @@ def test_a_worker_that_builds_what_it_is_sent_imports_nothing() -> None:
     code = """
 from piebald.contracts import component
 from piebald.methods.aggregation.linear import ExampleWeighted
-from piebald.methods.queries.evaluate import Evaluate
+from piebald.methods.queries.scores import Evaluate
 before = set(sys.modules)
 component.build("aggregation", ExampleWeighted().table())
 component.build("query", Evaluate(split="test").table())

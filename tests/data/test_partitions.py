@@ -29,8 +29,8 @@ from piebald.data.partition import (
     Shards,
     Skewed,
 )
-from piebald.testing.partition import check_rows
-from piebald.testing.partition import numbered_rows as rows
+from piebald.testing.data_set import check_rows
+from piebald.testing.data_set import numbered_rows as rows
 
 SPLITS = ("train", "validation", "test")
 prepared = pytest.mark.skipif(

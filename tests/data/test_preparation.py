@@ -243,7 +243,7 @@ def test_a_number_far_from_all_training_rows_is_no_prediction(tmp_path: Path) ->
 def test_large_tables_are_prepared_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = POOLED.assign(site=["a", "b", "c"] * 90)
     whole = clients_from(frame, client="site", target="ill", prepare={})
-    monkeypatch.setattr("piebald.core.large_arrays.BLOCK", 100)
+    monkeypatch.setattr("piebald.core.stored_vectors.BLOCK", 100)
     blocks = clients_from(frame, client="site", target="ill", prepare={})
     assert torch.equal(whole.rows(1, "train").x, blocks.rows(1, "train").x)
     frame.loc[230, "age"] = np.inf  # of the third block

@@ -21,12 +21,10 @@ from piebald.engines.stack import PRIVATE, ClientStack, StackResult
 from piebald.methods.choice import BestForEach, KnnPer
 from piebald.methods.client_work import ClientWork
 from piebald.methods.queries.batch_norms import BatchStatistics
-from piebald.methods.queries.confusion import Confusion
-from piebald.methods.queries.evaluate import Evaluate
 from piebald.methods.queries.row_scores import NaiveScores, RowScores
+from piebald.methods.queries.scores import Confusion, Evaluate, Validate
 from piebald.methods.queries.server_rows import RootLoss, RootTraining
 from piebald.methods.queries.threshold_scores import ThresholdCounts, ThresholdScores
-from piebald.methods.queries.validate import Validate
 from piebald.methods.transforms.compression import Compressor
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.statistics.queries.columns import MaskedSumsQuery, NoisySumsQuery, StatisticsQuery

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import piebald
 from piebald.core.errors import DeviceLost
 from piebald.core.machine import raise_if_lost
-from piebald.engines import device_layers, engine_choice
-from piebald.engines.device_layers import InOneChunk, fit_to_device, rows_first
+from piebald.engines import device_copies, engine_choice
+from piebald.engines.device_copies import InOneChunk, fit_to_device, rows_first
 from piebald.report.callbacks import Callback
 from piebald.storage.store import RunStore
 from tests.contract.conftest import method
@@ -114,7 +114,7 @@ def test_a_recurrent_layer_is_given_its_weights_in_one_piece(monkeypatch: pytest
     given_back = [getattr(layer, name) for name in layer._flat_weights_names]
     assert all(one is own for one, own in zip(layer._flat_weights, given_back, strict=True))
     asked: list[Any] = []
-    monkeypatch.setattr(device_layers, "chunk_order", lambda one, device: asked.append(one) or order)
+    monkeypatch.setattr(device_copies, "chunk_order", lambda one, device: asked.append(one) or order)
     fit_to_device(fresh := recurrent(), torch.device("cpu"))
     assert not asked
     fit_to_device(fresh, torch.device("cuda"))

@@ -13,7 +13,7 @@ import piebald
 from piebald.core.errors import RuntimeFault, SettingError
 from piebald.core.machine import moved
 from piebald.engines.engine_choice import stack_limit
-from piebald.runtimes.workers.forked_call import in_fork
+from piebald.runtimes.workers.forked import in_fork
 from tests import processes
 from tests.contract.conftest import method
 from tests.devices import pretended

@@ -20,7 +20,7 @@ from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.client_work import ClientWork
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.methods.queries.row_scores import NaiveScores
-from piebald.methods.queries.validate import Validate
+from piebald.methods.queries.scores import Validate
 from piebald.methods.training import Sgd
 from piebald.privacy.ledger import OverBudget, TrainingLedger
 from piebald.runs.options import RunOptions

@@ -21,7 +21,7 @@ from piebald.core.metrics import AttackSuccess, accuracy
 from piebald.core.objective import named_metrics
 from piebald.data.partition import Backdoor, FlipPairs, Iid
 from piebald.methods.attacks import Collusion, InnerProduct, LittleIsEnough, ModelReplacement, RandomUpdate, SignFlip
-from piebald.methods.attacks.success import backdoor_success
+from piebald.methods.attacks.base import backdoor_success
 from piebald.models import build_model
 from tests.fakes import FakeMasking, classified, seeded, simulate
 

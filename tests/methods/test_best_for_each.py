@@ -16,11 +16,11 @@ from piebald.core.losses import cross_entropy
 from piebald.core.metrics import accuracy
 from piebald.engines.client_context import EngineContext
 from piebald.engines.engine_choice import make_engine
-from piebald.engines.incoming import train_input
+from piebald.engines.serve_stack import train_input
 from piebald.engines.stack import ClientStack
 from piebald.methods.choice import FEWEST_ROWS, plain_sgd, train_alone
 from piebald.methods.choice.candidates import ClientCandidates
-from piebald.runs.adaptation import model_choices as choosing
+from piebald.runs.adaptation import held_out as choosing
 from piebald.storage.store import RunStore
 
 HERE = piebald.Simulator(engine="sequential", workers=0)

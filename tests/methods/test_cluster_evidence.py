@@ -21,10 +21,9 @@ from piebald.core.errors import SettingError
 from piebald.core.tensor_store import places_of
 from piebald.data.partition import FlipPairs, Iid, Lists, PooledClients
 from piebald.methods.clustering import Distfl
-from piebald.methods.clustering.cluster_evidence import evidence, gram_of, isolation
 from piebald.methods.clustering.distribution_knowledge import batch_norm_targets, distance
 from piebald.methods.clustering.divergence_history import isolated, pair_means
-from piebald.methods.clustering.partitioning import by_links, by_silhouette, with_outliers
+from piebald.methods.clustering.partitioning import by_links, by_silhouette, evidence, gram_of, isolation, with_outliers
 
 from .test_clustering import TRAINING, clusters_at, planted, trained
 from .test_distribution_knowledge import fitted

@@ -13,8 +13,7 @@ from piebald.contracts import Task
 from piebald.core.errors import SettingError
 from piebald.core.randomness import select
 from piebald.methods.scheduling import Asynchronous, Buffered, Deadline, Synchronous
-from piebald.methods.scheduling.base import ServerView
-from piebald.methods.scheduling.cohort import cohort_size
+from piebald.methods.scheduling.base import ServerView, cohort_size
 from piebald.server.client_pool import ClientPool
 from tests.fakes import few
 

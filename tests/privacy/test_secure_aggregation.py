@@ -48,8 +48,16 @@ from piebald.privacy.secure_aggregation.key_queries import (
     ShareKeys,
 )
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, KEYS, numbers, rows, texts
-from piebald.privacy.secure_aggregation.share_checks import DISPUTED, READERS, CheckShares, ShowShares
-from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
+from piebald.privacy.secure_aggregation.share_checks import (
+    DISPUTED,
+    READERS,
+    SIGNERS,
+    SURVIVORS,
+    CheckShares,
+    ConfirmSurvivors,
+    ShowShares,
+    Unmasking,
+)
 from piebald.runtimes.simulation.simulation import Simulation
 from tests.fakes import SGD, classified, client_work, few, parameters, seeded, simulate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from piebald.methods.choice.record import loses
+from piebald.methods.choice.best_for_each import loses
 from piebald.report.comparison import Comparison
 from piebald.report.page.choices_section import SHOWN, against_alone, headline
 from piebald.report.page.report_page import render

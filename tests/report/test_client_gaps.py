@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from piebald.report.client_gaps import client_gaps, headline, noise
 from piebald.report.comparison import Comparison
+from piebald.report.findings import client_gaps, headline, noise
 from piebald.report.page.client_section import dots
 from piebald.report.tables import History
 from piebald.storage.store import RunStore

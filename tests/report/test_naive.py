@@ -19,9 +19,9 @@ from piebald.core.plain_text import printable
 from piebald.methods import recipes
 from piebald.report.comparison import Comparison
 from piebald.report.findings import partly_scored
-from piebald.report.naive import balanced, imbalance
 from piebald.report.page.report_page import render
-from piebald.storage.row_values import packed, unpacked
+from piebald.report.row_noise import balanced, imbalance
+from piebald.storage.schema import packed_values, unpacked_values
 
 NOISE = np.random.default_rng(0)
 
@@ -112,10 +112,10 @@ def test_an_extra_question_that_fails_does_not_end_a_run(monkeypatch: pytest.Mon
 
 def test_rows_are_packed_and_nonsense_is_refused() -> None:
     for values in ([], [1.0], [0.0] * 9 + [1.0] * 8, [0.25, 3.5]):
-        assert unpacked(packed(values)).tolist() == values
+        assert unpacked_values(packed_values(values)).tolist() == values
     for text in ("9:oA==", "x:oA==", "oA", "-1:oA=="):
         with pytest.raises(RunFolderError, match="row_score"):
-            unpacked(text)
+            unpacked_values(text)
 
 
 def test_a_client_that_is_worse_by_chance_alone_is_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from piebald.privacy.secure_aggregation.key_material import pair_seed
 from piebald.privacy.secure_aggregation.key_queries import DIGEST, SENDERS, SHARES, SIGNED
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, numbers, rows, texts
 from piebald.privacy.secure_aggregation.server_side import SecureRound
-from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
+from piebald.privacy.secure_aggregation.share_checks import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
 from tests.fakes import SGD, client_work, parameters
 
 SIZE = 3

@@ -19,7 +19,7 @@ from piebald import recipes
 from piebald.contracts import SIGNATURE, PartialSum, QueryRequest, Update
 from piebald.core.errors import Declined
 from piebald.privacy import SecureAggregation
-from piebald.privacy.secure_aggregation import client_side, key_material, key_queries, shamir, share_checks, unmasking
+from piebald.privacy.secure_aggregation import client_side, key_material, key_queries, shamir, share_checks
 from piebald.privacy.secure_aggregation.key_queries import COMMITMENTS, KEYS, PROOF, PUBLISHED, SHARES, SIGNED
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, numbers, rows
 from piebald.privacy.secure_aggregation.server_side import SecureRound
@@ -227,7 +227,7 @@ def test_who_shares_something_else_than_its_secret_is_named(
             return shares
         return {place: place.to_bytes(shamir.BYTES) for place in shares}  # on a line, its secret is 0
 
-    for module in (key_material, unmasking):
+    for module in (key_material, share_checks):
         monkeypatch.setattr(module, "own_shares", other)
     clients = WithOneLiar({}, uploads=uploads)
     found = clients.sum()

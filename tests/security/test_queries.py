@@ -17,8 +17,8 @@ from piebald.core.errors import SettingError
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.queries import Evaluate
+from piebald.methods.queries.scores import Validate
 from piebald.methods.queries.server_rows import RootLoss, RootTraining
-from piebald.methods.queries.validate import Validate
 from piebald.methods.recipe import Recipe
 from piebald.methods.training.lowest_loss import LowestLoss
 from piebald.runs.options import RunOptions

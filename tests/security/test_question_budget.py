@@ -42,12 +42,11 @@ from piebald.privacy.question_ledger import FILE, OverLimit, QuestionLedger, as_
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.server.client_queries import ClientQueries
-from piebald.statistics.exact_at_sites import stated_questions, statistics_at_sites
-from piebald.statistics.experiment import open_sites
-from piebald.statistics.preparation_at_sites import question_recipe
+from piebald.statistics.experiment import open_sites, question_recipe
 from piebald.statistics.queries.columns import StatisticsQuery
 from piebald.statistics.queries.trees import TreeScoresQuery
 from piebald.statistics.request import statistics_request
+from piebald.statistics.statistics_at_sites import stated_questions, statistics_at_sites
 from piebald.statistics.trees.settings import TreeSettings
 from tests import processes
 from tests.federation.conftest import ENVIRONMENT, Sites, provisioned, until

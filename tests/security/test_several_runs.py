@@ -15,7 +15,7 @@ from piebald import data, models, partition, recipes
 from piebald.cli import main
 from piebald.cli.comparing import print_comparison
 from piebald.privacy import accounting
-from piebald.privacy.several_runs import NOT_COVERED, together, told_together
+from piebald.privacy.spending import NOT_COVERED, together, told_together
 from piebald.report.page.report_page import render
 
 dp_accounting = pytest.importorskip("dp_accounting", reason="needs the extra: pip install '.[privacy]'")

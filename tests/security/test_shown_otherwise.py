@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piebald import recipes
-from piebald.contracts import SUM, ClientSecrets, Task, Update, secrets, shown_digest, task_digest
+from piebald.contracts import SUM, ClientSecrets, Task, Update, runtime, shown_digest, task_digest
 from piebald.core.errors import SettingError
 from piebald.privacy import SecureAggregation
-from piebald.privacy.secure_aggregation import masks, server_side, transform, unmasking
+from piebald.privacy.secure_aggregation import masks, server_side, share_checks, transform
 from piebald.privacy.secure_aggregation.client_side import masked, replied
 from piebald.privacy.secure_aggregation.key_material import rounding_seed
 from piebald.privacy.secure_aggregation.key_queries import DIGEST
@@ -122,7 +122,7 @@ def shown_to_others(change: Change, base: Task = TRUE) -> dict[int, Task]:
 
 def gullible(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that give shares whatever others have signed, and a server that goes on."""
-    monkeypatch.setattr(unmasking, "_check_quorum", lambda *_: None)
+    monkeypatch.setattr(share_checks, "_check_quorum", lambda *_: None)
     monkeypatch.setattr(server_side, "_common", lambda signed, *_: signed[VICTIM].shown)
 
 
@@ -308,8 +308,8 @@ def test_a_tensor_that_changes_has_another_digest() -> None:
 
 
 def test_a_model_is_hashed_once_for_all_who_are_shown_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, real = list[int](), secrets.raw
-    monkeypatch.setattr(secrets, "raw", lambda tensor: read.append(tensor.numel()) or real(tensor))
+    read, real = list[int](), runtime.raw
+    monkeypatch.setattr(runtime, "raw", lambda tensor: read.append(tensor.numel()) or real(tensor))
     model, control = torch.ones(50), torch.ones(20)
     for client in range(9):
         task_digest(Task(client, client, 3, {"model": model, "control": control}))

@@ -30,8 +30,7 @@ from piebald.privacy.secure_aggregation.key_queries import (
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MEMBERS, numbers, rows, texts
 from piebald.privacy.secure_aggregation.masks import round_stochastically
 from piebald.privacy.secure_aggregation.server_side import SecureRound
-from piebald.privacy.secure_aggregation.share_checks import keep_shares
-from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
+from piebald.privacy.secure_aggregation.share_checks import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking, keep_shares
 from tests.fakes import classified, seeded, simulate
 
 from .lying_server import Clients

@@ -21,7 +21,6 @@ from piebald.methods.recipe import Recipe
 from piebald.methods.transforms import Gaussian
 from piebald.methods.transforms.base import Transform
 from piebald.privacy import SecureAggregation
-from piebald.server.cluster_models import ClusterModels
 from piebald.storage.store import RunStore
 from tests.fakes import classified, federation, seeded, simulate
 
@@ -243,14 +242,3 @@ def test_a_norm_without_momentum_counts_the_batches_of_its_task() -> None:
     for engine in ("sequential", "vmapped", "batched", "reference"):
         run = simulate(recipes.fedavg(lr=0.1, batch=8), clients, network(None), rounds=2, simulator={"engine": engine})
         torch.testing.assert_close(norm_of(run).running_mean, rows.mean(0), rtol=1e-5, atol=0.0)
-
-
-def test_an_optimizers_state_of_an_earlier_version_is_cut() -> None:
-    """It was as long as the model, statistics included: such a run goes on."""
-    layout, first = Layout.of(network()), Layout.of(network()).flatten(network())
-    models = ClusterModels(recipes.fedavgm(), first, layout)
-    models.cluster(0)
-    taken = models.state()
-    taken.tensors["cluster/0/optimizer_state/velocity"] = torch.ones(layout.shared)  # type: ignore[index]
-    models.restore(taken, 0)
-    assert torch.equal(models.main.optimizer_state["velocity"], torch.ones(layout.shared_trained))

@@ -17,7 +17,7 @@ from piebald import recipes
 from piebald.contracts import Result, Task, Update
 from piebald.core.errors import SettingError
 from piebald.data.partition import FastSlow
-from piebald.server.client_choice import ClientRecords
+from piebald.server.client_pool import ClientRecords
 from tests.fakes import seeded
 
 draw = np.random.default_rng(6)

@@ -19,9 +19,9 @@ from piebald.core.errors import PiebaldError
 from piebald.data.partition.three_way_split import SPLITS
 from piebald.experiments.file import ExperimentSettings
 from piebald.statistics import statistics
-from piebald.statistics.exact_at_sites import statistics_at_sites
 from piebald.statistics.pooled_statistics import FederatedStatistics
 from piebald.statistics.request import statistics_request
+from piebald.statistics.statistics_at_sites import statistics_at_sites
 
 from .sites import Change, InProcess, Policy, plan
 

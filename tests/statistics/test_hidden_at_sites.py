@@ -21,11 +21,11 @@ from piebald.privacy.ledger import Ledger, noise_for
 from piebald.runs.prepare import PreparedRun
 from piebald.statistics.bounded_sums import STEP, SumPlan
 from piebald.statistics.columns import ClientColumns
-from piebald.statistics.hidden_at_sites import hidden_at_sites
 from piebald.statistics.pooled_statistics import FederatedStatistics
 from piebald.statistics.queries.columns import MaskedSumsQuery, NoisySumsQuery, StatisticsQuery
 from piebald.statistics.request import statistics_request
 from piebald.statistics.sites import AskedSites
+from piebald.statistics.statistics_at_sites import hidden_at_sites
 
 from .sites import InProcess, Policy, coded_plan, plan
 

@@ -25,8 +25,7 @@ from piebald.methods.recipes import fedavg
 from piebald.privacy import SecureAggregation
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import PreparedRun, prepare
-from piebald.statistics.experiment import _values_at_sites
-from piebald.statistics.preparation_at_sites import asked_sites
+from piebald.statistics.experiment import _values_at_sites, asked_sites
 from piebald.statistics.queries.models import from_limbs
 from piebald.statistics.queries.prepare import MaskedPrepareQuery, PrepareQuery, packed, unpacked
 from piebald.statistics.sites import AskedSites

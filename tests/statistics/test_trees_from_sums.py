@@ -22,9 +22,8 @@ from piebald.statistics.trees.forest import Forest
 from piebald.statistics.trees.histograms import NOWHERE, SummedRows, summed_loss, thresholds_of
 from piebald.statistics.trees.local_clients import LocalSums
 from piebald.statistics.trees.rounds import Growing, SummedBoosting
-from piebald.statistics.trees.settings import TreeSettings
+from piebald.statistics.trees.settings import Target, TreeSettings
 from piebald.statistics.trees.site_clients import SiteSums
-from piebald.statistics.trees.targets import Target
 
 pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
 

@@ -16,11 +16,10 @@ from piebald.data.preparation.column_models import TokenColumn
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.privacy import SecureAggregation
-from piebald.statistics.exact_at_sites import stated_questions, statistics_at_sites
-from piebald.statistics.hidden_at_sites import hidden_at_sites
 from piebald.statistics.linear_models import GlmOptions, fit_glm
 from piebald.statistics.models.clients import SiteColumns, SiteModelClients
 from piebald.statistics.request import statistics_request
+from piebald.statistics.statistics_at_sites import hidden_at_sites, stated_questions, statistics_at_sites
 
 from .sites import InProcess
 from .test_preparation_at_sites import ALLOWED, NAMES, Sites

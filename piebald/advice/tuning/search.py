@@ -22,7 +22,7 @@ from piebald.core.reading.files import read_json
 from piebald.data.clients.sources import clients_of
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipe_settings import plain
-from piebald.privacy.several_runs import together
+from piebald.privacy.spending import together
 from piebald.report.page.markup import html_table
 from piebald.runs.prepare import Model
 from piebald.storage.schema import DATABASE

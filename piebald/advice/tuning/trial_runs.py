@@ -18,9 +18,8 @@ from piebald.core.errors import SettingError, unknown
 from piebald.core.references import USERS
 from piebald.methods import recipes
 from piebald.methods.recipe import Recipe
-from piebald.report.naive import answer_names
 from piebald.report.paired import Scores
-from piebald.report.row_noise import COUNTED
+from piebald.report.row_noise import COUNTED, answer_names
 from piebald.report.tables import History
 from piebald.runs.finished_run import Run
 from piebald.runs.options import RunOptions

@@ -1,4 +1,4 @@
-"""Packed files, metered while they are unpacked: gzip, zip, tar, and npz without unpickling."""
+"""Packed files, metered while they are unpacked: gzip, zip, tar, npz without unpickling, and tensors."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from safetensors import safe_open
 
 from piebald.core.errors import SettingError
 from piebald.core.reading.files import UnfitFile, check_size, opened, regular
-
-if TYPE_CHECKING:
-    pass
-
 
 _ODD_HEADER = (ValueError, TypeError, SyntaxError, tokenize.TokenError)  # NumPy reads it as a literal of Python
 DAMAGE = (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError)  # what unpacking a damaged file raises
@@ -146,3 +144,31 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> NDAr
     with archive.open(entry) as file:
         array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
         return array
+
+
+@contextmanager
+def opened_tensors(path: Path | str, links: bool = True) -> Iterator[Any]:
+    """A safetensors file, as `safetensors.safe_open` opens it for torch: its tensors lie inside it and not in another.
+
+    Raises:
+        OSError: it is no regular file, or memory cannot hold it.
+        SafetensorError: it is no safetensors.
+    """
+    size = regular(path, links)
+    check_size(path, size, size)
+    with safe_open(str(path), framework="pt") as file:
+        yield file
+
+
+def state_dict(path: Path) -> Any:
+    """Return what torch saved in a zip archive; nothing but tensors in plain containers is unpickled.
+
+    Raises:
+        OSError: it is no regular file, or expands too far.
+        Exception: of zipfile, torch or pickle, where it is something else.
+    """
+    with opened(path) as file:
+        with zipfile.ZipFile(file) as archive:
+            check_members(path, archive.infolist(), regular(path))
+        file.seek(0)
+        return torch.load(file, map_location="cpu", weights_only=True)

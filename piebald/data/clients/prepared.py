@@ -13,8 +13,8 @@ from piebald.contracts import Clients, HasServerRows, InMemory, Rows, RowsAtSite
 from piebald.contracts.data import column_names, lacked_inputs, public_rows_of
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown
-from piebald.core.large_arrays import blocks, large_array
 from piebald.core.objective import Objective
+from piebald.core.stored_vectors import blocks, large_array
 from piebald.data.clients.table_files import mixed_reason
 from piebald.data.partition.split_settings import division_of
 from piebald.data.preparation.columns import CodedRows, CodedTable, factorized, guess_columns

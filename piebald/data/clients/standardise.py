@@ -7,20 +7,20 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor
 
 from piebald.contracts import Clients, Rows, RowsAtSites
+from piebald.contracts.component import WordedModel
 from piebald.core import pytree
 from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Moments, merged
-from piebald.core.wording import sentence
 from piebald.data.clients.prepared import ChangedClients, prepared_as
 from piebald.data.preparation.preparation import Preparation
 
 
-class Standardisation(BaseModel):
+class Standardisation(WordedModel):
     """Constants of standard scores, (x - mean) / deviation.
 
     Attributes:
@@ -32,12 +32,6 @@ class Standardisation(BaseModel):
 
     mean: list[float] = Field(min_length=1)
     deviation: list[float] = Field(min_length=1)
-
-    def __init__(self, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise SettingError(sentence(error, "standardisation", type(self).model_fields)) from None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from piebald.core import large_arrays
-from piebald.core.large_arrays import large_array
+from piebald.core import stored_vectors
+from piebald.core.stored_vectors import large_array
 from piebald.data.preparation.columns import coded_words
 
 _ROWS = 1 << 16  # of the first array, which doubles from then on
@@ -29,7 +29,7 @@ def joined_chunks(chunks: Iterable[Any], rows: int = _ROWS) -> Any:
     remaining, held = iter(chunks), list[Any]()
     for chunk in remaining:
         held.append(chunk)
-        if len(held) > 1 and sum(table.size for table in held) > large_arrays.CELLS:
+        if len(held) > 1 and sum(table.size for table in held) > stored_vectors.CELLS:
             break
     else:
         return pandas.concat(held, ignore_index=True) if len(held) > 1 else held[0]

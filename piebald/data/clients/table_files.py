@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from piebald.core.errors import SettingError, shown
-from piebald.core.large_arrays import blocks, large_array, rows_at_once
 from piebald.core.reading.packed import unpacked
 from piebald.core.reading.tables import check_text_table, read_parquet, separator_line
+from piebald.core.stored_vectors import blocks, large_array, rows_at_once
 from piebald.data.clients.query_files import QUERY, read_query
 from piebald.data.clients.stored_table import joined_chunks
 from piebald.data.preparation.column_models import LONGEST_UNIT

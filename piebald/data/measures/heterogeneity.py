@@ -6,11 +6,11 @@ before a run without loading rows that are not in memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,6 @@ from piebald.core.errors import SettingError
 from piebald.data.measures.client_statistics import Floats, Statistics, collect, union
 from piebald.data.measures.pictures import flat
 from piebald.data.partition.split import Ints
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 _CLEAR = 1e-8  # share of the largest variance that is far from rounding noise
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from piebald.data.partition.split import Ints
-
-if TYPE_CHECKING:
-    pass
 from piebald.data.partition.data_change import DataChange, check_classes
+from piebald.data.partition.split import Ints
 
 
 class Backdoor(DataChange):

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError, unknown
-from piebald.core.large_arrays import BLOCK, blocks
 from piebald.core.randomness import generator
+from piebald.core.stored_vectors import BLOCK, blocks
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

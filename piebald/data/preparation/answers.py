@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from scipy.stats import yeojohnson
 
 from piebald.core.errors import SettingError, shown, unknown
-from piebald.core.large_arrays import blocks
 from piebald.core.moments import Floats, Moments, merged
+from piebald.core.stored_vectors import blocks
 from piebald.data.preparation.column_models import (
     LONGEST_NAME,
     MOST_CATEGORIES,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError, shown
-from piebald.core.large_arrays import large_array
+from piebald.core.stored_vectors import large_array
 from piebald.data.preparation.units import units_by_column
 from piebald.data.preparation.written_forms import MOSTLY, date_readings
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
+from piebald.contracts.component import WordedModel
 from piebald.core.errors import SettingError, shown
 from piebald.core.wording import sentence
 from piebald.data.preparation.column_models import (
@@ -40,7 +41,7 @@ _FARTHEST = 1e18  # of inputs, whose squares float32 can hold
 OTHER = "(other)"  # categories that are too rare to be named
 
 
-class Preparation(Fields):
+class Preparation(Fields, WordedModel):
     """How the columns of a table become inputs, the same at every client: a fitted `ColumnTransformer` as plain values.
 
     Attributes:
@@ -75,12 +76,6 @@ class Preparation(Fields):
     least_rows: Annotated[int, Field(ge=1)] = 5
     harmonised: dict[Name, dict[Name, Annotated[list[Finite], Field(min_length=2, max_length=2)]]] = Field(default={})
     form: Literal["inputs", "values"] = "inputs"
-
-    def __init__(self, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise SettingError(sentence(error, "preparation", type(self).model_fields)) from None
 
     @model_validator(mode="after")
     def _check_columns(self) -> Self:

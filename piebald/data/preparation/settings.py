@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from piebald.core.errors import SettingError, unknown
-from piebald.core.wording import sentence
+from piebald.contracts.component import WordedModel
+from piebald.core.errors import unknown
 from piebald.data.preparation.column_models import MOST_TOKENS, Name, Scale
 from piebald.data.preparation.columns import Kind, is_numeric, numbers_of, words_of
 from piebald.data.preparation.preparation import Preparation
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class PrepareSettings(BaseModel):
+class PrepareSettings(WordedModel):
     """How the columns of tables become inputs, the same at every client.
 
     Attributes:
@@ -40,8 +40,8 @@ class PrepareSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    columns: dict[Name, Literal[Kind, "leave out"]] = {}
-    scale: dict[Name, Scale] = {}
+    columns: dict[Name, Literal[Kind, "leave out"]] = Field(default={})
+    scale: dict[Name, Scale] = Field(default={})
     gaps: list[Name] = Field(default=[], max_length=100)
     least_rows: int = Field(default=5, ge=1)
     one_hot: int = Field(default=20, ge=2, le=1000)
@@ -50,11 +50,9 @@ class PrepareSettings(BaseModel):
     harmonise: Literal["combat"] | None = None
     agreed: Preparation | None = None
 
-    def __init__(self, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise SettingError(sentence(error, "prepare", type(self).model_fields)) from None
+    @classmethod
+    def in_words(cls) -> str:
+        return "prepare"
 
     @model_validator(mode="after")
     def _check_text(self) -> Self:

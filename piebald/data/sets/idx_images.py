@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +11,6 @@ import torch
 from piebald.core.errors import SettingError
 from piebald.data.sets.dataset import DataSet
 from piebald.data.sets.download import official
-
-if TYPE_CHECKING:
-    pass
 from piebald.data.sets.formats import read_idx
 
 

@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from piebald.core.parameters import Slot
-from piebald.engines.factored.factors import Factor, Weights
-from piebald.engines.factored.sum_terms import Coefficient, KnownProducts, MatrixTerm, added, once
+from piebald.engines.factored.factors import Coefficient, Factor, KnownProducts, MatrixTerm, Weights, added, once
 
 Factors = Sequence[tuple[Factor, Tensor]]
 Spans = Sequence[tuple[slice, slice]]

@@ -254,7 +254,6 @@ def sites_of(credentials: Credentials, clients: Clients) -> list[str]:
         )
     lost = [name for name in names if name not in sites]
     if 0 < len(lost) < len(names):
-        raise unknown(
-            f"site in {credentials.folder} for the client", lost[0], sites
-        )  # by order, names would be mixed up
+        # by order, names would be mixed up
+        raise unknown(f"site in {credentials.folder} for the client", lost[0], sites)
     return sites[: len(names)]

@@ -139,9 +139,8 @@ def status_values(folder: Path) -> dict[str, Any]:
         status |= _gone(credentials, run, queue)
     if run is not None:
         status["folder"] = str(run)
-    if (
-        process is None or status["state"] == "waiting for an experiment"
-    ):  # what it knew of its sites is no news of theirs
+    # what it knew of its sites is no news of theirs
+    if process is None or status["state"] == "waiting for an experiment":
         values["sites"] = [{**row, "state": None} for row in values.get("sites", ())]
     return {name: value for name, value in (status | values).items() if name != "sites" or value}
 

@@ -18,7 +18,7 @@ from piebald.federation.link.wire_format import unpack_task
 from piebald.federation.link.wire_messages import PROTOCOL, Hello, Piece, Refused, Reply, Welcome
 from piebald.federation.site.client_store import ClientStore, FinishedTask
 from piebald.federation.site.task_runner import TaskRunner
-from piebald.methods.queries.evaluate import Evaluate
+from piebald.methods.queries.scores import Evaluate
 from piebald.version import __version__
 
 _OVERHEAD = 1 << 20  # bytes of a task besides its vectors, at most

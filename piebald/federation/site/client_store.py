@@ -26,7 +26,7 @@ from torch import Tensor
 from piebald.core.errors import RuntimeFault
 from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_text
-from piebald.core.reading.tensors import opened_tensors
+from piebald.core.reading.packed import opened_tensors
 
 _STATE = "state/"
 _BASE = "client_state.safetensors"

@@ -218,9 +218,8 @@ class Policy(BaseModel):
             return None
         if uploads:
             return f"updates would carry {uploads[0]!r} beside the model, which nothing clips"
-        packing = next(
-            (transform for transform in transforms if isinstance(transform, Compressor)), None
-        )  # works last wherever it is
+        # works last wherever it is
+        packing = next((transform for transform in transforms if isinstance(transform, Compressor)), None)
         transforms = [transform for transform in transforms if not isinstance(transform, Compressor)]
         last = transforms[-1] if transforms else None
         if not isinstance(last, Gaussian):
@@ -384,9 +383,8 @@ class ExaminedModels:
         """
         if most is None:
             return None
-        models = [
-            task.vectors[name] for name in ("model", "forest") if name in task.vectors
-        ]  # a forest is a model, too
+        # a forest is a model, too
+        models = [task.vectors[name] for name in ("model", "forest") if name in task.vectors]
         digest = hashlib.blake2b(
             b"".join(model.detach().cpu().contiguous().numpy().tobytes() for model in models)
         ).digest()

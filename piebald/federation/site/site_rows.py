@@ -16,8 +16,8 @@ from piebald.contracts import Clients, Rows, Split
 from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
 from piebald.core.errors import SettingError, unknown
-from piebald.core.large_arrays import blocks
 from piebald.core.references import USERS, search
+from piebald.core.stored_vectors import blocks
 from piebald.data.clients.client_tables import ClientTable, files_of
 from piebald.data.clients.convert import array, is_several, kind, target_arrays
 from piebald.data.clients.data_source import DataSource

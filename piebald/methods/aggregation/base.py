@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from piebald.contracts import Cohort, ServerContext
+from piebald.contracts import Cohort, Query, ServerContext
 from piebald.contracts.component import Component
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.cohort_matrix import divided, held_mask, held_mean, weighted_sum
 from piebald.core.errors import SettingError, shown
-
-if TYPE_CHECKING:
-    from piebald.contracts import Query
-    from piebald.contracts.model_spec import ModelSpec
 
 
 class Aggregator(Component):

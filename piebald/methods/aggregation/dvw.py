@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 
 from piebald.contracts import Cohort, QueryRequest, ServerContext, Update
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.randomness import select
 from piebald.methods.aggregation.classification_scores import SCORES
 from piebald.methods.aggregation.linear import Linear
-from piebald.methods.queries.validate import Validate
-
-if TYPE_CHECKING:
-    from piebald.contracts.model_spec import ModelSpec
+from piebald.methods.queries.scores import Validate
 
 
 class Dvw(Linear):

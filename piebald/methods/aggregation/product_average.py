@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from piebald.contracts import Cohort, ServerContext
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.cohort_matrix import weighted_sum
 from piebald.core.narrow_models import adapter_pairs
+from piebald.core.parameters import Layout, Slot
 from piebald.methods.aggregation.base import Aggregator
-
-if TYPE_CHECKING:
-    from piebald.contracts.model_spec import ModelSpec
-    from piebald.core.parameters import Layout, Slot
 
 _ROUNDING = 1e-6  # singular values below this share of the largest one are what float32 leaves of zeros
 

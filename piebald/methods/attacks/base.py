@@ -1,15 +1,21 @@
-"""The base classes of attacks on updates."""
+"""The base class of attacks, and how often they succeed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 from pydantic import Field, field_validator
-from torch import Tensor
+from torch import Tensor, nn
 
+from piebald.core.arguments import checked
+from piebald.core.pytree import single
 from piebald.methods.transforms.base import Transform
+
+if TYPE_CHECKING:
+    from piebald.contracts import Rows
 
 
 class Attack(Transform):
@@ -81,3 +87,33 @@ class Collusion(Attack):
 def deviation(own: Tensor) -> Tensor:
     """Standard deviation of each column of [a, s]; 0 where there is but one row."""
     return own.std(dim=0) if len(own) > 1 else torch.zeros_like(own[0])
+
+
+class Trigger(Protocol):
+    """A mark on inputs, such as `partition.Backdoor`."""
+
+    target: int
+
+    def mark(self, x: Tensor) -> Tensor:
+        """Inputs [n, ...] with the trigger on every one."""
+
+
+@checked
+def backdoor_success(model: nn.Module, rows: Rows, trigger: Trigger) -> float:
+    """Of clean rows of other classes, the share that the marked input puts into the target class.
+
+    Args:
+        model: any module, e.g. `run.model()`.
+        rows: clean test rows, e.g. a federation's `common`.
+        trigger: the change that poisoned the clients.
+    """
+    x, y = (single(part, "the backdoor's success") for part in (rows.x, rows.y))
+    of_others = y != trigger.target
+    if not bool(of_others.any()):
+        return math.nan
+    was = model.training
+    model.eval()
+    with torch.no_grad():
+        predicted = torch.cat([model(part).argmax(1) for part in torch.split(trigger.mark(x[of_others]), 1024)])
+    model.train(was)
+    return float((predicted == trigger.target).float().mean())

@@ -1,11 +1,10 @@
 """The choice of each client among models that it could use, by its own validation rows."""
 
 from piebald.methods.choice.alone import local_work, plain_sgd, train_alone
-from piebald.methods.choice.best_for_each import BestForEach
+from piebald.methods.choice.best_for_each import BestForEach, reason
+from piebald.methods.choice.candidates import FEWEST_ROWS, Verdict, judge
 from piebald.methods.choice.final_models import KEEPS, own_choice
-from piebald.methods.choice.guard import FEWEST_ROWS, Verdict, judge
 from piebald.methods.choice.knn_per import KnnPer
-from piebald.methods.choice.record import reason
 
 __all__ = [
     "FEWEST_ROWS",

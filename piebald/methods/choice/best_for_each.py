@@ -1,8 +1,9 @@
-"""The query by which a client chooses its model."""
+"""The query by which a client chooses its model, and the record of its choice."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +12,7 @@ from torch import Tensor
 
 from piebald.contracts import ClientContext, OwnChoice, Split, TrainInput, TrainOutput, Trains
 from piebald.contracts.model_spec import ModelSpec
-from piebald.methods.choice.candidates import SHARED, ClientCandidates
-from piebald.methods.choice.guard import paired
-from piebald.methods.choice.record import marked, record
+from piebald.methods.choice.candidates import CANDIDATES, FEWEST_ROWS, SHARED, ClientCandidates, Verdict, paired
 
 
 class BestForEach(OwnChoice):
@@ -68,7 +67,7 @@ class BestForEach(OwnChoice):
         vectors = {"model": chosen}
         if self.split is not None and self.classes:
             vectors["confusion"] = context.confusion(chosen, self.split).flatten(1)
-        return TrainOutput(inputs.model, torch.zeros(count), vectors=vectors, metrics=metrics)
+        return inputs.answered(vectors=vectors, metrics=metrics)
 
 
 def _losses(models: Mapping[str, Tensor], context: ClientContext, split: Split) -> list[Tensor]:
@@ -90,3 +89,128 @@ def _judged(split: Split, models: Mapping[str, Tensor], context: ClientContext) 
         metrics["alone/difference"] = torch.tensor([gap[0] for gap in gaps], dtype=torch.float64)
         metrics["alone/error"] = torch.tensor([gap[1] for gap in gaps], dtype=torch.float64)
     return metrics
+
+
+ALONE = "nothing is shared, so there is no other model"
+
+
+WORDS = {
+    "global": "the global model",
+    "cluster": "its cluster's model",
+    "personal": "its personal model",
+    "fine_tuned": "the fine-tuned model",
+    "mixed": "the mixed model",
+    "local": "its own local model",
+    "neighbours": "the model with its neighbours",
+}
+
+
+def record(metrics: Mapping[str, float], rows: int) -> dict[str, Any]:
+    """A choice as plain values.
+
+    Args:
+        metrics: those of an answer to `BestForEach`.
+        rows: the client's validation rows.
+
+    Returns:
+        `chosen`: the name of the chosen candidate; `why`: the reason, in one sentence; `rows`: validation rows;
+        `candidates`: loss and metrics on validation rows by candidate; `difference` and `error`: by how much the best
+        candidate's loss is below the shared model's, and the standard error of that; `epochs`: the passes after the run
+        that the chosen model has made; `mixture`: the client's own model in the mixture and its share; `judged`: rows,
+        loss and metrics of the chosen model on the rows that models are judged by, and of the shared and the local one;
+        `alone`: the chosen model's loss there minus that of the local one, and its standard error.  What does not exist
+        is None or left out.
+    """
+    values, shared = finite(metrics), int(metrics["shared"])
+    chosen, names = marked_name("chosen", metrics), [name for name in CANDIDATES if f"chosen/{name}" in metrics]
+    best = names.index(marked_name("best", metrics))
+    verdict = Verdict(names.index(chosen), best, metrics["difference"], metrics["error"])
+    choice: dict[str, Any] = {
+        "chosen": chosen,
+        "why": reason(verdict, names, shared, rows) if shared else ALONE,
+        "rows": rows,
+        "candidates": grouped(values, "validation"),
+        "difference": values["difference"],
+        "error": values["error"],
+    }
+    if (epochs := metrics.get(f"{chosen}/epochs")) is not None:
+        choice["epochs"] = int(epochs)
+    if chosen == "mixed":
+        choice["mixture"] = {"of": marked_name("mixed/of", metrics), "share": float(metrics["mixed/share"])}
+    if (judged := int(metrics.get("judged/rows", 0))) > 0:
+        choice["judged"] = {"rows": judged, **grouped(values, "judged")}
+        if "alone/difference" in values:
+            choice["alone"] = {"difference": values["alone/difference"], "error": values["alone/error"]}
+    return choice
+
+
+def loses(choice: Mapping[str, Any]) -> bool:
+    """Return whether the chosen model is worse than the client's own local one, by more than two standard errors of the
+    loss on the rows that models are judged by.
+    """
+    alone = choice.get("alone") or {}
+    difference, error = alone.get("difference"), alone.get("error")
+    return difference is not None and error is not None and bool(difference > 2 * error)
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Metrics as plain values, None for what is not defined."""
+    return {name: None if not math.isfinite(value) else float(value) for name, value in metrics.items()}
+
+
+def marked(group: str, names: Sequence[str], choices: Sequence[str]) -> dict[str, Tensor]:
+    """Return the clients' names as metrics [c]: "GROUP/CHOICE" is 1 for those whose name it is, and 0 for the others.
+
+    Examples:
+        >>> marked("chosen", ["local", "global"], ["global", "local"])
+        {'chosen/global': tensor([0., 1.]), 'chosen/local': tensor([1., 0.])}
+    """
+    return {f"{group}/{choice}": torch.tensor([float(name == choice) for name in names]) for choice in choices}
+
+
+def marked_name(group: str, metrics: Mapping[str, float]) -> str:
+    """Return the name that `marked` has marked in one client's metrics.
+
+    Examples:
+        >>> marked_name("chosen", {"chosen/global": 0.0, "chosen/local": 1.0, "shared": 1.0})
+        'local'
+    """
+    prefix = f"{group}/"
+    return next(name.removeprefix(prefix) for name, value in metrics.items() if name.startswith(prefix) and value)
+
+
+def grouped(told: Mapping[str, float | None], group: str) -> dict[str, dict[str, float | None]]:
+    """The scores "GROUP/MODEL/METRIC" of one group, by model and metric."""
+    scores: dict[str, dict[str, float | None]] = {}
+    for name, value in told.items():
+        kind, _, rest = name.partition("/")
+        model, _, metric = rest.partition("/")
+        if kind == group and metric:
+            scores.setdefault(model, {})[metric] = value
+    return scores
+
+
+def reason(verdict: Verdict, names: Sequence[str], shared: int, rows: int, words: Mapping[str, str] = WORDS) -> str:
+    """The reason for a choice, in one sentence.
+
+    Args:
+        verdict: what the guard says.
+        names: of the candidates, in its order; the first `shared` are shared.
+        shared: how many are.
+        rows: validation rows.
+        words: for the names.
+    """
+    chosen, best, fallback = (words[names[n]] for n in (verdict.chosen, verdict.best, max(shared - 1, 0)))
+    result, error = f"so it keeps {fallback}", verdict.error
+    if rows == 0:
+        return f"it has no validation rows, {result}"
+    if rows < FEWEST_ROWS and shared:
+        return f"it has only {rows} validation rows, fewer than {FEWEST_ROWS}, {result}"
+    if not math.isfinite(verdict.difference):
+        return f"no model has a finite loss on its {rows} validation rows, {result}"
+    if chosen == best == fallback or not shared:
+        return f"{best} has the lowest loss on its {rows} validation rows"
+    if chosen == best:
+        sure = f", {verdict.difference / error:.1f} standard errors" if error > 0 else ""
+        return f"{best} is {verdict.difference:.3g} of loss below {fallback} on its {rows} validation rows{sure}"
+    return f"{best} is not below {chosen} by more than one standard error on its {rows} validation rows"

@@ -1,4 +1,4 @@
-"""kNN-Per: the query by which a client finds how far to trust its own nearest rows beside its model."""
+"""kNN-Per: a model's classes, interpolated with those of the nearest of remembered rows."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from piebald.contracts import (
     Trains,
 )
 from piebald.contracts.model_spec import ModelSpec
-from piebald.methods.choice.guard import Verdict, judge
-from piebald.methods.choice.neighbours import interpolated, neighbour_shares
-from piebald.methods.choice.record import finite, grouped, marked, marked_name, reason
+from piebald.methods.choice.best_for_each import finite, grouped, marked, marked_name, reason
+from piebald.methods.choice.candidates import Verdict, judge
 from piebald.methods.training.base import no_features
 
 NEIGHBOURS = "neighbours"
@@ -86,7 +85,7 @@ class KnnPer(OwnChoice):
                     _counted(outputs.labels, out, self.classes) for outputs, out in zip(rows, answers, strict=True)
                 ]
                 vectors["confusion"] = torch.stack(counts)
-        return TrainOutput(inputs.model, torch.zeros(len(choices)), vectors=vectors, metrics=metrics)
+        return inputs.answered(vectors=vectors, metrics=metrics)
 
     def record(self, metrics: Mapping[str, float], rows: int) -> dict[str, Any]:
         """See `OwnChoice`: as `choice.record`, with `neighbours`, the k, lam and scale of the chosen interpolation, for
@@ -177,3 +176,36 @@ def _with_class(rows: RowOutputs) -> RowOutputs:
     """The rows that have a class."""
     has_class = rows.labels >= 0
     return RowOutputs(rows.features[has_class], rows.outputs[has_class], rows.labels[has_class])
+
+
+_PAIRS = 1 << 22  # distances that are computed at a time
+
+
+def neighbour_shares(features: Tensor, memory: RowOutputs, k: int, scale: float) -> Tensor:
+    """The share of each class among the k nearest remembered rows, nearer ones counting more [n, classes].
+
+    A row at distance d counts exp(-d / scale), see `KnnPer`.
+
+    Args:
+        features: [n, d], of the rows that are asked about.
+        memory: at least one remembered row.
+        k: how many of them; all where there are fewer.
+        scale: of the distances, above 0.
+    """
+    count, classes = min(k, len(memory.features)), memory.outputs.shape[-1]
+    parts = []
+    for block in torch.split(features, max(1, _PAIRS // len(memory.features))):
+        apart = torch.cdist(block, memory.features, compute_mode="donot_use_mm_for_euclid_dist")
+        near, rows = apart.topk(count, dim=1, largest=False)
+        shares = functional.softmax(-near / scale, dim=1)  # exp(-d) over its sum, without underflow far away
+        parts.append(shares.new_zeros(len(block), classes).scatter_add(1, memory.labels[rows], shares))
+    return torch.cat(parts) if parts else features.new_zeros(0, classes)
+
+
+def interpolated(outputs: Tensor, shares: Tensor, lam: float) -> Tensor:
+    """Log probabilities lam * shares + (1 - lam) * softmax(outputs) [n, classes]; the outputs themselves for lam = 0,
+    which have the same probabilities.
+    """
+    if lam == 0:
+        return outputs
+    return (lam * shares + (1 - lam) * functional.softmax(outputs, dim=1)).log()

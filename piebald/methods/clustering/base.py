@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from torch import Tensor
 
 from piebald.contracts import Cohort, ServerContext
 from piebald.contracts.component import Component
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import SettingError, shown
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from piebald.contracts.model_spec import ModelSpec
 
 
 class Clustering(Component):

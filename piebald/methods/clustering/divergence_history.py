@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from piebald.core.tensor_store import places_of, resized, resized_pairs
-from piebald.methods.clustering.cluster_evidence import evidence, gram_of, isolation
-from piebald.methods.clustering.partitioning import ClusterSearch, Matrix, agree
+from piebald.methods.clustering.partitioning import ClusterSearch, Matrix, agree, evidence, gram_of, isolation
 from piebald.methods.clustering.response_divergence import unlikeness
 
 _PAIRS = ("unlike0", "unlike1", "count0", "count1", "gram")

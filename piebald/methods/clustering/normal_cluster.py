@@ -13,8 +13,8 @@ from torch import Tensor
 
 from piebald.contracts import SERVER_ID, Cohort, QueryRequest, ServerContext
 from piebald.core.randomness import select
+from piebald.methods.queries.scores import Validate
 from piebald.methods.queries.server_rows import RootLoss
-from piebald.methods.queries.validate import Validate
 
 Criterion = Literal["largest", "vote", "server_rows"]
 

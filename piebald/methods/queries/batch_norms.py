@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from pydantic import Field
 
 from piebald.contracts import ClientContext, Query, ResultForm, Rows, Split, TrainInput, TrainOutput, Trains, Update
@@ -31,9 +30,7 @@ class BatchStatistics(Query):
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         statistics, rows = context.batch_statistics(inputs.model, self.batch)
-        return TrainOutput(
-            inputs.model, torch.zeros(len(rows)), vectors={"buffers": statistics}, metrics={"examples": rows}
-        )
+        return inputs.answered(vectors={"buffers": statistics}, metrics={"examples": rows})
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         return ResultForm({"buffers": (spec.layout.shared - spec.layout.shared_trained,)}, (), rows["train"], 0)

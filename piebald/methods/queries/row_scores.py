@@ -12,8 +12,6 @@ from torch import Tensor
 from piebald.contracts import (
     MOST_REMEMBERED,
     ClientContext,
-    Personalizes,
-    Query,
     ResultForm,
     Rows,
     Split,
@@ -24,8 +22,7 @@ from piebald.contracts import (
 )
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
-from piebald.core.metrics import SHARES
-from piebald.core.targets import TargetDomain
+from piebald.methods.queries.scores import ScoringQuery, used_model
 
 NO_VALUE = float(torch.finfo(torch.float32).min)  # behind the last row, since answers must be finite
 NAIVE, NAIVE_OF_ALL = "naive", "naive_of_all"
@@ -33,7 +30,7 @@ STANDARD_ERROR = "standard_error"
 Naive = Literal["classes", "labels", "median", "mean", "equal"]
 
 
-class RowScores(Query):
+class RowScores(ScoringQuery):
     """Score each row by the client's model, and all rows by an answer that is the same for every row.
 
     Two methods that score the same rows can be compared row by row, which tells more than two means do; and a method is
@@ -52,7 +49,6 @@ class RowScores(Query):
 
     asked_of: ClassVar[Literal["clients", "server", "itself"]] = "itself"
 
-    split: Split = "test"
     rows: bool = True
     naive: Naive | None = None
     of_all: tuple[int, ...] = ()
@@ -67,10 +63,10 @@ class RowScores(Query):
             metrics |= {f"{name}/{metric}": values for metric, values in scores.items()}
             vectors |= {name: rows.nan_to_num(NO_VALUE)} if self.rows else {}
         if self.rows:
-            model = trainer.personalize(inputs, context) if isinstance(trainer, Personalizes) else inputs.model
+            model = used_model(inputs, context, trainer)
             rows, metrics["examples"] = context.row_scores(model, self.split)
             vectors["rows"] = rows.nan_to_num(NO_VALUE)
-        return TrainOutput(inputs.model, torch.zeros(len(inputs.versions)), vectors=vectors, metrics=metrics)
+        return inputs.answered(vectors=vectors, metrics=metrics)
 
     def _constants(self, context: ClientContext) -> dict[str, Tensor]:
         """The outputs [c, k] that are the same for all rows of a client, by name."""
@@ -144,15 +140,8 @@ class NaiveScores(RowScores):
         names |= {f"rows/{name}/{place}" for name in ("earlier", "covariance") for place in range(MOST_REMEMBERED)}
         return ResultForm({}, names, rows[self.split], 0)
 
-    def most_asked(self, hides: bool) -> int:
-        return 10 if hides else 100
-
     def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
-        counted = max(int(TargetDomain().known_rows(rows.y).sum()), 1)
-        return {f"{NAIVE}/{name}": 1 / counted for name in SHARES}
-
-    def fewest_rows(self, answer: Update) -> int | None:
-        return answer.examples or None
+        return self.influence_on_shares(rows, NAIVE)
 
 
 def _covariance(a: Tensor, b: Tensor) -> float | None:

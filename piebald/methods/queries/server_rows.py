@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-
 from piebald.contracts import ClientContext, Query, ResultForm, Split, TrainInput, TrainOutput, Trains, Update
 from piebald.contracts.model_spec import ModelSpec
 
@@ -17,8 +15,7 @@ class RootLoss(Query):
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         scores, count = context.score(inputs.model, "train")
-        nothing = torch.zeros(len(inputs.versions))
-        return TrainOutput(inputs.model, nothing, metrics={"loss": scores["loss"], "examples": count.float()})
+        return inputs.answered(metrics={"loss": scores["loss"], "examples": count.float()})
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         return ResultForm({}, ("loss",), rows["train"], 0)
@@ -35,7 +32,7 @@ class RootTraining(Query):
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         end = trainer.train(inputs, context)
         change = (end.model - inputs.model)[:, : inputs.shared]
-        return TrainOutput(inputs.model, torch.zeros(len(inputs.versions)), vectors={"model": change})
+        return inputs.answered(vectors={"model": change})
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         return ResultForm({"model": (spec.layout.shared,)}, (), 0, 0)

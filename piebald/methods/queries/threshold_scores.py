@@ -12,8 +12,6 @@ from torch import Tensor
 
 from piebald.contracts import (
     ClientContext,
-    Personalizes,
-    Query,
     ResultForm,
     Rows,
     Split,
@@ -26,11 +24,12 @@ from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.targets import TargetDomain
 from piebald.core.thresholds import GRID, METRICS, best_threshold, checked_criterion, rates
+from piebald.methods.queries.scores import ScoringQuery, used_model
 
 AT_THRESHOLD, AT_HALF = "at_threshold", "at_half"
 
 
-class ThresholdScores(Query):
+class ThresholdScores(ScoringQuery):
     """Choose the threshold of two classes on a client's validation rows, and score its other rows there and at a half.
 
     The model is the one that the client uses: its personal model where it has one, else the global model.  Metrics are
@@ -42,7 +41,6 @@ class ThresholdScores(Query):
         criterion: what is best, see `core.thresholds.best_threshold`.
     """
 
-    split: Split = "test"
     criterion: Annotated[str, AfterValidator(checked_criterion)]
 
     def thresholds(self, model: Tensor, context: ClientContext) -> list[float | None]:
@@ -50,10 +48,10 @@ class ThresholdScores(Query):
         return [best_threshold(*chosen_by, self.criterion) for chosen_by in _leads(model, context, "validation")[0]]
 
     def rows_read(self, personal: bool) -> set[Split]:
-        return {self.split, "validation", "train"} if personal else {self.split, "validation"}
+        return super().rows_read(personal) | {"validation"}
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
-        model = trainer.personalize(inputs, context) if isinstance(trainer, Personalizes) else inputs.model
+        model = used_model(inputs, context, trainer)
         metrics = {f"{at}/{name}": torch.full((len(model),), torch.nan) for at in (AT_THRESHOLD, AT_HALF)
                    for name in METRICS}  # fmt: skip
         judged, counts = _leads(model, context, self.split)
@@ -63,23 +61,17 @@ class ThresholdScores(Query):
             for at, cut in ((AT_THRESHOLD, float(np.log(threshold / (1 - threshold)))), (AT_HALF, 0.0)):
                 for name, values in rates(np.array([cut]), *rows).items():
                     metrics[f"{at}/{name}"][row] = float(values[0])
-        return TrainOutput(inputs.model, torch.zeros(len(model)), metrics=metrics | {"examples": counts})
+        return inputs.answered(metrics=metrics | {"examples": counts})
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         names = {f"{at}/{name}" for at in (AT_THRESHOLD, AT_HALF) for name in METRICS}
         return ResultForm({}, names, rows[self.split], 0)
 
-    def most_asked(self, hides: bool) -> int:
-        return 10 if hides else 100
-
     def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
         return {}  # a validation row moves the threshold, and with it what any number of rows are taken for
 
-    def fewest_rows(self, answer: Update) -> int | None:
-        return answer.examples or None
 
-
-class ThresholdCounts(Query):
+class ThresholdCounts(ScoringQuery):
     """Count a client's rows by class and by the cell of the grid of probabilities that its model takes them to.
 
     The counts of all clients' validation rows give one threshold for all, and those of the judged rows each client's
@@ -93,19 +85,18 @@ class ThresholdCounts(Query):
 
     by_name = True
 
-    split: Split = "test"
     criterion: Annotated[str, AfterValidator(checked_criterion)]
 
     def rows_read(self, personal: bool) -> set[Split]:
-        return {self.split, "validation", "train"} if personal else {self.split, "validation"}
+        return super().rows_read(personal) | {"validation"}
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
-        model = trainer.personalize(inputs, context) if isinstance(trainer, Personalizes) else inputs.model
+        model = used_model(inputs, context, trainer)
         vectors, counts = {}, torch.zeros(len(model))
         for name, split in (("validation", "validation"), ("judged", self.split)):
             leads, counts = _leads(model, context, split)  # type: ignore[arg-type]  # one of the splits
             vectors[name] = torch.stack([_cells(*rows) for rows in leads])
-        return TrainOutput(inputs.model, torch.zeros(len(model)), vectors=vectors, metrics={"examples": counts})
+        return inputs.answered(vectors=vectors, metrics={"examples": counts})
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         shape = (2 * (len(GRID) + 1),)
@@ -114,9 +105,6 @@ class ThresholdCounts(Query):
     def fewest_rows(self, answer: Update) -> int | None:
         held = torch.cat([vector[vector > 0] for vector in answer.vectors.values()])
         return int(held.min()) if len(held) else None
-
-    def most_asked(self, hides: bool) -> int:
-        return 10 if hides else 100
 
     def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
         return {}  # noise in single cells would leave nothing of a threshold

@@ -11,7 +11,7 @@ from piebald.methods.recipes.async_fedavg import METIS
 from piebald.methods.recipes.fedavg import fedavg
 from piebald.methods.recipes.named import recipe
 from piebald.methods.scheduling.asynchronous import Asynchronous
-from piebald.methods.scheduling.cohort import CohortSize
+from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.server_optimizer.cached_average import CachedAverage
 from piebald.methods.training.adaptive_frequency import AdaptiveFrequency, LearnerGroup
 from piebald.methods.training.sgd import Sgd, SgdSettings

@@ -7,7 +7,7 @@ from typing import Unpack
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.fedavg import fedavg
 from piebald.methods.recipes.named import recipe
-from piebald.methods.scheduling.cohort import CohortSize
+from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.training.adaptive_local_aggregation import AdaptiveLocalAggregation
 from piebald.methods.training.sgd import SgdSettings
 

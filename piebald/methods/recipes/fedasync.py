@@ -9,7 +9,7 @@ from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.fedavg import fedavg
 from piebald.methods.recipes.named import recipe
 from piebald.methods.scheduling.asynchronous import Asynchronous
-from piebald.methods.scheduling.cohort import CohortSize
+from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.server_optimizer.mixing import Mixing
 from piebald.methods.training.proximal import Proximal
 from piebald.methods.training.sgd import SgdSettings

@@ -8,7 +8,7 @@ from piebald.methods.aggregation.linear import ExampleWeighted
 from piebald.methods.clustering.single_cluster import SingleCluster
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.named import recipe
-from piebald.methods.scheduling.cohort import CohortSize
+from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.scheduling.synchronous import Synchronous
 from piebald.methods.server_optimizer.average import ServerSgd
 from piebald.methods.sharing.layers import Full

@@ -9,7 +9,7 @@ from piebald.methods.clustering.ifca import Ifca
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.fedavg import fedavg
 from piebald.methods.recipes.named import recipe
-from piebald.methods.scheduling.cohort import CohortSize
+from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.training.lowest_loss import LowestLoss
 from piebald.methods.training.sgd import SgdSettings
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from piebald.methods.scheduling.base import Scheduler, ServerView
-from piebald.methods.scheduling.cohort import CohortSize, cohort_size
+from piebald.methods.scheduling.base import CohortSize, Scheduler, ServerView, cohort_size
 
 
 class NonBlockingScheduler(Scheduler):

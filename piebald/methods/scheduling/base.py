@@ -1,11 +1,11 @@
-"""The base class of schedulers."""
+"""The base class of schedulers, and the cohort of a round."""
 
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from piebald.contracts.component import Component, RecipeComponents
 
@@ -119,3 +119,32 @@ class Scheduler(Component):
         """Advice for getting steps that are rounds."""
         setting = f", or set its {self.rounds_setting}" if self.rounds_setting else ""
         return f"choose scheduling = 'synchronous'{setting}"
+
+
+def _cohort(cohort: float) -> float:
+    if not 0 < cohort < float("inf") or (cohort > 1 and cohort != int(cohort)):
+        raise ValueError(
+            f"must be a number of clients (1, 2, ...) or a share of them (0.1, or 1.0 for all), got {cohort}"
+        )
+    return int(cohort) if cohort > 1 else cohort
+
+
+CohortSize = Annotated[int | float, AfterValidator(_cohort)]
+
+
+@runtime_checkable
+class HasCohort(Protocol):
+    """A scheduler with a cohort: clients per round, or clients that work at the same time."""
+
+    @property
+    def cohort(self) -> int | float: ...
+
+
+def cohort_size(cohort: float, known: int) -> int:
+    """The number of clients in a cohort; a whole number counts clients, a float up to 1.0 is a share of `known`.
+
+    Examples:
+        >>> cohort_size(10, known=7), cohort_size(0.1, known=50)
+        (7, 5)
+    """
+    return min(int(cohort), known) if isinstance(cohort, int) else min(known, max(1, round(cohort * known)))

@@ -7,8 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from piebald.methods.scheduling.base import Scheduler, ServerView
-from piebald.methods.scheduling.cohort import CohortSize, cohort_size
+from piebald.methods.scheduling.base import CohortSize, Scheduler, ServerView, cohort_size
 
 
 class Synchronous(Scheduler):

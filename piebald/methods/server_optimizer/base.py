@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
+
+from torch import Tensor
 
 from piebald.contracts import StepContext
 from piebald.contracts.component import Component
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class ServerOptimizer(Component):

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from piebald.contracts import StepContext
 from piebald.contracts.component import RecipeComponents
 from piebald.methods.aggregation.linear import is_plain_mean
 from piebald.methods.server_optimizer.base import ServerOptimizer
 from piebald.methods.training.dynamic_regularization import DynamicRegularization
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class DynamicCorrection(ServerOptimizer):

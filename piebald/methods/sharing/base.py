@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
-from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
 
 from piebald.contracts.component import Component
-from piebald.core.parameters import matching
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from piebald.core.parameters import Layout
-
+from piebald.core.parameters import Layout, matching
 
 Patterns = str | tuple[str, ...]
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import Tensor, nn
 
 from piebald.core.errors import SettingError
 from piebald.core.parameters import Layout, matching
 from piebald.methods.sharing.base import Patterns, Sharing, as_tuple
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 
 class Full(Sharing):

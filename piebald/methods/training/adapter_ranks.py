@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.client_models import ClientModel, ClientModels, nested_positions
 from piebald.core.narrow_models import adapter_pairs, with_rank
 from piebald.core.parameters import Layout
 from piebald.methods.training.sgd import Sgd
-
-if TYPE_CHECKING:
-    from piebald.contracts.model_spec import ModelSpec
 
 Rank = Annotated[int, Field(ge=1)]
 

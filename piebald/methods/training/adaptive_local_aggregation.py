@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from piebald.contracts import ClientContext, LocalStep, SgdConfig, StateVector, StepSettings, TrainInput, TrainOutput
 from piebald.contracts.model_spec import ModelSpec
@@ -16,9 +16,6 @@ from piebald.core.arguments import checked_class
 from piebald.core.errors import SettingError, shown
 from piebald.core.parameters import matching
 from piebald.methods.training.sgd import Sgd
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @checked_class

@@ -26,12 +26,15 @@ class Trainer(Component):
         sends_choice: updates carry as metric "cluster" which of the models offered as "candidates" was trained.
         sends_initial_loss: updates carry as metric "initial_loss" the loss of the model that was sent.
         follows_others: training depends on the steps that other clients have made (`TrainInput.committed`).
+        reads_features, anchors: of a trainer that is a `contracts.passes.LocalLoss` as well, see there.
     """
 
     axis = "training"
     sends_choice: ClassVar[bool] = False
     sends_initial_loss: ClassVar[bool] = False
     follows_others: ClassVar[bool] = False
+    reads_features: ClassVar[bool] = False
+    anchors: ClassVar[tuple[str, ...]] = ()
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         """Carry out one training task of a stack of clients."""

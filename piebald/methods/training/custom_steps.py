@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import Tensor
 
 from piebald.contracts import SgdOutcome, StepsOutcome, TrainInput, TrainOutput
 from piebald.methods.training.sgd import Sgd
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def check_settings(trainer: Sgd) -> None:

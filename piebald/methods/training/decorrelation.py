@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
-
 from pydantic import Field
+from torch import Tensor
 
 from piebald.contracts import ClientContext, LossBatch, TrainInput, TrainOutput
 from piebald.contracts.model_spec import ModelSpec
 from piebald.methods.training.base import no_features
 from piebald.methods.training.sgd import Sgd
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _EPS = 1e-8  # added to variances, as in the authors' program
 
@@ -31,8 +27,7 @@ class Decorrelation(Sgd):
         beta: weight of the term, at least 0; 0 is plain SGD.
     """
 
-    reads_features: ClassVar[bool] = True
-    anchors: ClassVar[tuple[str, ...]] = ()
+    reads_features = True
 
     beta: float = Field(default=0.1, ge=0)
 
@@ -40,8 +35,7 @@ class Decorrelation(Sgd):
         return super().unsupported_model(spec) or no_features(self.kind, spec)
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
-        state, term = self.start_state(inputs), self if self.beta else None
-        return self.output(context.run_sgd(inputs.model, self.sgd_config(inputs), state=state, local_loss=term))
+        return self.output(self.run_sgd(inputs, context, local_loss=self if self.beta else None))
 
     def batch_loss(self, batch: LossBatch) -> Tensor:
         z, counted = batch.features["model"], batch.mask.unsqueeze(1)

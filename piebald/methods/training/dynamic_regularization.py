@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from piebald.contracts import ClientContext, TrainInput, TrainOutput
 from piebald.core.parameters import pad
 from piebald.methods.training.sgd import Sgd
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class DynamicRegularization(Sgd):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
+from torch import Tensor
 
 from piebald.contracts import ClientContext, TrainInput
 from piebald.methods.training.sgd import Sgd
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class FineTune(Sgd):

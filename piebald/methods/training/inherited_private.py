@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -35,8 +33,8 @@ class InheritedPrivate(Sgd):
         horizon: tasks until mu is reached, at least 1: those that a client is expected to have in the run.
     """
 
-    reads_features: ClassVar[bool] = True
-    anchors: ClassVar[tuple[str, ...]] = ("inherited",)
+    reads_features = True
+    anchors = ("inherited",)
 
     lam: float = Field(default=0.05, ge=0, lt=1)
     mu: float = Field(default=0.9, ge=0, le=1)
@@ -50,9 +48,7 @@ class InheritedPrivate(Sgd):
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         inherited, tasks = inputs.state["inherited"], inputs.state["tasks"]
-        state, term = self.start_state(inputs), self if self.lam else None
-        tensors = {"inherited": inherited}
-        end = context.run_sgd(inputs.model, self.sgd_config(inputs), state=state, local_loss=term, own=tensors)
+        end = self.run_sgd(inputs, context, local_loss=self if self.lam else None, own={"inherited": inherited})
         # grows with the tasks up to mu: a model that has been inherited once says little about the past
         past = (self.mu * tasks / self.horizon).clamp(max=self.mu)
         renewed = {"inherited": past * inherited + (1 - past) * end.model, "tasks": tasks + 1}

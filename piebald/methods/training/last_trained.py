@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import Tensor
 
 from piebald.contracts import ClientContext, TrainInput, TrainOutput
 from piebald.methods.training.proximal import Proximal
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class LastTrained(Proximal):

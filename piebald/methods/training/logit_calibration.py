@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
-
 from pydantic import Field
+from torch import Tensor
 
 from piebald.contracts import ClientContext, LossBatch, TrainInput, TrainOutput
 from piebald.contracts.model_spec import ModelSpec
 from piebald.methods.training.sgd import Sgd
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _FEWEST = 1e-8  # rows that a class without rows counts as
 
@@ -30,9 +26,6 @@ class LogitCalibration(Sgd):
         tau: strength of the calibration, at least 0; 0 is plain SGD.
     """
 
-    reads_features: ClassVar[bool] = False
-    anchors: ClassVar[tuple[str, ...]] = ()
-
     tau: float = Field(default=1.0, ge=0)
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
@@ -45,9 +38,7 @@ class LogitCalibration(Sgd):
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         shift = {"shift": self.tau * context.label_counts().clamp(min=_FEWEST).pow(-0.25)}
-        state, loss = self.start_state(inputs), self if self.tau else None
-        end = context.run_sgd(inputs.model, self.sgd_config(inputs), state=state, local_loss=loss, own=shift)
-        return self.output(end)
+        return self.output(self.run_sgd(inputs, context, local_loss=self if self.tau else None, own=shift))
 
     def batch_loss(self, batch: LossBatch) -> Tensor:
         return batch.losses(batch.outputs - batch.own["shift"], batch.targets)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from piebald.contracts import ClientContext, Slopes, TrainInput, TrainOutput
 from piebald.methods.training import custom_steps
 from piebald.methods.training.sgd import Sgd
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class MetaLearning(Sgd):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from piebald.contracts import ClientContext, Slopes, TrainInput, TrainOutput
 from piebald.methods.training import custom_steps
 from piebald.methods.training.sgd import Sgd
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class MixedModels(Sgd):

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
-
 from pydantic import Field
+from torch import Tensor
 from torch.nn import functional
 
 from piebald.contracts import ClientContext, LossBatch, TrainInput, TrainOutput
 from piebald.contracts.model_spec import ModelSpec
 from piebald.methods.training.base import no_features
 from piebald.methods.training.sgd import Sgd
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class ModelContrastive(Sgd):
@@ -34,8 +30,8 @@ class ModelContrastive(Sgd):
         temperature: tau of the paper, above 0.
     """
 
-    reads_features: ClassVar[bool] = True
-    anchors: ClassVar[tuple[str, ...]] = ("sent", "previous")
+    reads_features = True
+    anchors = ("sent", "previous")
 
     mu: float = Field(default=1.0, ge=0)
     temperature: float = Field(default=0.5, gt=0)
@@ -48,8 +44,7 @@ class ModelContrastive(Sgd):
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         tensors = {"sent": inputs.model, "previous": inputs.state["previous"]}
-        state, term = self.start_state(inputs), self if self.mu else None
-        end = context.run_sgd(inputs.model, self.sgd_config(inputs), state=state, local_loss=term, own=tensors)
+        end = self.run_sgd(inputs, context, local_loss=self if self.mu else None, own=tensors)
         return self.output(end, state={"previous": end.model})
 
     def batch_loss(self, batch: LossBatch) -> Tensor:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from piebald.contracts import ClientContext, TrainInput, TrainOutput
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.parameters import head
 from piebald.methods.training.prototypes import Prototypes
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from piebald.contracts.model_spec import ModelSpec
 
 _NEVER = -1e4  # the score of a class that nobody has had
 

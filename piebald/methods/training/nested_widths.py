@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from typing import Annotated, Self
 
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from piebald.contracts import ClientContext, LossBatch, TrainInput, TrainOutput
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.client_models import ClientModel, ClientModels, nested_positions
 from piebald.core.narrow_models import narrowed
 from piebald.core.parameters import Layout
 from piebald.methods.queries.batch_norms import BatchStatistics
 from piebald.methods.training.sgd import Sgd
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from piebald.contracts.model_spec import ModelSpec
 
 Width = Annotated[float, Field(gt=0, le=1)]
 
@@ -56,9 +53,6 @@ class NestedWidths(Sgd):
         masked_loss: put 0 in place of the outputs for classes that the client has no training rows of, and average the
             classifier's rows over the clients that have their class (section 3.2 of the paper, the masking trick).
     """
-
-    reads_features: ClassVar[bool] = False
-    anchors: ClassVar[tuple[str, ...]] = ()
 
     widths: tuple[Width, ...] = Field(default=(1.0, 0.5), min_length=1)
     dynamic: bool = False
@@ -146,9 +140,7 @@ class NestedWidths(Sgd):
         if not self.masked_loss:
             return super().train(inputs, context)
         classes = {"classes": (context.label_counts() > 0).float()}
-        state = self.start_state(inputs)
-        end = context.run_sgd(inputs.model, self.sgd_config(inputs), state=state, local_loss=self, own=classes)
-        return self.output(end, vectors=classes)
+        return self.output(self.run_sgd(inputs, context, local_loss=self, own=classes), vectors=classes)
 
     def batch_loss(self, batch: LossBatch) -> Tensor:
         return batch.losses(batch.outputs * batch.own["classes"], batch.targets)

@@ -20,14 +20,11 @@ amends each local step by the mean change of the last round, which is not here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from piebald.contracts import StateVector, TrainInput
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PREFIX = "optimizer_"  # of the names of its vectors in client state and in updates
 STEP = StateVector("step")  # how many steps are behind the state: one number

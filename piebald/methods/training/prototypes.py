@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import Self
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from piebald.contracts import ClientContext, LossBatch, StepContext, TrainInput, TrainOutput
 from piebald.contracts.component import RecipeComponents
@@ -16,9 +16,6 @@ from piebald.core.parameters import head
 from piebald.methods.training.augmentation import mixing
 from piebald.methods.training.base import no_features
 from piebald.methods.training.sgd import Sgd
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Prototypes(Sgd):
@@ -41,8 +38,7 @@ class Prototypes(Sgd):
         classes, features: how many there are; set by the recipe.
     """
 
-    reads_features: ClassVar[bool] = True
-    anchors: ClassVar[tuple[str, ...]] = ()
+    reads_features = True
 
     lam: float = Field(default=1.0, ge=0)
     classes: int | None = Field(default=None, ge=1)
@@ -97,8 +93,7 @@ class Prototypes(Sgd):
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         tensors = {name: inputs.vectors[name] for name in ("prototypes", "present")}
-        state, term = self.start_state(inputs), self if self.lam else None
-        end = context.run_sgd(inputs.model, self.sgd_config(inputs), state=state, local_loss=term, own=tensors)
+        end = self.run_sgd(inputs, context, local_loss=self if self.lam else None, own=tensors)
         means, counts = context.class_features(end.model)
         return self.output(end, vectors={"prototypes": means, "present": (counts > 0).float()})
 

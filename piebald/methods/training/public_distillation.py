@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from piebald.contracts import ClientContext, LocalStep, LossBatch, SgdConfig, StepContext, TrainInput, TrainOutput
 from piebald.contracts.component import RecipeComponents
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.pytree import logits
 from piebald.methods.training.sgd import Sgd
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +47,6 @@ class PublicDistillation(Sgd):
         public_steps: steps of a client's first task towards the public rows' targets, at least 0.
         rows, outputs: how many public rows there are, and the shape of a model's outputs for one; set by the recipe.
     """
-
-    reads_features: ClassVar[bool] = False
-    anchors: ClassVar[tuple[str, ...]] = ()
 
     digest_steps: int = Field(default=20, ge=0)
     digest_batch: int | None = Field(default=None, ge=1)

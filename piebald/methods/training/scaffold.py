@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import model_validator
+from torch import Tensor
 
 from piebald.contracts import ClientContext, SgdConfig, StateVector, StepContext, StepSettings, TrainInput, TrainOutput
 from piebald.core.parameters import pad
 from piebald.methods.training.sgd import Sgd
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Scaffold(Sgd):
@@ -67,9 +65,8 @@ class Scaffold(Sgd):
             # option II: (w_t - w) / (steps * lr) is the mean of g - c_k + c; less c, it is the change of c_k
             moved = inputs.model[..., : inputs.shared] - end.model[..., : inputs.shared]
             change = moved / (end.steps.clamp(min=1).unsqueeze(-1) * self.rate(inputs)) - common
-        change = inputs.of_parameters(change) * (end.steps > 0).unsqueeze(
-            -1
-        )  # who has no rows learns nothing about its drift
+        # who has no rows learns nothing about its drift
+        change = inputs.of_parameters(change) * (end.steps > 0).unsqueeze(-1)
         return self.output(end, vectors={"control": change}, state={"control": control + change})
 
     def update_server_vectors(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
+from typing import Any, Literal, Self, TypedDict
 
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from piebald.contracts import (
     PLAIN_PASSES,
     PLAIN_STEP,
     ClientContext,
+    LocalLoss,
     LocalStep,
     PassSettings,
     Precision,
@@ -36,9 +38,6 @@ from piebald.methods.training.schedules import (
     LrSchedule,
     StepSchedule,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _LOSS_SCALE = PLAIN_PASSES.loss_scale
 
@@ -313,9 +312,16 @@ class Sgd(Trainer):
         return max(1, examples // self.step_rows) if examples else 0
 
     def run_sgd(
-        self, inputs: TrainInput, context: ClientContext, *, prox: float = 0.0, correction: Tensor | None = None
+        self,
+        inputs: TrainInput,
+        context: ClientContext,
+        *,
+        prox: float = 0.0,
+        correction: Tensor | None = None,
+        local_loss: LocalLoss | None = None,
+        own: Mapping[str, Tensor] | None = None,
     ) -> SgdOutcome:
-        """Run SGD from the model that was sent, with a proximal term around it and a `correction` of gradients."""
+        """Run SGD from the model that was sent, see `contracts.ClientContext.run_sgd`; `prox` draws to that model."""
         return context.run_sgd(
             inputs.model,
             self.sgd_config(inputs),
@@ -323,6 +329,8 @@ class Sgd(Trainer):
             prox_center=inputs.model if prox else None,
             correction=correction,
             state=self.start_state(inputs),
+            local_loss=local_loss,
+            own=own,
         )
 
     def sgd_config(self, inputs: TrainInput, epochs: int | None = None) -> SgdConfig:

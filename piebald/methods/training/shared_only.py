@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
+from torch import Tensor
 
 from piebald.contracts import ClientContext, TrainInput, TrainOutput
 from piebald.contracts.model_spec import ModelSpec
 from piebald.methods.training.sgd import Sgd
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class SharedOnly(Sgd):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
 
 from piebald.contracts import PLAIN_STEP, LocalStep, StepPoint
+from piebald.contracts.local_step import Gradients
 from piebald.core.arguments import checked_class
 from piebald.methods.training.sgd import Sgd
-
-if TYPE_CHECKING:
-    from piebald.contracts.local_step import Gradients
 
 
 @checked_class

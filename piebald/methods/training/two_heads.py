@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from pydantic import model_validator
-from torch import nn
+from torch import Tensor, nn
 
 from piebald.contracts import ClientContext, Slopes, TrainInput, TrainOutput
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.parameters import matching
 from piebald.methods.training import custom_steps
 from piebald.methods.training.sgd import Sgd
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _FEWEST = 1e-8  # rows that a class without rows counts as, so that its logarithm is finite
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
+
+from torch import Tensor
 
 from piebald.contracts import ClientSecrets, KeyAgreement, ServerContext, StepContext, Task, Update
 from piebald.contracts.component import Component
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.parameters import moving_norm
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from piebald.contracts.model_spec import ModelSpec
 
 
 class Transform(Component):

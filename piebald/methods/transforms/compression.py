@@ -5,21 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from piebald.contracts.component import RecipeComponents
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core.parameters import Layout
 from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.methods.transforms.bit_fields import Bytes, Whole
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from piebald.contracts.model_spec import ModelSpec
-    from piebald.core.parameters import Layout
-
 
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
 

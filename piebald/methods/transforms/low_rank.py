@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
 
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core.parameters import Layout
 from piebald.core.randomness import generator
 from piebald.methods.transforms.bit_fields import Bytes
 from piebald.methods.transforms.compression import (
@@ -20,12 +23,6 @@ from piebald.methods.transforms.compression import (
     as_bytes,
     as_floats,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from piebald.contracts.model_spec import ModelSpec
-    from piebald.core.parameters import Layout
 
 BASIS = f"{COMPRESSION}basis"
 

@@ -8,16 +8,10 @@ in a hundred positions takes 8.1 bits so, where an int32 takes 32 and a bitmap 1
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from piebald.methods.transforms import bit_fields
 from piebald.methods.transforms.bit_fields import Bytes, Whole
-
-if TYPE_CHECKING:
-    pass
-
 
 _BITMAP, _NUMBERS, _GAPS = 0, 1, 2
 

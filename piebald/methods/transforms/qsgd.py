@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
+from torch import Tensor
 
 from piebald.core.randomness import generator
 from piebald.methods.transforms import bit_fields
 from piebald.methods.transforms.bit_fields import Bytes
 from piebald.methods.transforms.compression import LossyCompressor, Numbers, WireContext, as_bytes, as_floats
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Qsgd(LossyCompressor):

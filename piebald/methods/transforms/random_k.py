@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
+from torch import Tensor
 
+from piebald.core.parameters import Layout
 from piebald.core.randomness import generator
 from piebald.methods.transforms.bit_fields import Bytes, Whole
 from piebald.methods.transforms.compression import Numbers, WireContext, WithErrorFeedback, as_bytes, as_floats
 from piebald.methods.transforms.top_k import count_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from piebald.core.parameters import Layout
 
 
 class RandomK(WithErrorFeedback):
@@ -78,9 +75,8 @@ class RandomK(WithErrorFeedback):
         count = count_of(self.share, context.trained)
         if count == context.trained:
             return np.arange(count)
-        round_number = str(context.version).partition(".")[
-            0
-        ]  # clients may have been asked before in this round, or not
+        # clients may have been asked before in this round, or not
+        round_number = str(context.version).partition(".")[0]
         owner = ("common", int(round_number)) if self.same_for_all else (context.client, context.version)
         draw = generator("random_k", context.seed, *owner)
         return np.sort(draw.choice(context.trained, count, replace=False))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from torch import Tensor
 
 from piebald.methods.transforms import bit_fields
 from piebald.methods.transforms.bit_fields import Bytes
 from piebald.methods.transforms.compression import Numbers, WireContext, WithErrorFeedback, as_bytes, as_floats
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Sign(WithErrorFeedback):

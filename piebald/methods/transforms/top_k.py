@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
+from torch import Tensor
 
 from piebald.methods.transforms import positions
 from piebald.methods.transforms.bit_fields import Bytes, Whole
 from piebald.methods.transforms.compression import Numbers, WireContext, WithErrorFeedback, as_bytes, as_floats
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class TopK(WithErrorFeedback):

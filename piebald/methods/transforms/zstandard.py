@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
 
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import SettingError, install
 from piebald.methods.transforms.bit_fields import Bytes
 from piebald.methods.transforms.compression import Compressed, Compressor, Numbers, WireContext, as_floats
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from piebald.contracts.model_spec import ModelSpec
 
 
 class Zstandard(Compressor):

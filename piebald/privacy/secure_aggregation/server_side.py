@@ -5,26 +5,28 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from piebald.contracts import SIGNATURE, SUM, AsksClients, PartialSum, ServerContext, Update
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import Declined
 from piebald.privacy.secure_aggregation import masks, shamir
 from piebald.privacy.secure_aggregation.key_exchange import ExchangedKeys, asked, exchange_keys
 from piebald.privacy.secure_aggregation.key_material import BOTH, pair_seed, proof, survivor_claim
 from piebald.privacy.secure_aggregation.key_queries import DIGEST, SENDERS, SHARES, SIGNED
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, numbers, rows, texts
-from piebald.privacy.secure_aggregation.share_checks import SHOWN, SHOWN_BY
-from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from piebald.contracts.model_spec import ModelSpec
+from piebald.privacy.secure_aggregation.share_checks import (
+    SHOWN,
+    SHOWN_BY,
+    SIGNERS,
+    SURVIVORS,
+    ConfirmSurvivors,
+    Unmasking,
+)
 
 Vector = np.ndarray[Any, Any]
 Shares = dict[int, dict[int, bytes]]  # by whose they are, and by place

@@ -8,7 +8,7 @@ to its vector x_u, in the ring Z modulo 2^bits,
 where u and v agree on the seed s_uv by X25519, and b_u is u's own seed.  In the sum over all clients the pairwise masks
 cancel.  Neighbours hold Shamir shares of b_u and of the private key behind the s_uv: for a client whose update arrived
 they send those of b_u, for one whose update did not those of its key, never both: before that, a quorum of them has
-signed one list of those who arrived (`unmasking`).
+signed one list of those who arrived (`share_checks`).
 """
 
 from __future__ import annotations
@@ -239,9 +239,8 @@ class SecureAggregation(MaskingTransform):
         if update.vectors.keys() == {SUM}:
             if self.bits != 64:
                 raise Declined(f"sums of whole numbers have 64 bits, this run masks {self.bits}: set bits = 64")
-            return np.array(update.vectors[SUM].numpy(), dtype=np.int64).view(
-                np.uint64
-            )  # a copy, which is masked in place
+            # a copy, which is masked in place
+            return np.array(update.vectors[SUM].numpy(), dtype=np.int64).view(np.uint64)
         idle, heaviest = update.is_idle and not self.counts_idle, self.heaviest or _HEAVIEST
         weight = 0.0 if idle else self._weights().weight(update)
         if not 0 <= weight <= heaviest:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from piebald.core.arguments import PathLike, checked
 from piebald.core.errors import SettingError
-from piebald.core.reading.tensors import opened_tensors, state_dict
+from piebald.core.reading.packed import opened_tensors, state_dict
 
 
 @checked

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from piebald.methods.choice.best_for_each import WORDS, loses
 from piebald.methods.choice.candidates import CANDIDATES
 from piebald.methods.choice.knn_per import NEIGHBOURS
-from piebald.methods.choice.record import WORDS, loses
 from piebald.report.comparison import Comparison
 from piebald.report.page import markup, wording
 from piebald.report.page.markup import Cell, Markup

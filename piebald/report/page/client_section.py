@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from piebald.report.client_gaps import client_gaps, headline, noise
 from piebald.report.comparison import Comparison
+from piebald.report.findings import client_gaps, headline, noise
 from piebald.report.page import markup
 from piebald.report.page.charts import series, short
 from piebald.report.page.markup import Cell, Chart

@@ -10,7 +10,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from piebald.contracts.component import Component
 from piebald.methods.recipe import Recipe
-from piebald.privacy.several_runs import NOT_COVERED, UNITS
+from piebald.privacy.spending import NOT_COVERED, UNITS
 from piebald.report.comparison import Comparison
 from piebald.report.page import markup, wording
 from piebald.report.page.markup import Cell
@@ -147,7 +147,7 @@ def _privacy(comparison: Comparison) -> str:
             epsilons = [budget["epsilon_pld"], budget["epsilon_rdp"]]
             shown = ["infinite" if epsilon is None else f"{epsilon:.3g}" for epsilon in epsilons]
             second = budget.get("epsilon_prv")
-            unit = UNITS.get(budget.get("unit", "client"), NONE)  # missing in folders of earlier versions
+            unit = UNITS.get(budget["unit"], NONE)
             shown.append(NONE if second is None else f"{second:.3g}")
             cells = [unit, *shown, f"{budget['delta']:.1g}", budget["meaning"]]
             rows.append([markup.key(comparison.labels, label), *cells])

@@ -38,8 +38,7 @@ from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSig
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.runtimes.simulation.device_times import DeviceTimes, Due, Event, Instant
 from piebald.runtimes.workers.pool import MIN_ARENA, InProcess, WorkerPool, failed_reason
-from piebald.runtimes.workers.serialization import PARTS
-from piebald.runtimes.workers.state_store import ClientStateStore, under
+from piebald.runtimes.workers.serialization import PARTS, ClientStateStore, under
 
 LOST = "lost"
 GONE = "the client went away before it was done"

@@ -33,8 +33,7 @@ from piebald.methods.client_work import ClientWork
 from piebald.methods.training.sgd import Sgd
 from piebald.runtimes.base import RuntimeSettings
 from piebald.runtimes.simulation.simulation import Simulation
-from piebald.runtimes.workers.forked import ForkedWorkers
-from piebald.runtimes.workers.forked_call import check_forkable, in_fork
+from piebald.runtimes.workers.forked import ForkedWorkers, check_forkable, in_fork
 from piebald.runtimes.workers.pool import InProcess, WorkerPool, can_fork
 
 _log = logging.getLogger(__name__)

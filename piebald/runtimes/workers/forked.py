@@ -1,4 +1,4 @@
-"""Worker processes forked from this one, which train with one thread each.
+"""Workers that are forked from this process, and calls in a process of their own.
 
 They inherit model, trainer and data, copy nothing and unpickle nothing; vectors travel through shared memory.  On a
 GPU, which cannot be inherited, each of them builds its own engine when it is first asked.  Which worker gets which
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from piebald.contracts import SumRequest
-from piebald.core.errors import PiebaldError, RuntimeFault
+from piebald.core.errors import PiebaldError, RuntimeFault, SettingError
 from piebald.core.machine import one_thread
 from piebald.engines.sequential import SequentialEngine as Engine
 from piebald.engines.stack import ClientStack, RunningSum, StackResult
@@ -281,3 +281,55 @@ def _serve_all(
     unpacked: dict[str, torch.Tensor] = {}
     stacks = [unpack_stack(values, inbox, unpacked) for values in message["stacks"]]
     return [pack_result(result, outbox) for result in serve_all(engine, stacks, sum_request, total, next_clients)]
+
+
+def check_forkable(device: str) -> None:
+    """Refuse to fork workers from a process that uses a GPU already: they could not.
+
+    Raises:
+        SettingError: it does.
+    """
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise SettingError(
+            f"workers with device = {device!r} are forked from this process, which has used a GPU already, so that "
+            "they could not: start the run in a new process, set workers = 0, or take runtime = 'ray' with gpus = 0.5"
+        )
+
+
+def in_fork(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Call a function in a forked process and return its result, which is plain JSON.
+
+    Raises:
+        SettingError: the function raised it.
+        RuntimeFault: it raised another error, or its process died.
+    """
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_call, args=(function, theirs), daemon=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, see `forked.ForkedWorkers`
+        process.start()
+    theirs.close()
+    try:
+        answer: dict[str, Any] = json.loads(ours.recv_bytes())
+    except EOFError:
+        process.join()
+        raise RuntimeFault(f"the process that tries the engines died (exit code {process.exitcode})") from None
+    finally:
+        ours.close()
+    process.join()
+    if "error" in answer:
+        raise (SettingError if answer["setting"] else RuntimeFault)(answer["error"])
+    result: dict[str, Any] = answer["made"]
+    return result
+
+
+def _call(function: Callable[[], dict[str, Any]], pipe: Connection) -> None:
+    torch.set_num_threads(1)  # before anything else: the others that torch would wait for were not forked
+    answer: dict[str, Any]
+    try:
+        answer = {"made": function()}
+    except Exception as error:  # whatever the user's own code may raise
+        reason = str(error) if isinstance(error, PiebaldError) else f"{type(error).__name__}: {error}"
+        answer = {"error": reason, "setting": isinstance(error, SettingError)}
+    pipe.send_bytes(json.dumps(answer).encode())

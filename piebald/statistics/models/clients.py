@@ -19,12 +19,11 @@ from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation
 from piebald.statistics.bounded_sums import as_text, check_codes
 from piebald.statistics.columns import TARGET, ClientColumns, categories_of, columns_of
-from piebald.statistics.exact_at_sites import categories_at_sites, code_words, column_names, say_left_out
-from piebald.statistics.models.plan import Ask, ModelPlan, Term
-from piebald.statistics.models.rows import ModelRows, joined, model_rows
+from piebald.statistics.models.rows import Ask, ModelPlan, ModelRows, Term, joined, model_rows
 from piebald.statistics.models.sums import client_sums
 from piebald.statistics.queries.models import MaskedModelSumsQuery, ModelSumsQuery, from_limbs
 from piebald.statistics.sites import AskedSites
+from piebald.statistics.statistics_at_sites import categories_at_sites, code_words, column_names, say_left_out
 
 log = logging.getLogger("piebald.statistics")
 

@@ -11,7 +11,7 @@ import numpy as np
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.statistics.models.likelihood import Likelihood
-from piebald.statistics.models.plan import ModelPlan
+from piebald.statistics.models.rows import ModelPlan
 
 _TOLERANCE = 1e-14  # of what a step still gains, in units of the log-likelihood: a ten-millionth of a standard error
 _NOTHING = 1e-22  # a gain that rounding errors make

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.core.moments import Floats
-from piebald.statistics.models.plan import Family
+from piebald.statistics.models.rows import Family
 
 _LARGEST = 700.0  # linear predictor, whose exponential is a number
 

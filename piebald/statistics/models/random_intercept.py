@@ -13,7 +13,7 @@ import numpy as np
 
 from piebald.core.moments import Floats
 from piebald.statistics.models.likelihood import Likelihood, likelihood, row_terms
-from piebald.statistics.models.plan import Family
+from piebald.statistics.models.rows import Family
 
 _NODES = 40  # of the quadrature: its error is below 1e-10 for smooth likelihoods
 

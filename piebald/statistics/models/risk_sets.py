@@ -12,7 +12,7 @@ import numpy as np
 
 from piebald.core.moments import Floats, Ints
 from piebald.statistics.models.likelihood import Likelihood
-from piebald.statistics.models.plan import Ties
+from piebald.statistics.models.rows import Ties
 
 
 class PartialLikelihood(NamedTuple):

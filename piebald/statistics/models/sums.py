@@ -10,10 +10,9 @@ from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.statistics.models.fitting import maximised
 from piebald.statistics.models.likelihood import Likelihood, cluster_scores, likelihood, row_scores, row_terms
-from piebald.statistics.models.plan import Ask, ModelPlan
 from piebald.statistics.models.random_intercept import marginal_likelihood, normal_sums
 from piebald.statistics.models.risk_sets import PartialLikelihood, counted_times, log_rank, partial_likelihood
-from piebald.statistics.models.rows import ModelRows, Scale
+from piebald.statistics.models.rows import Ask, ModelPlan, ModelRows, Scale
 
 TRANSFORMS: tuple[Callable[[Floats], Floats], ...] = (lambda time: time, np.log)
 

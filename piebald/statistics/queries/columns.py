@@ -75,7 +75,7 @@ class StatisticsQuery(Query):
         answers = np.stack([self._counts(table) if self.keys else self._moments(table) for table in tables])
         examples = torch.tensor([len(table) for table in tables])
         vectors = {"counts" if self.keys else "moments": torch.from_numpy(answers)}
-        return TrainOutput(inputs.model, torch.zeros(len(tables)), vectors=vectors, metrics={"examples": examples})
+        return inputs.answered(vectors=vectors, metrics={"examples": examples})
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         width = self._width(spec)
@@ -289,10 +289,8 @@ def _noised(vector: Ints, deviation: float, source: NoiseSource) -> Ints:
 
 def sums_output(inputs: TrainInput, vectors: Sequence[Ints]) -> TrainOutput:
     """Return the answers of clients that send sums, and no number besides them, which nothing would hide."""
-    zeros = torch.zeros(len(vectors))
-    return TrainOutput(
-        inputs.model, zeros, vectors={SUM: torch.from_numpy(np.stack(vectors))}, metrics={"examples": zeros}
-    )
+    sums = {SUM: torch.from_numpy(np.stack(vectors))}
+    return inputs.answered(vectors=sums, metrics={"examples": torch.zeros(len(vectors))})
 
 
 def sums_form(length: int) -> ResultForm:

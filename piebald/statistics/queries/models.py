@@ -24,8 +24,7 @@ from piebald.contracts import (
 )
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.moments import Floats, Ints
-from piebald.statistics.models.plan import MOST_SUMS, Ask, ModelPlan
-from piebald.statistics.models.rows import ModelRows, model_rows
+from piebald.statistics.models.rows import MOST_SUMS, Ask, ModelPlan, ModelRows, model_rows
 from piebald.statistics.models.sums import client_sums
 from piebald.statistics.queries.columns import columns, sums_form, sums_output, sums_reason, table_columns
 
@@ -76,9 +75,7 @@ class ModelSumsQuery(Query):
             "examples": torch.tensor([float(len(rows.y)) for rows in parts]),
             "support": torch.tensor([float(rows.support) for rows in parts]),
         }
-        return TrainOutput(
-            inputs.model, torch.zeros(len(parts)), vectors={SUM: torch.from_numpy(np.stack(sums))}, metrics=metrics
-        )
+        return inputs.answered(vectors={SUM: torch.from_numpy(np.stack(sums))}, metrics=metrics)
 
     def _rows(self, table: Floats) -> ModelRows:
         return model_rows(self.plan, table_columns(table))

@@ -68,18 +68,10 @@ class PrepareQuery(Query):
         """The question."""
         return _questions.validate_python(self.question)
 
-    def rows_read(self, personal: bool) -> set[Split]:
-        return {"train"}
-
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         answers = [packed(told) for told in self._answers(context)]
         examples = torch.tensor([len(table.frame) for table in context.tables("train")])
-        return TrainOutput(
-            inputs.model,
-            torch.zeros(len(answers)),
-            vectors={"told": torch.stack(answers)},
-            metrics={"examples": examples},
-        )
+        return inputs.answered(vectors={"told": torch.stack(answers)}, metrics={"examples": examples})
 
     def _answers(self, context: ClientContext) -> list[Answer]:
         return [answer(self.asked, table.frame, table.y, table.classes) for table in context.tables("train")]
@@ -145,9 +137,8 @@ class PrepareNamesQuery(PrepareQuery):
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         answers = [told.model_copy(update={"rows": 0}) if isinstance(told, KindsAnswer) else told
                    for told in self._answers(context)]  # fmt: skip
-        zeros = torch.zeros(len(answers))
         vectors = {"told": torch.stack([packed(told) for told in answers])}
-        return TrainOutput(inputs.model, zeros, vectors=vectors, metrics={"examples": zeros})
+        return inputs.answered(vectors=vectors, metrics={"examples": torch.zeros(len(answers))})
 
 
 class MaskedPrepareQuery(PrepareQuery):

@@ -33,8 +33,7 @@ from piebald.statistics.trees.forest import PARTS, Floats32, Forest, nodes, reje
 from piebald.statistics.trees.histograms import SUMS, SummedRows, open_nodes, summed_loss
 from piebald.statistics.trees.local_clients import LocalTreeClients, alone, margins_of
 from piebald.statistics.trees.rounds import MOST_SUMS, Start
-from piebald.statistics.trees.settings import Objective, TreeSettings
-from piebald.statistics.trees.targets import SCORES, Target
+from piebald.statistics.trees.settings import SCORES, Objective, Target, TreeSettings
 
 Ask = Literal["sums", "grow", "loss", "scores", "alone"]
 STATED = ("kind", "boosting", "objective", "classes", "seed")  # fields that are known before trees are grown
@@ -120,7 +119,7 @@ class TreesQuery(BoostingQuery):
             name: torch.tensor([float(answer[name]) for answer in answers]) for name in answers[0] if name not in names
         }
         vectors = {name: torch.stack([torch.as_tensor(answer[name]) for answer in answers]) for name in names}
-        return TrainOutput(inputs.model, torch.zeros(len(answers)), vectors=vectors, metrics=metrics)
+        return inputs.answered(vectors=vectors, metrics=metrics)
 
     def _answer(self, inputs: TrainInput, context: ClientContext, place: int) -> dict[str, float | Tensor]:
         """Return the answer of one client: numbers, and one vector at most."""

@@ -17,10 +17,9 @@ from piebald.core.errors import SettingError
 from piebald.report.page.markup import html_table
 from piebald.statistics.trees.encoding import Encoding
 from piebald.statistics.trees.forest import LEAF, Floats32
-from piebald.statistics.trees.growth import OBJECTIVES
-from piebald.statistics.trees.local_clients import margins_of
+from piebald.statistics.trees.local_clients import OBJECTIVES, margins_of
 from piebald.statistics.trees.rounds import Boosted
-from piebald.statistics.trees.targets import SCORES, Target
+from piebald.statistics.trees.settings import SCORES, Target
 from piebald.storage.tensor_files import write_bytes
 
 _VERSION = [3, 1, 0]  # of xgboost: the first whose models have a start for each class

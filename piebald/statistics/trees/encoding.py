@@ -24,8 +24,7 @@ from piebald.data.preparation.preparation import Preparation
 from piebald.data.preparation.settings import PrepareSettings
 from piebald.statistics.columns import TARGET, named_inputs
 from piebald.statistics.trees.forest import MOST_COLUMNS, Floats32
-from piebald.statistics.trees.settings import Objective
-from piebald.statistics.trees.targets import Target
+from piebald.statistics.trees.settings import Objective, Target
 
 _MOST_CLASSES = 100
 

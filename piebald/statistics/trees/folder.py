@@ -19,7 +19,7 @@ from piebald.statistics.trees.boosted_trees import BoostedTrees
 from piebald.statistics.trees.encoding import Encoding, TreeRows
 from piebald.statistics.trees.forest import Forest, reject_reason
 from piebald.statistics.trees.rounds import Boosted, Start
-from piebald.statistics.trees.targets import Target
+from piebald.statistics.trees.settings import Target
 from piebald.storage import tensor_files
 from piebald.storage.lock import RunLock
 

@@ -23,8 +23,7 @@ from piebald.core.errors import SettingError
 from piebald.core.moments import Floats, Ints, counts_at_most, keys_of, number32_of, order_statistics
 from piebald.core.randomness import generator
 from piebald.statistics.trees.forest import ABSENT, LEAF, PARTS, Floats32, Forest, nodes
-from piebald.statistics.trees.settings import TreeSettings
-from piebald.statistics.trees.targets import Target
+from piebald.statistics.trees.settings import Target, TreeSettings
 
 STEPS = 1 << 30  # steps of the largest derivative
 SUMS = 3  # numbers of a bin: sums of first and of second derivatives, rows

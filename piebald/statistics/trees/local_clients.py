@@ -1,24 +1,30 @@
-"""Clients of boosting on this machine, and one client at its site: trees, margins between rounds, sums."""
+"""Clients of boosting on this machine, and one client at its site: trees that it grows, margins, sums.
+
+xgboost gets this client's rows and a start for each of them, and no tree of anybody else: trees that came over a
+network are added up by `Forest.add_to`, so xgboost's reader of models never sees them.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from piebald.contracts import Split
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, install
 from piebald.core.machine import count_cores
-from piebald.core.moments import Ints
+from piebald.core.moments import Floats, Ints
+from piebald.core.randomness import key
 from piebald.statistics.bounded_sums import FEWEST_CLIENTS, MOST_CLIENTS, secure_sum
 from piebald.statistics.trees.encoding import TreeRows
-from piebald.statistics.trees.forest import Floats32, Forest
-from piebald.statistics.trees.growth import Grower
+from piebald.statistics.trees.forest import ABSENT, LEAF, MOST_ROWS, PARTS, Floats32, Forest, nodes
 from piebald.statistics.trees.histograms import SummedRows, summed_loss
 from piebald.statistics.trees.rounds import Boosted, Boosting, Growing, Start
-from piebald.statistics.trees.settings import TreeSettings
-from piebald.statistics.trees.targets import Target, TargetSums
+from piebald.statistics.trees.settings import Objective, Target, TargetSums, TreeSettings
 
 
 class LocalTreeClients:
@@ -39,9 +45,8 @@ class LocalTreeClients:
         self._clients, self._target, self._settings, self._seed = clients, target, settings, seed
         self._numbers = range(len(clients)) if numbers is None else numbers
         self._growers: dict[int, Grower] = {}
-        self._margins: dict[
-            tuple[int, Split], tuple[int, Floats32]
-        ] = {}  # by client and split: how many trees, and their margins
+        # by client and split: how many trees, and their margins
+        self._margins: dict[tuple[int, Split], tuple[int, Floats32]] = {}
 
     def sums(self) -> list[TargetSums]:
         """See `rounds.TreeClients`."""
@@ -176,3 +181,138 @@ class LocalSums:
         if not self._settings.secure:
             return np.asarray(np.sum(parts, axis=0))
         return secure_sum([part.reshape(-1) for part in parts]).reshape(parts[0].shape)
+
+
+OBJECTIVES: dict[Objective, str] = {
+    "binary": "binary:logistic", "multiclass": "multi:softprob", "regression": "reg:squarederror",
+}  # fmt: skip
+
+
+# settings that xgboost does not have
+_NOT_XGBOOST = {"form", "secure", "target_bounds", "rounds", "local_rounds", "weights", "patience", "balanced",
+                "least_rows", "missing"}  # fmt: skip
+
+
+def xgboost() -> Any:
+    """Return the package xgboost.
+
+    Raises:
+        SettingError: it is not installed.
+    """
+    try:
+        import xgboost
+    except ImportError:
+        raise SettingError(f"boosted trees need xgboost: {install('trees')}") from None
+    return xgboost
+
+
+class Grower:
+    """The training rows of one client, on which it grows trees.
+
+    Args:
+        x: inputs [n, d]; NaN is a gap.
+        y: targets [n], a class as its number.
+        target: the objective.
+        settings: of boosting.
+        class_weights: weight of a row of each class, None where all are 1.
+
+    Raises:
+        SettingError: there are more rows than a tree can count.
+    """
+
+    def __init__(
+        self, x: Floats32, y: Floats, target: Target, settings: TreeSettings, class_weights: tuple[float, ...] | None
+    ) -> None:
+        if len(y) > MOST_ROWS:
+            raise SettingError(f"trees are for clients of at most {MOST_ROWS:,} training rows, got {len(y):,}")
+        self.x, self._settings, self._target = x, settings, target
+        self._rows: Any = None
+        self._parameters = settings.model_dump(exclude=_NOT_XGBOOST) | {
+            "objective": OBJECTIVES[target.objective], "tree_method": "hist", "nthread": 1, "verbosity": 0
+        }  # fmt: skip
+        # without a score to begin with, xgboost would estimate one, and each row has a start of its own
+        self._parameters |= {"num_class": target.classes} if target.groups > 1 else {"base_score": 0.5}
+        if len(y):
+            weights = None if class_weights is None else np.asarray(class_weights)[y.astype(np.int64)]
+            self._rows = xgboost().DMatrix(x, label=y, weight=weights, nthread=1)
+
+    def grow(self, margins: Floats32, *words: int | str) -> Forest:
+        """Return trees that lead on from margins [n, G], which are changed; `words` are those of the random key."""
+        depth, groups = self._settings.max_depth, self._target.groups
+        grown = Forest.empty(depth)
+        for step in range(self._settings.local_rounds):
+            if self._rows is None:
+                trees = Forest(np.stack([_single(depth)] * groups), depth)
+            else:
+                trees = self._trees(margins, key(*words, step))
+                trees.add_to(margins, self.x)
+            grown = grown.joined(trees)
+        return grown
+
+    def _trees(self, margins: Floats32, seed: int) -> Forest:
+        engine, groups, depth = xgboost(), self._target.groups, self._settings.max_depth
+        self._rows.set_base_margin(margins if groups > 1 else margins[:, 0])
+        # xgboost takes seeds of 31 bits; one round, since each step starts from new margins
+        booster = engine.train({**self._parameters, "seed": seed % 2**31}, self._rows, 1)
+        model = json.loads(bytes(booster.save_raw("json")))["learner"]["gradient_booster"]["model"]
+        rate = self._settings.learning_rate
+        heaps = [_heap(tree, depth, rate) for tree in model["trees"]]
+        table = np.stack([heap for heap, _ in heaps])
+        for tree in range(groups):
+            # rows are counted here: xgboost has sums of second derivatives, and these are no counts
+            ends = Forest(table[:, :, :2], depth).leaves(self.x, tree)
+            table[tree, :, 3] = _counted(ends, depth)
+            _take_back(table[tree], heaps[tree][1], self._settings.least_rows)
+        return Forest(table, depth)
+
+
+def _single(depth: int) -> Floats32:
+    """Return the tree of a client without rows: a leaf that adds nothing."""
+    table = np.zeros((nodes(depth), PARTS), dtype=np.float32)
+    table[1:, 0], table[0, 0] = ABSENT, LEAF
+    return table
+
+
+def _places(tree: dict[str, Any]) -> list[tuple[int, int]]:
+    """Return the nodes of a tree of xgboost with their places in a heap."""
+    places, queue = [], [(0, 0)]
+    while queue:
+        node, place = queue.pop()
+        places.append((node, place))
+        if tree["left_children"][node] >= 0:
+            queue += [(tree["left_children"][node], 2 * place + 1), (tree["right_children"][node], 2 * place + 2)]
+    return places
+
+
+def _heap(tree: dict[str, Any], depth: int, rate: float) -> tuple[Floats32, Floats32]:
+    """Return a tree of xgboost as a table, and the weight [nodes] that each node would have as a leaf."""
+    table, weights = _single(depth), np.zeros(nodes(depth), dtype=np.float32)
+    for node, place in _places(tree):
+        if tree["left_children"][node] >= 0:
+            column, side = tree["split_indices"][node], tree["default_left"][node]
+            gain = max(tree["loss_changes"][node], 0.0)
+            table[place, :3] = 2 * column + side, tree["split_conditions"][node], gain
+            # xgboost keeps the weights of inner nodes without the learning rate
+            weights[place] = np.float32(tree["base_weights"][node]) * np.float32(rate)
+        else:
+            table[place, :3] = LEAF, tree["split_conditions"][node], 0.0
+            weights[place] = tree["split_conditions"][node]
+    return table, weights
+
+
+def _counted(ends: NDArray[np.int64], depth: int) -> Floats32:
+    """Return the rows of each node from the leaves in which they end."""
+    counts = np.bincount(ends, minlength=nodes(depth))
+    for place in range(nodes(depth) - 1, 0, -1):
+        counts[(place - 1) // 2] += counts[place]
+    return counts.astype(np.float32)
+
+
+def _take_back(table: Floats32, weights: Floats32, least: int) -> None:
+    """Take back splits that leave fewer than `least` rows on a side, and all nodes below them."""
+    for place in range((len(table) - 1) // 2):
+        small = table[place, 0] >= 0 and min(table[2 * place + 1, 3], table[2 * place + 2, 3]) < least
+        if small:
+            table[place, :3] = LEAF, weights[place], 0.0
+        if small or table[place, 0] < 0:
+            table[[2 * place + 1, 2 * place + 2]] = ABSENT, 0.0, 0.0, 0.0

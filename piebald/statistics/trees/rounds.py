@@ -26,8 +26,7 @@ from piebald.core.moments import Ints
 from piebald.core.randomness import select
 from piebald.statistics.trees.forest import MOST_TREES, Floats32, Forest
 from piebald.statistics.trees.histograms import LOSS_STEPS, STEPS, SUMS, LevelGrowth, largest_derivative, thresholds_of
-from piebald.statistics.trees.settings import TreeSettings
-from piebald.statistics.trees.targets import Target, TargetSums
+from piebald.statistics.trees.settings import Target, TargetSums, TreeSettings
 
 MOST_SUMS = 1 << 22  # numbers that a client sends at once: 32 MiB
 

@@ -27,10 +27,9 @@ from piebald.statistics.trees.boosted_trees import BoostedTrees, Scores
 from piebald.statistics.trees.encoding import Encoding, target_of
 from piebald.statistics.trees.folder import Done, each_round, open_folder
 from piebald.statistics.trees.forest import MOST_COLUMNS, Floats32, Forest
-from piebald.statistics.trees.growth import xgboost
+from piebald.statistics.trees.local_clients import xgboost
 from piebald.statistics.trees.rounds import Boosted, Boosting, Growing, Start, SummedBoosting
-from piebald.statistics.trees.settings import TreeSettings
-from piebald.statistics.trees.targets import SCORES, Target, TargetSums
+from piebald.statistics.trees.settings import SCORES, Target, TargetSums, TreeSettings
 
 log = logging.getLogger("piebald.trees")
 
