@@ -25,6 +25,7 @@ from piebald.data.partition.split import Ints
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.preparation.columns import ROWS, CodedTable, RowsOfFile, factorized, guess_columns, row_number
 from piebald.data.preparation.columns import numbers_of as column_numbers
+from piebald.data.preparation.like_names import warn_of_like_names
 
 BY_SHARES = SplitSettings()
 _log = logging.getLogger(__name__)
@@ -171,20 +172,6 @@ def check_same_columns(frames: Mapping[str, Any], wanted: Sequence[str] | None =
             )
 
 
-def _warn_of_like_names(names: Sequence[str], origin: str, what: str = "clients") -> None:
-    """Log a warning where names differ in blanks and case alone."""
-    by_form: dict[str, str] = {}
-    for name in names:
-        form = " ".join(name.split()).lower()
-        if form in by_form:
-            _log.warning(
-                "%s%s %r and %r differ in blanks or capitals alone: correct one if they are one",
-                origin, what, by_form[form], name,
-            )  # fmt: skip
-            return
-        by_form[form] = name
-
-
 def owners(values: Array) -> tuple[Ints, list[str]]:
     """Codes [n] and names of the clients, sorted."""
     names, codes = np.unique(values, return_inverse=True)
@@ -268,9 +255,9 @@ def from_frame(
     else:
         goal, different = pandas.factorize(goal)
         words = pandas.Series(different, dtype=object).astype(str).str.strip().tolist()
-        _warn_of_like_names([*dict.fromkeys(words)], origin, "classes")
+        warn_of_like_names([*dict.fromkeys(words)], origin, "classes")
     codes, names = owners_in(frame[owner]) if owner == client else _single_client(len(frame))
-    _warn_of_like_names(names, origin)
+    warn_of_like_names(names, origin)
     keys = RowKeys.of_table(list(frame.columns), frame.__getitem__, split, client)
     keys = with_suspects(keys, frame, target, (client, *split.columns))
     y = array(goal, f"column {target!r}", "targets")

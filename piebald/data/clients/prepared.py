@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from piebald.core.stored_vectors import blocks, large_array
 from piebald.data.clients.table_files import mixed_reason
 from piebald.data.partition.split_settings import division_of
 from piebald.data.preparation.columns import CodedRows, CodedTable, factorized, guess_columns
+from piebald.data.preparation.like_names import warn_of_unlike_classes
 from piebald.data.preparation.preparation import NumberTarget, Preparation
 from piebald.data.preparation.settings import PrepareSettings
 
@@ -309,6 +311,10 @@ def _agreed(
     def ask(question: Question) -> list[Answer]:
         return [answer(question, frame, y) for frame, y in tables]
 
+    if (classes := clients.classes) is not None and len(names) <= _SHOWN:
+        counts = {name: clients.counts(client, "train") or () for client, name in enumerate(map(str, clients.names))}
+        held = {name: [*itertools.compress(classes, counts[name])] for name in names}
+        warn_of_unlike_classes(held, target)
     return agree(ask, settings, target, clients.classes, lambda: names)
 
 

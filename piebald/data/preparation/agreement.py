@@ -41,6 +41,7 @@ from piebald.data.preparation.column_models import (
 )
 from piebald.data.preparation.columns import classes_of, in_order, numbers_of
 from piebald.data.preparation.harmonise import Lines, harmonised
+from piebald.data.preparation.like_names import warn_of_like_names, warn_of_unlike_classes
 from piebald.data.preparation.preparation import Preparation
 from piebald.data.preparation.settings import PrepareSettings
 from piebald.data.preparation.tokens import text_column
@@ -77,6 +78,8 @@ def agree(
     kinds, left_out = agreed_kinds(kinds_of, settings.columns, settings.scale, settings.tokenizer)
     if classes is None:
         classes = _common_classes(kinds_of)
+        warn_of_like_names(classes or (), f"target {name!r}: ", "classes")
+        warn_of_unlike_classes({client: held.classes or () for client, held in zip(clients(), kinds_of)}, name)  # noqa: B905
     scale = {column: chosen for column, chosen in settings.scale.items() if kinds.get(column) == "number"}
     told = {
         client: held.units for client, held in zip(clients() or map(str, range(len(kinds_of))), kinds_of, strict=True)

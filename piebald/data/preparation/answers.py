@@ -44,6 +44,7 @@ from piebald.data.preparation.written_forms import OR
 if TYPE_CHECKING:
     import pandas as pd
 
+_SOME = 1000  # rows that are looked at first
 _ROWS = 1 << 18  # that are read as numbers at once
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 Thresholds = Annotated[list[Finite], Field(max_length=2048)]
@@ -62,13 +63,22 @@ class KindsQuestion(_Message):
 
 
 class KindsAnswer(_Message):
-    """The kind of each column, None where it has no value; units, also of the target; rows; and classes, if any."""
+    """What columns there are, and classes.
+
+    Attributes:
+        rows: how many.
+        kinds: of each column, None where it has no value.
+        classes: of the target, if there are any.
+        units: of numbers, also of the target, and forms of dates, see `units_of`.
+        truths: columns of numbers that are all 0 or 1.
+    """
 
     about: Literal["kinds"] = "kinds"
     rows: Count
     kinds: Annotated[dict[Name, Kind | None], Field(max_length=MOST_COLUMNS)]
     classes: Annotated[list[Name], Field(max_length=MOST_CATEGORIES)] | None = None
     units: Annotated[dict[Name, Annotated[list[Unit], Field(max_length=1000)]], Field(max_length=MOST_COLUMNS)] = {}
+    truths: Annotated[list[Name], Field(max_length=MOST_COLUMNS)] = []
 
 
 class ValuesQuestion(_Message):
@@ -205,9 +215,11 @@ def answer(
         refuse_long(names, "the name of column", "rename it, or name other columns in features of [data]")
         empty = {str(name) for name in frame.columns if _is_empty(frame[name], question.gaps)}
         kinds = guess_columns(frame, question.gaps)
+        numeric = [name for name, kind in kinds.items() if kind == "number" and name not in empty]
         return KindsAnswer(
             rows=len(frame), kinds={name: None if name in empty else kind for name, kind in kinds.items()},
             classes=list(classes) if question.target and classes is not None else None, units=units_of(frame),
+            truths=[name for name in numeric if _is_truth(frame[name], question.gaps)],
         )  # fmt: skip
     if isinstance(question, PowersQuestion):
         numbers = {name: _column(frame, name, question.gaps) for name in question.exponents}
@@ -237,6 +249,11 @@ def answer(
         },
         target=_moments(np.asarray(y, dtype=np.float64)) if question.target and y is not None else None,
     )
+
+
+def _is_truth(series: pd.Series, gaps: list[str]) -> bool:
+    """Return whether all values are 0 or 1; few are looked at first, since to number all of them takes long."""
+    return all({*factorized(values, gaps)[1]} <= {"0", "1"} for values in (series.head(_SOME), series))
 
 
 def refuse_long(names: Iterable[str], what: str, remedy: str) -> None:
@@ -411,6 +428,10 @@ def common_kinds(answers: Sequence[KindsAnswer]) -> dict[str, Kind | None]:
         unclear = [held for held in answers if any(OR in form for form in held.units.get(name, ()))]
         if {held.kinds.get(name) for held in answers if held not in unclear} - {None} == {"date"}:
             guesses = {"date"}
+        if "boolean" in guesses:  # of others, 1 is true
+            guesses = {
+                kind for held in answers if name not in held.truths and (kind := held.kinds.get(name)) is not None
+            }
         several: Kind = "text" if "text" in guesses else "identifier" if guesses == _ROW_NUMBERS else "category"
         common[name] = several if len(guesses) > 1 else next(iter(guesses), None)
     return common

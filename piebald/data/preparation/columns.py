@@ -40,6 +40,7 @@ _TOLD = 4  # values that are named in a message
 PARTS = ("day", "month", "weekday", "hour")  # of a date, besides the elapsed days
 LARGEST = 1e150  # whose squares have no sum
 _DAY = 86_400.0  # seconds
+_EXACT = 1 << 53  # up to which float64 has all whole numbers
 _WORDS = "text"  # what the categories of coded text are called
 
 
@@ -86,7 +87,7 @@ class CodedTable:
         values, numbers = dict[str, tuple[str, ...]](), large_array((len(frame.columns), len(frame)), np.float64).T
         for place, name in enumerate(frame.columns):
             series = frame[name]
-            if is_numeric(series):
+            if is_numeric(series) and not _is_inexact(series):
                 numbers[:, place] = series.to_numpy(dtype=np.float64, na_value=np.nan)
                 continue
             codes, different = factorized(series)
@@ -175,6 +176,12 @@ def coded_words(codes: NDArray[np.integer], words: Sequence[Any]) -> Any:
 def is_numeric(series: pd.Series) -> bool:
     """Return whether a column has numbers and no booleans, dates or text."""
     return getattr(series.dtype, "kind", "O") in "iuf"
+
+
+def _is_inexact(series: pd.Series) -> bool:
+    """Return whether a column has whole numbers that float64 has not, such as numbers of accounts."""
+    kind = getattr(series.dtype, "kind", "O")
+    return kind in "iu" and len(series) > 0 and not -_EXACT <= int(series.min()) <= int(series.max()) <= _EXACT
 
 
 def _text(value: Any) -> str:
