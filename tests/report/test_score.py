@@ -147,7 +147,7 @@ def preparation() -> Preparation:
 
 
 def test_columns_become_the_inputs_that_scikit_learn_makes_of_them(preparation: Preparation, tmp_path: Path) -> None:
-    plain = preparation.model_dump(mode="json")
+    plain = json.loads(json.dumps(preparation.model_dump(mode="json"), sort_keys=True))
     kinds = [(column["kind"], column.get("coding")) for column in plain["columns"]]
     assert {
         ("number", None),

@@ -135,6 +135,31 @@ def test_sites_and_the_simulator_make_the_same_of_the_same_rows(tmp_path: Path) 
         assert torch.equal(rows.y, ours.y)  # type: ignore[arg-type]
 
 
+def test_sites_that_write_the_same_in_other_ways_make_the_same_as_the_simulator(tmp_path: Path) -> None:
+    forms = {"north": ("%d/%m/%Y", ("yes", "no"), "{}%"), "south": ("%Y-%m-%d", ("J", "N"), "{}e-2"),
+             "east": ("%d/%m/%Y", ("1", "0"), "{} %")}  # fmt: skip
+    written = {}
+    for name, (form, (true, false), share) in forms.items():
+        frame, rows = TABLES[name], range(len(TABLES[name]))
+        days = pandas.to_datetime([f"2024-{1 + row % 12}-{1 + row % (12 if name == 'east' else 28)}" for row in rows])
+        written[name] = frame.assign(
+            smoker=frame.smoker.map({"yes": true, "no": false}), seen=days.strftime(form),
+            load=[share.format(row / 4) for row in rows],
+        )  # fmt: skip
+    sites = Sites(tmp_path, written)
+    agreed = sites.agree([ALLOWED] * 3)
+    here = clients_from(
+        {name: tmp_path / name / "rows.csv" for name in sorted(NAMES)}, target="ill", test=0.0, prepare="federated"
+    )
+    assert here.preparation == agreed
+    kinds = {column.name: column.kind for column in agreed.columns}
+    assert kinds == {"age": "number", "ward": "category", "smoker": "boolean", "seen": "date", "load": "number"}
+    for name, site in zip(NAMES, sites.at(sites.ready(sites.settings.with_agreed(agreed))), strict=True):
+        rows, ours = site.clients.rows(site.client, "train"), here.rows(sorted(NAMES).index(name), "train")
+        assert torch.equal(rows.x, ours.x)  # type: ignore[arg-type]
+        assert torch.equal(rows.y, ours.y)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_sites_with_other_units_are_refused(tmp_path: Path, masked: bool) -> None:
     weight = {name: [f"{age:.0f} {'lb' if name == 'south' else 'kg'}" for age in frame.age.fillna(50)]

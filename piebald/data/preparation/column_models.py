@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Scale = Literal["standard", "log", "power", "rank", "none"]
 LONGEST_NAME = 200
@@ -15,6 +15,7 @@ Forms = Annotated[list[Unit], Field(max_length=100)]
 MOST_COLUMNS = 4096
 MOST_CATEGORIES = 10_000
 MOST_TOKENS = 1 << 15  # of a text
+DatePart = Literal["days", "day", "month", "weekday", "hour"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -81,7 +82,13 @@ class DateColumn(Fields):
     name: Name
     gaps: bool = False
     forms: Forms = []
-    values: dict[Literal["days", "day", "month", "weekday", "hour"], Numbers]
+    values: dict[DatePart, Numbers]
+
+    @field_validator("values")
+    @classmethod
+    def _in_order(cls, values: dict[DatePart, Numbers]) -> dict[DatePart, Numbers]:
+        """Return the parts in one order, which JSON need not keep: it is that of the inputs."""
+        return {part: values[part] for part in get_args(DatePart) if part in values}
 
     @property
     def parts(self) -> dict[str, Numbers]:

@@ -28,6 +28,7 @@ import numpy as np
 GAPS = {"", "?", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>", "NaT"}
 TRUE = {"1", *["true", "yes", "y", "t", "ja", "j", "wahr", "oui", "vrai", "si", "sí", "verdadero", "vero"]}
 FALSE = {"0", *["false", "no", "n", "f", "nein", "falsch", "non", "faux", "falso"]}
+DATE_PARTS = ("days", "day", "month", "weekday", "hour")
 DATE_FORMS = {
     "day.month.year": ("%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S"),
     "day/month/year": ("%d/%m/%Y", "%d/%m/%Y %H:%M", "%d/%m/%Y %H:%M:%S"),
@@ -129,7 +130,8 @@ def prepared(preparation: Mapping[str, Any], table: Any, client: str | None = No
             _put(groups, f"numbers {column['values']['scale']}", [values], missing)
         elif kind == "date":
             parts = _dates(_in_iso_form(cells, gaps, column.get("forms", ())), name, gaps)
-            for place, (part, learnt) in enumerate(column["values"].items()):
+            for place, part in enumerate(part for part in DATE_PARTS if part in column["values"]):
+                learnt = column["values"][part]
                 group = f"parts {learnt['scale']}" if place else f"numbers {learnt['scale']}"
                 _put(groups, group, [_scaled(parts[part], learnt)], [] if place else missing)
         elif kind == "boolean":
@@ -218,7 +220,7 @@ def _dates(cells: list[str], name: str, gaps: set[str]) -> dict[str, np.ndarray]
     """Return the parts of dates: days since 1970, and those of the calendar in UTC."""
     rows = [[np.nan] * 5 if cell in GAPS | gaps else _date(cell, name, row) for row, cell in enumerate(cells)]
     columns = np.array(rows, dtype=np.float64).reshape(len(rows), 5).T
-    return dict(zip(("days", "day", "month", "weekday", "hour"), columns, strict=True))
+    return dict(zip(DATE_PARTS, columns, strict=True))
 
 
 def _in_iso_form(cells: list[str], gaps: set[str], forms: Collection[str]) -> list[str]:
