@@ -190,6 +190,9 @@ def unknown(
     return SettingError(f"there is no {what} {shown(written)}: {hint}")
 
 
+TOKENS = "give clients_from tokens=True, or [data] tokens = true"
+
+
 def install(extra: str) -> str:
     """Return the command that installs an extra.
 

@@ -16,7 +16,7 @@ from piebald.contracts import Rows
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.client_models import ClientModel, ClientModels, check_shared, pattern_for_client
-from piebald.core.errors import SettingError, shown
+from piebald.core.errors import TOKENS, SettingError, shown
 from piebald.core.parameters import Layout, copied
 from piebald.methods.recipe import Recipe
 from piebald.models import PretrainedNetwork
@@ -118,9 +118,9 @@ def outputs_of(module: nn.Module, rows: Rows) -> tuple[int, ...]:
     except Exception as error:
         shape = pytree.plain(pytree.form(rows.x))
         looks_up = any(isinstance(part, nn.Embedding) for part in module.modules()) and "indices" in str(error)
-        reason = f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, SettingError) else f"{type(error).__name__}: {error}"
         if looks_up:
-            reason = "it looks up token ids, and these are real numbers: give clients_from tokens=True"
+            reason = f"it looks up token ids, and these are real numbers: {TOKENS}"
         elif isinstance(error, NotImplementedError) and "forward" in reason:
             reason = f"{type(module).__name__} has no method forward(self, x): define it"
         elif refusing := _refusing_layer(trial, rows[:1].x):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from piebald.core.arguments import Count, PathLike, Seed, Share, checked, checked_class
-from piebald.core.errors import SettingError, install, unknown
+from piebald.core.errors import TOKENS, SettingError, install, unknown
 from piebald.core.model_settings import bounded_build
 from piebald.core.randomness import key, torch_seed
 from piebald.methods.training.checkpointing import enable_own
@@ -60,10 +60,7 @@ class PretrainedNetwork(nn.Module):
         ids = inputs.get("input_ids")
         if ids is not None:
             if ids.dtype.is_floating_point:
-                raise SettingError(
-                    f"this network reads token ids, which are whole numbers, got {ids.dtype}: give tokens = True to "
-                    "clients_from"
-                )
+                raise SettingError(f"this network reads token ids, which are whole numbers, got {ids.dtype}: {TOKENS}")
             inputs["input_ids"] = ids.long()
             if self._padding is not None and "attention_mask" not in inputs:
                 inputs["attention_mask"] = (ids != self._padding).long()

@@ -95,6 +95,29 @@ def test_a_port_that_is_used_is_a_sentence(parties: tuple[Link, Link, Path]) -> 
         link(parties[2], SERVER, "site-1").start()
 
 
+def test_a_site_says_what_listens_where_its_server_should(parties: tuple[Link, Link, Path], tmp_path: Path) -> None:
+    port, said = provisioning.read(parties[2] / SERVER).port, list[str]()
+    foreign = provisioned(tmp_path / "foreign", ["site-1"], port=port)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        places = [("127.0.0.1", port), other.getsockname()[:2]]
+        lost = [Link("site-1", place, foreign / "site-1", SERVER.__eq__, said.append) for place in places]
+        for site in lost:
+            site.start()
+        try:
+            taken, _ = other.accept()
+            taken.sendall(b"HTTP/1.0 400 Bad request\r\n\r\n")
+            until(lambda: all(site.trouble for site in lost))
+        finally:
+            for site in lost:
+                site.stop()
+            taken.close()
+    why = "the server did not prove that it belongs to this federation:"
+    certificate, protocol = (site.trouble for site in lost)
+    assert certificate == f"{why} its certificate is of another federation: compare the credentials of both"
+    assert protocol == f"{why} it does not speak TLS 1.3: compare host and port"
+    assert {certificate, protocol} == set(said)
+
+
 def test_a_site_that_is_shut_out_reads_the_reason_in_the_last_frame(parties: tuple[Link, Link, Path]) -> None:
     _, site, folder = parties
     write_revoked(folder / SERVER, ["site-1"])

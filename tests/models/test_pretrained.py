@@ -114,7 +114,7 @@ def test_inputs_may_come_by_name_with_a_mask(folder: Path) -> None:
         for one in (held, named)
     ]
     torch.testing.assert_close(runs[0].start(), runs[1].start())
-    with pytest.raises(SettingError, match="give tokens = True to clients_from"):
+    with pytest.raises(SettingError, match=r"give clients_from tokens=True, or \[data\] tokens = true"):
         model(torch.zeros(2, LENGTH))
 
 

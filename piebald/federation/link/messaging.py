@@ -229,9 +229,9 @@ class Link:
         """Report a handshake that failed; a site says why it has no connection, each reason once until it has one."""
         is_site = self.name != SERVER
         if isinstance(error, ssl.SSLError) and not (is_site and isinstance(error, ssl.SSLEOFError)):
-            self.report(refusal(who, error))
+            self.report(trouble := refusal(who, error))
             if is_site:
-                self.trouble = f"the other end is not this federation's: {reason(error)}"
+                self.trouble = trouble
             return
         if not is_site:
             return

@@ -31,6 +31,8 @@ _KEEP_ALIVE = {  # a connection whose other end has vanished without a word is n
 }  # fmt: skip
 _RETRY = (0.2, 1.0)  # seconds between attempts to connect: the first and the longest wait
 _NOT_YET, _EXPIRED = 9, 10  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
+_STRANGE = (18, 19, 20, 21)  # signed by itself or by an authority that is not known here
+_NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNSUPPORTED_PROTOCOL", "RECORD_LAYER_FAILURE")
 _ALERTS = {
     "CERTIFICATE_EXPIRED": "this end's certificate has expired: ask for new credentials, or set both clocks",
     "UNKNOWN_CA": "this end's certificate is of another federation: compare the credentials of both",
@@ -221,7 +223,11 @@ def reason(error: ssl.SSLError) -> str:
             return f"its certificate has expired ({here})"
         if error.verify_code == _NOT_YET:
             return f"its certificate is not valid yet ({here}): set both clocks"
+        if error.verify_code in _STRANGE:
+            return "its certificate is of another federation: compare the credentials of both"
         return error.verify_message
     name = "" if isinstance(error, ssl.SSLEOFError) else error.reason or ""
+    if name in _NO_TLS:
+        return "it does not speak TLS 1.3: compare host and port"
     sentences = [sentence for alert, sentence in _ALERTS.items() if name.endswith(f"ALERT_{alert}")]
     return sentences[0] if sentences else name or "the connection broke off"

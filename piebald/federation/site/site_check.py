@@ -131,8 +131,10 @@ def _checked_with_server(work: SiteWork, rows: Check, patience: float) -> list[C
     try:
         reply, trip, seconds = _reply(link, patience)
         if reply is None:
-            reason = "; ".join([*reports, link.trouble]).strip("; ") or f"no answer within {patience:g} seconds"
+            reason = link.trouble or f"no answer within {patience:g} seconds"
             sentence = f"{address} does not answer ({reason}): compare host and port, the firewall, and whether it runs"
+            if reports:  # there is an answer, and what it lacks is said
+                sentence = f"{address}: {'; '.join(reports)}"
             return [rows, Check("server", False, sentence), Check("clock", None, "-"), Check("run", None, "-")]
         server = link.peers.get(SERVER)
         expiry = "" if server is None else f", certificate until {server.expires}"
