@@ -16,6 +16,7 @@ from piebald.core.objective import METRICS
 from piebald.engines.scoring import pseudo_values, value_of
 from piebald.report.paired import Scores, difference
 from piebald.report.row_noise import row_difference
+from piebald.report.verdict import ScoreVerdict
 
 Floats = np.ndarray
 
@@ -224,3 +225,20 @@ def test_methods_are_compared_on_rows_by_any_metric() -> None:
     assert compared.verdict is not None
     assert {lead.noise for lead in compared.verdict.leads.values() if lead} == {"rows"}
     assert compared.naive["the most frequent class"].values.tolist() == [[0.5, 0.5]]
+
+
+@pytest.mark.parametrize("methods", [1, 4])
+@pytest.mark.parametrize("rows", [10, 60])
+def test_guesses_are_not_called_better_than_answers_that_need_no_model(methods: int, rows: int) -> None:
+    """Each of the two answers must be beaten, so they count as one comparison, and the leader is one of several."""
+    rng, runs, called = np.random.default_rng(11), 300, 0
+    for _ in range(runs):
+        labels = [rng.random(rows) < rng.uniform(0.4, 0.6) for _ in range(6)]
+        guesses = [of_rows([1.0 * ((rng.random(rows) < 0.5) == y) for y in labels]) for _ in range(methods)]
+        own = of_rows([1.0 * ((rng.random() < 0.5) == y) for y in labels])
+        plain = {"the most frequent class": own, "all clients' most frequent class": of_rows([1.0 * y for y in labels])}
+        scores = {f"method {number}": guess for number, guess in enumerate(guesses)}
+        verdict = ScoreVerdict.of(scores, "accuracy", True, naive=plain)
+        assert verdict is not None
+        called += verdict.beats_naive is True
+    assert called / runs <= 0.05 + 2 * (0.05 * 0.95 / runs) ** 0.5
