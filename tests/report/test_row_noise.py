@@ -14,7 +14,7 @@ from piebald import models, partition
 from piebald.advice.differences import detectable_difference
 from piebald.core.objective import METRICS
 from piebald.engines.scoring import pseudo_values, value_of
-from piebald.report.paired import Scores, difference
+from piebald.report.paired import RowMoments, Scores, difference
 from piebald.report.row_noise import row_difference
 from piebald.report.verdict import ScoreVerdict
 
@@ -242,3 +242,52 @@ def test_guesses_are_not_called_better_than_answers_that_need_no_model(methods: 
         assert verdict is not None
         called += verdict.beats_naive is True
     assert called / runs <= 0.05 + 2 * (0.05 * 0.95 / runs) ** 0.5
+
+
+def told(scores: Scores, pairs: str = "all") -> Scores:
+    """The same scores as a site tells them: moments in place of rows."""
+    numbers = {cell: place for place, cell in enumerate(MEMORY)}
+    moments = {}
+    for (seed, name), rows in scores.rows.items():
+        own = next(n for n, cell in enumerate(MEMORY) if cell[1:] == (seed, name) and MEMORY[cell] is rows)
+        covariances = {
+            numbers[cell]: float(np.cov(rows, other)[0, 1]) / len(rows)
+            for cell, other in MEMORY.items()
+            if cell[2] == name and (pairs == "all" or (pairs == "same seed" and cell[1] == seed))
+        }
+        moments[seed, name] = RowMoments(own, len(rows), float(rows.var(ddof=1)) / len(rows), covariances)
+    return replace(scores, rows={}, moments=moments)
+
+
+MEMORY: dict[tuple[int, int, str], Floats] = {}
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_covariances_say_what_single_rows_do(seeds: int) -> None:
+    rng, names = np.random.default_rng(6), ["c0", "c1"]
+    MEMORY.clear()
+    tables = []
+    for method in range(2):
+        rows = {}
+        for seed in range(seeds):
+            for client, (name, size) in enumerate(zip(names, (40, 8), strict=True)):
+                right = np.random.default_rng([client, 9]).random(size) < 0.6 + 0.1 * method
+                flipped = rng.random(size) < 0.2
+                rows[seed, name] = MEMORY[method, seed, name] = np.where(flipped, ~right, right).astype(float)
+        values = [[rows[seed, name].mean() for name in names] for seed in range(seeds)]
+        tables.append(table(values, [40, 8], rows=rows))
+    known = row_difference(*tables)
+    whole = row_difference(*map(told, tables))
+    assert known is not None
+    assert whole is not None
+    assert [whole.mean, whole.low, whole.p] == pytest.approx([known.mean, known.low, known.p])
+    same_seed = row_difference(*(told(scores, "same seed") for scores in tables))
+    assert same_seed is not None
+    assert same_seed.error >= whole.error - 1e-12 if seeds > 1 else same_seed.error == pytest.approx(whole.error)
+    # of runs that know nothing of each other, shares say how much may be left open
+    apart = row_difference(*(told(scores, "none") for scores in tables))
+    blind = row_difference(*(replace(scores, rows={}) for scores in tables))
+    assert apart is not None
+    assert blind is not None
+    assert (apart.error, apart.p) == (blind.error, blind.p)
+    assert apart.error > whole.error
