@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from piebald.advice.differences import in_points
+from piebald.advice.differences import SHARES, in_points
 from piebald.contracts import Clients, Split
 from piebald.report.page.wording import names, plural
 from piebald.report.paired import Difference, Scores
@@ -109,6 +109,7 @@ def odd_sites(
         blank = [
             name for name in over[0]
             if name not in clear
+            and _room(float(constant.of_client(name).mean), metric, sign) > 2 * half
             and all(name in gaps and gaps[name].high < half for gaps in over)
         ]  # fmt: skip
         if blank and len(blank) <= _MOST * len(over[0]):
@@ -117,6 +118,13 @@ def odd_sites(
             )
             break
     return sentences
+
+
+def _room(constant: float, metric: str, sign: int) -> float:
+    """Return what is left to gain beyond a constant answer: little where one class has nearly all rows."""
+    if sign < 0:
+        return constant
+    return 1 - constant if metric in SHARES else math.inf
 
 
 def _gaps(a: Scores, b: Scores, sign: int) -> dict[str, Difference]:

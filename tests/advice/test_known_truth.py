@@ -102,6 +102,11 @@ def test_a_site_is_blank_where_no_method_beats_a_constant() -> None:
     assert said == "Not better than one answer for every row by any method: s7: are the labels right?"
     hard = scores(*[0.9] * 7, 0.65)  # what is learned there is little, and not nothing
     assert odd_sites(hard, hard, CONSTANT, "accuracy") == []
+    # where one class has nine rows of ten nobody is as much better than it as elsewhere
+    rare = {"constant": scores(*[0.5] * 7, 0.9)}
+    assert odd_sites(scores(*[0.9] * 8), scores(*[0.9] * 8), rare, "accuracy") == []
+    errors = {"constant": scores(*[0.5] * 7, 0.1)}
+    assert odd_sites(scores(*[0.1] * 8), scores(*[0.1] * 8), errors, "brier", higher_is_better=False) == []
     few = [scores(*[0.9] * 7, 0.5, rows=10)] * 2
     assert odd_sites(*few, {"constant": scores(*[0.5] * 8, rows=10)}, "accuracy") == []
 
