@@ -240,6 +240,15 @@ def test_a_number_far_from_all_training_rows_is_no_prediction(tmp_path: Path) ->
     assert np.isfinite(agreed.transform(rows.head(2))).all()
 
 
+@pytest.mark.parametrize("low", [-1.0, -1.5])
+def test_a_number_without_a_logarithm_is_no_prediction(low: float) -> None:
+    """Before, the answers were empty, or scikit-learn's error came through."""
+    table = pandas.DataFrame({"dose": np.arange(30.0), "ill": ["no", "yes"] * 15})
+    agreed = fitted(table, "ill", scale={"dose": "log"})
+    with pytest.raises(SettingError, match=r"column 'dose' has a number in row 2 that has no logarithm of 1 \+ x"):
+        agreed.transform(pandas.DataFrame({"dose": [0.0, low, -3.0]}))
+
+
 def test_large_tables_are_prepared_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = POOLED.assign(site=["a", "b", "c"] * 90)
     whole = clients_from(frame, client="site", target="ill", prepare={})

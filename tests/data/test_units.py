@@ -117,5 +117,7 @@ def test_an_exported_program_reads_the_unit_of_training(tmp_path: Path) -> None:
         agreed = fitted(frame, "ill")
         made = score.prepared(agreed.model_dump(mode="json"), score.read(path))
         np.testing.assert_allclose(made, agreed.transform(frame), atol=1e-6)
+    minus = [score.prepared(agreed.model_dump(mode="json"), {"v": [f"{sign}7 kg"], "other": [0]}) for sign in "-\u2212"]
+    assert minus[0].tolist() == minus[1].tolist()
     with pytest.raises(score.UnfitValue, match=r"column 'v' must have a number in each row, got '.* lb'"):
         score.prepared(agreed.model_dump(mode="json"), score.read(files(tmp_path, a="lb")["a"]))

@@ -182,7 +182,7 @@ def test_numbers_are_harmonised_as_those_of_the_client(preparation: Preparation)
 
 
 @pytest.mark.parametrize(
-    ("column", "value"), [("age", "x"), ("smoker", "perhaps"), ("seen", "31.02.2020"), ("whole", None)]
+    ("column", "value"), [("age", "x"), ("smoker", "perhaps"), ("seen", "31.02.2020"), ("whole", None), ("income", -1)]
 )
 def test_what_the_preparation_refuses_is_refused(preparation: Preparation, column: str, value: str | None) -> None:
     frame = everything().astype({column: object})

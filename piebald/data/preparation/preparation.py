@@ -226,13 +226,20 @@ class Preparation(Fields, WordedModel):
             from piebald.data.preparation.tokens import token_ids
 
             return token_ids(self.text, self.parsed(frame)[self.text.name])
-        inputs = np.asarray(self.transformer.transform(self.parsed(frame, client)), dtype=np.float64)
+        parsed = self.parsed(frame, client)
+        for column in self.columns:
+            low = (
+                parsed[column.name] <= -1
+                if isinstance(column, NumericColumn) and column.values.scale == "log"
+                else None
+            )
+            if low is not None and low.any():
+                raise _unfit(frame, int(np.argmax(low)), column.name, "has no logarithm of 1 + x")
+        inputs = np.asarray(self.transformer.transform(parsed), dtype=np.float64)
         if (far := np.argwhere(np.abs(inputs) > _FARTHEST)).size:
             row, place = far[0]
-            raise SettingError(
-                f"{frame.attrs['file'] + ': ' if 'file' in frame.attrs else ''}column "
-                f"{shown(self.feature_names_out[place], 40)} has a number in row {row_number(frame, row)} that is too "
-                "far from those of training rows for a model: correct it, or leave the cell empty"
+            raise _unfit(
+                frame, row, self.feature_names_out[place], "is too far from those of training rows for a model"
             )
         return inputs.astype(np.float32)
 
@@ -377,6 +384,13 @@ class Preparation(Fields, WordedModel):
         if (text := self.text) is not None:
             count = f"{text.length} of {text.vocabulary:,} tokens by {shown(text.tokenizer, 60)} ({text.sha256[:12]})"
         return "; ".join([f"prepared alike at all clients: {', '.join(parts)}, {count}", *left_out])
+
+
+def _unfit(frame: pd.DataFrame, row: int, column: str, why: str) -> SettingError:
+    return SettingError(
+        f"{frame.attrs['file'] + ': ' if 'file' in frame.attrs else ''}column {shown(column, 40)} has a number in row "
+        f"{row_number(frame, row)} that {why}: correct it, or leave the cell empty"
+    )
 
 
 def _ratio(column: NumericColumn, series: pd.Series, gaps: Sequence[str]) -> float | None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PERCENT = "%"
+MINUS = "\u2212"  # as typesetters write it
 OR = " or "  # between forms that dates may have
 MOSTLY = 0.9  # share of values that have a form, from which on the others are mistakes
 _LOOKED_AT = 1000  # values, after which a form that fits none of them is given up
@@ -61,6 +62,8 @@ def number_readings(texts: Sequence[str]) -> Iterator[NumberReading]:
     below zero, as accountants write them.  Per cents are divided by 100; beside bare numbers they have two readings,
     unless all of those are shares.
     """
+    minus = any(MINUS in text for text in texts)
+    texts = [text.replace(MINUS, "-") for text in texts]
     in_brackets = [text.startswith("(") and text.endswith(")") for text in texts]
     if any(in_brackets) and not all(in_brackets):
         texts = [f"-{text[1:-1].strip()}" if inside else text for text, inside in zip(texts, in_brackets, strict=True)]
@@ -86,6 +89,7 @@ def number_readings(texts: Sequence[str]) -> Iterator[NumberReading]:
             words = [f"{before} before decimals"] if any(mark in "".join(plain) for mark in points) else []
             words += [f"{between} between thousands"] if plain != bare else []
             words += [] if not unit else ["per cent as shares of 1"] if unit == PERCENT else [f"the unit {unit}"]
+            words += [f"{MINUS} for minus"] if minus else []
             words += ["brackets around what is below zero"] if any(in_brackets) else []
             yield NumberReading(np.where(has_sign, hundredths, numbers), " and ".join(words), unit)
             shares, signed = np.abs(numbers[~has_sign]), np.abs(numbers[has_sign])

@@ -126,7 +126,12 @@ def prepared(preparation: Mapping[str, Any], table: Any, client: str | None = No
         if kind == "number":
             slope, offset = lines.get(name, (1.0, 0.0))
             numbers = _numbers(cells, name, gaps, column.get("unit", ""))
-            values = _scaled(slope * numbers + offset, column["values"])
+            values = slope * numbers + offset
+            if column["values"]["scale"] == "log" and (values <= -1).any():
+                raise UnfitValue(
+                    f"column {name!r} has a number without a logarithm of 1 + x", int(np.argmax(values <= -1))
+                )
+            values = _scaled(values, column["values"])
             _put(groups, f"numbers {column['values']['scale']}", [values], missing)
         elif kind == "date":
             parts = _dates(_in_iso_form(cells, gaps, column.get("forms", ())), name, gaps)
@@ -203,7 +208,8 @@ def _number(cell: str, name: str, row: int, gaps: set[str], unit: str) -> float:
     if cell in GAPS | gaps:
         return np.nan
     try:
-        return float(cell.replace(unit, "e-2" if unit == "%" else "").replace(" ", "") if unit else cell)
+        plain = cell.replace("\u2212", "-")  # as typesetters write it
+        return float(plain.replace(unit, "e-2" if unit == "%" else "").replace(" ", "") if unit else plain)
     except ValueError:
         raise UnfitValue(f"column {name!r} must have a number in each row, got {cell!r}", row) from None
 
