@@ -61,3 +61,12 @@ def test_whole_numbers_beyond_those_of_floats_are_different_categories(tmp_path:
     assert made.rows(1, "train").x[:2, 1:].tolist() == [[1.0, 0.0], [0.0, 1.0]]
     amounts = clients(tmp_path, {"a": codes * 20, "b": [5, 7] * 20})
     assert [column.kind for column in amounts.preparation.columns] == ["number", "number"]
+
+
+def test_categories_of_pandas_are_such_whatever_their_values() -> None:
+    frame = pd.DataFrame({"site": list("ab") * 20, "x": np.arange(40) / 7, "ill": ["no", "yes"] * 20})
+    for codes in ([1, 2] * 20, [1.0, None] * 20):
+        made = piebald.clients_from(
+            frame.assign(s=pd.Categorical(codes)), client="site", target="ill", prepare={"least_rows": 1}
+        )
+        assert {column.name: column.kind for column in made.preparation.columns} == {"x": "number", "s": "category"}

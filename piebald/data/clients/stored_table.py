@@ -9,7 +9,7 @@ import numpy as np
 
 from piebald.core import stored_vectors
 from piebald.core.stored_vectors import large_array
-from piebald.data.preparation.columns import coded_words
+from piebald.data.preparation.columns import coded_words, is_categorical
 
 _ROWS = 1 << 16  # of the first array, which doubles from then on
 _TEXT = np.dtype(object)
@@ -59,8 +59,6 @@ class _StoredTable:
 
     def append(self, chunk: Any) -> None:
         """Add the rows of a table."""
-        import pandas
-
         rows = self._rows + len(chunk)
         if rows > self._cells.shape[1]:
             grown = large_array((len(self._names), max(rows, 2 * self._cells.shape[1])), np.int64)
@@ -69,7 +67,7 @@ class _StoredTable:
             self._cells = grown
         for place in range(len(self._names)):
             series = chunk.iloc[:, place]
-            if isinstance(series.dtype, pandas.CategoricalDtype):
+            if is_categorical(series):
                 self._categories.add(place)
             self._append(place, _plain(series))
         self._rows = rows

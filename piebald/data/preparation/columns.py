@@ -73,12 +73,14 @@ class CodedTable:
         values: the different values of columns of text, in order; their places stand for them.
         labels: of the rows [n] in the index of the table that it was, None where they are numbered from 0.
         files: which rows came from which file, see `row_number`.
+        categories: columns that pandas has as such, so that numbers among them are codes.
     """
 
     names: tuple[str, ...]
     values: Mapping[str, tuple[str, ...]]
     labels: NDArray[np.int64] | None = None
     files: tuple[RowsOfFile, ...] = ()
+    categories: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> tuple[Self, NDArray[np.float64]]:
@@ -97,7 +99,8 @@ class CodedTable:
         # the places themselves, as a range that takes no memory
         numbered = (getattr(index, "start", None), getattr(index, "step", None)) == (0, 1)
         labels = None if numbered or index.dtype.kind != "i" else index.to_numpy()
-        return cls(tuple(map(str, frame.columns)), values, labels, frame.attrs.get(ROWS, ())), numbers
+        categories = frozenset(str(name) for name in frame.columns if is_categorical(frame[name]))
+        return cls(tuple(map(str, frame.columns)), values, labels, frame.attrs.get(ROWS, ()), categories), numbers
 
     def frame(self, numbers: NDArray[np.floating], index: NDArray[np.int64] | None = None) -> pd.DataFrame:
         """Return some rows [n, d] as a table: float64 numbers, and text with None for gaps.
@@ -124,7 +127,8 @@ class CodedTable:
         numbers = np.asarray(numbers, dtype=np.float64)
         if name not in self.values:
             return numbers
-        return coded_words(np.where(np.isnan(numbers), -1, numbers).astype(np.int32), self.values[name])
+        codes = np.where(np.isnan(numbers), -1, numbers).astype(np.int32)
+        return coded_words(codes, self.values[name], None if name in self.categories else _WORDS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,16 +165,22 @@ class CodedRows:
         return series
 
 
-def coded_words(codes: NDArray[np.integer], words: Sequence[Any]) -> Any:
+def coded_words(codes: NDArray[np.integer], words: Sequence[Any], called: str | None = _WORDS) -> Any:
     """Return text as pandas' categories, which take little memory and here say nothing of what the column means.
 
     Args:
         codes: the place [n] of each row's text among the different ones, -1 for a gap.
         words: the different texts.
+        called: what pandas calls them; None where they are categories whatever their values.
     """
     import pandas as pd
 
-    return pd.Categorical.from_codes(codes, dtype=pd.CategoricalDtype(pd.Index(words, name=_WORDS, dtype=object)))
+    return pd.Categorical.from_codes(codes, dtype=pd.CategoricalDtype(pd.Index(words, name=called, dtype=object)))
+
+
+def is_categorical(series: pd.Series) -> bool:
+    """Return whether pandas has a column as categories that are more than a way to store text."""
+    return str(series.dtype) == "category" and series.cat.categories.name != _WORDS
 
 
 def is_numeric(series: pd.Series) -> bool:
@@ -238,7 +248,7 @@ def _kind(series: pd.Series, gaps: Sequence[str]) -> Kind:
         return "date"
     if is_numeric(series):
         return "identifier" if _numbers_rows(series) else "number"
-    if str(series.dtype) == "category" and series.cat.categories.name != _WORDS:
+    if is_categorical(series):
         return "category"
     codes, different = factorized(series, gaps)
     counts = np.bincount(codes[codes >= 0], minlength=len(different))
