@@ -103,7 +103,7 @@ KNOWN = [  # file, function, what stands there once, and what is put in its plac
     ("distfl", "Distfl._pre_aggregated", "/ len(rows)", "/ (len(rows) + 1)"),
     ("distfl", "Distfl._search", "<= self.far", "<= math.inf"),
     ("regions", "Regions.join", ".get(str(number), 0.0) + weight", ".get(str(number), 0.0) * 0 + weight"),
-    ("model_cache", "ModelCache.drop", "self.whole -= before", "pass"),
+    ("cluster_state", "ModelCache.drop", "self.whole -= before", "pass"),
     ("stopping", "StoppingCriteria.measures", " or ", " and "),
     ("asynchronous", "NonBlockingScheduler.reject_reason", "> self.max_staleness", ">= self.max_staleness"),
     ("compression", "Compressor.decompress", "8 * context.layout.shared", "800 * context.layout.shared"),

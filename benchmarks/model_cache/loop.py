@@ -21,7 +21,7 @@ from piebald.core.tensor_store import TensorStore
 from piebald.methods.client_work import ClientWork
 from piebald.methods.queries import Evaluate
 from piebald.server import EvaluationPlan, ServerLoop
-from piebald.server.model_cache import ModelCache
+from piebald.server.cluster_state import ModelCache
 from piebald.storage.store import RunStore
 
 

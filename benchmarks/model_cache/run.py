@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from piebald.core.tensor_store import TensorStore
-from piebald.server.model_cache import ModelCache
+from piebald.server.cluster_state import ModelCache
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

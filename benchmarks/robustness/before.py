@@ -136,7 +136,7 @@ except RecursionError:
 """,
     "21: a cache whose weights have all become 0": """
 import torch
-from piebald.server.model_cache import ModelCache
+from piebald.server.cluster_state import ModelCache
 from piebald.tensor_store import TensorStore
 made, out = ModelCache(3, TensorStore()), torch.full((3,), 7.0)
 for client, weight in enumerate((0.1, 0.2, 0.7)):

@@ -27,13 +27,13 @@ from piebald.server.cluster_state import (
     ClusterModel,
     Counted,
     Keep,
+    ModelCache,
     ModelSnapshot,
     norm_of,
     where_it_is,
     with_capped_examples,
     with_capped_shares,
 )
-from piebald.server.model_cache import ModelCache
 
 MakeContext = Callable[[str, int], ServerContext]  # the context of a component, by axis and cluster
 

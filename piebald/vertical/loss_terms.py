@@ -35,7 +35,7 @@ class PartyView:
         phi: the translator [d]; only the source has it.
         own_loss: a loss of the source that stays there.
         traces: of its network, for its own batch and for the co-occurring one.
-        moments: statistics of each layer with noise, in place of the exact ones (`row_noise`).
+        moments: statistics of each layer with noise, in place of the exact ones (`RowNoise`).
         signed: the translator without noise, through which gradients by it go on; `phi` itself without noise.
     """
 

@@ -29,7 +29,7 @@ from piebald.methods.scheduling import Asynchronous, Buffered, Deadline, Synchro
 from piebald.methods.server_optimizer import CachedAverage, Mixing, ServerSgd
 from piebald.methods.sharing import Full
 from piebald.methods.training import AdaptiveFrequency, Sgd
-from piebald.server.model_cache import ModelCache
+from piebald.server.cluster_state import ModelCache
 from tests.fakes import SGD, ByParity, FakeRuntime, classified, few, make_server, simulate, update
 
 COMPONENTS: dict[str, Any] = {

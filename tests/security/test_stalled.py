@@ -19,7 +19,7 @@ from piebald.core.tensor_store import TensorStore
 from piebald.data.partition import Lists, PooledClients
 from piebald.methods.scheduling import Asynchronous, Buffered, Deadline, Synchronous
 from piebald.methods.server_optimizer import CachedAverage, ServerSgd
-from piebald.server.model_cache import ModelCache
+from piebald.server.cluster_state import ModelCache
 from tests.fakes import FakeRuntime, few, make_server, update
 from tests.methods.test_metis import recipe
 

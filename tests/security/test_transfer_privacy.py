@@ -22,8 +22,8 @@ from piebald.vertical.party import Party
 from piebald.vertical.party_data import PartyHolding
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import Products
-from piebald.vertical.row_noise import RowNoise
 from piebald.vertical.table_files import load
+from piebald.vertical.transfer_methods import RowNoise
 from piebald.vertical.transfer_results import write_page
 from piebald.vertical.transfer_runs import run
 from piebald.vertical.transfer_settings import PartyFile, PartyFiles, TransferSettings

@@ -5,17 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from piebald.contracts import ClientContext, Slopes, TrainInput, TrainOutput
-from piebald.methods.training import custom_steps
-from piebald.methods.training.sgd import Sgd
+from piebald.methods.training.custom_steps import CustomSteps
 
 
-class MetaLearning(Sgd):
+class MetaLearning(CustomSteps):
     """SGD on f(w - alpha grad f(w)), the loss after one step of the client (Fallah et al. 2020, "Personalized federated
     learning: a model-agnostic meta-learning approach", eq. 3 and algorithm 1).
 
@@ -39,15 +38,8 @@ class MetaLearning(Sgd):
     delta: float = Field(default=0.01, gt=0)
     adapt_batch: int | None = Field(default=None, ge=1)
 
-    @model_validator(mode="after")
-    def _check_steps(self) -> Self:
-        custom_steps.check_settings(self)
-        return self
-
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
-        start = {"model": inputs.model, "lr": custom_steps.rates(self, inputs)}
-        batches = 3 if self.hessian == "differences" else 2
-        return custom_steps.output(self, context.run_steps(start, self.sgd_config(inputs), self.step, batches=batches))
+        return self.take_steps(inputs, context, batches=3 if self.hessian == "differences" else 2)
 
     def step(self, at: Mapping[str, Tensor], slopes: Slopes) -> dict[str, Tensor]:
         """One step of w."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from piebald.contracts import ClientContext, Slopes, TrainInput, TrainOutput
-from piebald.methods.training import custom_steps
-from piebald.methods.training.sgd import Sgd
+from piebald.methods.training.custom_steps import CustomSteps
 
 
-class MixedModels(Sgd):
+class MixedModels(CustomSteps):
     """Train the shared model w as FedAvg does, and at every step an own model v along the gradient of the mixture
     a v + (1 - a) w (Deng et al. 2020, "Adaptive personalized federated learning", algorithm 1).
 
@@ -31,18 +29,11 @@ class MixedModels(Sgd):
     alpha: float = Field(default=0.5, ge=0, le=1)
     adaptive: bool = True
 
-    @model_validator(mode="after")
-    def _check_steps(self) -> Self:
-        custom_steps.check_settings(self)
-        return self
-
     def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
         return {"own": model, "alpha": model.new_tensor([self.alpha])}
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
-        start = {"model": inputs.model, "lr": custom_steps.rates(self, inputs), **inputs.state}
-        ended = context.run_steps(start, self.sgd_config(inputs), self.step)
-        return custom_steps.output(self, ended, own=ended.vectors["own"], alpha=ended.vectors["alpha"])
+        return self.take_steps(inputs, context, inputs.state, keep=("own", "alpha"))
 
     def step(self, at: Mapping[str, Tensor], slopes: Slopes) -> dict[str, Tensor]:
         """One step of w, v and a."""

@@ -10,11 +10,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from piebald.contracts import ClientContext, Slopes, TrainInput, TrainOutput
-from piebald.methods.training import custom_steps
-from piebald.methods.training.sgd import Sgd
+from piebald.methods.training.custom_steps import CustomSteps
 
 
-class MoreauEnvelope(Sgd):
+class MoreauEnvelope(CustomSteps):
     """At every step, look for the personal model t that is best on f(t) + lam/2 |t - w|^2 over the step's batch, by
     gradient descent, then w <- w - eta lam (w - t) (Dinh et al. 2020, "Personalized federated learning with Moreau
     envelopes", eq. 7 and algorithm 1).
@@ -35,8 +34,7 @@ class MoreauEnvelope(Sgd):
     inner_steps: int = Field(default=5, ge=1)
 
     @model_validator(mode="after")
-    def _check_steps(self) -> Self:
-        custom_steps.check_settings(self)
+    def _check_eta(self) -> Self:
         if self.eta * self.lam > 1:
             raise ValueError(
                 f"eta * lam must be at most 1, or w would move beyond t, got {self.eta * self.lam:g}: lower eta"
@@ -47,9 +45,7 @@ class MoreauEnvelope(Sgd):
         return {"personal": model}
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
-        start = {"model": inputs.model, "personal": inputs.model, "lr": custom_steps.rates(self, inputs)}
-        ended = context.run_steps(start, self.sgd_config(inputs), self.step)
-        return custom_steps.output(self, ended, personal=ended.vectors["personal"])
+        return self.take_steps(inputs, context, {"personal": inputs.model}, keep=("personal",))
 
     def step(self, at: Mapping[str, Tensor], slopes: Slopes) -> dict[str, Tensor]:
         """One search for t, and one step of w."""

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
 
-from pydantic import model_validator
 from torch import Tensor, nn
 
 from piebald.contracts import ClientContext, Slopes, TrainInput, TrainOutput
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.parameters import matching
-from piebald.methods.training import custom_steps
-from piebald.methods.training.sgd import Sgd
+from piebald.methods.training.custom_steps import CustomSteps
 
 _FEWEST = 1e-8  # rows that a class without rows counts as, so that its logarithm is finite
 
 
-class TwoHeads(Sgd):
+class TwoHeads(CustomSteps):
     """Train the shared model on the balanced softmax, and at every step a head of the client's own on the usual loss of
     the sum of both heads, which moves no other layer (Chen, Chao 2022, "On bridging generic and personalized federated
     learning for image classification", eqs. 5 to 7 and algorithm 1, FedRoD with linear heads).
@@ -35,11 +32,6 @@ class TwoHeads(Sgd):
 
     head: str = "classifier"
     balanced: bool = True
-
-    @model_validator(mode="after")
-    def _check_steps(self) -> Self:
-        custom_steps.check_settings(self)
-        return self
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
         if spec.objective.name != "classification" or len(spec.outputs) != 1:
@@ -60,17 +52,13 @@ class TwoHeads(Sgd):
         return {"head": model.new_zeros(model.shape)}
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
-        inside, shift = (
-            context.belongs([self.head]),
-            inputs.model.new_zeros(len(inputs.versions), inputs.model.shape[-1]),
-        )
+        inside = context.belongs([self.head])
+        shift = inputs.model.new_zeros(len(inputs.versions), inputs.model.shape[-1])
         if self.balanced:
             counts = context.label_counts()
             shift[:, inside & context.belongs(["*bias"])] = counts.clamp(min=_FEWEST).log()
-        start = {"model": inputs.model, "lr": custom_steps.rates(self, inputs), "shift": shift, **inputs.state}
-        start["inside"] = inside.expand(len(shift), -1)
-        ended = context.run_steps(start, self.sgd_config(inputs), self.step)
-        return custom_steps.output(self, ended, head=ended.vectors["head"])
+        vectors = {"shift": shift, "inside": inside.expand(len(shift), -1), **inputs.state}
+        return self.take_steps(inputs, context, vectors, keep=("head",))
 
     def step(self, at: Mapping[str, Tensor], slopes: Slopes) -> dict[str, Tensor]:
         """One step of the shared model and of the own head.  A constant added to outputs is one added to the bias."""
