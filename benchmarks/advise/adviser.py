@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from grid import GRID, ROUNDS, RUNGS, TRAINING
+from grid import GRID, LEADERS, ROUNDS, RUNGS, TRAINING
 from known import Entry, Known, tuned
 
 from piebald.advice.adviser import choose
@@ -111,7 +111,7 @@ class Advised:
 
 def label_of(recipe: Recipe) -> str:
     """A recipe's entry in the truth."""
-    names = ["lr", *GRID[recipe.name]]
+    names = ["lr", *(GRID | LEADERS)[recipe.name]]
     return " ".join([recipe.name, *(f"{name}={recipe.fields[name]:g}" for name in names)])
 
 

@@ -33,6 +33,13 @@ GRID: dict[str, dict[str, tuple[Any, ...]]] = {
     "async_fedavg": {},
     "fedbuff": {"buffer_size": (5,)},
 }
+# recipes above all of the grid in the leaderboard: trained on the federations as well, see `score.with_leaders`
+LEADERS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "fedphp": {"lam": (0.05,), "horizon": (ROUNDS,)},
+    "fedrod": {},
+    "fedala": {},
+    "apfl": {},
+}
 
 
 @dataclass(frozen=True)
@@ -53,11 +60,11 @@ class Entry:
         return recipes.make(self.recipe, **TRAINING, **dict(self.settings))
 
 
-def entries(slow: bool) -> list[Entry]:
-    """The full grid; the middle learning rate of all recipes comes first."""
+def entries(slow: bool, leaders: bool = False) -> list[Entry]:
+    """The full grid, or that of the leaders; the middle learning rate of all recipes comes first."""
     found = []
-    for rate in (*RATES, DEFAULT_RATE):
-        for name, settings in GRID.items():
+    for rate in (*RATES, *(() if leaders else (DEFAULT_RATE,))):
+        for name, settings in (LEADERS if leaders else GRID).items():
             if name in WITHOUT_ROUNDS and not slow:
                 continue
             points = [dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from federations import FEDERATIONS, Federation
-from grid import DEFAULT_RATE, RATES
+from grid import DEFAULT_RATE, GRID, LEADERS, RATES
 from grid import entries as grid_entries
 from numpy.typing import NDArray
 from truth import SCALE, known_rows, read
@@ -78,15 +78,22 @@ class Known:
         return float(np.mean(self.rows["naive"])) * 100 / SCALE
 
 
-def known_federations(folder: Path, federations: Sequence[Federation] = FEDERATIONS) -> list[Known]:
-    """The federations whose grid is complete for at least one seed, in the order of the benchmark."""
-    rows = known_rows(folder)
-    found = [Known(one, entries_of(read(folder, one.name)), rows.get(one.name, {})) for one in federations]
-    return [one for one in found if one.entries and _complete(one)]
+def known_federations(
+    folder: Path, federations: Sequence[Federation] = FEDERATIONS, leaders: bool = False
+) -> list[Known]:
+    """The federations whose grid, with that of the leaders or without, is complete for at least one seed, in order."""
+    rows, recipes = known_rows(folder), GRID | LEADERS if leaders else GRID
+    found = []
+    for federation in federations:
+        lines = [line for line in read(folder, federation.name) if line["recipe"] in recipes]
+        found.append(Known(federation, entries_of(lines), rows.get(federation.name, {})))
+    return [one for one in found if one.entries and _complete(one, leaders)]
 
 
-def _complete(known: Known) -> bool:
-    return {one.label for one in grid_entries(known.federation.slow)} <= {one.label for one in known.entries}
+def _complete(known: Known, leaders: bool) -> bool:
+    slow = known.federation.slow
+    wanted = [*grid_entries(slow), *(grid_entries(slow, leaders=True) if leaders else [])]
+    return {one.label for one in wanted} <= {one.label for one in known.entries}
 
 
 def entries_of(lines: Sequence[Mapping[str, object]]) -> list[Entry]:

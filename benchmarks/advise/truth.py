@@ -33,10 +33,10 @@ def jobs(seeds: tuple[int, ...] = SEEDS, names: tuple[str, ...] = ()) -> Iterato
     """All runs, the most useful first: one seed of everything, the middle learning rate of each before the others."""
     chosen = [one for one in BY_NAME.values() if not names or one.name in names]
     for seed in seeds:
-        longest = max(len(entries(one.slow)) for one in chosen)
-        for place in range(longest):
+        entries_of = {one.name: [*entries(one.slow), *entries(one.slow, leaders=True)] for one in chosen}
+        for place in range(max(map(len, entries_of.values()))):
             for federation in chosen:
-                own = entries(federation.slow)
+                own = entries_of[federation.name]
                 if place < len(own):
                     yield federation, own[place], seed
 

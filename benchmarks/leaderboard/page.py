@@ -21,6 +21,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from shared.markdown import table
 
 DOCS = Path(__file__).parents[2] / "docs"
+RACED = "../benchmarks/advise/RESULTS.md#with-methods-that-lead-the-leaderboard"
 LITTLE = "too little data to say"
 IMAGES = ("leaderboard-means.png", "leaderboard-gains.png")
 
@@ -288,7 +289,7 @@ def _portfolios(those: Sequence[Cost]) -> list[str]:
     lines = [[one.words, f"{means[one.words]:+z.1f}", f"{max(one.points):+z.1f}"] for one in those]
     learned = min(mean for words, mean in means.items() if words.startswith(LEARNED))
     gain = (
-        "loses less, and should take its place"
+        f"loses less here; what the adviser's race gains by these methods is [measured on its own federations]({RACED})"
         if learned < means[SHIPPED]
         else "loses no less, so the shipped one stays"
     )

@@ -36,12 +36,12 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any, Any]:
 ROWS = {"validation": [100] * 6, "test": [100] * 6}
 
 
-def lines(best: str, points: dict[str, float], seeds: int, grid: Any) -> list[dict[str, Any]]:
+def lines(best: str, points: dict[str, float], seeds: int, grid: Any, leaders: bool = False) -> list[dict[str, Any]]:
     """A truth in which every client has the points of its recipe and the middle rate is best."""
     rng = np.random.default_rng(0)
     found = []
     for seed in range(seeds):
-        for entry in grid.entries(False):
+        for entry in [*grid.entries(False), *(grid.entries(False, leaders=True) if leaders else [])]:
             settings = dict(entry.settings)
             level = points.get(entry.recipe, 50.0) - (0 if settings["lr"] == grid.RATES[0] else 10)
             values = [[round(100 * (level - lag + noise)) for noise in rng.normal(size=6)] for lag in (8, 4, 0)]
@@ -83,6 +83,40 @@ def test_the_adviser_finds_a_clear_winner_within_its_budget(portfolio: str, part
     assert found.pays.pays == found.before.pays == "yes"
     assert (found.pays.rows, found.before.rows) == ("test", "validation")
     assert found.rounds <= 230
+
+
+def test_leaders_of_the_leaderboard_are_raced_apart_from_the_grid(
+    parts: tuple[Any, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are learned, recommended and compared only where they are asked for, within the budget of the grid."""
+    grid, known, score = parts
+    from truth import append
+
+    leader = CLEAR | {"fedrod": 95.0}
+    for name in ("digits-iid", "heart", "exam"):
+        for line in lines("", leader, 2, grid, leaders=name != "exam"):
+            append(tmp_path, name, line)
+    rows = dict.fromkeys(("digits-iid", "heart", "exam"), ROWS | {"naive": [0] * 6})
+    monkeypatch.setattr(known, "known_rows", lambda folder: rows)
+    plain, more = known.known_federations(tmp_path), known.known_federations(tmp_path, leaders=True)
+    assert {one.name for one in plain} == {"digits-iid", "heart", "exam"}
+    assert {one.name for one in more} == {"digits-iid", "heart"}
+    assert {score.budget_of(one) for one in plain} == {score.budget_of(one) for one in more}
+    assert score.learned(plain, 1)[0]["recipe"] == "ditto"
+    assert score.learned(more, 1)[0]["recipe"] == "fedrod"
+
+    monkeypatch.setattr(score, "HELD_BACK", [])
+    monkeypatch.setattr(score, "ADVICE", tmp_path / "advice.json")
+    score.write_advice(tmp_path)
+    score.advice.cache_clear()
+    raced = score.advice()
+    assert {row["entry"].split()[0] for row in raced[score.WITH_LEADERS]["heart"]} == {"fedrod"}
+    assert {row["entry"].split()[0] for row in raced[score.ADVISER]["heart"]} == {"ditto"}
+    assert "exam" in raced[score.ADVISER]
+    assert "exam" not in raced[score.WITH_LEADERS]
+    gain = score._recommended(more[0], score.WITH_LEADERS) - score._recommended(more[0], score.ADVISER)
+    assert gain == pytest.approx(5, abs=1)
+    score.advice.cache_clear()
 
 
 def test_a_portfolio_serves_federations_of_every_kind(parts: tuple[Any, Any, Any]) -> None:
@@ -154,7 +188,7 @@ def test_the_truth_is_made_in_parts(
         return {"entry": entry.label, "seed": seed, "test": [9000, None], "wall": 60.0}
 
     monkeypatch.setattr(truth, "run_one", run_one)
-    monkeypatch.setattr(truth, "entries", lambda slow: parts[0].entries(slow)[:3])
+    monkeypatch.setattr(truth, "entries", lambda slow, leaders=False: parts[0].entries(slow)[: 0 if leaders else 3])
     monkeypatch.setattr(truth, "BY_NAME", {name: FakeFederation(name) for name in "ab"})
     assert truth.run_all(tmp_path, (0,), (), float("inf")) == (6, 6)
     assert truth.run_all(tmp_path, (0, 1), ("b",), 0) == (3, 6)
