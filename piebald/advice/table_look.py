@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from piebald.core.plain_text import printable
 from piebald.data.clients.client_tables import nameless_columns, owners_of, plain, target_gaps
 from piebald.data.clients.prepared import preparation_of
 from piebald.data.clients.sources import clients_from
-from piebald.data.clients.table_files import mixed_reason, read_table
+from piebald.data.clients.table_files import gap_code_reasons, mixed_reason, read_table
 from piebald.data.partition.leakage import with_suspects
 from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Ints
@@ -123,10 +123,6 @@ _PREPARATIONS = {
     "date": "elapsed days and parts",
     "text": "none: left out, or token ids",
     "identifier": "none: left out",
-}
-_GAP_CODES = {
-    *(-1, -7, -8, -9),
-    *(sign * int(digit * length) for sign in (1, -1) for digit in "789" for length in (2, 3, 4, 5)),
 }
 
 
@@ -257,26 +253,10 @@ def _of_column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> lis
             sentences.append(f"column {name!r} has one value at each site, so that it names the site")
         elif constant:
             sentences.append(f"column {name!r} has one value in all rows at {_some(constant)}: is it a code for a gap?")
-        sentences += _of_gap_codes(series)
+        sentences += gap_code_reasons(series)
     if series.nunique() == 1 and not gaps.any():
         sentences.append(f"column {name!r} has one value alone: {shown(plain(series)[0].item(), 40)}")
     return sentences
-
-
-def _of_gap_codes(series: Any) -> Iterator[str]:
-    """Yield a sentence about the smallest and the largest number if it is far from all others, like -9 or 999."""
-    import pandas
-
-    numbers = pandas.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64)
-    values, counts = np.unique(numbers[np.isfinite(numbers)], return_counts=True)
-    for place, near, rest in ((0, 1, values[1:]), (-1, -2, values[:-1])):
-        if len(values) < 5 or counts[place] < 2 or values[place] not in _GAP_CODES:
-            continue
-        if abs(values[place] - values[near]) > np.ptp(rest) / 2:
-            yield (
-                f"column {series.name!r} has {values[place]:g} in {counts[place]} rows, far from all other numbers: if "
-                f"it stands for a gap, set gaps = ['{values[place]:g}'] in [prepare]"
-            )
 
 
 def _of_leaks(inputs: Any, kinds: Mapping[str, str], goal: Any, amounts: bool, keys: RowKeys, target: str) -> list[str]:

@@ -161,6 +161,30 @@ def test_numbers_among_words_and_classes_that_are_alike_are_told(
     )
 
 
+@pytest.mark.parametrize(("code", "told"), [("-999", True), ("999", True), ("-998", False), ("68.5", False)])
+def test_numbers_that_may_be_codes_for_gaps_are_told_before_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, code: str, told: bool
+) -> None:
+    """In training, and at a site; not where they are among the gaps, nor where the column is said to be a category."""
+    ages = [code if row % 20 == 7 else f"{20 + row / 3:.2f}" for row in range(120)]
+    (tmp_path / "t.csv").write_text(text([("Bath", age, "2", ("no", "yes")[row % 2]) for row, age in enumerate(ages)]))
+    sentence = (
+        f"t.csv: column 'age' has {code} in 6 rows, far from all other numbers: if it stands for a gap, set gaps = "
+        f"['{code}'] in [prepare]"
+    )
+    with caplog.at_level(logging.WARNING, "piebald"):
+        piebald.clients_from(tmp_path / "t.csv", client="place", target="ill")
+        assert (sentence in caplog.text) is told
+        caplog.clear()
+        run = RunRows(classes=["no", "yes"], prepare=PrepareSettings())
+        own_rows(SiteSource(source="t.csv", target="ill"), tmp_path, "Bath", run, ["Bath"])
+        assert (f"the rows {sentence}" in caplog.text) is told
+        for prepare in ({"gaps": [code]}, {"columns": {"age": "category"}}):
+            caplog.clear()
+            piebald.clients_from(tmp_path / "t.csv", client="place", target="ill", prepare=prepare)
+            assert "far from all other numbers" not in caplog.text
+
+
 def test_words_among_numbers_are_told_whatever_becomes_of_the_column(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

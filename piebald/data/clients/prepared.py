@@ -16,7 +16,7 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError, shown
 from piebald.core.objective import Objective
 from piebald.core.stored_vectors import blocks, large_array
-from piebald.data.clients.table_files import mixed_reason
+from piebald.data.clients.table_files import gap_code_reasons, mixed_reason
 from piebald.data.partition.split_settings import division_of
 from piebald.data.preparation.columns import CodedRows, CodedTable, factorized, guess_columns
 from piebald.data.preparation.like_names import warn_of_unlike_classes
@@ -260,7 +260,7 @@ def prepared(
     table, agreed = columns_of(clients), settings.agreed
     if table is None:
         raise SettingError("prepare is for the columns of tables, and these inputs are arrays: leave it out")
-    warn_of_words(clients, table, settings, origin)
+    warn_of_values(clients, table, settings, origin)
     try:
         if agreed is None:
             agreed = _agreed(clients, table, settings, target, held_out)
@@ -280,17 +280,24 @@ _OF_WORDS = {
 }
 
 
-def warn_of_words(clients: Clients, table: CodedTable, settings: PrepareSettings, origin: str) -> None:
-    """Log a warning of each column of numbers in memory that has words as well, which no setting explains."""
+def warn_of_values(clients: Clients, table: CodedTable, settings: PrepareSettings, origin: str) -> None:
+    """Log a warning of each column of numbers in memory that has words or codes for gaps which no setting explains."""
     if not isinstance(clients, InMemory) or not clients.in_memory():
         return
     numbers = pytree.single(clients.pool().x, "prepare").numpy()
     rows = CodedRows(table, numbers, np.arange(len(numbers)))
-    for name in table.values:
-        if name not in settings.columns and (reason := mixed_reason(rows[name], settings.gaps)):
+    for name in table.names:
+        if (
+            name in table.values
+            and name not in settings.columns
+            and (reason := mixed_reason(rows[name], settings.gaps))
+        ):
             kind = guess_columns(rows[name].to_frame(), settings.gaps)[name]
             if kind in _OF_WORDS:
                 log.warning("%s: %s%s", origin, reason, _OF_WORDS[kind])
+        if settings.columns.get(name, "number") == "number":
+            for reason in gap_code_reasons(rows[name], settings.gaps):
+                log.warning("%s: %s", origin, reason)
 
 
 def _agreed(

@@ -27,13 +27,17 @@ from piebald.core.stored_vectors import blocks, large_array, rows_at_once
 from piebald.data.clients.query_files import QUERY, read_query
 from piebald.data.clients.stored_table import joined_chunks
 from piebald.data.preparation.column_models import LONGEST_UNIT
-from piebald.data.preparation.columns import GAPS, ROWS, RowsOfFile, coded_words, factorized, row_number
+from piebald.data.preparation.columns import GAPS, ROWS, RowsOfFile, coded_words, factorized, is_numeric, row_number
 from piebald.data.preparation.written_forms import OR, are_like_dates, date_readings, number_readings, units_among
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 OTHERS = (",", ";", "\t", "|")  # what files with these suffixes have as well
 PARQUET = (".parquet", ".pq")
 _CHUNK = 1 << 20
+_GAP_CODES = {
+    *(-1, -7, -8, -9),
+    *(sign * int(digit * length) for sign in (1, -1) for digit in "789" for length in (2, 3, 4, 5)),
+}
 _LONGEST_LINE = 64  # of one that says the separator
 _NAMED = 3  # words among numbers that may be codes for gaps, and units of a column
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")  # bytes that no text has
@@ -412,3 +416,31 @@ def mixed_reason(series: Any, gaps: Sequence[str] = ()) -> str | None:
         f"column {series.name!r} has numbers, and {shown(series.iloc[words[0]], 40)} in row "
         f"{row_number(series, words[0])}{others}: leave these cells empty, or correct them{code}"
     )
+
+
+def gap_code_reasons(series: Any, gaps: Sequence[str] = ()) -> Iterator[str]:
+    """Yield a sentence about the smallest and the largest number if it may be a code for a gap, like -9 or 999.
+
+    It is one of such codes, in two rows at least, and farther from the next number than half the range of all others.
+
+    Args:
+        series: numbers, or their texts.
+        gaps: codes that are known to stand for one.
+    """
+    import pandas
+
+    if is_numeric(series) and not _GAP_CODES & {series.min(), series.max()}:  # at once, where there are many rows
+        return
+    codes, different = factorized(series, gaps)
+    numbers = pandas.to_numeric(pandas.Series(different, dtype=object), errors="coerce").to_numpy(dtype=np.float64)
+    values, places = np.unique(numbers, return_inverse=True)  # missing ones last
+    counts = np.bincount(places[codes[codes >= 0]], minlength=len(values))[: np.isfinite(values).sum()]
+    values = values[np.isfinite(values)]
+    for place, near, rest in ((0, 1, values[1:]), (-1, -2, values[:-1])):
+        if len(values) < 5 or counts[place] < 2 or values[place] not in _GAP_CODES:
+            continue
+        if abs(values[place] - values[near]) > np.ptp(rest) / 2:
+            yield (
+                f"column {series.name!r} has {values[place]:g} in {counts[place]} rows, far from all other numbers: if "
+                f"it stands for a gap, set gaps = ['{values[place]:g}'] in [prepare]"
+            )

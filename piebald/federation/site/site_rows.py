@@ -22,7 +22,7 @@ from piebald.data.clients.client_tables import ClientTable, files_of
 from piebald.data.clients.convert import array, is_several, kind, target_arrays
 from piebald.data.clients.data_source import DataSource
 from piebald.data.clients.pairs import from_pairs, given
-from piebald.data.clients.prepared import PreparedClients, coded_rows, columns_of, warn_of_words
+from piebald.data.clients.prepared import PreparedClients, coded_rows, columns_of, warn_of_values
 from piebald.data.clients.published_rows import with_published
 from piebald.data.clients.sources import clients_of_table
 from piebald.data.embeddings.embedded import embedded_by
@@ -207,7 +207,7 @@ def own_rows(
     if (columns := columns_of(clients)) is not None:
         agreed = None if run.prepare is None else run.prepare.agreed
         if agreed is None:
-            warn_of_words(clients, columns, run.prepare or PrepareSettings(), f"the rows {source.where}")
+            warn_of_values(clients, columns, run.prepare or PrepareSettings(), f"the rows {source.where}")
             length = None if run.prepare is None else run.prepare.length
             return UnpreparedRows(names, number, clients, columns, run.classes, records, length)
         prepared = PreparedClients(clients, columns, agreed, computed=False)
