@@ -13,9 +13,9 @@ from piebald.advice.look import Look, look
 from piebald.advice.odd_sites import FAR, far_amounts
 from piebald.core.arguments import checked
 from piebald.core.errors import SettingError, shown, unknown
-from piebald.core.plain_text import printable
+from piebald.core.plain_text import errors_alone, printable
 from piebald.data.clients.client_tables import nameless_columns, owners_of, plain, target_gaps
-from piebald.data.clients.prepared import preparation_of
+from piebald.data.clients.prepared import VALUES_LOG, preparation_of
 from piebald.data.clients.sources import clients_from
 from piebald.data.clients.table_files import gap_code_reasons, mixed_reason, read_table
 from piebald.data.partition.leakage import with_suspects
@@ -106,10 +106,11 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
     settings, looked = ExperimentSettings.of(Document.of(experiment, "the experiment")), None
     try:
         if clients:
-            read = clients_from(
-                frame, client=client, target=target, features=experiment["data"].get("features"), split=settings.split,
-                regression=amounts, prepare="federated",
-            )  # fmt: skip
+            with errors_alone(VALUES_LOG):
+                read = clients_from(
+                    frame, client=client, target=target, features=experiment["data"].get("features"),
+                    split=settings.split, regression=amounts, prepare="federated",
+                )  # fmt: skip
             _tell_agreed(columns, read)
             looked = look(read)
     except SettingError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -15,7 +16,7 @@ from piebald.cli.experiment_files import common_options, guarded, load_settings,
 from piebald.cli.printing import print_json, print_table
 from piebald.cli.statistics import print_narrow
 from piebald.core.errors import RunFolderError, SettingError
-from piebald.core.plain_text import printable
+from piebald.core.plain_text import errors_alone, printable
 from piebald.core.reading.files import read_json
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def advise(
     end_on_term()
     from piebald.advice.adviser import AdviceSettings
     from piebald.advice.tuning import Budget
+    from piebald.data.clients.prepared import VALUES_LOG
 
     flags = list(options.sets or ())
     if budget is not None:
@@ -88,7 +90,8 @@ def advise(
         flags.append(f"advise.budget={{ {limit.unit} = {limit.amount} }}")
     text = _experiment_of_table(file, client, target, regression, options)
     settings = _first_fold(load_settings(file, options, flags, AdviceSettings, text))
-    _advise(settings, out_folder(settings, settings.label or "advice"), options, more)
+    with nullcontext() if text is None else errors_alone(VALUES_LOG):  # they have been told of the table
+        _advise(settings, out_folder(settings, settings.label or "advice"), options, more)
 
 
 def _experiment_of_table(

@@ -122,10 +122,17 @@ def test_an_unknown_column_is_one_sentence(file: Path, change: dict[str, str], m
         look_at_table(file, **{"client": "hospital", "target": "ill"} | change)
 
 
-def test_a_table_is_asked_about_in_one_line(file: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+def test_a_table_is_asked_about_in_one_line(
+    file: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch
+) -> None:
     """Columns, gaps and groups of rows are treated as the experiment says that `piebald look` prints."""
     monkeypatch.chdir(file.parent)
+    table = patients()
+    table.loc[:9, "chol"] = -999
+    table.to_csv(file, index=False)
     columns = ["--client", "hospital", "--target", "ill"]
+    assert main(["look", str(file), *columns]) == 0
+    assert capsys.readouterr().out.count("'chol' has -999 in 10 rows") == 1
     cheap = ["rounds=2", "advise.seeds=[0]", 'advise.families=["fedavg"]', "advise.more_data=false"]
     sets = [word for setting in cheap for word in ("--set", setting)]
     assert main(["advise", str(file), *columns, "--budget", "6 rounds", *sets, "--out", "answer", "--more"]) == 0
@@ -133,10 +140,13 @@ def test_a_table_is_asked_about_in_one_line(file: Path, capsys: pytest.CaptureFi
     assert printed.startswith("Answer")
     assert "On validation rows: " in printed
     assert "column 'code' tells 'ill'" in said
+    assert said.count("'chol' has -999 in 10 rows") == 1
+    assert "'chol' has -999" not in caplog.text  # clients do not say again what a look has said
     told = tomllib.loads((file.parent / "answer" / "recommended.toml").read_text())
     assert {"test": 0.25, "validation": 0.25, "group": "patient"}.items() <= told["split"].items()
     assert "patient" not in told["data"]["features"]
-    assert main(["run", "answer/recommended.toml", "--quiet"]) == 0
+    assert main(["run", "answer/recommended.toml"]) == 0
+    assert caplog.text.count("'chol' has -999 in 10 rows") == 1
     assert main(["advise", str(file), "--client", "hospital"]) == 2
     assert "name its columns with --client COLUMN --target COLUMN" in capsys.readouterr().err
     (file.parent / "some.toml").write_text("rounds = 1\n")

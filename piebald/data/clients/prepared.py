@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
     from piebald.data.preparation.answers import Answer, Question
 
+VALUES_LOG = "piebald.data.values"  # of what a look at the table says as well
+
 log = logging.getLogger("piebald.data")
+_values_log = logging.getLogger(VALUES_LOG)
 _SHOWN = 50  # clients in a table of gaps
 
 
@@ -294,10 +297,10 @@ def warn_of_values(clients: Clients, table: CodedTable, settings: PrepareSetting
         ):
             kind = guess_columns(rows[name].to_frame(), settings.gaps)[name]
             if kind in _OF_WORDS:
-                log.warning("%s: %s%s", origin, reason, _OF_WORDS[kind])
+                _values_log.warning("%s: %s%s", origin, reason, _OF_WORDS[kind])
         if settings.columns.get(name, "number") == "number":
             for reason in gap_code_reasons(rows[name], settings.gaps):
-                log.warning("%s: %s", origin, reason)
+                _values_log.warning("%s: %s", origin, reason)
 
 
 def _agreed(
