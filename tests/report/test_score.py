@@ -68,11 +68,15 @@ def test_a_folder_scores_a_file_as_it_is_written(tmp_path: Path) -> None:
     """Dates have no operator of ONNX, and are read by the program, as are units."""
     frame, path = table(), tmp_path / "rows.csv"
     seen = pd.Timestamp("2024-01-20 10:00") + pd.to_timedelta(range(60), "D")
-    frame = frame.assign(seen=seen.strftime("%m/%d/%Y %H:%M"), load=[f"{row / 2}%" for row in range(60)])
+    loads = [f"{row / 2}%" for row in range(60)]
+    frame = frame.assign(seen=seen.strftime("%m/%d/%Y %H:%M"), load=loads)
+    frame["mass"] = [f"{row / 4} kg".replace(".", ",") for row in range(60)]
+    frame["part"] = [load.replace(".", ",") for load in loads]
     frame.to_csv(path, index=False)
     clients = piebald.clients_from(path, client="site", target="ill", validation=0.2)
-    assert [column.kind for column in clients.preparation.columns] == ["number", "number", "date", "number"]
-    run = piebald.run("fedavg", clients, nn.Linear(7, 2), rounds=2, runtime=HERE, measure="none")
+    kinds = {column.name: column.kind for column in clients.preparation.columns}
+    assert [kinds.pop("seen"), *{*kinds.values()}] == ["date", "number"]
+    run = piebald.run("fedavg", clients, nn.Linear(9, 2), rounds=2, runtime=HERE, measure="none")
     folder = run.save(tmp_path / "folder")
     frame[12:16].to_csv(path, index=False)  # from 02/01/2024 on, which may be in January as well
     pd.testing.assert_frame_equal(scored(folder, path), run.predict(path), rtol=1e-5)
@@ -83,6 +87,7 @@ def test_a_folder_scores_a_file_as_it_is_written(tmp_path: Path) -> None:
     [
         ({"age": "old"}, "column 'age' must have a number in each row, got 'old' in row 1"),
         ({"age": [0.0, None] * 30}, "column 'age' has no value in row 2"),
+        ({"age": "1,234"}, "column 'age' must have a number in each row, got '1,234' in row 1"),
         (None, "the table has no column 'age'"),
     ],
 )

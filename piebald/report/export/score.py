@@ -42,6 +42,7 @@ DATE_FORMS = {
 DATE = re.compile(
     r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ](\d{1,2}):(\d{2})(?::(\d{2})(\.\d+)?)?(Z|([+-])(\d{2}):?(\d{2}))?)?"
 )
+DECIMAL_COMMA = re.compile(r"[+-]?\d*,(\d{1,2}|\d{4,})")
 
 
 class UnfitValue(ValueError):
@@ -204,12 +205,19 @@ def _numbers(cells: list[str], name: str, gaps: set[str], unit: str = "") -> np.
 
 
 def _number(cell: str, name: str, row: int, gaps: set[str], unit: str) -> float:
-    """Return the number of a cell, which may have the unit that training rows have; 12 % is 0.12."""
+    """Return the number of a cell, which may have the unit that training rows have; 12 % is 0.12.
+
+    A comma before three digits may stand between thousands, and no cell alone tells.
+    """
     if cell in GAPS | gaps:
         return np.nan
     try:
         plain = cell.replace("\u2212", "-")  # as typesetters write it
-        return float(plain.replace(unit, "e-2" if unit == "%" else "").replace(" ", "") if unit else plain)
+        if unit:
+            plain = plain.replace(unit, "").replace(" ", "")
+        if DECIMAL_COMMA.fullmatch(plain):
+            plain = plain.replace(",", ".")
+        return float(plain + "e-2" * (unit == "%" and unit in cell))
     except ValueError:
         raise UnfitValue(f"column {name!r} must have a number in each row, got {cell!r}", row) from None
 
