@@ -376,8 +376,9 @@ class History:
         rows = self._single(answer, self.metric, version)
         return {row["client"]: unpacked_values(row["row_values"]) for row in rows if row["row_values"] is not None}
 
+    @checked
     def moments_of_rows(self, answer: str | None = None) -> dict[int, RowMoments]:
-        """What each site tells of the values of its rows, by its own model or by an answer that needs none."""
+        """The moments of the values of each site's rows, by its own model or by an answer that needs none."""
         told: dict[int, dict[str, float]] = {}
         for row in self.row_scores:
             if row["model"] == (answer or "rows") and (row["version"], row["split"]) == (self._ended, self.split):

@@ -281,9 +281,9 @@ class Ragged(Items):
         ([good, (np.ones((2, 3)), ["a", "b"])], "all clients need targets of one kind"),
         (
             [(np.array([[1.0, np.nan]]), [0])],
-            "client '0': inputs must be finite float32 numbers, .* in row 0",
+            "client '0': inputs must be finite float32 numbers, .* in row 1",
         ),
-        ([(np.ones((2, 3)), [0.0, np.nan])], "client '0': targets must be finite float32 numbers, .* in row 1"),
+        ([(np.ones((2, 3)), [0.0, np.nan])], "client '0': targets must be finite float32 numbers, .* in row 2"),
         ([(np.array([["a", "b"]]), [0])], "client '0': inputs must be numbers, got text like 'a'"),
         ([(np.array([[1, None]]), [0])], "inputs must be one array of numbers with rows of one shape, got"),
         (

@@ -285,8 +285,8 @@ NAMED = {
     "answer.py": {"interval"},  # how a difference was measured
     "evidence.py": {"interval"},
     "client_tables.py": {"Image", "DataFrame"},  # classes of packages that are not imported for a look
-    "lora.py": {"Conv1D"},
     "prediction.py": {"classes", "labels", "places", "values"},  # what outputs are, of which there are no others
+    "pretrained.py": {"Conv1D"},
     "table_files.py": {"OTU"},  # types of NumPy
     "verdict.py": {"interval"},
     "transformer.py": {"boolean"},  # a column of a preparation, of which there are no other kinds
