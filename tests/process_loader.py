@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
@@ -70,6 +71,7 @@ def begin(program: dict[str, Any]) -> None:
     sys.stdout.reconfigure(line_buffering=sys.stdout.isatty(), write_through=at_once)
     sys.stderr.reconfigure(line_buffering=True, write_through=at_once)
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+    faulthandler.enable(2)  # what all threads do where one of them ends the process
     asked = program["words"]
     first = {"-m": os.getcwd(), "-c": ""}.get(asked[0], str(Path(asked[0]).resolve().parent))
     sys.orig_argv = [sys.executable, *asked]

@@ -47,6 +47,7 @@ _TOP_PAD, _MMAP_THRESHOLD = -2, -3  # of mallopt(3)
 _LARGE = 1 << 15  # bytes, less than the shortest of the pieces of which many arrive at a time
 _SPARE = 1 << 14  # bytes that the heap grows by beyond what is asked for: what fits there is not returned
 _STATUS_SHARE = 20  # the status is written in one part of so many of the time, at most
+_LAST_LOOK = 5.0  # seconds that the watching thread has to end, so that none runs while Python ends
 _TICK = 0.25  # seconds between checks for silent sites
 _SAVING = 60.0  # seconds in which a site on this machine saves its model
 
@@ -105,7 +106,8 @@ class FederationServer:
         self._messages.start()
         listens = {"event": "listening", "port": self.credentials.port, "sites": len(sites)}
         log.info("listening on port %(port)d for %(sites)d sites", listens)
-        threading.Thread(target=self._watch, daemon=True).start()
+        self._watching = threading.Thread(target=self._watch, name="watch", daemon=True)
+        self._watching.start()
         if local is not None:
             local.open()
 
@@ -220,6 +222,7 @@ class FederationServer:
         self._messages.stop()
         self._messages.audit.log_head()
         self._heartbeat.stop()
+        self._watching.join(_LAST_LOOK)
         # before a federation on this machine deletes its folder
         self._disk.attempt("the status", partial(self._write_status, last=True))
         if self._local is not None:
@@ -302,7 +305,8 @@ class FederationServer:
                 began = time.monotonic()
                 self._disk.attempt("the status", self._write_status)
                 rested = time.monotonic() + _STATUS_SHARE * (time.monotonic() - began)  # with thousands of sites
-            time.sleep(1.0)
+            with self._changed:
+                self._changed.wait_for(lambda: self.shared.closing, 1.0)
 
     def _log_presence(self, member: Member) -> None:
         """Log that a site has fallen silent, or is heard again."""
