@@ -56,6 +56,10 @@ and their phones (HAR) are clearly better off together, in the hospitals (heart)
 FedAvg, FedProto and SiloBN are clearly below (FedAvg and FedProto also with a larger network on the prepared table),
 and no method is called first over fewer than five data sets.  With unlike labels one model for all is worse than
 training alone, as before.
+
+Networks that fit the inputs change sizes more than signs: people and their phones gain 20.6 points by FedAvg with a
+1D-CNN, and 11.1 with one hidden layer.  The LSTM learns nothing from so few rows and passes: alone it names the most
+frequent character of each role (26.1 %), by FedAvg that of all (27.5 %).
 """
 
 PICTURES = (
@@ -256,25 +260,33 @@ def _families(found: Sequence[Standing]) -> list[str]:
 
 
 def _beside(found: Sequence[Standing], real: Sequence[Standing]) -> list[str]:
-    """Points over Local of the same methods on the same clients, with both networks."""
+    """Points over Local of the same methods on the same clients, with the small network and with its own."""
     alike = {(one.federation.rows, one.federation.kind): one for one in found}
     pairs = [(alike[key], own) for own in real if (key := (own.federation.rows, own.federation.kind)) in alike]
-    heads = [words for small, own in pairs for words in (f"{small.federation.words}, one layer of {HIDDEN[0]}",
-                                                         own.federation.words)]  # fmt: skip
+    lines = [
+        [title(name), *(cell for small, own in pairs for cell in (
+            _lead(small, name, False).partition(" (")[0], _lead(own, name, False)
+        ))] for name in FEW
+    ]  # fmt: skip
     return [
-        *_few(heads, [one for pair in pairs for one in pair]), "",
-        "The same clients with a network that fits the form of their inputs: mean test accuracy of Local, points over "
-        "it of others, bold where they are clearly above or below.", "",
+        table(["method", *(words for _, own in pairs for words in ("small", own.federation.words))], lines), "",
+        f"*Small* is one layer of {HIDDEN[0]} for the same clients: mean test accuracy of Local, points over it of "
+        "others, bold where they are clearly above or below." + _refused(real), "",
     ]  # fmt: skip
 
 
+def _refused(those: Sequence[Standing]) -> str:
+    """Say why cells are empty."""
+    reasons = {f"  {title(name)}: {why}." for one in those for name, why in one.refused.items()}
+    return "".join(sorted(reasons))
+
+
 def _survival(patients: Sequence[Standing]) -> list[str]:
-    reasons = [f"  {title(name)}: {why}." for one in patients for name, why in one.refused.items()]
     return [
         *_few([f"{one.federation.words}, {len(one.naive.clients)} clients" for one in patients], patients), "",
         "Harrell's concordance of Local, points over it of others; a Kaplan-Meier curve, which is the same for all of "
         "a client's patients, has 50.  A concordance has no single rows: intervals are for other clients."
-        + "".join(reasons), "",
+        + _refused(patients), "",
     ]  # fmt: skip
 
 
@@ -289,7 +301,7 @@ def _portfolios(those: Sequence[Cost]) -> list[str]:
     lines = [[one.words, f"{means[one.words]:+z.1f}", f"{max(one.points):+z.1f}"] for one in those]
     learned = min(mean for words, mean in means.items() if words.startswith(LEARNED))
     gain = (
-        f"loses less here; what the adviser's race gains by these methods is [measured on its own federations]({RACED})"
+        f"loses less; what the adviser's race gains by these methods is [measured on its own federations]({RACED})"
         if learned < means[SHIPPED]
         else "loses no less, so the shipped one stays"
     )

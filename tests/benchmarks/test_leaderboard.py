@@ -305,7 +305,7 @@ def test_tiers_beside_the_small_one_have_a_table_of_a_few_methods(
     board.competition.compete(folder=board.folder, tier="real")
     board.page.write(board.folder, board.docs)
     text = (board.docs / "leaderboard.md").read_text("utf-8")
-    assert "| method | heart hospitals, one layer of 32 | heart hospitals, prepared table, two layers of 64 |" in text
+    assert "| method | small | heart hospitals, prepared table, two layers of 64 |" in text
 
 
 def test_a_method_that_does_not_fit_is_named_and_one_that_is_not_done_keeps_its_federation_off(
@@ -354,7 +354,7 @@ def test_without_runs_there_is_no_page(board: SimpleNamespace) -> None:
 def test_the_page_can_be_finished() -> None:
     text = (BENCHMARKS.parent / "docs" / "leaderboard.md").read_text("utf-8")
     words = text.replace("|", " ").replace("---", " ").split()
-    assert len(words) <= 2600
+    assert len(words) <= 2650  # 400 of them about four real networks
     read = text[: text.index("<details")].replace("|", " ").replace("---", " ").split()
     assert len(read) <= 1500
 
