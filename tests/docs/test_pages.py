@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-# Now, so that searches and comparisons of later tests have the real `run` and not the brief one.
+# Now, so that searches, comparisons and estimators of later tests have the real `run` and not the brief one.
 import piebald
 import piebald.advice.tuning.trial_runs
+import piebald.runs.compare
+import piebald.runs.estimators
 from piebald import recipes
 from piebald.cli import main
 from piebald.contracts.component import Component
