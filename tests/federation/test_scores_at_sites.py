@@ -219,6 +219,17 @@ def test_sites_that_hide_rows_tell_neither_and_the_answer_says_so() -> None:
     assert both.scores["local"].sizes == [40, 40, 40]
 
 
+def test_sites_that_hide_rows_tell_no_covariance(tmp_path: Path) -> None:
+    """It counts the rows that two models are both right on, which noise on each accuracy would not hide."""
+    sent = {}
+    for number, policy in enumerate(("{}", HIDING)):
+        (memory := tmp_path / str(number)).mkdir()
+        runs = [carried_out(recipe, True, policy, "accuracy", memory=str(memory)) for recipe in ("local", "fedavg")]
+        metrics = {row["metric"].partition("/")[0] for run in runs for row in run.row_scores if row["model"] == "rows"}
+        sent[policy] = metrics & {"covariance", "earlier", "standard_error"}
+    assert sent == {"{}": {"covariance", "earlier", "standard_error"}, HIDING: set()}
+
+
 def test_whoever_tells_no_standard_error_is_named() -> None:
     refusing = {"queries": ["evaluate"]}
     both = Comparison([carried_out(recipe, True, json.dumps(refusing)) for recipe in ("local", "fedavg")])
