@@ -330,7 +330,7 @@ def _reached(
 
 
 def _leaders(folder: Path) -> str:
-    """What it changes that leaders of the leaderboard are in the race, where they have been trained."""
+    """The gain of a race with leaders of the leaderboard, on federations where they have been trained."""
     lines = ["| federations | of them | recommendation | each client its own |", "|---|---|---|---|"]
     for words, federations in (("leaving out data sets", FEDERATIONS), ("held back", HELD_BACK)):
         known, cells = known_federations(folder, federations, leaders=True), list[str]()
@@ -402,7 +402,7 @@ LEADERS_HEAD = f"""## With methods that lead the leaderboard
 these are above all of the grid in the [leaderboard](../../docs/leaderboard.md), so they were trained with the same
 rates and seeds, and the portfolio was learned with them too and raced within the same budget.  Test points of what is
 then recommended, less those of the recommendation without them, the mean over federations and seeds with its standard
-error.  The portfolio that ships would have changed if the first row had shown a gain.
+error.  Within twice that error nothing is to be said, and the portfolio that ships stays as it is.
 """
 
 GENERATED = """## Federations that were generated, with known truth
