@@ -57,9 +57,8 @@ FedAvg, FedProto and SiloBN are clearly below (FedAvg and FedProto also with a l
 and no method is called first over fewer than five data sets.  With unlike labels one model for all is worse than
 training alone, as before.
 
-Networks that fit the inputs change sizes more than signs: people and their phones gain 20.6 points by FedAvg with a
-1D-CNN, and 11.1 with one hidden layer.  The LSTM learns nothing from so few rows and passes: alone it names the most
-frequent character of each role (26.1 %), by FedAvg that of all (27.5 %).
+The LSTM learns nothing from so few rows: alone it names the most frequent character of each role (26.1 %), by FedAvg
+that of all (27.5 %).
 """
 
 PICTURES = (
