@@ -232,7 +232,7 @@ class Predictor:
 
     @property
     def naming(self) -> str:
-        """How predictions name the class, in words; empty where they name none."""
+        """The way in which predictions name the class, in words; empty where they name none."""
         if self.threshold is None:
             return ""
         shown = "" if self.meaning.temperature == 1 else " before calibration"

@@ -51,7 +51,7 @@ FULL_VOTE = 20  # rows from which a client counts as every other
 
 @dataclass(frozen=True, slots=True)
 class RowMoments:
-    """What a site tells of the values of its rows under a run, in place of the values.
+    """Moments of the values of a site's rows under a run, which it tells in place of the values.
 
     Attributes:
         number: of these values, which nothing else has.

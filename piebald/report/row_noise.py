@@ -148,7 +148,7 @@ def _of_client(
 def _of_moments(
     a: Scores, b: Scores, seeds: list[int], name: str, mean: float
 ) -> tuple[float, float, float, float] | None:
-    """What `_of_client` returns, from covariances in place of single rows; None where they are not known."""
+    """The result of `_of_client`, from covariances in place of single rows; None where they are not known."""
     cells = [scores.moments.get((seed, name)) for scores in (a, b) for seed in seeds]
     moments, count = [cell for cell in cells if cell is not None], len(seeds)
     if len(moments) < len(cells):

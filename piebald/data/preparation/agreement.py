@@ -81,10 +81,12 @@ def agree(
         warn_of_like_names(classes or (), f"target {name!r}: ", "classes")
         warn_of_unlike_classes({client: held.classes or () for client, held in zip(clients(), kinds_of)}, name)  # noqa: B905
     scale = {column: chosen for column, chosen in settings.scale.items() if kinds.get(column) == "number"}
-    told = {
+    held_units = {
         client: held.units for client, held in zip(clients() or map(str, range(len(kinds_of))), kinds_of, strict=True)
     }
-    forms = {column: forms for column, kind in kinds.items() if kind == "date" and (forms := date_forms(column, told))}
+    forms = {
+        column: forms for column, kind in kinds.items() if kind == "date" and (forms := date_forms(column, held_units))
+    }
     question = ValuesQuestion(
         kinds=kinds,
         forms=forms,
@@ -97,7 +99,7 @@ def agree(
     moments_of = {part: [held.numbers[part].moments for held in answers] for part in answers[0].numbers}
     of_target = [held.target.moments for held in answers if held.target is not None]
     numeric = {column: moments_of[column] for column, kind in kinds.items() if kind == "number"}
-    units = common_units({**numeric, **({name: of_target} if of_target else {})}, told)
+    units = common_units({**numeric, **({name: of_target} if of_target else {})}, held_units)
     lines: Lines = {}
     if settings.harmonise is not None:
         numbers = [column for column, kind in kinds.items() if kind == "number"]

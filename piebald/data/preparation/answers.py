@@ -406,9 +406,9 @@ def date_forms(column: str, units: Mapping[str, Units]) -> list[str]:
     Raises:
         SettingError: dates of a client may have several of these forms.
     """
-    told = [(form, client) for client, of in units.items() for form in of.get(column, ()) if form]
-    forms = sorted({form for form, _ in told if OR not in form})
-    for form, client in told:
+    named = [(form, client) for client, of in units.items() for form in of.get(column, ()) if form]
+    forms = sorted({form for form, _ in named if OR not in form})
+    for form, client in named:
         if OR in form and len({*form.split(OR)} & {*forms}) != 1:
             raise SettingError(
                 f"column {shown(column, 40)} has dates at {client} that may be {form}: write them like 2024-05-31, or "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain, product
+from operator import itemgetter
 
 from piebald.core.errors import SettingError, shown
 from piebald.core.moments import Moments
@@ -42,7 +43,7 @@ def common_units(moments: Mapping[str, Sequence[Moments]], units: Mapping[str, U
 
 def _common_unit(column: str, units: Mapping[str, Units]) -> str:
     held = [(unit, holder) for holder, of in units.items() for unit in of.get(column, ())]
-    unit, first = next(filter(lambda one: one[0], held), ("", ""))
+    unit, first = next(filter(itemgetter(0), held), ("", ""))
     for other, holder in held:
         if other not in ("", unit):
             raise _unlike(column, f"the unit {shown(unit, 20)} at {first} and {shown(other, 20)} at {holder}")
@@ -53,11 +54,11 @@ def _common_unit(column: str, units: Mapping[str, Units]) -> str:
 
 def _check_shares(column: str, signed: Collection[str], moments: Mapping[str, Moments]) -> None:
     sizes = dict(_sizes(moments))
-    for one, other in product(sizes, sizes):
-        if one in signed and other not in signed and _LEAST < (ratio := sizes[other] / sizes[one]) < _MOST:
+    for client, unsigned in product(signed, sizes.keys() - signed):
+        if client in sizes and _LEAST < (ratio := sizes[unsigned] / sizes[client]) < _MOST:
             raise _unlike(
-                column, f"numbers in % at {one}, which are read as shares of 1, and numbers without % at {other} that "
-                f"are {ratio:.0f} times as large",
+                column, f"numbers in % at {client}, which are read as shares of 1, and numbers without % at {unsigned} "
+                f"that are {ratio:.0f} times as large",
             )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ _LIKE_A_DATE = re.compile(r"\d{1,4}[./ -](\d{1,2}|[A-Za-z]{3,9})[./ -]\d{2,4}( \
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NumberReading:
-    """What texts are as numbers.
+    """A reading of texts as numbers.
 
     Attributes:
         numbers: of the texts [n].
