@@ -161,7 +161,7 @@ def run_job(job: Job, out: Path) -> str:
         clients = (
             settings.partition(settings.APPS, job.rows, job.seed).split(traffic.everything())
             if job.setting == settings.APPS
-            else traffic.clients(job.setting, job.rows, job.seed, job.label == traffic.CENTRAL)
+            else traffic.federation(job.setting, job.rows, job.seed)
         )
         shape, outputs = (1, traffic.LENGTH), len(clients.classes)
         network, own = "cnn_1d", settings.TRAFFIC_MODELS[job.model]
@@ -176,6 +176,7 @@ def run_job(job: Job, out: Path) -> str:
         {job.label: recipe},
         clients,
         lambda seed: build_model(network, shape, outputs, seed=seed, **own),
+        pooled=[traffic.CENTRAL] if job.label == traffic.CENTRAL else (),
         seeds=(job.seed,),
         out=out / job.folder,
         rounds=job.plan.rounds,

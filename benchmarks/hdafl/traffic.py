@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from piebald import data
 from piebald.core.randomness import generator
 from piebald.data import DataSet
-from piebald.data.partition import ByOwner, Lists, PooledClients
+from piebald.data.partition import ByOwner, PooledClients
 from piebald.data.sets.dataset import Owners
 from piebald.data.sets.traffic import FULL_PACKET
 
@@ -47,21 +47,6 @@ def federation(case: str, rows: int | None, seed: int) -> PooledClients:
     made = ByOwner(owner="capture", test=settings.TEST, limit=rows, seed=seed).split(only(whole, np.flatnonzero(keep)))
     check_traces(made, whole.groups[keep])
     return made
-
-
-def clients(case: str, rows: int | None, seed: int, central: bool) -> PooledClients:
-    """Return the federation, or for the centralised model one whose first client holds all training rows.
-
-    The second client then has no training rows and no weight, but both keep their own test rows.
-    """
-    made = federation(case, rows, seed)
-    if not central:
-        return made
-    train = made.lists("train")
-    pooled = Lists(train.values, np.array([0, len(train.values), len(train.values)]))
-    return PooledClients(
-        made.x, made.y, {"train": pooled, "test": made.lists("test")}, names=made.names, classes=made.classes
-    )
 
 
 def only(whole: DataSet, rows: NDArray[np.int64]) -> DataSet:

@@ -35,6 +35,11 @@ def print_comparison(comparison: Comparison, wide: bool) -> None:
     if divisions := comparison.by_division():
         print()
         print_table(list(divisions[0]), [list(row.values()) for row in divisions])
+    if against := comparison.against_pooled():
+        print("\nbeside all rows in one place, sent compressed: points lost, times less sent")
+        shown, columns = MetricFormat(comparison.metric), ("label", "rounds", "lost", "MB", "gain")
+        cells = [(_plain(shown.difference(row["lost"])), megabytes(row["mb"]), f"{row['gain']:.3g}") for row in against]
+        print_table(columns, [[row["label"], row["rounds"], *rest] for row, rest in zip(against, cells, strict=True)])
     sentences = [comparison.headline() + ".", *notes(comparison), *_notes(comparison, rows)]
     sentences += [budget["meaning"] for budget in comparison.privacy]
     print("\n" + "\n".join(row for line in sentences for row in wrap(line)))

@@ -138,13 +138,16 @@ class ExperimentSettings(ExperimentFields):
             runtime = runtime_of(self, self.table())
         models: dict[str, Model] = {}
         on_all_rows: list[str] = []
+        pooled: list[str] = []
         for index, section in enumerate(self.recipes or ()):
             labels = section.labels(self.grid_points())
             on_all_rows += [] if section.validation else labels
+            pooled += labels if section.pooled else []
             if section.model is not None:
                 model = models_of(self, clients, section.model, ("recipes", index, "model"))
                 models |= dict.fromkeys(labels, model)
-        return Plan(recipes, clients, self.model_for(clients), runtime, stopping_criteria(self), models, on_all_rows)
+        stop = stopping_criteria(self)
+        return Plan(recipes, clients, self.model_for(clients), runtime, stop, models, on_all_rows, pooled)
 
     def built_recipes(self) -> dict[str, Recipe]:
         """Build the recipes alone, by their labels; no data is read."""

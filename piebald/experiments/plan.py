@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from piebald.contracts import Clients
 from piebald.contracts.component import Component, build
+from piebald.data.clients.pooled_clients import rows_of_recipe
 from piebald.experiments.fields import ExperimentFields
 from piebald.experiments.run_models import Model
 from piebald.experiments.sections import (
@@ -32,6 +33,7 @@ class Plan:
         stop: the stopping criteria besides the number of rounds.
         models: models of recipes that bring their own, by the recipe's label.
         on_all_rows: labels of recipes whose clients train on their validation rows as well.
+        pooled: labels of recipes that have all training rows in one place.
     """
 
     recipes: Mapping[str, Recipe]
@@ -41,10 +43,15 @@ class Plan:
     stop: StoppingCriteria | None = None
     models: Mapping[str, Model] = field(default_factory=dict)
     on_all_rows: Sequence[str] = ()
+    pooled: Sequence[str] = ()
 
     def model_of(self, label: str) -> Model:
         """Return the model of a recipe."""
         return self.models.get(label, self.model)
+
+    def clients_of(self, label: str) -> Clients:
+        """Return the clients with the rows that a recipe has."""
+        return rows_of_recipe(self.clients, label in self.on_all_rows, label in self.pooled)
 
 
 def runtime_of(fields: ExperimentFields, table: Mapping[str, Any]) -> RuntimeSettings:

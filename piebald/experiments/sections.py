@@ -63,14 +63,16 @@ class ComparedRecipe(RecipeSection):
     Attributes:
         model: a model of its own in place of [model]: the name of one, or a table like [model].
         validation: False where clients train on their validation rows as well, for a recipe that needs none.
+        pooled: whether all training rows are in one place, the centralised model that others are compared with.
     """
 
     model: Annotated[Named | None, BeforeValidator(_table_of_name)] = None
     validation: bool = True
+    pooled: bool = False
 
     def settings(self) -> dict[str, Any]:
         """The settings of the recipe with its name."""
-        return self.model_dump(exclude={"label", "model", "validation"})
+        return self.model_dump(exclude={"label", "model", "validation", "pooled"})
 
 
 def own_section(table: Any) -> Named:

@@ -320,6 +320,30 @@ class Comparison:
             rows.append({"label": label, "runs": len(runs), "reached": len(reached)} | means)
         return rows
 
+    def against_pooled(self) -> list[dict[str, Any]]:
+        """One row for each evaluation of each label, beside a label that has all training rows in one place.
+
+        `lost` is how much worse the mean over clients is than that label's final one, and `gain` is how many times less
+        was sent by then than these rows, compressed: the communication gain of HDAFL (Yang, Beliard, Rossi 2020,
+        table 5).  Both are means over common seeds; megabytes are sent both ways.  Empty without such a label.
+        """
+        central = next((label for label, runs in self.by_label.items() if runs[0].gathered_bytes is not None), None)
+        rows, sign = list[dict[str, Any]](), 1 if self.higher_is_better else -1
+        if central is None:
+            return rows
+        for label in (label for label in self.labels if label != central):
+            points: dict[int, list[tuple[float, int, int]]] = {}
+            for run, base in (pairs := self._pairs(label, central)):
+                for point in run.curve if base.curve else ():
+                    lost = sign * (base.curve[-1]["mean"] - point["mean"])
+                    points.setdefault(point["version"], []).append((lost, point["bytes"], base.gathered_bytes or 0))
+            for version, seen in points.items():
+                lost, sent, gathered = (sum(numbers) / len(seen) for numbers in zip(*seen, strict=True))
+                if len(seen) == len(pairs) and sent:
+                    row = {"label": label, "rounds": version, "lost": lost, "mb": sent / 1e6, "gain": gathered / sent}
+                    rows.append(row | {"seeds": len(seen)})
+        return rows
+
     # ------------------------------------------------------------------------------------------------------- curves
 
     @checked

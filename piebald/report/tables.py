@@ -268,9 +268,9 @@ class History:
     def _curve_of(self, metric: str) -> list[Point]:
         # version 0 is the evaluation before the first step, which costs nothing
         costs: dict[int, tuple[int, float, float]] = {0: (0, 0.0, 0.0)}
-        total = 0
+        total = self.gathered_bytes or 0
         for row in self.rounds:
-            total += (row["bytes_down"] or 0) + (row["bytes_up"] or 0)
+            total += 0 if self.gathered_bytes else (row["bytes_down"] or 0) + (row["bytes_up"] or 0)
             costs[row["version"]] = (total, row["time"] or 0.0, row["wall"] or 0.0)
         counted = f"WHERE client IN ({', '.join(map(str, sorted(self.judged)))})" if self.held_out else ""
         means = f"SELECT version, avg(value) AS mean FROM ({_JUDGED}) {counted} GROUP BY version ORDER BY version"
@@ -482,8 +482,15 @@ class History:
     def judged(self) -> set[int]:
         """The clients whose scores count: those that are held out, else those that trained or are only for testing."""
         only_tested = (self.meta.get("split") or {}).get("test_only") or ()
+        if self.gathered_bytes is not None:  # all clients' rows are in one place
+            return set(self.per_client)
         named = {row["client"] for row in self.clients if row["name"] in (self.held_out or only_tested)}
         return named if self.held_out else self.trained | named
+
+    @property
+    def gathered_bytes(self) -> int | None:
+        """The bytes of all training rows, compressed, where these were sent to one place; else None."""
+        return self.meta.get("gathered_bytes")
 
     @property
     def division(self) -> str:
@@ -604,8 +611,8 @@ class History:
             "best": self.best,
             "unseen": mean([value for newcomer in self.newcomers if (value := _of_best(newcomer)) is not None]),
             "chosen": dict(Counter(str(choice["chosen"]) for choice in self.choices)) or None,
-            "bytes_down": sum(row["bytes_down"] or 0 for row in self.rounds),
-            "bytes_up": sum(row["bytes_up"] or 0 for row in self.rounds),
+            "bytes_down": 0 if self.gathered_bytes else sum(row["bytes_down"] or 0 for row in self.rounds),
+            "bytes_up": self.gathered_bytes or sum(row["bytes_up"] or 0 for row in self.rounds),
             "seconds": self.rounds[-1]["time"] or 0.0 if self.rounds else 0.0,
             "wall": self.rounds[-1]["wall"] or 0.0 if self.rounds else 0.0,
         }

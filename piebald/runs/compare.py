@@ -14,7 +14,7 @@ from piebald.contracts import Clients, HoldsRows
 from piebald.core.errors import SettingError, check_names
 from piebald.runs.run import resume, run
 from piebald.runs.finished_run import Run
-from piebald.data.clients.pooled_clients import PooledClients
+from piebald.data.clients.pooled_clients import rows_of_recipe
 from piebald.data.clients.sources import clients_of
 from piebald.data.partition.split_settings import division_of
 from piebald.runs.options import RunOptions
@@ -36,6 +36,7 @@ def compare(
     model: Model | Mapping[str, Model],
     *,
     on_all_rows: Sequence[str] = (),
+    pooled: Sequence[str] = (),
     seeds: Seeds = (0,),
     out: PathLike | None = None,
     progress: bool = False,
@@ -54,6 +55,9 @@ def compare(
             is a function of the seed, each seed has its own initial model, the same for all recipes that share it.
         on_all_rows: labels of recipes that need no validation rows and whose clients train on theirs as well, as FedAvg
             beside a recipe that holds some out; the clients' rows must be in memory.
+        pooled: labels of recipes that have all training rows in one place, where they were sent compressed: the
+            centralised model of `Comparison.against_pooled`; rows must be in memory, and no client has a model of its
+            own.
         seeds: each recipe runs once for each seed; they must differ.
         out: a folder for the run folders; finished runs in it are not repeated, interrupted ones are resumed.
         progress: show a progress bar for each run.
@@ -75,8 +79,8 @@ def compare(
         runs: list[History] = []
         for title, division in [(_title(division), division) for division in clients]:
             place = None if out is None else Path(out) / folder_name(title)
-            options_of_all = {"on_all_rows": on_all_rows, "seeds": seeds, "out": place, "progress": progress, **options}
-            runs += compare(methods, division, model, **options_of_all).runs
+            of_all = {"seeds": seeds, "out": place, "progress": progress, **options}
+            runs += compare(methods, division, model, on_all_rows=on_all_rows, pooled=pooled, **of_all).runs
         return Comparison(runs)
     names = inspect.signature(run).parameters.keys() - _OWN
     check_names("option of compare", options, names)
@@ -89,8 +93,8 @@ def compare(
         raise SettingError("two labels would share a run folder: choose labels that differ in letters or digits")
     if out is not None and (Path(out) / DATABASE).exists():
         raise SettingError(f"{out} holds a run, and a comparison has a folder for each of its own: choose another folder")
-    check_names("recipe of this comparison", on_all_rows, methods)
-    planned = list(_planned(methods, clients, _models(model, methods), on_all_rows, seeds, out))
+    check_names("recipe of this comparison", [*on_all_rows, *pooled], methods)
+    planned = list(_planned(methods, clients, _models(model, methods), on_all_rows, pooled, seeds, out))
     for run_plan in planned:
         run_plan.check(options)
     return Comparison([run_plan.made(options, progress) for run_plan in planned])
@@ -145,6 +149,7 @@ def _planned(
     clients: Any,
     models: Mapping[str, Model],
     on_all_rows: Sequence[str],
+    pooled: Sequence[str],
     seeds: Sequence[int],
     out: Path | str | None,
 ) -> Iterator[_Planned]:
@@ -155,14 +160,8 @@ def _planned(
         assert federation is not None
         for label, recipe in methods.items():
             folder = None if out is None else Path(out) / folder_name(label) / f"seed-{seed}"
-            own = _on_all_rows(federation) if label in on_all_rows else federation
+            own = rows_of_recipe(federation, label in on_all_rows, label in pooled)
             yield _Planned(label, recipe, own, models[label], seed, folder)
-
-
-def _on_all_rows(clients: Clients) -> PooledClients:
-    if not isinstance(clients, PooledClients):
-        raise SettingError("clients train on their validation rows (validation = false) only where rows are in memory")
-    return clients.on_all_rows()
 
 
 def _by_label(methods: Mapping[str, Recipe | str] | Sequence[Recipe | str]) -> Mapping[str, Recipe]:

@@ -30,6 +30,7 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.machine import existing_objects_frozen, machine
 from piebald.core.parameters import Layout, frozen_digest
+from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.clients.prepared import SitesPrepared, in_own_unit, preparation_of
 from piebald.data.clients.sites import RecordedClients
 from piebald.data.clients.sources import clients_of
@@ -123,7 +124,15 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     untrained = [] if division is None else division.untrained(federation.names)
     trained = [client for client in range(len(federation)) if client not in untrained] if untrained else None
     training = federation if trained is None else ClientSubset(federation, trained)
+    gathered = all_clients.gathered_bytes if isinstance(all_clients, PooledClients) else None
+    if gathered is not None and (unseen is not None or untrained):
+        raise SettingError("all training rows in one place (pooled = true) are those of all clients: hold none out")
     work, adapted = _work(recipe, federation, model, options)
+    if gathered is not None and work.layout.private:
+        raise SettingError(
+            "all training rows in one place (pooled = true) give all clients one model, and this recipe leaves parts at "
+            "clients: choose one without, such as 'fedavg'"
+        )
     if options.evaluate_split == "train" and work.protection is not None:
         raise SettingError(
             f"scores on training rows tell what {work.protection} hides, and no privacy budget counts them: evaluate "
@@ -160,6 +169,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     meta["rows"] = row_form(_whole_rows(federation))
     meta["split"] = None if division is None else division.model_dump(exclude_defaults=True)
     meta["division"] = "" if division is None else division.title
+    meta["gathered_bytes"] = gathered
     plan = PreparedRun(
         adapted, federation, work, runtime, measuring, rounds, stop, check, options.checkpoint_every, meta,
         Spending(recipe, [training.size(client, "train") or 0 for client in range(len(training))], runtime.simulates),

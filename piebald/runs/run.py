@@ -468,5 +468,5 @@ def _rebuilt(
         )
     from piebald.experiments.file import ExperimentSettings
 
-    plan = ExperimentSettings.of_table(meta["settings"], f"the settings in {path}", author).plan()
-    return (plan.clients if clients is None else clients), (plan.model_of(meta["label"]) if model is None else model)
+    plan, label = ExperimentSettings.of_table(meta["settings"], f"the settings in {path}", author).plan(), meta["label"]
+    return (plan.clients_of(label) if clients is None else clients), (plan.model_of(label) if model is None else model)

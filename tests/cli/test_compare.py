@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
 from pathlib import Path
@@ -48,6 +49,25 @@ def test_a_file_gives_recipes_models_and_names_them_in_errors(command: Command, 
         assert history.meta["parameters"] == 64 * 8 + 8 + 8 * 10 + 10
     assert command("resume", "out/local/seed-0", "--quiet")[0] == 0  # rebuilds the recipe's own model
     assert command("run", "own.toml", "--set", "recipe.name=fedavg", "--set", "recipe.model=mlp")[0] == 2
+
+
+def test_a_recipe_may_have_all_rows_in_one_place_and_resumes_with_them(command: Command, tmp_path: Path) -> None:
+    """Before, a run of a recipe on all rows went on from its folder with its clients' training rows alone."""
+    rows = FILE.replace("limit = 90", "limit = 90, validation = 0.2")
+    (tmp_path / "own.toml").write_text(f'{rows}validation = false\n[[recipes]]\nname = "fedavg"\npooled = true\n')
+    said = command("compare", "own.toml", "--out", "out")
+    assert said.code == 0, said.err
+    assert "training rows, which train nothing" not in said.err
+    head, *lines = said.out.split("times less sent\n")[1].splitlines()[:2]
+    assert head.split() == ["label", "rounds", "lost", "MB", "gain"]
+    assert re.fullmatch(r"it's +1 +[-+]\d+\.\d +0\.0156 +0\.\d+ *", lines[0])  # 650 numbers, three clients, both ways
+    told = json.loads(command("compare", "own.toml", "--out", "out", "--json").out)
+    assert [(row["label"], row["rounds"]) for row in told["against_pooled"]] == [("it's", 1)]
+    for label, rows_of_clients in (("it-s", [24, 24, 24]), ("fedavg", [54, 0, 0])):
+        folder = tmp_path / "out" / label / "seed-0"
+        assert command("resume", folder, "--rounds", "2", "--quiet")[0] == 0
+        with History(folder) as history:
+            assert [row["examples"] for row in history.results if row["kind"] == "train"] == 2 * rows_of_clients
 
 
 def test_a_comparison_fits_80_columns_and_wide_has_all(command: Command, tmp_path: Path) -> None:

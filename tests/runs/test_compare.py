@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import piebald
+from piebald.contracts import Rows
 from piebald.core.errors import SettingError
+from piebald.data.partition import Lists, PooledClients
 
 HERE = {"kind": "simulator", "engine": "sequential"}
 
@@ -109,6 +113,98 @@ def test_a_recipe_without_need_of_validation_rows_trains_on_them(tmp_path: Path)
         rows = {*clients.indices(client, "train").tolist(), *clients.indices(client, "validation").tolist()}
         assert set(both.indices(client, "train").tolist()) == rows
         assert both.counts(client, "train") == np.bincount(clients.y[sorted(rows)], minlength=10).tolist()
+
+
+def _two_of_twenty_rows(**more: Any) -> PooledClients:
+    """Two clients with ten rows of three classes each; inputs take two values."""
+    places, row = np.arange(10), np.arange(20)
+    parts = {"train": Lists.of(places // 5, 2, places), "test": Lists.of(places // 5, 2, places + 10)}
+    x = torch.from_numpy((np.outer(row, [1, 2, 3, 5]) % 7 < 3).astype("float32"))
+    return PooledClients(x, torch.from_numpy(row % 3), parts, names=["ann", "bob"], classes=["x", "y", "z"], **more)
+
+
+def test_communication_gain_is_bytes_of_all_rows_over_bytes_sent() -> None:
+    """Table 5 of HDAFL's paper, by hand: 25 shared and 18 private numbers of 4 bytes, two clients, two rounds."""
+    clients, options = _two_of_twenty_rows(), {"runtime": HERE, "rounds": 2, "seeds": (0, 1), "pooled": ["centre"]}
+    made = piebald.compare({"centre": "fedavg", "fedavg": "fedavg", "hdafl": "hdafl"}, clients, network, **options)
+    rows = sum(len(zlib.compress(part.tobytes())) for part in (clients.x[:10].numpy(), np.arange(10) % 3))
+    sent = {
+        ("fedavg", 1): 2 * 2 * 43 * 4, ("fedavg", 2): 2 * 2 * 2 * 43 * 4,
+        ("hdafl", 1): 2 * (43 + 25) * 4,  # the first model has a classifier to begin with
+        ("hdafl", 2): 2 * (43 + 3 * 25) * 4,
+    }  # fmt: skip
+    told = made.against_pooled()
+    assert {(row["label"], row["rounds"]): 1e6 * row["mb"] for row in told} == sent
+    assert [row["gain"] for row in told] == [rows / (1e6 * row["mb"]) for row in told]
+    assert {run.gathered_bytes for run in made.by_label["centre"]} == {rows}
+    [central] = [row for row in made.summary() if row["label"] == "centre"]
+    assert (central["mb_up"], central["mb_down"], central["untrained"]) == (rows / 1e6, 0, 0)
+    assert [point["bytes"] for point in made.by_label["centre"][0].curve] == [0, rows, rows]
+    for row in told:
+        runs = zip(made.by_label["centre"], made.by_label[row["label"]], strict=True)
+        lost = [centre.curve[-1]["mean"] - run.curve[row["rounds"]]["mean"] for centre, run in runs]
+        assert row["lost"] == sum(lost) / 2
+        assert row["seeds"] == 2
+
+
+def test_rows_in_one_place_train_the_model_of_one_client_that_has_them() -> None:
+    clients = _two_of_twenty_rows()
+    gathered = clients.in_one_place()
+    assert [gathered.size(client, "train") for client in range(2)] == [10, 0]
+    assert gathered.counts(0, "train") == [4, 3, 3]
+    assert gathered.lists("test") is clients.lists("test")
+    assert clients.gathered_bytes is None
+    alone = PooledClients(clients.x, clients.y, {"train": Lists(np.arange(10), np.array([0, 10]))}, classes=list("xyz"))
+    kept = {"rounds": 2, "runtime": HERE}
+    made = piebald.run("fedavg", gathered, network, **kept)
+    same = piebald.run("fedavg", alone, network, evaluate_every=0, **kept).model()
+    assert all(torch.equal(*pair) for pair in zip(made.model().parameters(), same.parameters(), strict=True))
+    assert {row["client"]: row["examples"] for row in made.results} == {0: 10, 1: 0}
+    assert len(made.per_client) == len(made.judged) == 2
+
+
+def test_rows_are_sent_as_places_among_few_values_where_that_is_less() -> None:
+    """As packet sizes and pictures are: seven different numbers take a byte each before they are compressed."""
+    draw = np.random.default_rng(0)
+    places = draw.integers(7, size=(400, 9))
+    values = np.sort(draw.random(7, dtype="float32"))
+    pictures, targets = draw.integers(256, size=(400, 9), dtype="uint8"), draw.random(400, dtype="float32")
+    inputs = {"sizes": torch.from_numpy(values[places]), "pictures": torch.from_numpy(pictures)}
+    parts = {"train": Lists(np.arange(400), np.array([0, 100, 400]))}
+    gathered = PooledClients(inputs, torch.from_numpy(targets), parts).in_one_place().gathered_bytes
+    sent = [values, places.astype("uint8"), pictures, targets]
+    assert gathered == sum(len(zlib.compress(part.tobytes())) for part in sent)
+    assert len(zlib.compress(values[places].tobytes())) > sum(len(zlib.compress(part.tobytes())) for part in sent[:2])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more", "options", "message"),
+    [
+        ("local", {}, {}, "give all clients one model, and this recipe leaves parts at clients: choose"),
+        ("hdafl", {}, {}, "give all clients one model"),
+        ("fedavg", {}, {"unseen": 1}, "are those of all clients: hold none out"),
+        ("fedavg", {"lacking": {1: frozenset({"x"})}}, {}, "needs clients that all have the same inputs"),
+    ],
+    ids=str,
+)
+def test_rows_in_one_place_are_refused_where_clients_differ(recipe: str, more: Any, options: Any, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        piebald.compare([recipe], _two_of_twenty_rows(**more), network, pooled=[recipe], runtime=HERE, **options)
+
+
+def test_only_rows_in_memory_are_brought_to_one_place(clients: Any) -> None:
+    class Elsewhere:
+        names, classes, common = clients.names, clients.classes, None
+        size, counts = clients.size, clients.counts
+
+        def __len__(self) -> int:
+            return 2
+
+        def rows(self, client: int, split: Any) -> Rows:
+            return clients.rows(client, split)
+
+    with pytest.raises(SettingError, match=r"all rows are in one place \(pooled = true\) only where rows are in memory"):
+        piebald.compare(["fedavg"], Elsewhere(), network, pooled=["fedavg"], runtime=HERE)
 
 
 def test_only_recipes_of_the_comparison_train_on_all_rows(clients: Any) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from piebald.contracts import Rows, Split
+from piebald.contracts import Clients, Rows, Split
 from piebald.contracts.data import without_inputs
 from piebald.core import pytree
 from piebald.core.arguments import checked, checked_class
@@ -48,7 +50,12 @@ class PooledClients:
         columns: how inputs are columns of a table that is to be prepared.
         division: how each client's rows are divided, where settings say it.
         lacking: the names of inputs that a client, by number, lacks; its rows of the pool have anything there.
+
+    Attributes:
+        gathered_bytes: of the training rows that were sent to one place, see `in_one_place`; else None.
     """
+
+    gathered_bytes: int | None = None
 
     def __init__(
         self,
@@ -125,11 +132,29 @@ class PooledClients:
 
     def on_all_rows(self) -> Self:
         """The same clients, which train on their validation rows as well and hold none out."""
-        train, held, clients = self.lists("train"), self.lists("validation"), copy.copy(self)
+        train, held = self.lists("train"), self.lists("validation")
         owner, rows = (np.concatenate(both) for both in ((train.clients, held.clients), (train.values, held.values)))
         none = Lists.of(np.zeros(0, dtype=np.int64), len(self))
-        clients._parts = {"train": Lists.of(owner, len(self), rows), "validation": none, "test": self.lists("test")}
-        clients._tables = {}
+        return self._with_parts(train=Lists.of(owner, len(self), rows), validation=none)
+
+    def in_one_place(self) -> Self:
+        """The same clients, whose training rows the first one has, compressed on the way there; all test on their own.
+
+        `gathered_bytes` counts the targets as well, and each leaf as it is stored or as the places of its numbers in a
+        list of those that differ, whichever is less.
+        """
+        if self._lacking:
+            raise SettingError("pooled = true needs clients that all have the same inputs, and some lack one")
+        rows = self.lists("train").values
+        clients = self._with_parts(train=Lists.of(np.zeros_like(rows), len(self), rows))
+        places = torch.from_numpy(rows)
+        leaves = [leaf for tree in (self._stored, self._y) for leaf in pytree.leaves(pytree.take(tree, places))]
+        clients.gathered_bytes = sum(map(_compressed_bytes, leaves))
+        return clients
+
+    def _with_parts(self, **parts: Lists) -> Self:
+        clients = copy.copy(self)
+        clients._parts, clients._tables = {**self._parts, **parts}, {}  # type: ignore[dict-item]
         return clients
 
     def in_memory(self) -> bool:
@@ -196,3 +221,34 @@ class PooledClients:
     def _gather(self, index: Ints) -> Rows:
         places = torch.from_numpy(index)
         return Rows(floats(pytree.take(self._stored, places)), pytree.take(self._y, places))
+
+
+def _compressed_bytes(numbers: Tensor) -> int:
+    array = np.ascontiguousarray(numbers.numpy())
+    forms = [[array]]
+    if array.itemsize > 1:
+        values, places = np.unique(array, return_inverse=True)
+        forms.append([values, places.astype(np.min_scalar_type(len(values)))])
+    return min(sum(len(zlib.compress(part.tobytes())) for part in form) for form in forms)
+
+
+def rows_of_recipe(clients: Clients, on_all_rows: bool, pooled: bool) -> Clients:
+    """Return the clients as one recipe of a comparison has them.
+
+    Args:
+        clients: those of all recipes.
+        on_all_rows: whether they train on their validation rows as well.
+        pooled: whether all training rows are in one place.
+
+    Raises:
+        SettingError: their rows are elsewhere, or are changed when they are read.
+    """
+    if not on_all_rows and not pooled:
+        return clients
+    if not isinstance(clients, PooledClients):
+        raise SettingError(
+            "clients train on their validation rows (validation = false) or all rows are in one place (pooled = true) "
+            "only where rows are in memory, as the model reads them"
+        )
+    clients = clients.on_all_rows() if on_all_rows else clients
+    return clients.in_one_place() if pooled else clients

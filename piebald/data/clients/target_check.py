@@ -70,9 +70,10 @@ def tell_of_lacking_rows(
     """
     auc = judged is not None and any(isinstance(metric, Auc) for metric in objective.metrics.values())
     lacking, lone = dict[str, list[str]](), list[str]()
+    gathered = isinstance(clients, PooledClients) and clients.gathered_bytes is not None
     for client in range(min(len(clients), _MOST_NAMED)):
         name, size = str(clients.names[client]), clients.size(client, "train")
-        if size == 0:
+        if size == 0 and not gathered:
             lacking.setdefault("no training rows, which train nothing", []).append(name)
         elif (size == 1 or batch_of(client) == 1) and mixes(client):
             lone.append(name)

@@ -67,8 +67,8 @@ def _details(history: History) -> Iterator[str]:
         yield "- Settings: " + ", ".join(f"{name} = {json.dumps(value)}" for name, value in fields.items()) + "."
     if classes := meta.get("classes"):
         yield f"- Classes, in the order of the outputs: {', '.join(printable(str(name)) for name in classes)}."
-    sent = sum((row["bytes_down"] or 0) + (row["bytes_up"] or 0) for row in history.rounds)
-    yield f"- Traffic: {megabytes(sent / 1e6)} MB, both ways."
+    figures = history.final
+    yield f"- Traffic: {megabytes((figures['bytes_down'] + figures['bytes_up']) / 1e6)} MB, both ways."
     versions = ", ".join(f"{name} {meta.get(name)}" for name in ("piebald", "torch", "python"))
     yield f"- Seed {history.seed}; {versions}."
     yield ""
