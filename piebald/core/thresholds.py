@@ -118,3 +118,14 @@ def checked_criterion(criterion: str, pooled: bool = False) -> str:
 def is_pooled(criterion: str) -> bool:
     """Return whether a criterion is for one threshold for all clients."""
     return criterion.startswith(_POOLED)
+
+
+def best_on_validation(criterion: str, owner: str) -> str:
+    """Return in words how a threshold was chosen.
+
+    Examples:
+        >>> best_on_validation("f1", "the site"), best_on_validation("pooled f1", "the site")
+        ('the best for f1 on the validation rows of the site', 'the best for f1 on the validation rows of all clients')
+    """
+    whose = "all clients" if is_pooled(criterion) else owner
+    return f"the best for {criterion.removeprefix(_POOLED)} on the validation rows of {whose}"

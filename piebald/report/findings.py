@@ -19,7 +19,7 @@ from piebald.report.comparison import Comparison
 from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.page.wording import MetricFormat, count, is_significant, megabytes, names, plural
 from piebald.report.paired import FULL_VOTE, Scores, difference, ranking
-from piebald.report.row_noise import imbalance, row_difference
+from piebald.report.row_noise import answer_names, imbalance, row_difference
 from piebald.report.tables import History, mean
 from piebald.report.verdict import not_clearly_behind
 
@@ -112,6 +112,7 @@ def notes(comparison: Comparison) -> list[str]:
     sentences = [
         comparison.verdict.meaning() if comparison.verdict else "",
         without_rows(comparison),
+        without_answer_of_all(comparison),
         partly_scored(comparison),
         imbalance(comparison.runs),
         at_thresholds(comparison),
@@ -157,6 +158,17 @@ def without_rows(comparison: Comparison) -> str:
     return (
         f"What other rows of these clients would change is not known of {MetricFormat(comparison.metric).name}: "
         f"{names(sorted(lacking))} {have} no standard error of it, as it takes more rows, or the site tells none."
+    )
+
+
+def without_answer_of_all(comparison: Comparison) -> str:
+    """A sentence where sites tell too little for the constant answer of all clients; empty where it is there."""
+    *_, of_all = answer_names(comparison.runs[0])
+    here = any(table.rows for table in comparison.naive.values())
+    if here or not comparison.naive or of_all in comparison.naive or len(answer_names(comparison.runs[0])) < 2:
+        return ""
+    return (
+        f"Always {of_all} is not compared: what sites tell of their training rows ('training_totals') does not give it."
     )
 
 

@@ -235,8 +235,10 @@ def answers(runs: list[History], scores_of: Callable[[list[History], str], Score
 
 def answer_names(run: History) -> dict[str, str]:
     """The answers that need no model by their names in words: how the run folder calls them."""
-    name = _NAMES.get(_ANSWERS.get(str(run.meta.get("objective")), ""), "the most frequent class")
-    return {name: "naive", f"all clients' {name.removeprefix('the ')}": "naive_of_all"}
+    answer = _ANSWERS.get(str(run.meta.get("objective")), "")
+    name = _NAMES.get(answer, "the most frequent class")
+    of_all = {} if answer == "equal" else {f"all clients' {name.removeprefix('the ')}": "naive_of_all"}
+    return {name: "naive", **of_all}
 
 
 def balanced(matrix: Counts) -> float | None:

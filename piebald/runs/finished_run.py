@@ -34,7 +34,7 @@ from piebald.storage.run_folder import read_chosen_model, read_fitted, write_fit
 from piebald.storage.store import RunStore
 from piebald.report.page.wording import names
 from piebald.report.tables import History
-from piebald.core.thresholds import METRICS, best_threshold, checked_criterion, is_pooled, rates
+from piebald.core.thresholds import METRICS, best_on_validation, best_threshold, checked_criterion, is_pooled, rates
 from piebald.models.prediction import HOTTEST, OutputMeaning, Predictor, RawInputs
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.serve_stack import personal_model
@@ -186,8 +186,7 @@ class Run(History):
             if cluster is not None:
                 raise SettingError("threshold is chosen for the global model or that of a client: leave cluster out")
             checked_text = checked_criterion(threshold, pooled)
-            whose = "all clients" if number is None or is_pooled(checked_text) else self.client_names[number]
-            criterion = f"the best for {checked_text.removeprefix('pooled ')} on the validation rows of {whose}"
+            criterion = best_on_validation(checked_text, "all clients" if number is None else self.client_names[number])
             chosen = self.threshold(threshold, number, pooled=pooled)
             predictor = replace(predictor, threshold=chosen, criterion=criterion)
         if not calibrate:
@@ -246,15 +245,14 @@ class Run(History):
     def usual_criterion(self, client: int | str | None = None, cluster: int | None = None) -> str | None:
         """Return the criterion of the run's own thresholds (`threshold` of `run`), by which predictions name the class.
 
-        None where the run has none, the model has no threshold by it, or rows are at sites, which keep thresholds.
+        None where the run has none, the model has no threshold by it, or sites keep their thresholds.
 
         Args:
             client, cluster: whose model, see `predictor`.
         """
         criterion = self.meta.get("threshold")
         number = None if client is None else self._number_of_model(client)
-        at_sites = isinstance(self._clients, RowsAtSites) and self._clients.elsewhere
-        if criterion is None or cluster is not None or at_sites or (number is None and self.work.layout.private):
+        if criterion is None or cluster is not None or (number is None and self.work.layout.private):
             return None
         try:
             chosen = self._threshold(checked_criterion(criterion), number)
@@ -305,6 +303,12 @@ class Run(History):
         stored = None if self.path is None else read_fitted(self.path, self._version, name)
         if stored is not None and 0 < stored < 1:
             return stored
+        stated = self.meta.get("threshold")
+        if pooled and stated is not None and criterion == checked_criterion(stated):
+            # of all clients' models, which are the global one where nobody has another
+            of_all = self.naive("at_threshold", "threshold")
+            if of_all and (number is not None or not self.has_personal_models):
+                return next(iter(of_all.values()))
         judged = range(len(self._clients)) if number is None or pooled else [number]
         parts = [self._leads(place, "validation", by_global=number is None) for place in judged]
         leads, positive = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))

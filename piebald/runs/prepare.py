@@ -58,7 +58,7 @@ from piebald.runs.adaptation.held_out import ClientSubset
 from piebald.runs.options import RunOptions, models_without_inputs
 from piebald.runtimes.base import RuntimeSettings
 from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
-from piebald.server.evaluation import class_query, row_query, threshold_query
+from piebald.server.evaluation import class_query, row_query, threshold_query, totals_query
 from piebald.settings.plugins import needed_by, objective_named
 from piebald.version import __version__
 
@@ -233,7 +233,8 @@ def _measuring(
     count = class_query(options.per_class, work, clients, options.evaluate_split, clients_asked, runtime.simulates)
     rows = row_query(work, clients, options.evaluate_split, clients_asked, runtime.simulates)
     thresholds = threshold_query(options.threshold, work, clients, options.evaluate_split, clients_asked)
-    return EvaluationPlan(query, interval, options.evaluate_clients, common, higher, validate, count, rows, thresholds)
+    asked = (query, interval, options.evaluate_clients, common, higher, validate, count, rows, totals_query(rows, work))
+    return EvaluationPlan(*asked, thresholds)
 
 
 def _meta(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from piebald.contracts import SERVER_ID, Clients, Personalizes, Query, Result, Split
@@ -14,9 +16,18 @@ from piebald.core.errors import SettingError
 from piebald.core.randomness import select
 from piebald.core.thresholds import checked_criterion, is_pooled
 from piebald.methods.client_work import ClientWork
-from piebald.methods.queries.row_scores import NO_VALUE, Naive, NaiveScores, RowScores
+from piebald.methods.queries.row_scores import (
+    NO_VALUE,
+    Naive,
+    NaiveScores,
+    RowScores,
+    TrainingTotals,
+    constant,
+    constant_of,
+    known_targets,
+)
 from piebald.methods.queries.scores import Confusion, counted
-from piebald.methods.queries.threshold_scores import ThresholdCounts, ThresholdScores, pooled_scores
+from piebald.methods.queries.threshold_scores import AT_THRESHOLD, ThresholdCounts, ThresholdScores
 from piebald.server.cluster_models import ClusterModels
 from piebald.server.cluster_state import ClusterModel, ModelSnapshot
 from piebald.server.records import TableRow
@@ -40,6 +51,8 @@ class EvaluationPlan:
         higher: whether more is better of the score that matters, the first one that clients give.
         count: what clients are asked about right and wrong answers by class, None for nothing.
         rows: what they are asked about single rows and constant answers, None for nothing.
+        totals: what sites are asked about their training rows for the constant answer of all, None for nothing.
+        thresholds: what is asked about scores at thresholds, None for nothing.
         validate: the query that decides which version is the best, None where the last one is kept.
     """
 
@@ -51,12 +64,13 @@ class EvaluationPlan:
     validate: Query | None = None
     count: Confusion | None = None
     rows: RowScores | None = None
-    thresholds: ThresholdScores | ThresholdCounts | None = None
+    totals: TrainingTotals | None = None
+    thresholds: ThresholdScores | None = None
 
     @property
     def asked(self) -> list[Query]:
         """All that clients may be asked."""
-        queries = (self.query, self.validate, self.count, self.rows, self.thresholds) if self.every else ()
+        queries = (self.query, self.validate, self.count, self.rows, self.totals, self.thresholds) if self.every else ()
         return [query for query in queries if query is not None and query.asked_of != "itself"]
 
     def is_due(self, version: int, rounds: int | None, last: bool) -> bool:
@@ -76,9 +90,22 @@ class EvaluationPlan:
         queries = [query for query in (self.count, self.thresholds) if query is not None]
         return [(client, query) for query in queries for client in self._evaluated_clients(known, seed)]
 
-    def row_scoring(self, known: int, seed: int) -> list[tuple[int, Query]]:
-        """The same clients, each with the query about single rows; none where nothing is asked."""
-        return [] if self.rows is None else [(client, self.rows) for client in self._evaluated_clients(known, seed)]
+    def scoring_at(self, answers: Sequence[Result], known: int, seed: int) -> list[tuple[int, Query]]:
+        """The same clients, each with the query about scores at the threshold of all, which follows from `answers`."""
+        first = self.thresholds
+        if not isinstance(first, ThresholdCounts):
+            return []
+        second = first.with_threshold([x.update for x in answers if x.update is not None and x.task.query == first])
+        return [] if second is None else [(client, second) for client in self._evaluated_clients(known, seed)]
+
+    def row_scoring(self, of_all: Sequence[float], known: int, seed: int) -> list[tuple[int, Query]]:
+        """The same clients, each with the query about single rows; none where nothing is asked.
+
+        Args:
+            of_all: the outputs of the constant answer of all sites, empty where it is not known.
+        """
+        query = self.rows.model_copy(update={"of_all": tuple(of_all)}) if self.rows and of_all else self.rows
+        return [] if query is None else [(client, query) for client in self._evaluated_clients(known, seed)]
 
     def _evaluated_clients(self, total: int, seed: int) -> Sequence[int]:
         return range(total) if self.clients is None else select(range(total), self.clients, "measure", seed)
@@ -226,44 +253,52 @@ def row_query(work: ClientWork, clients: Clients, split: Split, asked: int, simu
         naive = "median" if "absolute_error" in objective.metrics else "mean"
     elif objective.name in ("multilabel", "survival"):
         naive = "labels" if objective.name == "multilabel" else "equal"
-    if not simulates:
-        return NaiveScores(split=split, rows=main is not None, naive=naive) if naive or main is not None else None
-    counts = [clients.counts(client, "train") for client in range(len(clients))] if naive == "classes" else []
-    of_all = tuple(map(sum, zip(*[row for row in counts if row], strict=True))) if None not in counts else ()
-    asked_of_rows = main is not None or naive is not None
-    return RowScores(split=split, rows=main is not None, naive=naive, of_all=of_all) if asked_of_rows else None
+    if naive is None and main is None:
+        return None
+    kind, of_all = (RowScores, _of_all(clients, naive)) if simulates else (NaiveScores, ())
+    return kind(split=split, rows=main is not None, naive=naive, of_all=of_all)
+
+
+def _of_all(clients: Clients, naive: Naive | None) -> tuple[float, ...]:
+    """The outputs of the constant answer from all clients' training rows, which are on this machine; empty for none."""
+    if naive == "classes":
+        counts = [clients.counts(client, "train") for client in range(len(clients))]
+        sums = [*map(sum, zip(*[row for row in counts if row], strict=True))] if None not in counts else []
+        return tuple(constant(naive, torch.tensor(sums).double()).tolist())
+    if naive in (None, "equal") or len(clients) > MOST_CLIENTS:
+        return ()
+    targets = [known_targets(clients.rows(client, "train")) for client in range(len(clients))]
+    return tuple(constant_of(naive, torch.cat([values for values in targets if len(values)])).tolist())
+
+
+def totals_query(rows: RowScores | None, work: ClientWork) -> TrainingTotals | None:
+    """The query about the training rows of sites, None where no constant answer of all follows from their totals."""
+    asked = rows.naive if isinstance(rows, NaiveScores) else None
+    # there is no order of several numbers
+    several = asked == "median" and math.prod(work.outputs) > 1
+    return None if asked in (None, "equal") or several else TrainingTotals.of(asked)
 
 
 def rows_of_scores(answers: Sequence[Result], version: int, work: ClientWork) -> list[TableRow]:
     """Answers to the query as rows of the table `row_score`."""
-    rows, pooled = list[TableRow](), _pooled(answers)
+    rows = list[TableRow]()
     for answer in answers:
-        if answer.update is None or not isinstance(answer.task.query, RowScores | ThresholdScores | ThresholdCounts):
-            continue
         update, query = answer.update, answer.task.query
-        if isinstance(query, ThresholdCounts):
-            update = replace(update, metrics=pooled.get(answer.task.client, {}), vectors={})
+        if update is None or not isinstance(query, RowScores | ThresholdScores):
+            continue
         about = {"version": version, "client": answer.task.client, "split": query.split}
-        for name, value in update.metrics.items():
+        scores = dict(update.metrics)
+        if isinstance(query, ThresholdCounts) and query.chosen is not None:
+            scores[f"{AT_THRESHOLD}/threshold"] = query.chosen
+        for name, value in scores.items():
             model, _, metric = name.partition("/")
             rows.append(about | {"model": model, "metric": metric, "value": value})
-        for model, vector in update.vectors.items():
+        for model, vector in update.vectors.items() if isinstance(query, RowScores) else ():
             values = vector[vector != NO_VALUE]
             if len(values):
                 row = about | {"model": model, "metric": work.objective.metric, "row_values": values.tolist()}
                 rows.append(row | {"value": float(values.double().mean())})
     return rows
-
-
-def _pooled(answers: Sequence[Result]) -> dict[int, dict[str, float]]:
-    """The scores of each client at one threshold for all; empty where none was asked for."""
-    asked = [answer.task.query for answer in answers if isinstance(answer.task.query, ThresholdCounts)]
-    counts = {
-        answer.task.client: answer.update
-        for answer in answers
-        if answer.update is not None and isinstance(answer.task.query, ThresholdCounts)
-    }
-    return pooled_scores(counts, asked[0].criterion) if counts else {}
 
 
 def confusion_rows(answers: Sequence[Result], version: int, work: ClientWork) -> list[TableRow]:

@@ -395,12 +395,25 @@ class ServerLoop:
 
     def _count_classes(self) -> None:
         """Ask for answers by class, at thresholds and row by row, of the models that the run may end with."""
-        answers = self.ask_for_report(self.evaluation.counting(self.known, self.work.seed))
+        plan, known, seed = self.evaluation, self.known, self.work.seed
+        answers = self.ask_for_report(plan.counting(known, seed))
         self.recorder.confusion(confusion_rows(answers, self.version, self.work))
-        asked = [self._asking(*request) for request in self.evaluation.row_scoring(self.known, self.work.seed)]
+        answers += self.ask_for_report(plan.scoring_at(answers, known, seed))
         # an extra for the report: where targets or metrics are of an unknown kind the run goes on without it
-        singles, _ = self._queries.usable_answers(asked)
+        scoring = plan.row_scoring(self._answer_of_all(), known, seed)
+        singles, _ = self._queries.usable_answers([self._asking(*request) for request in scoring])
         self.recorder.row_scores(rows_of_scores([*answers, *singles], self.version, self.work))
+
+    def _answer_of_all(self) -> Sequence[float]:
+        """The outputs of the constant answer of all sites; empty where one of them does not tell its totals."""
+        query, outputs = self.evaluation.totals, tuple[float, ...]()
+        while query is not None:
+            told, _ = self._queries.usable_answers([self._asking(client, query) for client in range(self.known)])
+            answers = [result.update for result in told if result.update is not None]
+            if len(answers) < self.known:
+                return ()
+            outputs, query = query.outputs(answers), query.closer(answers)
+        return outputs
 
     def ask_for_report(self, requests: Sequence[tuple[int, Query]]) -> list[Result]:
         """The usable answers of clients to queries about their own clusters' models; why others fail is recorded."""

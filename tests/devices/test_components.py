@@ -21,7 +21,7 @@ from piebald.engines.stack import PRIVATE, ClientStack, StackResult
 from piebald.methods.choice import BestForEach, KnnPer
 from piebald.methods.client_work import ClientWork
 from piebald.methods.queries.batch_norms import BatchStatistics
-from piebald.methods.queries.row_scores import NaiveScores, RowScores
+from piebald.methods.queries.row_scores import NaiveScores, RowScores, TrainingTotals
 from piebald.methods.queries.scores import Confusion, Evaluate, Validate
 from piebald.methods.queries.server_rows import RootLoss, RootTraining
 from piebald.methods.queries.threshold_scores import ThresholdCounts, ThresholdScores
@@ -119,7 +119,7 @@ def test_components_compute_there_what_they_compute_on_the_cpu(case: str) -> Non
 ASKED_SUMS: dict[str, Any] = {"bounds": ((-1.0, 1.0),) * 6, "bins": 3, "classes": 4}
 QUERIES: list[Query] = [
     Evaluate(), Confusion(classes=4), RowScores(naive="classes", of_all=(1, 2, 3, 4)),
-    NaiveScores(naive="classes"), ThresholdScores(criterion="f1"),
+    NaiveScores(naive="classes"), TrainingTotals.of("classes"), ThresholdScores(criterion="f1"),
     ThresholdCounts(criterion="pooled f1"), Validate(), Validate(classes=4), StatisticsQuery(),
     RootLoss(), RootTraining(),
     StatisticsQuery(keys=((0, 1),) * 7), BestForEach(tasks=("0",), passes=(1,), classes=4), KnnPer(classes=4),

@@ -19,8 +19,9 @@ from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.client_work import ClientWork
 from piebald.methods.queries import Confusion, Evaluate
-from piebald.methods.queries.row_scores import NaiveScores
+from piebald.methods.queries.row_scores import NaiveScores, TrainingTotals
 from piebald.methods.queries.scores import Validate
+from piebald.methods.queries.threshold_scores import ThresholdCounts
 from piebald.methods.training import Sgd
 from piebald.privacy.ledger import OverBudget, TrainingLedger
 from piebald.runs.options import RunOptions
@@ -122,6 +123,34 @@ def test_a_site_says_how_its_most_frequent_class_scores_and_nothing_of_single_ro
     assert hiding is not None
     assert sorted(hiding.metrics) == ["naive/accuracy"]  # with noise, and nothing without
     assert hiding.metrics != {"naive/accuracy": answer.metrics["naive/accuracy"]}
+
+
+def test_a_site_tells_the_rows_of_each_class_and_with_noise_where_it_hides_rows() -> None:
+    query, plan = TrainingTotals.of("classes"), prepared({"name": "fedavg"})
+    task = Task(1, 0, 0, {"model": plan.work.initial[: plan.work.layout.shared]}, query)
+    runners = [
+        TaskRunner(SiteClient(plan.work, plan.clients, 0), policy, "cpu") for policy in (Policy(), Policy(least_rows=2))
+    ]
+    (answer, *_), (hiding, *_) = (runner.serve(task, None) for runner in runners)
+    held = torch.bincount(plan.clients.rows(0, "train").y, minlength=10)
+    assert answer is not None
+    assert answer.vectors["totals"].tolist() == held.tolist()
+    assert hiding is not None
+    assert hiding.vectors["totals"].tolist() != held.tolist()
+    for told in (answer, hiding):
+        assert query.answer_form(plan.work, runners[0].rows).reject_reason(told.vectors, told.examples, 0, {}) is None
+    above = Policy(least_rows=int(held[held > 0].min()) + 1)
+    assert "fewer than" in (TaskRunner(SiteClient(plan.work, plan.clients, 0), above, "cpu").serve(task, None)[1] or "")
+
+
+def test_the_threshold_of_all_clients_names_the_classes_of_its_version_alone() -> None:
+    plan = prepared({"name": "fedavg"})
+    model = plan.work.initial[: plan.work.layout.shared]
+    runner = TaskRunner(SiteClient(plan.work, plan.clients, 0), Policy(queries=["threshold_counts"]), "cpu")
+    query = ThresholdCounts(criterion="pooled f1", chosen=0.3)
+    assert runner.serve(Task(1, 0, 5, {"model": model}, query), None)[1] is None
+    assert runner.threshold(5, model) == {"value": 0.3, "criterion": "pooled f1"}
+    assert runner.threshold(6, model) is None
 
 
 def test_counts_by_class_leave_a_site_only_where_its_policy_names_them() -> None:

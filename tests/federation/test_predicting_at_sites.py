@@ -17,12 +17,13 @@ data = { source = "rows.csv", client = "ward", target = "ill" }
 model = { name = "mlp", hidden = [8] }
 recipe = { name = "fedrep", lr = 0.1 }
 split = { test = 0.3, validation = 0.3 }
-evaluate = { threshold = "f1" }
+evaluate = { threshold = "CRITERION" }
 """
 
 
 @pytest.mark.long
-def test_a_site_and_its_run_predict_as_a_simulation_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("criterion", ["f1", "pooled f1"])
+def test_a_site_and_its_run_predict_as_a_simulation_does(criterion: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(
         {"ward": list("ab") * 40, "age": rng.normal(50, 9, 80), "blood": rng.choice(["0", "A", "B"], 80)}
@@ -30,7 +31,7 @@ def test_a_site_and_its_run_predict_as_a_simulation_does(tmp_path: Path) -> None
     frame["ill"] = np.where(frame.age + 20 * (frame.blood == "A") > 55, "yes", "no")
     frame.loc[::9, "age"] = np.nan
     frame.to_csv(tmp_path / "rows.csv", index=False)
-    (tmp_path / "file.toml").write_text(FILE)
+    (tmp_path / "file.toml").write_text(FILE.replace("CRITERION", criterion))
 
     def piebald(*words: str) -> str:
         command = [sys.executable, "-m", "piebald.cli", *words]
@@ -46,7 +47,7 @@ def test_a_site_and_its_run_predict_as_a_simulation_does(tmp_path: Path) -> None
     piebald("up", "file.toml", "--local", "2", "--out", "up", "--quiet")
     for client, site in (("a", "site-1"), ("b", "site-2")):
         simulated = predictions("run", "rows.csv", "--client", client)
-        assert list(simulated.columns) == ["no", "yes", "class"]  # by the threshold of [evaluate], chosen at the client
+        assert list(simulated.columns) == ["no", "yes", "class"]  # by the threshold of [evaluate]
         at_site = predictions(f"up/federation/{site}", "rows.csv")  # reads no rows of the site
         pd.testing.assert_frame_equal(predictions("up", "rows.csv", "--client", client), at_site)
         pd.testing.assert_frame_equal(at_site, simulated, atol=1e-5)

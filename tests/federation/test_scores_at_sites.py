@@ -19,8 +19,8 @@ from piebald.core.references import USERS
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.site.row_memory import FILE, RowMemory
 from piebald.report.comparison import Comparison
-from piebald.report.findings import at_thresholds, notes
-from piebald.report.verdict import ScoreVerdict, compared
+from piebald.report.findings import at_thresholds, notes, without_answer_of_all
+from piebald.report.verdict import compared
 
 from .conftest import Sites, carry_out, settings
 from .in_process import in_process
@@ -28,7 +28,6 @@ from .in_process import in_process
 NAMES = ["north", "south", "west"]
 HERE = __name__
 HIDING = '{"least_rows": 2}'
-DATA = {"source": f"{HERE}:hospitals"}
 SITES = {"kind": "sites", "clients": NAMES, "inputs": [4], "classes": ["no", "yes"]}
 
 
@@ -45,6 +44,18 @@ def hospitals() -> dict[str, Any]:
     return rows
 
 
+def stays() -> dict[str, Any]:
+    """Days of patients at the three hospitals, most at the last one; some are negative, and some equal."""
+    rows: dict[str, Any] = {}
+    for place, name in enumerate(NAMES):
+        draw = np.random.default_rng(place)
+        days = (draw.normal(7.3 * place - 3, 4, (60 * (place + 1), 1)) * 4).round() / 4
+        x = draw.normal(size=(len(days), 4)).astype(np.float32)
+        days = days.astype(np.float32)
+        rows[name] = {"train": (x[:-20], days[:-20]), "test": (x[-20:], days[-20:])}
+    return rows
+
+
 @functools.cache
 def carried_out(
     recipe: str,
@@ -55,20 +66,36 @@ def carried_out(
     memory: str = "",
     threshold: str = "f1",
 ) -> piebald.Run:
-    fields = {"partition": SITES} if at_sites else {"data": DATA}
+    evaluate = {"metrics": [metric], "threshold": threshold}
+    return run_on({"source": f"{HERE}:hospitals"}, SITES, evaluate, recipe, at_sites, policy, seed, memory)
+
+
+def run_on(
+    data: dict[str, Any],
+    partition: dict[str, Any],
+    evaluate: dict[str, Any],
+    recipe: str,
+    at_sites: bool,
+    policy: str = "{}",
+    seed: int = 1,
+    memory: str = "",
+    **options: Any,
+) -> piebald.Run:
+    fields = {"partition": partition} if at_sites else {"data": data}
     table: dict[str, Any] = {
         "seed": seed,
         "plugins": [HERE],
         "model": {"name": "logistic"},
         "recipe": {"name": recipe, "lr": 0.3},
     }
-    table["evaluate"] = {"metrics": [metric], "threshold": threshold}
+    table["evaluate"] = evaluate
+    table |= {name: value for name, value in options.items() if name == "loss"}
     given = ExperimentSettings.of_table(table | fields, "the test's settings", USERS)
     plan = given.plan()
     allowed: dict[str, Any] = {"plugins": [HERE]} | json.loads(policy)
-    sites = in_process(given, at_once=False, memory=memory, data=DATA, policy=allowed)
+    sites = in_process(given, at_once=False, memory=memory, data=data, policy=allowed)
     runtime = sites if at_sites else piebald.Simulator(engine="sequential", workers=0)
-    options: dict[str, Any] = {"rounds": 3, "seed": seed, "metrics": [metric], "threshold": threshold}
+    options |= {"rounds": 3, "seed": seed, **evaluate}
     (made,) = plan.recipes.values()
     return piebald.run(made, plan.clients, plan.model, runtime=runtime, **options)
 
@@ -101,7 +128,10 @@ def test_one_threshold_for_all_sites_is_that_of_the_simulator(criterion: str) ->
     told = there.at_thresholds(criterion, pooled=True)
     assert list(told.index) == NAMES
     for table in (told, pandas.DataFrame(here.threshold_scores).T):
-        assert table.to_numpy() == pytest.approx(expected.iloc[:, 2:].to_numpy(), abs=1e-9)
+        assert table.to_numpy() == pytest.approx(expected.iloc[:, 2:].to_numpy(), abs=1e-6)
+    for run in (here, there):  # the run at the server knows it as well
+        assert run.threshold(criterion, pooled=True) == expected["threshold"].iloc[0]
+        assert run.usual_criterion("west") == f"pooled {criterion}"
     said = at_thresholds(Comparison([there]))
     assert said.startswith(f"At the threshold for {criterion} on all clients' validation rows, fedavg has ")
     for policy, reason in (({}, "only if its policy names it"), ({"least_rows": 2}, "is about fewer than the 2 rows")):
@@ -150,14 +180,28 @@ def test_the_verdict_of_sites_is_that_of_the_simulator(metric: str, seeds: tuple
     assert ours is not None
     assert theirs is not None
     assert (theirs.mean, theirs.low, theirs.p) == pytest.approx((ours.mean, ours.low, ours.p), rel=1e-3)
-    # sites know no answer from the training rows of all, by which the simulator's sentence may be another
-    verdicts = [
-        ScoreVerdict.of(made.scores, metric, here.higher_is_better, "local", {naive: made.naive[naive]})
-        for made in (here, there)
-    ]
-    assert verdicts[0] is not None
-    assert verdicts[1] is not None
-    assert verdicts[1].sentence() == verdicts[0].sentence()
+    assert there.verdict is not None
+    said, expected = (verdict.sentence().partition("local sends")[0] for verdict in (there.verdict, here.verdict))
+    assert said == expected  # but for what is sent, which sites measure
+
+
+@pytest.mark.parametrize("loss", ["l1", "regression"])
+def test_the_typical_value_of_all_sites_is_that_of_the_simulator(loss: str) -> None:
+    """By sums and numbers of rows a mean, and by counts between edges a median."""
+    data, partition = {"source": f"{HERE}:stays"}, {"kind": "sites", "clients": NAMES, "inputs": [4]}
+    here, there = (Comparison([run_on(data, partition, {}, "fedavg", at, loss=loss)]) for at in (False, True))
+    for name in ("the typical value", "all clients' typical value"):
+        assert there.naive[name].values == pytest.approx(here.naive[name].values, rel=1e-4)
+        told, expected = there.naive[name].errors, here.naive[name].rows
+        assert [told[key] for key in told] == pytest.approx(
+            [expected[key].std(ddof=1) / len(expected[key]) ** 0.5 for key in told], rel=1e-3
+        )
+    assert not without_answer_of_all(there)
+    refusing = '{"queries": ["evaluate", "naive_scores"]}'
+    silent = Comparison([run_on(data, partition, {}, "fedavg", True, refusing, loss=loss)])
+    assert list(silent.naive) == ["the typical value"]
+    assert without_answer_of_all(silent).startswith("Always all clients' typical value is not compared: what sites")
+    assert not silent.runs[0].failures
 
 
 @pytest.mark.full

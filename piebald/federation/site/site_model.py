@@ -12,6 +12,7 @@ from piebald.core.errors import SettingError
 from piebald.core.losses import cross_entropy
 from piebald.core.objective import OBJECTIVES, Objective
 from piebald.core.reading.files import read_json
+from piebald.core.thresholds import best_on_validation
 from piebald.data.clients.sites import SiteClients
 from piebald.data.clients.standardise import Standardisation
 from piebald.data.preparation import PrepareSettings
@@ -70,7 +71,7 @@ def site_predictor(folder: Path) -> Predictor:
     standardisation = constants if isinstance(constants, Standardisation) else None
     inputs = RawInputs(pytree.take(like, slice(0, 0)), features, preparation, standardisation, settings.extractor,
                        terms.clients[number])  # fmt: skip
-    best_for = "" if threshold is None else f"the best for {threshold['criterion']} on the site's validation rows"
+    best_for = "" if threshold is None else best_on_validation(threshold["criterion"], "the site")
     return Predictor(model.model.eval(), inputs, meaning, chosen, best_for)
 
 

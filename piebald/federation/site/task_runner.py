@@ -43,7 +43,7 @@ from piebald.federation.site.row_memory import RowMemory
 from piebald.federation.site.work_limits import TaskWatch
 from piebald.methods.choice import local_work
 from piebald.methods.client_work import ClientWork
-from piebald.methods.queries.threshold_scores import ThresholdScores
+from piebald.methods.queries.threshold_scores import ThresholdCounts, ThresholdScores
 from piebald.methods.transforms.gaussian import Gaussian
 from piebald.privacy.ledger import Ledger, OverBudget, TrainingLedger
 from piebald.privacy.question_ledger import FOLDER, OverLimit, QuestionLedger, Records, records_of
@@ -162,6 +162,7 @@ class TaskRunner:
         self._ledger, self._terms, self._begins, self._training = ledger, terms, prepared.begins, training
         self._clients, self._asks = prepared.clients, asks
         self._trained = 0
+        self._threshold_of_all: dict[int, dict[str, Any]] = {}  # of the newest version that has one
         self._sent = sent or (lambda: self._trained)
         if questions is not None:
             self.questions = questions
@@ -237,6 +238,9 @@ class TaskRunner:
             refused = self._policy.answer_reject_reason(query, update, self.every.of_task(task), self.rows)
             if refused is None:
                 update, refused = self._blurred(query, update, question)
+            if isinstance(query, ThresholdCounts) and query.chosen is not None:
+                chosen = {"value": query.chosen, "criterion": query.criterion}
+                self._threshold_of_all = {task.version: chosen}
             return (update, None, None) if refused is None else (None, f"refused by the site's policy: {refused}", None)
         self._trained += 1
         if self._noisy:  # the noise does not cover them
@@ -331,7 +335,11 @@ class TaskRunner:
             name: noise.add_to(vector.double(), deviation * influence[name]).round().clamp_min(0).to(vector.dtype)
             for name, vector in vectors.items()
         }
-        examples = int(sum(float(vector.sum()) for vector in vectors.values())) if vectors else answer.examples
+        examples = answer.examples
+        for vector in vectors.values():
+            # the server refuses more rows than there are, whose number it is told
+            vector[vector.argmax()] -= min(max(float(vector.sum()) - examples, 0.0), float(vector.max()))
+            examples = int(vector.sum())
         return replace(answer, vectors=vectors, metrics=scores, examples=examples), None
 
     def _spend(self, query: Query) -> str | None:
@@ -407,9 +415,11 @@ class TaskRunner:
     def threshold(self, version: int, model: Tensor) -> dict[str, Any] | None:
         """Return the threshold of the site's model [p] and its criterion, where the run asks for one.
 
-        Validation rows choose it.  The site keeps it beside the model, and tells it to nobody.  None without such rows
-        of both classes.
+        It is that of all sites, where the run has chosen such a one for this version.  Otherwise validation rows choose
+        it: the site keeps it beside the model, and tells it to nobody.  None without such rows of both classes.
         """
+        if version in self._threshold_of_all:
+            return self._threshold_of_all[version]
         kind = ThresholdScores.kind
         table = next((question for question in self.work.questions if question.get("kind") == kind), None)
         if table is None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from piebald.contracts import (
     MOST_REMEMBERED,
     ClientContext,
+    Query,
     ResultForm,
     Rows,
     Split,
@@ -27,6 +30,7 @@ from piebald.methods.queries.scores import ScoringQuery, used_model
 NO_VALUE = float(torch.finfo(torch.float32).min)  # behind the last row, since answers must be finite
 NAIVE, NAIVE_OF_ALL = "naive", "naive_of_all"
 STANDARD_ERROR = "standard_error"
+_CELLS, _CLOSE = 64, 1e-4  # of a question about a median, and the width of the last ones, beside its size
 Naive = Literal["classes", "labels", "median", "mean", "equal"]
 
 
@@ -44,14 +48,14 @@ class RowScores(ScoringQuery):
         rows: whether there is a main metric, for which rows have values.
         naive: the constant answer from the client's own training rows: the share of each class, of each label, the
             median, the mean, or, of survival, equal hazards; None for none.
-        of_all: the training rows of each class of all clients together, for an answer from those; empty for none.
+        of_all: the outputs of the answer from the training rows of all clients together; empty for none.
     """
 
     asked_of: ClassVar[Literal["clients", "server", "itself"]] = "itself"
 
     rows: bool = True
     naive: Naive | None = None
-    of_all: tuple[int, ...] = ()
+    of_all: tuple[float, ...] = ()
 
     def rows_read(self, personal: bool) -> set[Split]:
         return {self.split, "train"}
@@ -73,28 +77,19 @@ class RowScores(ScoringQuery):
         if self.naive is None:
             return {}
         if self.naive == "classes":
-            counts = context.label_counts().float()
-            if self.of_all:  # a client without training rows has no answer of its own
-                of_all = torch.tensor(self.of_all, dtype=torch.float32, device=counts.device)
-                counts = torch.where(counts.sum(1, keepdim=True) > 0, counts, of_all)
-            # one row more of each class, so that the log loss of a class that training lacks is finite
-            constants = {NAIVE: (counts + 1).log()}
-            if self.of_all:
-                constants[NAIVE_OF_ALL] = (of_all + 1).log().expand(len(counts), -1)
-            return constants
-        targets = [pytree.leaves(rows.y)[0] for rows in context.rows("train")]
-        if self.naive == "equal":
-            return {NAIVE: torch.zeros(len(targets), 1)}
-        return {NAIVE: torch.stack([self._constant(values.reshape(len(values), -1).float()) for values in targets])}
-
-    def _constant(self, targets: Tensor) -> Tensor:
-        """The constant [k] for targets [n, k], of which NaN is unknown; 0 without any."""
-        known = torch.where(targets == -100, torch.nan, targets)
-        if self.naive == "median":
-            return torch.nan_to_num(known.nanmedian(0).values) if len(known) else known.new_zeros(known.shape[1])
-        if self.naive == "labels":
-            return torch.nan_to_num(((known.nansum(0) + 0.5) / ((~known.isnan()).sum(0) + 1)).logit())
-        return torch.nan_to_num(known.nanmean(0))
+            counts = context.label_counts()
+            own, known = constant(self.naive, counts.double()).float(), counts.sum(1, keepdim=True)
+        elif self.naive == "equal":
+            return {NAIVE: torch.zeros(len(context.rows("train")), 1)}
+        else:
+            targets = [known_targets(rows) for rows in context.rows("train")]
+            own = torch.stack([constant_of(self.naive, values) for values in targets])
+            known = torch.stack([(~values.isnan()).any() for values in targets])[:, None]
+        if not self.of_all:
+            return {NAIVE: own}
+        of_all = torch.tensor(self.of_all, dtype=own.dtype, device=own.device).expand_as(own)
+        # a client without training rows has no answer of its own
+        return {NAIVE: torch.where(known > 0, own, of_all), NAIVE_OF_ALL: of_all}
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         vectors = (*(["rows"] if self.rows else []), NAIVE, NAIVE_OF_ALL)
@@ -113,10 +108,13 @@ class NaiveScores(RowScores):
     model, and noise where the site hides rows.
 
     Attributes:
-        split, rows, naive, of_all: see `RowScores`; `of_all` is empty.
+        split, rows, naive, of_all: see `RowScores`.
     """
 
     asked_of: ClassVar[Literal["clients", "server", "itself"]] = "clients"
+
+    def stated(self) -> dict[str, Any]:
+        return {name: value for name, value in self.table().items() if name != "of_all"}
 
     def site_answer(
         self, answer: Update, remember: Callable[[Mapping[str, Tensor]], tuple[Mapping[str, int], Mapping[int, Tensor]]]
@@ -135,13 +133,132 @@ class NaiveScores(RowScores):
         return replace(answer, vectors={}, metrics=metrics)
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
-        names = {f"{NAIVE}/{metric}" for metric in ("loss", *spec.objective.metrics)}
-        names |= {f"{model}/{name}" for model in ("rows", NAIVE) for name in (STANDARD_ERROR, "values", "number")}
+        answers, metrics = (NAIVE, NAIVE_OF_ALL), ("loss", *spec.objective.metrics)
+        names = {f"{model}/{metric}" for model in answers for metric in metrics}
+        names |= {f"{model}/{name}" for model in ("rows", *answers) for name in (STANDARD_ERROR, "values", "number")}
         names |= {f"rows/{name}/{place}" for name in ("earlier", "covariance") for place in range(MOST_REMEMBERED)}
         return ResultForm({}, names, rows[self.split], 0)
 
     def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
-        return self.influence_on_shares(rows, NAIVE)
+        return self.influence_on_shares(rows, NAIVE, NAIVE_OF_ALL)
+
+
+class TrainingTotals(Query):
+    """Tell the totals of a site's training targets, from which the constant answer of all clients follows.
+
+    Of classes they are the rows of each, of a mean and of labels the sum and the number of rows, and for a median the
+    rows between any two of some edges, which are asked for again, closer, where the median lies.  Scores of constant
+    models (`Evaluate`) tell as much.  A site that hides rows tells counts with noise, only if none is small, and no
+    sum.
+
+    Attributes:
+        naive: what the answer is made of, see `RowScores`.
+        edges: for a median, in ascending order.
+    """
+
+    reads_model = False
+
+    naive: Naive
+    edges: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, naive: Naive) -> TrainingTotals:
+        """The first question."""
+        powers = tuple(2.0**exponent for exponent in range(-20, 64)) if naive == "median" else ()
+        return cls(naive=naive, edges=(*(-edge for edge in reversed(powers)), *powers))
+
+    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        if self.naive == "classes":
+            totals = context.label_counts()
+        else:
+            totals = torch.stack([self._totals(known_targets(rows)) for rows in context.rows("train")])
+        examples = totals.sum(1) if self._counts_only else totals.chunk(2, 1)[1].amax(1)
+        return inputs.answered(vectors={"totals": totals.float()}, metrics={"examples": examples})
+
+    def _totals(self, targets: Tensor) -> Tensor:
+        if not self.edges:
+            return totals_of(targets)
+        known = targets[~targets.isnan()]
+        edges = torch.tensor(self.edges, dtype=known.dtype, device=known.device)
+        return torch.bincount(torch.searchsorted(edges, known), minlength=len(edges) + 1)
+
+    def outputs(self, answers: Sequence[Update]) -> tuple[float, ...]:
+        """The outputs of the answer from the rows of all who answered; of a median, as near as the edges are."""
+        sums = torch.stack([answer.vectors["totals"].double() for answer in answers]).sum(0)
+        return (sum(self._ends(sums)) / 2,) if self.edges else tuple(constant(self.naive, sums).tolist())
+
+    def closer(self, answers: Sequence[Update]) -> TrainingTotals | None:
+        """The question with edges around the median, None where they are close."""
+        sums = torch.stack([answer.vectors["totals"].double() for answer in answers]).sum(0)
+        low, high = self._ends(sums) if self.edges else (0.0, 0.0)
+        if high - low <= _CLOSE * max(abs(low), abs(high), 1.0):
+            return None
+        return self.model_copy(update={"edges": tuple(np.linspace(low, high, _CELLS + 1).tolist())})
+
+    def _ends(self, counts: Tensor) -> tuple[float, float]:
+        """The edges between which the median lies."""
+        place = int(torch.searchsorted(counts.cumsum(0), (counts.sum() / 2).clamp_min(0.5)))
+        return self.edges[max(place - 1, 0)], self.edges[min(place, len(self.edges) - 1)]
+
+    @property
+    def _counts_only(self) -> bool:
+        return self.naive == "classes" or bool(self.edges)
+
+    def stated(self) -> dict[str, Any]:
+        return {name: value for name, value in self.table().items() if name != "edges"}
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        outputs = math.prod(spec.outputs)
+        length = len(self.edges) + 1 if self.edges else outputs if self._counts_only else 2 * outputs
+        return ResultForm({"totals": (length,)}, (), rows["train"], 0)
+
+    def most_asked(self, hides: bool) -> int:
+        return 10 if hides else 100
+
+    def fewest_rows(self, answer: Update) -> int | None:
+        counts = self._counts(answer)
+        return int(counts[counts > 0].min()) if counts.any() else None
+
+    def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
+        return {"totals": 1.0} if self._counts_only else {}
+
+    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
+        return "sent a number of rows below 0" if bool((self._counts(answer) < 0).any()) else None
+
+    def _counts(self, answer: Update) -> Tensor:
+        totals = answer.vectors["totals"]
+        return totals if self._counts_only else totals.chunk(2)[1]
+
+
+def known_targets(rows: Rows) -> Tensor:
+    """The targets of rows [n, k], NaN where one is unknown."""
+    values = pytree.leaves(rows.y)[0]
+    values = values.reshape(len(values), -1).double()
+    return torch.where(values == -100, torch.nan, values)
+
+
+def totals_of(targets: Tensor) -> Tensor:
+    """The sums of targets [n, k] and the numbers of rows that have them [2 * k]."""
+    return torch.cat([targets.nansum(0), (~targets.isnan()).sum(0)])
+
+
+def constant_of(naive: Naive, targets: Tensor) -> Tensor:
+    """The outputs [k] that are the same for all rows, from targets [n, k]; 0 without any."""
+    if naive != "median":
+        return constant(naive, totals_of(targets)).float()
+    return (targets.nanmedian(0).values if len(targets) else targets.new_zeros(targets.shape[1])).nan_to_num().float()
+
+
+def constant(naive: Naive, totals: Tensor) -> Tensor:
+    """The outputs [..., k] that are the same for all rows, from totals [..., k] of classes, of others [2 * k].
+
+    One row more of each class, and of labels half a row with and half a row without it, keep the log loss of what
+    training rows lack finite.
+    """
+    if naive == "classes":
+        return (totals + 1).log()
+    sums, counts = totals.chunk(2, -1)
+    return ((sums + 0.5) / (counts + 1)).logit() if naive == "labels" else sums / counts.clamp_min(1)
 
 
 def _covariance(a: Tensor, b: Tensor) -> float | None:

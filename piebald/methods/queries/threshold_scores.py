@@ -1,13 +1,13 @@
-"""Scores of a client's model at the threshold that is best on the client's validation rows."""
+"""Scores of a client's model at the threshold that is best on the client's validation rows, or on those of all."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from piebald.contracts import (
@@ -71,71 +71,59 @@ class ThresholdScores(ScoringQuery):
         return {}  # a validation row moves the threshold, and with it what any number of rows are taken for
 
 
-class ThresholdCounts(ScoringQuery):
-    """Count a client's rows by class and by the cell of the grid of probabilities that its model takes them to.
+class ThresholdCounts(ThresholdScores):
+    """Choose one threshold for all clients: first by counts of their validation rows, then each scores its rows there.
 
-    The counts of all clients' validation rows give one threshold for all, and those of the judged rows each client's
-    scores there (`pooled_scores`).  They tell of each row its class and nearly its score, so a site answers only where
-    its policy names this query, and never where it hides rows.
+    The first question counts validation rows by class and by the cell of the grid of probabilities that the client's
+    model takes them to; the counts of all clients give the threshold.  They tell of each row its class and nearly its
+    score, so a site answers only where its policy names this query, and never where it hides rows.  The second one
+    brings the threshold, by which a site also names classes when the run has ended.
 
     Attributes:
-        split: which of the client's rows are scored.
-        criterion: what is best on the validation rows of all, see `core.thresholds.best_threshold`.
+        split, criterion: see `ThresholdScores`.
+        chosen: the threshold of all clients, None as long as it is to be chosen.
     """
 
     by_name = True
 
-    criterion: Annotated[str, AfterValidator(checked_criterion)]
+    chosen: float | None = Field(default=None, gt=0, lt=1)
 
-    def rows_read(self, personal: bool) -> set[Split]:
-        return super().rows_read(personal) | {"validation"}
+    def with_threshold(self, answers: Sequence[Update]) -> ThresholdCounts | None:
+        """The second question, after the answers to the first; None without validation rows of both classes."""
+        counts = [answer.vectors["validation"].double() for answer in answers]
+        chosen = best_threshold(*_rows_of(torch.stack(counts).sum(0)), self.criterion) if counts else None
+        return None if chosen is None else self.model_copy(update={"chosen": chosen})
+
+    def thresholds(self, model: Tensor, context: ClientContext) -> list[float | None]:
+        return [self.chosen] * len(model)
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
-        model = used_model(inputs, context, trainer)
-        vectors, counts = {}, torch.zeros(len(model))
-        for name, split in (("validation", "validation"), ("judged", self.split)):
-            leads, counts = _leads(model, context, split)  # type: ignore[arg-type]  # one of the splits
-            vectors[name] = torch.stack([_cells(*rows) for rows in leads])
-        return inputs.answered(vectors=vectors, metrics={"examples": counts})
+        if self.chosen is not None:
+            return super().answer(inputs, context, trainer)
+        rows, counts = _leads(used_model(inputs, context, trainer), context, "validation")
+        return inputs.answered(
+            vectors={"validation": torch.stack([_cells(*of_client) for of_client in rows])},
+            metrics={"examples": counts},
+        )
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
-        shape = (2 * (len(GRID) + 1),)
-        return ResultForm({"validation": shape, "judged": shape}, (), rows[self.split], 0)
+        if self.chosen is not None:
+            return super().answer_form(spec, rows)
+        return ResultForm({"validation": (2 * (len(GRID) + 1),)}, (), rows["validation"], 0)
 
     def fewest_rows(self, answer: Update) -> int | None:
-        held = torch.cat([vector[vector > 0] for vector in answer.vectors.values()])
-        return int(held.min()) if len(held) else None
+        if self.chosen is not None:
+            return super().fewest_rows(answer)
+        held = answer.vectors["validation"]
+        return int(held[held > 0].min()) if held.any() else None
 
-    def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
-        return {}  # noise in single cells would leave nothing of a threshold
+    def stated(self) -> dict[str, Any]:
+        return {name: value for name, value in self.table().items() if name != "chosen"}
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         if any(bool(((vector < 0) | (vector != vector.round())).any()) for vector in answer.vectors.values()):
             return "sent counts that are no whole numbers of at least 0"
         return None
-
-
-def pooled_scores(answers: Mapping[int, Update], criterion: str) -> dict[int, dict[str, float]]:
-    """Return each client's scores at the threshold of all and at a half, as `ThresholdScores` names them.
-
-    Args:
-        answers: those to `ThresholdCounts`, by client.
-        criterion: of the threshold.
-
-    Returns:
-        Scores by client, of those that have rows; empty without validation rows of both classes.
-    """
-    rows = {client: _rows_of(answer.vectors["judged"]) for client, answer in answers.items()}
-    sums = torch.stack([answer.vectors["validation"].double() for answer in answers.values()]).sum(0)
-    threshold = best_threshold(*_rows_of(sums), criterion)
-    if threshold is None:
-        return {}
-    cuts = np.array([np.log(threshold / (1 - threshold)), 0.0])
-    return {
-        client: {f"{at}/{metric}": float(values[place]) for metric, values in rates(cuts, *judged).items()
-                 for place, at in enumerate((AT_THRESHOLD, AT_HALF))}
-        for client, judged in rows.items() if len(judged[0])
-    }  # fmt: skip
 
 
 def _cells(leads: np.ndarray, positive: np.ndarray) -> Tensor:
