@@ -86,7 +86,7 @@ def carry_out(
             progress=options.progress,
             callbacks=callbacks,
             start_from=options.start_from,
-            **common_options(settings, plan) | {"runtime": plan.runtime.with_folder(folder)},
+            **common_options(settings, plan),
         )
     print_run(history, options)
 

@@ -104,7 +104,8 @@ def execute(
     plan: PreparedRun, store: RunStore, progress: bool, listeners: Sequence[Callback], started: Inheritance | None
 ) -> Run:
     """Open the runtime, begin with what was taken over or the last checkpoint if there is one, and run to the end."""
-    runtime, device = plan.runtime.open(plan.work, plan.clients), _server_device(plan)
+    settings = plan.runtime if store.path is None else plan.runtime.with_folder(store.path)
+    runtime, device = settings.open(plan.work, plan.clients), _server_device(plan)
     recorder = ObservedRecorder(store, listeners)
     with (
         existing_objects_frozen(),

@@ -384,9 +384,7 @@ def _prepared_again(
 ) -> PreparedRun:
     """Prepare the run in a folder again, which names no more than these plugins."""
     author = of_folder(path, plugins)
-    if meta["runtime"].get("kind") != "federation":  # whose sites know the tokenizer by its name, and have it
-        meta = with_kept_tokenizer(meta, Path(path))
-    meta, objective = author.mark(meta), USERS.mark(objective)
+    meta, objective = author.mark(with_kept_tokenizer(meta, Path(path))), USERS.mark(objective)
     for note in use_recorded(meta.get("plugins") or (), f"the run in {path}", author):
         _log.warning(note)
     if clients is None or model is None:

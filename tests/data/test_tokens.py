@@ -164,6 +164,45 @@ def test_a_run_folder_that_is_moved_reads_text_with_its_own_copy(tmp_path: Path)
         opened(tmp_path / "moved", plugins=PLUGINS)
 
 
+@pytest.mark.full
+def test_a_federation_that_was_cut_off_and_moved_ends_as_the_simulator_does(tmp_path: Path) -> None:
+    """Its sites are processes of this machine, which find the tokenizer where the run folder is by then."""
+    path, table = write_tokenizer(tmp_path / "words.json"), tmp_path / "notes.csv"
+    notes(48).to_csv(table, index=False)
+
+    class CutOff(piebald.report.callbacks.Callback):
+        def on_server_step(self, step: Any) -> None:
+            if step["version"] == 2:
+                raise KeyboardInterrupt
+
+    def trained(out: Path, runtime: dict[str, Any], *callbacks: piebald.report.callbacks.Callback) -> piebald.Run:
+        settings = ExperimentSettings.of_table(
+            {
+                "data": {"source": str(table), "client": "site", "target": "ill"},
+                "prepare": {"tokenizer": str(path), "length": 6}, "recipe": {"name": "fedavg", "lr": 1.0},
+                "model": {"name": BAG}, "rounds": 4, "measure": "none", "runtime": runtime,
+            },
+            "notes.toml", USERS,
+        )  # fmt: skip
+        plan = settings.plan()
+        options = common_options(settings, plan)
+        return piebald.run(plan.recipes["fedavg"], plan.clients, plan.model, out=out, callbacks=callbacks, **options)
+
+    whole = trained(tmp_path / "whole", {"kind": "simulator", "engine": "sequential", "workers": 0})
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "run", {"kind": "federation"}, CutOff())
+    shutil.move(tmp_path / "run", tmp_path / "moved")
+    path.unlink()
+    tokens._tokenizer.cache_clear()
+    resumed = piebald.resume(tmp_path / "moved", plugins=PLUGINS)
+    assert resumed.final["rounds"] == 4
+    assert torch.equal(resumed.start(), whole.start())
+    assert resumed.predict(notes(6)[["note"]]).equals(whole.predict(notes(6)[["note"]]))
+    assert not (tmp_path / "run").exists()
+    elsewhere = {"runtime": {**resumed.meta["runtime"], "credentials": "server"}}  # which know its name
+    assert tokens.with_kept_tokenizer(elsewhere, tmp_path)["runtime"] == elsewhere["runtime"]
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

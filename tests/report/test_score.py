@@ -80,6 +80,13 @@ def test_a_folder_scores_a_file_as_it_is_written(tmp_path: Path) -> None:
     folder = run.save(tmp_path / "folder")
     frame[12:16].to_csv(path, index=False)  # from 02/01/2024 on, which may be in January as well
     pd.testing.assert_frame_equal(scored(folder, path), run.predict(path), rtol=1e-5)
+    frame[12:14].assign(mass=["1,234 kg", "1,5 kg"]).to_csv(path, index=False)  # which tells
+    pd.testing.assert_frame_equal(scored(folder, path), run.predict(path), rtol=1e-5)
+    frame[12:13].assign(mass="1,234 kg").to_csv(path, index=False)
+    with pytest.raises(SettingError, match="with a comma before decimals and the unit kg or with a comma between"):
+        run.predict(path)
+    with pytest.raises(ValueError, match="nothing between thousands in each row, got '1,234 kg'"):
+        score.Scorer(folder).predict(score.read(path))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +94,11 @@ def test_a_folder_scores_a_file_as_it_is_written(tmp_path: Path) -> None:
     [
         ({"age": "old"}, "column 'age' must have a number in each row, got 'old' in row 1"),
         ({"age": [0.0, None] * 30}, "column 'age' has no value in row 2"),
-        ({"age": "1,234"}, "column 'age' must have a number in each row, got '1,234' in row 1"),
+        (
+            {"age": "1,234"},
+            "column 'age' must have a number with a point before decimals and nothing between thousands in each row, "
+            "got '1,234' in row 1",
+        ),
         (None, "the table has no column 'age'"),
     ],
 )

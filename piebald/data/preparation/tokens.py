@@ -89,14 +89,21 @@ def with_tokenizer(settings: Mapping[str, Any], place: Callable[[Any], Path]) ->
 
 
 def with_kept_tokenizer(meta: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the description of a run with the tokenizer in its folder: a name in there may be another machine's."""
+    """Return the description of a run with the tokenizer in its folder: a name in there may be another machine's.
+
+    Sites on other machines find their own by its name.
+    """
 
     def kept(_: Any) -> Path:
         return folder / TOKENIZER
 
-    settings = meta.get("settings")
-    changed = {"settings": with_tokenizer(settings, kept)} if isinstance(settings, Mapping) else {}
-    return {**meta, **changed, "preparation": _with_tokenizer(meta.get("preparation"), kept)}
+    changed = {"preparation": _with_tokenizer(meta.get("preparation"), kept)}
+    settings, runtime = meta.get("settings"), meta.get("runtime")
+    if isinstance(settings, Mapping):
+        changed["settings"] = with_tokenizer(settings, kept)
+    if isinstance(runtime, Mapping) and runtime.get("experiment") and not runtime.get("credentials"):
+        changed["runtime"] = {**runtime, "experiment": with_tokenizer(runtime["experiment"], kept)}
+    return {**meta, **changed}
 
 
 def _with_tokenizer(agreed: Any, place: Callable[[Any], Path]) -> Any:

@@ -201,25 +201,24 @@ def _coded(cells: list[str], column: Mapping[str, Any], gaps: set[str]) -> list[
 
 
 def _numbers(cells: list[str], name: str, gaps: set[str], unit: str = "") -> np.ndarray:
-    return np.array([_number(cell, name, row, gaps, unit) for row, cell in enumerate(cells)], dtype=np.float64)
+    """Return numbers, which may have the unit that training rows have; 12 % is 0.12.
 
-
-def _number(cell: str, name: str, row: int, gaps: set[str], unit: str) -> float:
-    """Return the number of a cell, which may have the unit that training rows have; 12 % is 0.12.
-
-    A comma before three digits may stand between thousands, and no cell alone tells.
+    A comma before three digits may stand between thousands, unless another cell tells that commas are of decimals.
     """
-    if cell in GAPS | gaps:
-        return np.nan
-    try:
-        plain = cell.replace("\u2212", "-")  # as typesetters write it
-        if unit:
-            plain = plain.replace(unit, "").replace(" ", "")
-        if DECIMAL_COMMA.fullmatch(plain):
-            plain = plain.replace(",", ".")
-        return float(plain + "e-2" * (unit == "%" and unit in cell))
-    except ValueError:
-        raise UnfitValue(f"column {name!r} must have a number in each row, got {cell!r}", row) from None
+    plain = [cell.replace("\u2212", "-") for cell in cells]  # as typesetters write it
+    if unit:
+        plain = [cell.replace(unit, "").replace(" ", "") for cell in plain]
+    if any(map(DECIMAL_COMMA.fullmatch, plain)):
+        plain = [cell.replace(",", ".") for cell in plain]
+    numbers = np.full(len(cells), np.nan)
+    for row, cell in enumerate(cells):
+        try:
+            if cell not in GAPS | gaps:
+                numbers[row] = float(plain[row] + "e-2" * (unit == "%" and unit in cell))
+        except ValueError:
+            form = " with a point before decimals and nothing between thousands" if "," in cell else ""
+            raise UnfitValue(f"column {name!r} must have a number{form} in each row, got {cell!r}", row) from None
+    return numbers
 
 
 def _truth(cell: str, name: str, row: int, gaps: set[str]) -> float | None:
