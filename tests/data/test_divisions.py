@@ -227,6 +227,8 @@ def test_cross_validation_has_clients_for_each_fold_and_each_held_out_client() -
         ({"order": "odd"}, "may be read as day/month/year or month/day/year"),
         ({"group": "gap"}, "column 'gap' divides the rows and has no value in row 2 and in 1 more"),
         ({"column": "ill"}, "column 'ill' must say train, validation or test in each row, got '(yes|no)' in row 1"),
+        ({"column": "part", "group": "patient"}, "says train in row 2 and test in row 3, which are one group"),
+        ({"column": "part", "group": ["hospital", "pair"]}, "one group by 'hospital, pair': correct it, or leave"),
         (7, "split must be a SplitSettings or a table or text, got 7"),
     ],
 )
@@ -235,6 +237,7 @@ def test_what_cannot_be_meant_is_one_sentence(split: Any, message: str) -> None:
         when=["2024-01-01", "2024-01-02", "yesterday", "2024-01-03"] * 10, odd=["01/02/2024", "03/04/2024"] * 20
     )
     table = table.assign(gap=["a", None, None, *"b" * 37])
+    table = table.assign(pair=np.arange(40) // 4, part=["train", "train", "test", "test"] * 10)
     with pytest.raises(SettingError, match=message) as raised:
         piebald.clients_from(table, client="hospital", target="ill", features=["dose"], split=split)
     assert "\n" not in str(raised.value)

@@ -63,6 +63,9 @@ class RowKeys:
         for name in (*groups, *filter(None, (split.order, split.column, stratum))):
             if name not in names:
                 raise unknown("column (split)", name, names)
+        if groups and split.column is not None:
+            own = split.groups if local else groups
+            _refuse_cut(values(split.column), split.column, codes_of([values(name) for name in own], own), own)
         return cls(
             group=codes_of([values(name) for name in groups], groups) if groups else None,
             local=local,
@@ -142,6 +145,20 @@ def _dates(series: Any, name: str) -> Any:
             f"{_others(len(gaps))}, which is no date or number to sort by: write dates as 2024-12-31"
         )
     return dates
+
+
+def _refuse_cut(series: Any, name: str, group: Ints, groups: Sequence[str]) -> None:
+    """Refuse a column of parts that puts rows of one group [n] into several."""
+    part = _parts(series, name)
+    order = np.lexsort((part, group))
+    cut = (group[order][1:] == group[order][:-1]) & (part[order][1:] != part[order][:-1])
+    if cut.any():
+        rows = min(sorted(order[place : place + 2].tolist()) for place in np.flatnonzero(cut))
+        here, there = (f"{PARTS[part[row]]} in row {row_number(series, row)}" for row in rows)
+        raise SettingError(
+            f"column {name!r} says {here} and {there}, which are one group by {shown(', '.join(groups), 40)}: correct "
+            "it, or leave column or group out of [split]"
+        )
 
 
 def _parts(series: Any, name: str) -> Ints:
