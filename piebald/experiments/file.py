@@ -219,7 +219,7 @@ class ExperimentSettings(ExperimentFields):
         """Return the settings of each division of the rows that [split] asks for; these settings alone without one."""
         if self.split is None or not self.split.several:
             return [self]
-        whole = self.model_copy(update={"split": self.split.with_(hold_out=None, folds=None)})
+        whole = self.model_copy(update={"split": self.split.with_(hold_out=None, folds=None, test=0, validation=0)})
         names = whole.source_clients().names if self.split.hold_out == "each" else ()
         with self.errors_placed("split", {}):
             return [self.model_copy(update={"split": split}) for split in self.split.repeats(names)]

@@ -73,7 +73,9 @@ def test_trees_and_glm_have_the_rows_of_the_run(command: Command, visits: pd.Dat
     assert json.loads(told.out)["rows"] == len(parts["train"])
 
 
-def test_each_hospital_is_left_out_in_turn_and_one_can_be_named(command: Command, visits: pd.DataFrame) -> None:
+def test_each_hospital_is_left_out_in_turn_and_one_can_be_named(
+    command: Command, visits: pd.DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
     short = ["--set", "rounds=1", "--set", "model.hidden=[4]"]
     told = json.loads(
         command("run", "case.toml", "--json", *short, "--set", "split.hold_out=each", "--out", "each").out
@@ -87,6 +89,7 @@ def test_each_hospital_is_left_out_in_turn_and_one_can_be_named(command: Command
     printed = command("compare", "case.toml", *short, "--set", "split.hold_out=each", "--out", "each").out
     assert "without north" in printed
     assert "for other clients, seeds and divisions" in " ".join(printed.split())
+    assert "looks like an identifier" not in caplog.text  # no patient is at two hospitals
 
 
 def test_a_run_of_one_fold_goes_on_with_its_own_rows(command: Command, visits: pd.DataFrame, tmp_path: Path) -> None:
