@@ -34,13 +34,13 @@ def site(rows: int, wards: str, seed: int) -> pandas.DataFrame:
     frame = pandas.DataFrame(
         {
             "age": rng.normal(60, 10, rows).round(1), "income": rng.lognormal(3, 1, rows),
-            "price": rng.gamma(2, 3, rows), "rank": rng.normal(size=rows), "raw": rng.integers(0, 9, rows),
+            "price": rng.gamma(2, 3, rows), "rank": rng.normal(size=rows).round(4), "raw": rng.integers(0, 9, rows),
             "ward": rng.choice(list(wards), rows),
             "smoker": rng.choice(["yes", "No"], rows, p=[0.3, 0.7]), "seen": days.strftime("%Y-%m-%d"),
             "drug": rng.choice([f"drug {number}" for number in range(30)], rows), "ill": rng.choice(["x", "y"], rows),
         }
     )  # fmt: skip
-    for column in ("age", "price", "ward", "smoker", "seen", "drug"):
+    for column in ("age", "price", "rank", "ward", "smoker", "seen", "drug"):
         frame.loc[rng.random(rows) < 0.1, column] = None
     return frame
 

@@ -318,17 +318,25 @@ def quantiles(
 
 
 class _Intervals:
-    """Intervals that hold the two order statistics around each quantile of a column."""
+    """Intervals that hold the two order statistics around each quantile of a column.
+
+    Of several quantiles, these are of the column with gaps filled in: its median lies in the middle as often as there
+    are gaps.
+    """
 
     def __init__(self, moments: Moments, shares: Floats) -> None:
         rows, mean = int(moments.present[0]), float(moments.mean[0])
+        gaps = int(moments.missing[0]) if len(shares) > 1 else 0
         deviation = math.sqrt(float(moments.scatter[0]) / rows) if rows else 0.0
         reach = deviation * (1.0 if len(shares) == 1 else math.sqrt(max(rows - 1, 1)))
         # a little more, for what rounding takes away
         reach = reach * (1 + 1e-9) + abs(mean) * 1e-12
-        places = max(rows - 1, 0) * shares
+        places = max(rows + gaps - 1, 0) * shares
         self._part = places - np.floor(places)
-        self._ranks = np.stack([np.floor(places), np.ceil(places)]).astype(np.int64)
+        ranks, half = np.stack([np.floor(places), np.ceil(places)]).astype(np.int64), (rows + 1) // 2
+        self._filled = (ranks >= half) & (ranks < half + gaps)
+        middle = np.array([[(rows - 1) // 2], [rows // 2]])
+        self._ranks = np.where(ranks < half, ranks, np.where(self._filled, middle, ranks - gaps))
         self._low = np.full(self._ranks.shape, mean - reach)
         self._high = np.full(self._ranks.shape, mean + reach)
         self._narrowed = False
@@ -351,7 +359,9 @@ class _Intervals:
         """Return the quantiles, linear between order statistics, and the most by which they are off."""
         simple = np.vectorize(simplest, otypes=[float])
         # before any count is known, the mean stands for the median
-        below, above = simple(self._low, self._high) if self._narrowed else (self._low + self._high) / 2
+        found = simple(self._low, self._high) if self._narrowed else (self._low + self._high) / 2
+        found[self._filled] = found[:, len(self._part) // 2].mean()  # the median of the values that are there
+        below, above = found
         return np.maximum.accumulate(below + (above - below) * self._part), float((self._high - self._low).max())
 
 
