@@ -183,6 +183,10 @@ def test_a_column_of_some_sites_alone_is_a_gap_at_the_others() -> None:
     here = agreed(frames)
     assert here.feature_names_out == ["age", "dose", "dose is missing"]
     assert here.transform(pandas.DataFrame({"age": [50.0]}))[0, 2] == 1
+    assert [*here.unlike_training(pandas.DataFrame({"age": [50.0]}))] == [
+        "there is no column 'dose', as in training rows: all rows count as gaps in it"
+    ]
+    assert [*here.unlike_training(pandas.DataFrame({"dose": [1.0]}))] == []
     with pytest.raises(SettingError, match="the table has no column 'age', which the preparation reads: add it"):
         here.transform(pandas.DataFrame({"dose": [1.0]}))
 

@@ -277,8 +277,12 @@ class Preparation(Fields, WordedModel):
         return values
 
     def unlike_training(self, frame: pd.DataFrame) -> Iterator[str]:
-        """Yield a sentence for each column with gaps, categories or sizes of numbers that training rows have not."""
+        """Yield a sentence for each column that is not there, or has gaps, categories or sizes of numbers that training
+        rows have not.
+        """
         for column in self.columns:
+            if column.name not in frame.columns and column.gaps:  # else the rows are refused
+                yield f"there is no column {shown(column.name, 40)}, as in training rows: all rows count as gaps in it"
             if column.name not in frame.columns or isinstance(column, TokenColumn):
                 continue
             gap = np.zeros(0) if column.gaps else factorized(frame[column.name], self.gaps)[0] < 0
