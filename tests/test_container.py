@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import stat
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
 
-from piebald.federation.credentials import startup_kit
+from piebald.federation.hub.local_federation import free_port
+from piebald.federation.operate.status import status_values
 from tests.deployment_files import DEPLOY, INSTRUCTIONS, LAST, health, parse
 
 
@@ -68,7 +71,7 @@ class Container:
                     copy = shutil.copytree if (context / source).is_dir() else shutil.copy
                     copy(context / source, to)
             elif name == "RUN":
-                self.run(["sh", "-c", self.here(words)])
+                self.run(["sh", "-c", self.here(re.sub(r"^(--\S+ )*", "", words))])
                 if " -m venv " in words:
                     self.see_packages()
         self.environment = {"OMP_NUM_THREADS": "1"}
@@ -85,7 +88,8 @@ class Container:
         (place,) = (self.folder / "opt" / "lib").glob("python*/site-packages")
         (place / "needed.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
         self.environment |= {"PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"}
-        self.environment |= {"TORCH": "https://nowhere.invalid", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        given = dict(words.split("=", 1) for name, words in INSTRUCTIONS if name == "ARG")
+        self.environment |= {**given, "TORCH": "https://nowhere.invalid", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
     def command(self, words: Sequence[str], volume: Path) -> list[str]:
         """Run the image with this volume; as root with a read-only root file system and without capabilities."""
@@ -156,105 +160,107 @@ def test_the_commands_of_the_container_in_an_empty_environment(tmp_path: Path) -
     assert "the queue goes on with: piebald server" in (tmp_path / "log").read_text()
 
 
-def sources(of: str, folder: Path) -> tuple[Path, Path]:
-    """A container file and what it is built from: that of a startup kit lies beside a wheel, as its first lines say."""
-    if of == "deploy":
-        return DEPLOY / "Containerfile", DEPLOY.parent
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=DEPLOY.parent, check=True, capture_output=True)
-    return Path(startup_kit.__file__).parent / "kit" / "Containerfile", folder
+BUILD = "PIEBALD_IMAGE_BUILD"  # options of an engine's build, such as --build-arg BASE=IMAGE where no registry answers
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("of", ["deploy", "a startup kit"])
-def test_an_engine_builds_and_runs_the_image(of: str, tmp_path: Path) -> None:
-    for engine in ("docker", "podman"):
-        if shutil.which(engine) and subprocess.run([engine, "info"], capture_output=True, check=False).returncode == 0:
-            break
-    else:
-        pytest.skip("no container engine answers: buildah or the commands without an engine are tried instead")
-    file, context = sources(of, tmp_path)
-    build = [engine, "build", "-q", "-f", str(file), "-t", "piebald-test", str(context)]
-    made = subprocess.run(build, capture_output=True, text=True, check=False, timeout=850)
-    if made.returncode and any(word in (made.stderr + made.stdout).lower() for word in ("download", "registry")):
-        pytest.skip("the engine cannot download what the image is made of")
-    assert made.returncode == 0, made.stderr
-    run = [engine, "run", "--rm", "--read-only", "--tmpfs", "/tmp", "--cap-drop=ALL", "--network=none", "piebald-test"]
-    assert subprocess.run([*run, "--version"], check=True, capture_output=True, text=True).stdout.startswith("piebald")
+class Engine:
+    """Podman, Docker or Buildah, whichever answers first.
 
-
-class Buildah:
-    """Buildah with a storage of its own, in which this Python stands for the image that others are made from.
-
-    Packages that would be downloaded are seen from this environment instead.
+    Args:
+        folder: where what a container prints is written.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._storage = ["--root", str(folder / "storage"), "--runroot", str(folder / "run"), "--storage-driver", "vfs"]
-        base = self("from", "scratch")
-        self("add", "-q", base, str(self._root(folder / "root")), "/")
-        here = {"PYTHONPATH": "/needed", "LD_LIBRARY_PATH": "/usr/local/lib", "PATH": "/usr/local/bin:/usr/bin:/bin"}
-        here |= {"PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1", "PIP_IGNORE_INSTALLED": "1"}
-        self("config", *(f"--env={name}={value}" for name, value in here.items()), base)
-        self("commit", "-q", base, dict(INSTRUCTIONS)["FROM"].split()[0])
-        self._needed = ["-v", f"{sysconfig.get_path('purelib')}:/needed:ro"]
-
-    def __call__(self, command: str, *words: str) -> str:
-        done = subprocess.run(
-            ["buildah", *self._storage, command, *words],
-            env={**os.environ, "BUILDAH_ISOLATION": "chroot"}, capture_output=True, text=True, timeout=850, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout.strip()
-
-    def build(self, file: Path, context: Path) -> str:
-        """Build an image, and return the name of a container of it."""
-        self("bud", "-q", "--pull-never", *self._needed, "-f", str(file), "-t", "piebald-test", str(context))
-        return self("from", "--pull-never", "piebald-test")
-
-    def run(self, container: str, *words: str) -> str:
-        return self("run", *self._needed, container, "--", *words)
+        self.folder, self.running = folder, dict[str, subprocess.Popen[bytes]]()
+        self.options = shlex.split(os.environ.get(BUILD, ""))
+        found = (name for name in ("podman", "docker", "buildah") if shutil.which(name))
+        self.program = next((name for name in found if not self._call(name, "info").returncode), "")
+        if not self.program and self.options:
+            pytest.fail(f"{BUILD} is set, and neither podman, docker nor buildah answers")
+        if not self.program:
+            pytest.skip("neither podman, docker nor buildah answers: the images were not built")
 
     @staticmethod
-    def _root(folder: Path) -> Path:
-        """This Python in /usr/local, a shell, and the libraries that both need."""
-        (folder / "tmp").mkdir(parents=True)
-        (folder / "tmp").chmod(0o1777)
-        (folder / "bin").symlink_to("usr/bin")
-        prefix, local = Path(sys.base_prefix), folder / "usr/local"
-        unused = shutil.ignore_patterns("test", "idlelib", "__pycache__", "site-packages", "*.a")
-        shutil.copytree(prefix / "lib", local / "lib", symlinks=True, ignore=unused)
-        for path in prefix.glob("lib/python3*/site-packages/pip*"):
-            shutil.copytree(path, local / path.relative_to(prefix))
-        (local / "bin").mkdir()
-        for path in prefix.glob("bin/python*"):
-            shutil.copy(path, local / "bin", follow_symlinks=False)
-        (local / "bin/pip").write_text('#!/bin/sh\nexec python3 -m pip "$@"\n')
-        (local / "bin/pip").chmod(0o755)
-        programs = [shutil.which(name) or name for name in ("sh", "mkdir", "chown")]
-        needing = [*programs, sys.executable, *Path(sys.base_prefix).glob("lib/python3*/lib-dynload/*.so")]
-        needing.append(next(Path(sysconfig.get_path("purelib")).glob("torch/_C*.so")))
-        said = subprocess.run(["ldd", *map(str, needing)], capture_output=True, text=True, check=False).stdout
-        needed = {word for line in said.splitlines() for word in line.split() if word.startswith("/") and ".so" in word}
-        for path in {*programs, *(word for word in needed if word.rstrip(":") == word)}:
-            if not Path(path).is_relative_to(sys.base_prefix) and not Path(path).is_relative_to(sys.prefix):
-                to = folder / path.removeprefix("/")
-                to.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(path, to)
-        return folder
+    def _call(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(words, capture_output=True, text=True, check=False, timeout=1700)
+
+    def build(self, image: str, file: Path, context: Path) -> None:
+        """Build an image; skip where no registry answers and no other base was named."""
+        form = [] if self.program == "docker" else ["--format", "docker"]  # OCI's has no health check
+        words = [*form, *self.options, "-f", str(file), "-t", image, str(context)]
+        done = self._call(self.program, "bud" if self.program == "buildah" else "build", *words)
+        told = done.stderr + done.stdout
+        base = next(words.partition("=")[2] for name, words in INSTRUCTIONS if name == "ARG")
+        if done.returncode and not self.options and base.partition("/")[0] in told:
+            pytest.skip(f"{self.program} cannot get {base}: name another base by {BUILD}='--build-arg BASE=IMAGE'")
+        assert done.returncode == 0, told
+
+    def start(self, name: str, image: str, volume: Path, *words: str) -> None:
+        """Run a command of piebald in a container without rights, as the owner of its volume."""
+        owner = f"--user={volume.stat().st_uid}:{volume.stat().st_gid}"
+        shared = ["run", "--cap-drop=ALL", owner, "-v", f"{volume}:/data"]
+        if self.program == "buildah":  # which knows no entry point, and shares the network of this machine
+            container = self._call("buildah", "from", "--pull-never", image).stdout.strip()
+            command = ["buildah", *shared, "--isolation=chroot", container, "--", "piebald", *words]
+        else:
+            command = [self.program, *shared, "--rm", "--read-only", "--tmpfs=/tmp", "--network=host", image, *words]
+        with (self.folder / f"{name}.log").open("wb") as log:
+            self.running[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def wait(self, name: str) -> str:
+        """Wait until a container has ended well, and return what it has printed."""
+        process = self.running[name]
+        until = time.monotonic() + 300
+        while process.poll() is None and time.monotonic() < until:
+            if failed := [other for other, run in self.running.items() if run.poll() not in (None, 0)]:
+                pytest.fail(f"{failed}: {(self.folder / f'{failed[0]}.log').read_text()}")
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1)
+        said = (self.folder / f"{name}.log").read_text()
+        assert process.poll() == 0, said
+        return said
+
+    def close(self) -> None:
+        for process in self.running.values():
+            process.terminate()
+            process.wait(60)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("of", ["deploy", "a startup kit"])
-def test_buildah_builds_and_runs_the_image(of: str, tmp_path: Path) -> None:
-    if shutil.which("buildah") is None or os.getuid() != 0:
-        pytest.skip("needs buildah, as root")
-    buildah = Buildah(tmp_path / "buildah")
-    (tmp_path / "context").mkdir()
-    container = buildah.build(*sources(of, tmp_path / "context"))
+@pytest.mark.timeout(3600)  # both images download what they hold
+def test_a_server_and_two_sites_train_in_containers_of_the_images_as_they_are(tmp_path: Path) -> None:
+    """Both container files are built by an engine; the sites run that of their kits beside the wheel, as it says."""
+    engine = Engine(tmp_path)
+    engine.build("piebald-test", DEPLOY / "Containerfile", DEPLOY.parent)
+    port = free_port()
+    folder = tmp_path / "federation"
+    folder.mkdir()
+    parties = f'name = "trial"\nhost = "localhost"\nport = {port}\ndays = 2\nsites = ["north", "south"]\n'
+    (folder / "federation.toml").write_text(parties)
+    experiment = (DEPLOY / "compose" / "experiment.toml").read_text()
+    (folder / "experiment.toml").write_text(experiment.replace("clients = 3", "clients = 2").replace("= 20", "= 3"))
+    if os.getuid() == 0:
+        os.chown(folder, 10001, 10001)
     try:
-        assert buildah.run(container, *json.loads(LAST["ENTRYPOINT"]), "--version").startswith("piebald ")
-        user = buildah.run(container, "python", "-c", "import os; print(os.getuid())")
-        assert user == (LAST["USER"].split(":")[0] if of == "deploy" else "0")
+        engine.start("provision", "piebald-test", folder, "provision", "/data/federation.toml", "--out", "/data/made")
+        engine.wait("provision")
+        for name in ("north", "south"):
+            with tarfile.open(folder / "made" / "kits" / f"{name}.tar.gz") as kit:
+                kit.extractall(tmp_path, filter="data")
+            if os.getuid() == 0:
+                for path in (tmp_path / name, *(tmp_path / name).iterdir()):
+                    os.chown(path, 10001, 10001)
+        build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "north")]
+        subprocess.run(build, cwd=DEPLOY.parent, check=True, capture_output=True)
+        engine.build("piebald-test-site", tmp_path / "north" / "Containerfile", tmp_path / "north")
+        server = ["server", "/data/made/server", "/data/experiment.toml", "--out", "/data/run"]
+        engine.start("server", "piebald-test", folder, *server)
+        for name in ("north", "south"):
+            engine.start(name, "piebald-test-site", tmp_path / name, "client", "/data")
+        assert "finished" in engine.wait("server")
+        for name in ("north", "south"):
+            assert "the run is over" in engine.wait(name)
+            assert (tmp_path / name / "model.safetensors").stat().st_size > 1000
+        assert status_values(folder / "run")["steps"] == 3
     finally:
-        buildah("rm", "--all")
+        engine.close()

@@ -159,7 +159,7 @@ def client(
     from piebald.federation.link.heartbeat import at_work
     from piebald.federation.operate.machine_checks import refuse_crosses
     from piebald.federation.site.site_check import site_machine
-    from piebald.federation.site.site_process import join, site_work
+    from piebald.federation.site.site_process import site_work
 
     work, code = site_work(credentials, data, target, client=client), 0
     with locked(credentials):
@@ -169,7 +169,7 @@ def client(
             options.start_log()
             with at_work(f"reading the rows {work.source}"):
                 refuse_crosses(site_machine(work), f"piebald client {credentials} --check")
-            print(printable(join(work, stay, None)))
+            code = _take_part(work, stay)
     _end(code)
 
 
@@ -186,7 +186,7 @@ def site_up(
     """Unpack a site's kit, look whether it can take part, and take part until it is stopped."""
     from piebald.core.references import search as search_in
     from piebald.federation.credentials.startup_kit import unpack_kit
-    from piebald.federation.site.site_process import join, site_work
+    from piebald.federation.site.site_process import site_work
 
     folder = unpack_kit(kit, into)
     work = site_work(folder, data, target, local=with_parent is not None)
@@ -201,8 +201,17 @@ def site_up(
         soon = " as soon as the server answers, for which it waits" if "server" in crosses else ""
         print(f"\n{folder} takes part{soon}; Ctrl-C ends it", flush=True)
         options.start_log()
-        print(printable(join(work, with_parent is None, with_parent)))
-    _end(0)
+        code = _take_part(work, with_parent is None, with_parent)
+    _end(code)
+
+
+def _take_part(work: SiteWork, stays: bool, parent: int | None = None) -> int:
+    """Run a site as `join` does, print why it ended, and return the exit code."""
+    from piebald.federation.site.site_process import join
+
+    ended = join(work, stays, parent)
+    print(printable(ended))
+    return 130 if ended == "stopped" else 0
 
 
 def _checked(work: SiteWork, options: SharedOptions) -> tuple[list[Check], int]:

@@ -83,7 +83,11 @@ def print_table(
 
 
 def _fitting(heading: Sequence[str], cells: list[list[str]], width: int) -> tuple[list[int], list[list[str]]]:
-    """Return the columns that fit a width, and the cells, of which the last one that fits in part is cut."""
+    """Return the columns that fit a width, and the cells.
+
+    Sentences of a column that fits in part are cut, and so is the first column; numbers, times and paths are whole or
+    are not shown.
+    """
     shown, room = list[int](), width
     for column, name in enumerate(heading):
         values = [row[column] for row in cells]
@@ -91,7 +95,8 @@ def _fitting(heading: Sequence[str], cells: list[list[str]], width: int) -> tupl
             continue
         longest = max(map(len, [name, *values]))
         space = room - (2 if shown else 0)
-        if longest > space >= max(len(name), _SHORTEST) or not shown:
+        sentences = all(" " in value for value in values if len(value) > space)
+        if (longest > space >= max(len(name), _SHORTEST) and sentences) or not shown:
             longest = min(longest, space)
             values = [
                 value if len(value) <= longest else f"{value[: longest - 1]}\N{HORIZONTAL ELLIPSIS}" for value in values

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -249,17 +250,25 @@ def test_health_is_a_process_that_gives_signs_of_life(server: Path, capsys: pyte
         assert healthy() == 0
         last = time.time() - 1000
         os.utime(server / "status.json", (last, last))
+        assert healthy() == 0  # its process has just begun, after one that ended long ago
+        os.utime(server / "run.lock", (last, last))
         assert healthy() == 2
         assert "has given no sign of life for 10" in capsys.readouterr().err
         give_sign(server)
         assert healthy() == 0
         queue = ExperimentQueue(server)
         entry = queue.add("a", "", server / "runs" / "a", server)
+        os.utime(server / "run.lock", (1e9, 1e9))
         found = status_values(server)
         assert (found["state"], found["ends"]) == ("waiting for an experiment", "a is prepared")
+        assert found["since"] == datetime.fromisoformat(entry.added).timestamp()
         assert (found["queue"], found["process"]) == ("1 waiting (1 a)", os.getpid())
         queue.change(entry, state="finished")
-        assert status_values(server)["ends"] == f"piebald queue add {server} FILE"
+        found = status_values(server)
+        assert found["ends"] == f"piebald queue add {server} FILE"
+        assert found["since"] == datetime.fromisoformat(queue.entry(1).ended).timestamp()
+        os.utime(server / "run.lock", (4e9, 4e9))  # its process began after that
+        assert status_values(server)["since"] == 4e9
     finally:
         lock.release()
     code = "import sys, piebald.cli, piebald.federation.operate.status; print('torch' in sys.modules)"

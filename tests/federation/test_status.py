@@ -92,9 +92,11 @@ def test_the_lock_and_the_record_say_how_a_server_is(places: tuple[Path, Path], 
             assert read_status(folder)["state"] == ("finished" if recorded == "finished" else "training")
             assert read_status(folder)["process"] == os.getpid()
     for folder in places:
-        found = read_status(folder)
+        os.utime(credentials / "status.json", (1e9, 1e9))
+        found = status_values(folder)
         assert found["state"] == ("killed" if recorded == "running" else recorded)
-        assert (found["process"], found["steps"]) == (None, 12)
+        assert (found["process"], found["steps"], found["since"]) == (None, 12, 1e9)
+        assert found.get("again") == (None if recorded == "finished" else f"piebald resume {run}")
         assert "over" not in found
     shutil.rmtree(run)
     assert read_status(credentials)["state"] == "stopped"  # nothing runs, and no record says how it ended
@@ -150,8 +152,10 @@ def test_what_a_server_does_is_one_word_everywhere(
             assert words in page, words
         assert main(["status", str(credentials), "--check"]) == code
         assert (f"is {state} until {ends}" in capsys.readouterr().err) == bool(code)
-    os.utime(credentials / "status.json", (1e9, 1e9))
-    assert read_status(run)["state"] == "stalled"  # whatever it wrote a long time ago
+    for name in ("status.json", "run.lock"):
+        os.utime(credentials / name, (1e9, 1e9))
+    found = status_values(run)
+    assert (found["state"], found["since"]) == ("stalled", 1e9)  # whatever it wrote a long time ago
     lock.release()
 
 
@@ -250,7 +254,7 @@ def test_a_killed_server_of_a_queue_is_gone_and_what_the_queue_held_is_told(
     assert read_status(run)["state"] == "finished"
     assert main(["status", str(credentials)]) == 0
     told = capsys.readouterr().out
-    for words in ("1 interrupted (1 hdafl), 1 waiting (2 fedavg)", f"piebald server {credentials}", "last_sign", "ago"):
+    for words in ("1 interrupted (1 hdafl), 1 waiting (2 fedavg)", f"piebald server {credentials}", "since", "ago"):
         assert words in told
     assert main(["status", str(credentials), "--check"]) == 2
     assert f"nothing is running with {credentials}: process {process} was killed" in capsys.readouterr().err

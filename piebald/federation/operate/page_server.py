@@ -28,7 +28,7 @@ from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_text
 from piebald.federation.link.proxy import is_loopback
 from piebald.federation.operate.run_view import RunView, Viewer
-from piebald.federation.operate.status import STALLED, read_status, signs_of_life
+from piebald.federation.operate.status import STALLED, read_status, silence
 
 INSTALL = f"the status page needs starlette, uvicorn and prometheus-client: {install('page')}"
 TOKEN = "status-token"  # in the server's credentials: what a browser or Prometheus must know
@@ -267,7 +267,7 @@ def page_app(viewer: Viewer, credentials: Path, token: Token, loopback: bool) ->
     from piebald.federation.operate.prometheus import exposition
     from piebald.federation.operate.status_page import content_policy, page
 
-    began, warned = time.time(), threading.Event()
+    warned = threading.Event()
 
     def answered(make: Callable[[RunView], Response]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
@@ -288,7 +288,7 @@ def page_app(viewer: Viewer, credentials: Path, token: Token, loopback: bool) ->
         return Response(body, media_type=kind)
 
     def healthz(request: Request) -> Response:
-        fine = signs_of_life(credentials, began) < STALLED
+        fine = silence(credentials) < STALLED
         return PlainTextResponse("ok\n" if fine else "stalled\n", 200 if fine else 503)
 
     routes = [

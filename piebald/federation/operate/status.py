@@ -7,9 +7,9 @@ its lock (`RunLock`).
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +26,13 @@ RUN = "run.json"  # in the server's credentials: the run folder that it writes
 STALLED = 60.0  # seconds without a sign of life after which a process counts as ill
 STATES = ("waiting", "training", "stalled", "failing", "stopped", "killed", "failed", "finished")  # the first word
 _RUNS = "running"  # what its process does is in its status
+_LOCK = "run.lock"  # its process holds it, see `RunLock`
 _STATUS = "status.json"  # in each party's credentials: what its process wrote last
 
 
-def signs_of_life(credentials: Path, since: float = 0.0) -> float:
-    """Return the seconds since a party's process gave its last sign of life, by writing its status.
-
-    Args:
-        credentials: the party's.
-        since: when it began, in seconds since the epoch, which counts as a sign.
-    """
-    try:
-        last = (credentials / _STATUS).stat().st_mtime
-    except OSError:
-        last = since
-    return time.time() - max(last, since)
+def silence(credentials: Path) -> float:
+    """Return the seconds since a party's process began (it locks its folder then), or wrote its status."""
+    return time.time() - max(_changed(credentials / name) or 0.0 for name in (_STATUS, _LOCK))
 
 
 def give_sign(credentials: Path) -> None:
@@ -65,7 +57,7 @@ def check_health(folder: Path) -> None:
         killed = killed_process(credentials)
         gone = "" if killed is None else f": process {killed} was killed"
         raise SettingError(f"nothing is running with {credentials}{gone}")
-    if (silent := signs_of_life(credentials)) > STALLED:
+    if (silent := silence(credentials)) > STALLED:
         raise SettingError(f"process {process} has given no sign of life for {silent:.0f} seconds: see its log")
     activity = (_written(credentials) or {}).get("activity") or {}
     if activity.get("state") in ("stalled", "failing"):
@@ -77,7 +69,7 @@ def read_status(folder: Path) -> dict[str, Any]:
     values = status_values(folder)
     now = time.time()
     for row in (values, *values.get("sites", ())):
-        for name in ("last_sign", "heard", "since"):
+        for name in ("heard", "since"):
             if row.get(name) is not None:
                 row[name] = f"{max(0.0, now - row[name]):.0f} s ago"
     return values
@@ -110,6 +102,8 @@ def status_values(folder: Path) -> dict[str, Any]:
     process = process or (None if run is None else running_process(run))
     if written is None and process is None and killed is None:
         raise SettingError(f"nothing has run in {folder} yet: start piebald server or piebald client with it")
+    # the run that the server has left says itself when it ended
+    last_sign = _changed(credentials / _STATUS if written or run is None else run / "run.db")
     values = {"party": credentials.name, **(written or {})}
     recorded = values.pop("state", None)
     if run is not None:
@@ -121,9 +115,11 @@ def status_values(folder: Path) -> dict[str, Any]:
     status: dict[str, Any] = {name: values.pop(name) for name in ("federation", "party") if name in values}
     status["state"] = _state(recorded, process, killed)
     if status["state"] == _RUNS:
-        silent = signs_of_life(credentials) > STALLED
-        now = {"state": "stalled", "ends": "it gives a sign of life: see its log"} if silent else activity
+        now = {"state": "stalled", "since": last_sign, "ends": "it gives a sign of life: see its log"}
+        now = now if silence(credentials) > STALLED else activity
         status |= {"state": "training", **{name: value for name, value in now.items() if value is not None}}
+    elif process is None:
+        status["since"] = last_sign
     status["process"] = process
     queue = ExperimentQueue(credentials)
     if queue.folder.is_dir():
@@ -132,11 +128,18 @@ def status_values(folder: Path) -> dict[str, Any]:
         if process is not None and recorded != "running":
             # an experiment that is being prepared has no run folder yet
             ends = f"piebald queue add {credentials} FILE" if begun is None else f"{begun.label} is prepared"
-            status |= {"state": "waiting for an experiment", "ends": ends}
+            times = [entry.ended for entry in queue.entries() if entry.over]
+            times += [] if begun is None else [begun.added]
+            since = [datetime.fromisoformat(at).timestamp() for at in times]
+            since.append(_changed(credentials / _LOCK) or 0.0)  # when its process began
+            status |= {"state": "waiting for an experiment", "since": max(since), "ends": ends}
         elif process is None and folder == credentials and (killed is not None or begun is not None):
             status["state"] = "stopped" if killed is None else "killed"
-    if status["state"] in ("killed", "stopped"):
-        status |= _gone(credentials, run, queue)
+    if status["state"] in ("killed", "stopped", "failed") and process is None:
+        if queue.next() is not None:
+            status["again"] = f"piebald server {credentials}"
+        elif run is not None:
+            status["again"] = f"piebald resume {run}"
     if run is not None:
         status["folder"] = str(run)
     # what it knew of its sites is no news of theirs
@@ -145,16 +148,9 @@ def status_values(folder: Path) -> dict[str, Any]:
     return {name: value for name, value in (status | values).items() if name != "sites" or value}
 
 
-def _gone(credentials: Path, run: Path | None, queue: ExperimentQueue) -> dict[str, Any]:
-    """Return the time of the last sign of life of a party that is gone, and the command to go on."""
-    values: dict[str, Any] = {}
-    with contextlib.suppress(OSError):
-        values["last_sign"] = (credentials / _STATUS).stat().st_mtime
-    if queue.folder.is_dir() and queue.next() is not None:
-        values["again"] = f"piebald server {credentials}"
-    elif run is not None:
-        values["again"] = f"piebald resume {run}"
-    return values
+def _changed(path: Path) -> float | None:
+    """Return when a file was changed last, None where there is none."""
+    return path.stat().st_mtime if path.exists() else None
 
 
 def running_process(folder: Path) -> int | None:
@@ -162,8 +158,8 @@ def running_process(folder: Path) -> int | None:
     if fcntl is None:
         return None
     try:
-        regular(folder / "run.lock")
-        with (folder / "run.lock").open("r+") as file:
+        regular(folder / _LOCK)
+        with (folder / _LOCK).open("r+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -179,7 +175,7 @@ def killed_process(folder: Path) -> int | None:
     if fcntl is None or running_process(folder) is not None:
         return None
     try:
-        text = read_text(folder / "run.lock", 100, "ascii").strip()
+        text = read_text(folder / _LOCK, 100, "ascii").strip()
     except (OSError, ValueError):
         return None
     return int(text) if text.isdecimal() else None

@@ -86,6 +86,7 @@ class FederationClient:
         self._disk = DiskWrites(credentials.folder, self._over)
         self._heard = 0.0
         self._at_work: dict[str, float] = {}  # what it does now, and since when
+        self._state = "", 0.0  # what `_activity` said last, and since when
         self._ended = ""  # how it ended, "" while it runs
         self._training_queue: queue.Queue[int | None] = queue.Queue()
         self._query_queue: queue.Queue[Task | None] = queue.Queue()
@@ -376,16 +377,17 @@ class FederationClient:
     # -- status
 
     def _activity(self) -> dict[str, Any]:
-        """Return what the site does, and what would end it; see `server_state.Activity`."""
+        """Return what the site does, since when, and what would end it; see `FederationState.activity`."""
         if self._at_work:
-            return {"state": "training", "ends": "its task is done"}
-        if self._consent.waits:
-            return {"state": "waiting for approval", "ends": f"somebody says piebald approve {self.credentials.folder}"}
-        trouble = self._link.trouble
-        return {
-            "state": "waiting for the server",
-            "ends": f"it answers ({trouble})" if trouble else "the server sends a task",
-        }
+            state, ends = "training", "its task is done"
+        elif self._consent.waits:
+            state, ends = "waiting for approval", f"somebody says piebald approve {self.credentials.folder}"
+        else:
+            trouble = self._link.trouble
+            state, ends = "waiting for the server", f"it answers ({trouble})" if trouble else "the server sends a task"
+        if state != self._state[0]:
+            self._state = state, time.time()
+        return {"state": state, "since": self._state[1], "ends": ends}
 
     def _write_status(self) -> None:
         """Write the status file that `piebald status` reads."""
