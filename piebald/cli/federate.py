@@ -270,13 +270,13 @@ def status(
     ] = False,
 ) -> None:
     """Show which sites are present, when they were heard last, and what they do."""
-    from piebald.federation.operate.status import check_health, read_status
+    from piebald.federation.operate.status import check_health, read_status, status_values
 
     if check:
         return check_health(folder)
-    values = read_status(folder)
     if options.as_json:
-        return print_json(values)
+        return print_json(status_values(folder))
+    values = read_status(folder)
     sites = values.pop("sites", [])
     print_table(
         ("", ""), [("until" if name == "ends" else name, v) for name, v in values.items() if v not in (None, [])]

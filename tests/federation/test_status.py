@@ -333,6 +333,8 @@ def test_the_page_can_only_be_read_and_only_under_this_machines_name(served: Pag
     assert served.get("/healthz")[2] == "ok\n"
     shown = json.loads(served.get("/status.json")[2])
     assert [site["site"] for site in shown["sites"]][:2] == ["north", "south"]
+    assert (shown["steps"], shown["rounds"]) == (12, 30)
+    assert all(abs(time.time() - site["heard"]) < 600 for site in shown["sites"])  # a time, for programs
 
 
 def test_silent_connections_stop_neither_the_page_nor_the_sites(served: Page) -> None:

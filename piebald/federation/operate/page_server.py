@@ -28,7 +28,7 @@ from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_text
 from piebald.federation.link.proxy import is_loopback
 from piebald.federation.operate.run_view import RunView, Viewer
-from piebald.federation.operate.status import STALLED, read_status, silence
+from piebald.federation.operate.status import STALLED, silence, status_values
 
 INSTALL = f"the status page needs starlette, uvicorn and prometheus-client: {install('page')}"
 TOKEN = "status-token"  # in the server's credentials: what a browser or Prometheus must know
@@ -294,7 +294,9 @@ def page_app(viewer: Viewer, credentials: Path, token: Token, loopback: bool) ->
     routes = [
         Route("/", answered(lambda view: HTMLResponse(page(view))), methods=["GET"]),
         Route("/metrics", answered(metrics), methods=["GET"]),
-        Route("/status.json", answered(lambda view: JSONResponse(_finite(read_status(credentials)))), methods=["GET"]),
+        Route(
+            "/status.json", answered(lambda view: JSONResponse(_finite(status_values(credentials)))), methods=["GET"]
+        ),
         Route("/healthz", healthz, methods=["GET"]),
     ]
     return _Guarded(Starlette(routes=routes), content_policy(), token, loopback)

@@ -107,8 +107,8 @@ def status_values(folder: Path) -> dict[str, Any]:
     values = {"party": credentials.name, **(written or {})}
     recorded = values.pop("state", None)
     if run is not None:
-        recorded, steps = _recorded(run)
-        values |= {} if steps is None else {"steps": steps}
+        recorded, made = _recorded(run)
+        values |= made
     values.pop("over", None)
     values.pop("audit", None)
     activity = values.pop("activity", None) or {}
@@ -208,15 +208,15 @@ def _state(recorded: str | None, process: int | None, killed: int | None) -> str
     return recorded or "stopped"
 
 
-def _recorded(run: Path) -> tuple[str | None, int | None]:
-    """Return the recorded state of a run, and its server steps; None where it cannot be read."""
+def _recorded(run: Path) -> tuple[str | None, dict[str, int | None]]:
+    """Return the recorded state of a run, and its server steps, made and to make; none where it cannot be read."""
     from piebald.storage.store import RunStore
 
     try:
         with RunStore.open_read_only(run) as store:
-            return str(store.meta.get("status")), store.version
+            return str(store.meta.get("status")), {"steps": store.version, "rounds": store.meta.get("rounds")}
     except RunFolderError:
-        return None, None
+        return None, {}
 
 
 def was_started(credentials: Path) -> bool:
