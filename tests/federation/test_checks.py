@@ -81,7 +81,7 @@ def test_a_certificate_is_looked_at_itself(tmp_path: Path, monkeypatch: pytest.M
     folder = provisioned(tmp_path / "a", NAMES)
     other = provisioned(tmp_path / "b", NAMES)
     one = check_certificate(folder / "north")
-    assert (one.fine, one.told.partition(",")[0]) == (True, "1 days left (ask for new credentials soon)")
+    assert (one.fine, one.told.partition(",")[0]) == (True, "1 day left (ask for new credentials soon)")
     mixed = {"key.pem": "it belongs to another key", "authority.pem": "it cannot be used"}
     for name, says in mixed.items():
         kept = (folder / "north" / name).read_bytes()
@@ -152,6 +152,9 @@ def test_looking_tells_all_and_leaves_no_trace(server: Server, tmp_path: Path, m
     table = tmp_path / "table.csv"
     assert checks["rows"] == (False, f"{table}: there is no column 'diagnos': did you mean 'diagnosis'?")
     assert checks["run"] == (None, "-")  # what is wrong is said once
+    checks = told(check_site(site_work(folder / "north", None, None)))
+    site_toml = folder / "north" / "site.toml"
+    assert checks["rows"] == (False, f"say where this site's rows are: [data] in {site_toml}, or --data")
     (folder / "south" / "site.toml").write_text("[policy]\nprivate = ['classifier']\n")
     checks = told(check_site(site_work(folder / "south", str(tmp_path / "fits.npz"), None)))
     assert checks["run"][0] is False

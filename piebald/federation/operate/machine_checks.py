@@ -77,7 +77,8 @@ def check_certificate(folder: Path, name: str = "certificate") -> Check:
         here = f"{now:%Y-%m-%d}"
         return Check(name, False, f"it expired on {ends:%Y-%m-%d}, and here it is {here}: ask for new credentials")
     soon = " (ask for new credentials soon)" if days < _SOON else ""
-    return Check(name, True, f"{days} days left{soon}, until {ends:%Y-%m-%d}")
+    left = "1 day" if days == 1 else f"{days} days"
+    return Check(name, True, f"{left} left{soon}, until {ends:%Y-%m-%d}")
 
 
 def check_space(folder: Path, needed: int = SPACE) -> Check:

@@ -187,7 +187,7 @@ def _met(work: SiteWork, rows: Check, body: bytes) -> list[Check]:
         if reason := work.settings.policy.reject_reason(prepared.work):
             raise SettingError(reason)
     except Exception as error:  # whatever a site's own rows and plugins do
-        if error.__cause__ is not None and work.settings.data is not None:
+        if error.__cause__ is not None:
             return [_unusable(error.__cause__) if rows.fine else rows, Check("run", None, "-")]
         return [rows, Check("run", False, str(error) if isinstance(error, PiebaldError) else type(error).__name__)]
     layout = prepared.work.layout
