@@ -66,16 +66,16 @@ def listed(folder: Path) -> dict[str, dict[str, Any]]:
     databases = sorted(folder.rglob(DATABASE), key=lambda path: -path.stat().st_mtime)
     found: dict[str, dict[str, Any]] = {}
     for database in databases:
-        begun = f"{datetime.fromtimestamp(database.stat().st_mtime):%Y-%m-%d %H:%M}"
+        changed = f"{datetime.fromtimestamp(database.stat().st_mtime):%Y-%m-%d %H:%M}"
         path = str(database.parent.relative_to(folder))
         try:
             with History(database.parent) as run:
                 final = run.final
                 facts = {"label": run.label, "state": final["status"], "rounds": final["rounds"], "seed": run.seed}
                 score = {"metric": run.metric, "score": final["mean"], "clients": run.meta.get("clients")}
-                found[path] = {**facts, **score, "data": run.meta.get("data"), "begun": begun}
+                found[path] = {**facts, **score, "data": run.meta.get("data"), "changed": changed}
         except PiebaldError as error:  # a damaged run stops no other
-            found[path] = {"state": str(error), "begun": begun}
+            found[path] = {"state": str(error), "changed": changed}
     return found
 
 

@@ -246,6 +246,7 @@ def up(
 
     flags = federation_flags(file, options.sets)
     if local is not None:
+        flags = [f"partition.clients={local}", *flags] if file is None else flags
         count = len(ExperimentSettings.load(file, flags).divisions()[0].plan().clients)
         if count != local:
             raise SettingError(

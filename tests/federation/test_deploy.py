@@ -116,10 +116,10 @@ def test_what_sites_print_is_relayed_by_whole_lines_each_once(tmp_path: Path) ->
 
 @pytest.mark.full
 def test_all_on_one_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--set", "partition.clients=2", "--set", "rounds=1", "--out", str(tmp_path / "run")]
-    assert main(["up", "--local", "3", *options]) == 2
+    options = ["--set", "rounds=1", "--out", str(tmp_path / "run")]
+    assert main(["up", "--local", "3", "--set", "partition.clients=2", *options]) == 2
     assert "the experiment has 2 clients, --local says 3" in capsys.readouterr().err
-    assert main(["up", "--local", "2", *options]) == 0
+    assert main(["up", "--local", "2", *options]) == 0  # as many clients of the built-in experiment
     said = capsys.readouterr()
     assert re.search(r"^status +finished", said.out, re.MULTILINE)
     assert "state: finished" in said.err

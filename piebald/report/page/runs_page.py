@@ -11,7 +11,7 @@ from piebald.report.page import document, markup, wording
 from piebald.report.page.markup import Cell, Markup
 from piebald.report.page.wording import NONE, MetricFormat
 
-COLUMNS = ("label", "state", "rounds", "seed", "metric", "score", "clients", "data", "begun")
+COLUMNS = ("label", "state", "rounds", "seed", "metric", "score", "clients", "data", "changed")
 _FOOTER = "Read from the run folders each time it is opened.  Nothing can be changed here."
 
 
