@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from piebald.federation.hub.local_federation import free_port
-from piebald.federation.operate.status import status_values
+from piebald.storage.store import RunStore
 from tests.deployment_files import DEPLOY, INSTRUCTIONS, LAST, health, parse
 
 
@@ -172,6 +172,7 @@ class Engine:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.running = folder, dict[str, subprocess.Popen[bytes]]()
+        self.containers: list[str] = []  # of Buildah, which keeps them
         self.options = shlex.split(os.environ.get(BUILD, ""))
         found = (name for name in ("podman", "docker", "buildah") if shutil.which(name))
         self.program = next((name for name in found if not self._call(name, "info").returncode), "")
@@ -201,6 +202,8 @@ class Engine:
         shared = ["run", "--cap-drop=ALL", owner, "-v", f"{volume}:/data"]
         if self.program == "buildah":  # which knows no entry point, and shares the network of this machine
             container = self._call("buildah", "from", "--pull-never", image).stdout.strip()
+            self._call("buildah", "config", "--volume=/data-", container)  # it would hide the one that is given
+            self.containers.append(container)
             command = ["buildah", *shared, "--isolation=chroot", container, "--", "piebald", *words]
         else:
             command = [self.program, *shared, "--rm", "--read-only", "--tmpfs=/tmp", "--network=host", image, *words]
@@ -224,6 +227,8 @@ class Engine:
         for process in self.running.values():
             process.terminate()
             process.wait(60)
+        if self.containers:
+            self._call("buildah", "rm", *self.containers)
 
 
 @pytest.mark.long
@@ -261,6 +266,7 @@ def test_a_server_and_two_sites_train_in_containers_of_the_images_as_they_are(tm
         for name in ("north", "south"):
             assert "the run is over" in engine.wait(name)
             assert (tmp_path / name / "model.safetensors").stat().st_size > 1000
-        assert status_values(folder / "run")["steps"] == 3
+        with RunStore.open_read_only(folder / "run") as store:
+            assert (store.meta["status"], store.version) == ("finished", 3)
     finally:
         engine.close()

@@ -83,11 +83,7 @@ def print_table(
 
 
 def _fitting(heading: Sequence[str], cells: list[list[str]], width: int) -> tuple[list[int], list[list[str]]]:
-    """Return the columns that fit a width, and the cells.
-
-    Sentences of a column that fits in part are cut, and so is the first column; numbers, times and paths are whole or
-    are not shown.
-    """
+    """Return the columns that fit, and the cells; only sentences and the first column are cut, all else is left out."""
     shown, room = list[int](), width
     for column, name in enumerate(heading):
         values = [row[column] for row in cells]

@@ -10,7 +10,6 @@ import base64
 import binascii
 import contextlib
 import ipaddress
-import json
 import logging
 import math
 import secrets
@@ -294,9 +293,7 @@ def page_app(viewer: Viewer, credentials: Path, token: Token, loopback: bool) ->
     routes = [
         Route("/", answered(lambda view: HTMLResponse(page(view))), methods=["GET"]),
         Route("/metrics", answered(metrics), methods=["GET"]),
-        Route(
-            "/status.json", answered(lambda view: JSONResponse(_finite(status_values(credentials)))), methods=["GET"]
-        ),
+        Route("/status.json", answered(lambda view: JSONResponse(status_values(credentials))), methods=["GET"]),
         Route("/healthz", healthz, methods=["GET"]),
     ]
     return _Guarded(Starlette(routes=routes), content_policy(), token, loopback)
@@ -377,7 +374,3 @@ def _names_this_machine(host: str) -> bool:
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _finite(value: Any) -> Any:
-    return json.loads(json.dumps(value), parse_constant=lambda _: None)

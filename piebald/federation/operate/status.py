@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from piebald.core.errors import RunFolderError, SettingError
+from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_json, read_text, regular
 from piebald.federation.operate.experiment_queue import ExperimentQueue
 
@@ -25,7 +26,6 @@ except ImportError:  # Windows, where a process must be stopped by hand
 RUN = "run.json"  # in the server's credentials: the run folder that it writes
 STALLED = 60.0  # seconds without a sign of life after which a process counts as ill
 STATES = ("waiting", "training", "stalled", "failing", "stopped", "killed", "failed", "finished")  # the first word
-_RUNS = "running"  # what its process does is in its status
 _LOCK = "run.lock"  # its process holds it, see `RunLock`
 _STATUS = "status.json"  # in each party's credentials: what its process wrote last
 
@@ -40,8 +40,6 @@ def give_sign(credentials: Path) -> None:
     try:
         os.utime(credentials / _STATUS)
     except FileNotFoundError:
-        from piebald.core.private_files import write_private
-
         write_private(credentials / _STATUS, "{}", lasting=False)
 
 
@@ -113,13 +111,14 @@ def status_values(folder: Path) -> dict[str, Any]:
     values.pop("audit", None)
     activity = values.pop("activity", None) or {}
     status: dict[str, Any] = {name: values.pop(name) for name in ("federation", "party") if name in values}
-    status["state"] = _state(recorded, process, killed)
-    if status["state"] == _RUNS:
+    if process is not None and recorded != "finished":
         now = {"state": "stalled", "since": last_sign, "ends": "it gives a sign of life: see its log"}
         now = now if silence(credentials) > STALLED else activity
         status |= {"state": "training", **{name: value for name, value in now.items() if value is not None}}
-    elif process is None:
-        status["since"] = last_sign
+    else:
+        ended = recorded != "running" and (recorded is not None or killed is None)
+        status["state"] = recorded or "stopped" if ended else "killed"
+        status |= {"since": last_sign} if process is None else {}
     status["process"] = process
     queue = ExperimentQueue(credentials)
     if queue.folder.is_dir():
@@ -192,20 +191,6 @@ def server_credentials(run: Path) -> Path | None:
     with RunStore.open_read_only(run) as store:
         runtime = store.meta.get("runtime") or {}
     return Path(runtime["credentials"]) if runtime.get("credentials") else None
-
-
-def _state(recorded: str | None, process: int | None, killed: int | None) -> str:
-    """Return a party's state, from its run's record, the process with the lock, and the one that was killed.
-
-    It is `_RUNS` where there is a process.
-    """
-    if recorded == "finished":
-        return recorded
-    if process is not None:
-        return _RUNS
-    if recorded == "running" or (recorded is None and killed is not None):
-        return "killed"
-    return recorded or "stopped"
 
 
 def _recorded(run: Path) -> tuple[str | None, dict[str, int | None]]:
