@@ -18,7 +18,7 @@ from piebald.advice.families import ALONE, TOGETHER, check_training, entrants
 from piebald.advice.look import look as look_at
 from piebald.advice.more_data import SHARE
 from piebald.advice.more_data import more_data as train_with_parts
-from piebald.advice.odd_sites import far_targets, odd_sites
+from piebald.advice.odd_sites import far_targets, misfits, odd_sites, over_rows
 from piebald.advice.own_methods import own_methods
 from piebald.advice.race import Race, Runner, lag_behind, methods_of
 from piebald.advice.reasons import reasons
@@ -37,7 +37,7 @@ from piebald.methods.recipe import Recipe
 from piebald.methods.sharing.layers import Full
 from piebald.report.page.wording import names, plural
 from piebald.report.paired import Scores, difference, probability_within
-from piebald.report.row_noise import imbalance
+from piebald.report.row_noise import COUNTED, imbalance
 from piebald.report.tables import History
 from piebald.report.verdict import ScoreVerdict
 from piebald.runs.prepare import Model
@@ -188,9 +188,27 @@ def _conditions(runs: TrialRuns, unusable: Mapping[str, str]) -> list[str]:
 
 def _same_rung(alone: Runner, runners: Sequence[Runner]) -> tuple[Scores | None, Scores | None]:
     """The scores of Local and of the method with one model for all that came furthest, at the last rung of both."""
-    furthest = max((x for x in runners if _has_one_model(x.recipe)), key=lambda runner: runner.reached, default=None)
+    furthest = _one_model(runners)
     rungs = furthest.scores.keys() & alone.scores.keys() if furthest else set[int]()
     return (alone.scores[max(rungs)], furthest.scores[max(rungs)]) if furthest and rungs else (None, None)
+
+
+def _one_model(runners: Sequence[Runner]) -> Runner | None:
+    """The method with one model for all that came furthest."""
+    return max((x for x in runners if _has_one_model(x.recipe)), key=lambda runner: runner.reached, default=None)
+
+
+def _misfits(together: Runner | None, runs: TrialRuns, folder: Path) -> list[str]:
+    """Return a sentence on sites where one model for all is wrong as nowhere else, also on their training rows."""
+    if together is None or runs.metric != COUNTED:
+        return []
+    judged = runs.read(together.folders, together.reached)
+    (fit,) = check([together], runs, folder, "train") or (None,)
+    if judged is None or fit is None:
+        return []
+    own, trained = runs.naive(together.folders, together.reached), runs.naive(fit.folders)
+    constants = [over_rows(own[name], trained[name]) for name in own if name in trained]
+    return misfits(judged, over_rows(judged, fit.scores), constants)
 
 
 def _has_one_model(recipe: Recipe) -> bool:
@@ -243,6 +261,7 @@ def _answer(
     )
     if together is None and alone is not None:  # one model for all may have been dropped because of such sites
         at_odds += odd_sites(*_same_rung(alone, runners), {}, runs.metric, higher)
+    at_odds += _misfits(together or _one_model(runners), runs, folder / "fit")
     if better_alone:
         better = [*better, f"Better off alone, beyond chance: {names(better_alone, 12)}."]
     return Advice(

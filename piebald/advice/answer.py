@@ -240,8 +240,8 @@ class Advice:
             "nobody beyond chance" if has_intervals else f"chance moves the {self.metric} of one client unknown amounts"
         )
         texts = {
-            # of a line of 70 columns, the unit takes eight, and a break between words some of the next one
-            name: fitting(items, 54 * _LINES.get(name, 2) + 8) + unit if items else nobody
+            # of a line of 70 columns, a break between words takes some of the next one
+            name: fitting(items, 54 * _LINES.get(name, 2) + 8 + len(unit), unit) if items else nobody
             for name, items in groups.items()
         }
         return {name: f"{text}." for name, text in texts.items() if name != "Open" or groups[name]}

@@ -169,30 +169,32 @@ class Checked:
     folders: Mapping[int, Path]
 
 
-def check(runners: Sequence[Runner], runs: TrialRuns, folder: Path) -> list[Checked]:
-    """Score finished methods on test rows; nothing is trained, and the runs of the race stay as they are.
+def check(runners: Sequence[Runner], runs: TrialRuns, folder: Path, split: Split = "test") -> list[Checked]:
+    """Score methods on rows that the race has not seen; nothing is trained, and the runs of the race stay as they are.
 
-    Each run is copied and evaluated once more at its last version, now on the rows that the race has not seen.
+    Each run is copied and evaluated once more at its last version.
 
     Args:
         runners: the recommendation, Local and FedAvg.
         runs: the settings by which they were trained.
         folder: for the copies.
+        split: of the rows.
     """
-    if not any(runs.clients.size(client, "test") != 0 for client in range(len(runs.clients))):
+    clients = runs.clients if split == "test" else runs.choosing
+    if not any(clients.size(client, split) != 0 for client in range(len(clients))):
         return []
     checked = []
     for runner in runners:
         folders = {seed: folder / folder_name(runner.label) / f"seed-{seed}" for seed in runner.folders}
         for seed, copy in folders.items():
-            _tested(runner, seed, copy, runs)
+            _scored(runner, seed, copy, runs, split)
         if (scores := runs.read(folders)) is not None:
             checked.append(Checked(runner.label, scores, folders))
     return checked
 
 
-def _tested(runner: Runner, seed: int, copy: Path, runs: TrialRuns) -> None:
-    """Evaluate the last version of a run on test rows, in a copy."""
+def _scored(runner: Runner, seed: int, copy: Path, runs: TrialRuns, split: Split) -> None:
+    """Evaluate the last version of a run on other rows, in a copy."""
     if not copy.exists():
         # renamed when it is complete, so that an interrupted copy is not taken for a run
         partial = copy.with_name(f"{copy.name}.part")
@@ -200,8 +202,8 @@ def _tested(runner: Runner, seed: int, copy: Path, runs: TrialRuns) -> None:
         shutil.copytree(runner.folders[seed], partial)
         with RunStore.open(partial) as store:
             interval, count, _ = store.meta["evaluate"]
-            store.set_meta(evaluate=[interval, count, "test"], per_class=None, status="running")
+            store.set_meta(evaluate=[interval, count, split], per_class=None, status="running")
         partial.rename(copy)
     judged: dict[str, Any] = {name: runs.options[name] for name in ("loss", "metrics") if name in runs.options}
-    # nothing is left to train, so resuming only evaluates, now on test rows
+    # nothing is left to train, so resuming only evaluates
     resume(copy, runs.choosing.opened(), runs.model_of(runner.label), recipe=runner.recipe, **judged).close()

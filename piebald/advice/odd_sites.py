@@ -1,7 +1,11 @@
 """Sites whose rows are at odds with those of the others, by name, so that somebody looks at them before any training.
 
-Two kinds can be told by scores: where one model for all is far worse than a site's own, its labels or inputs mean
-something else there; where neither is better than one answer for every row, its labels follow from nothing.
+Two kinds can be told by scores.  Where one model for all is far worse than a site's own, its labels or inputs mean
+something else there.  Few rows make no model of their own, but they are enough to tell where a model of all fails: on
+labels that are turned around it is wrong where it is right elsewhere (`misfits`).  Where neither is better than one
+answer for every row, labels follow from nothing.
+
+Source: Anscombe, *The transformation of Poisson, binomial and negative-binomial data*, Biometrika 1948.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +21,7 @@ from torch import Tensor
 
 from piebald.advice.differences import SHARES, in_points
 from piebald.contracts import Clients, Split
+from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.page.wording import names, plural
 from piebald.report.paired import Difference, Scores
 from piebald.report.row_noise import row_differences
@@ -118,6 +123,64 @@ def odd_sites(
             )
             break
     return sentences
+
+
+def misfits(judged: Scores, seen: Scores, constants: Sequence[Scores]) -> list[str]:
+    """Return a sentence on sites where one model for all is wrong as at no other site; none where there is no such one.
+
+    A site is compared with what is to be expected of a site like the others, whose shares of right rows vary by chance
+    and by themselves: by Student's t of arcsines, with Satterthwaite's degrees of freedom, and Bonferroni's correction
+    for all sites.  It must also be no better there than each constant answer, so that harder rows are no reason.
+
+    Args:
+        judged: the accuracies of one model for all on validation rows.
+        seen: those on the same rows and training rows: where few rows contradict all others, training on them changes
+            little.
+        constants: of answers that need no model, on these rows.
+    """
+    from scipy.special import stdtr
+
+    sizes, shares = np.array(judged.sizes, float), judged.client_means()
+    rows, right = np.array(seen.sizes, float), seen.client_means()
+    if not judged.counted or not len(sizes) or len(rows) != len(sizes):
+        return []
+    compared = np.isfinite(shares) & np.isfinite(right)
+    angles, votes = _arcsine(shares, sizes), judged.votes * compared
+    constant = np.nanmin([table.client_means() for table in constants], axis=0) if constants else np.ones(len(rows))
+    places = []
+    for place in np.flatnonzero(compared & (right <= constant)).tolist():
+        others = votes.copy()
+        others[place] = 0.0
+        effective = others.sum() ** 2 / max(float((others**2).sum()), 1e-12)  # Kish's number of others
+        if effective <= 2:
+            continue
+        mean = float(np.average(np.nan_to_num(angles), weights=others))
+        spread = float(np.average(np.nan_to_num(angles - mean) ** 2, weights=others)) * effective / (effective - 1)
+        of_others = spread * (1 + 1 / effective)
+        variance = of_others + 1 / (4 * rows[place] + 2)
+        freedom = min(variance**2 / max(of_others**2 / (effective - 1), 1e-12), 1e6)
+        distance = float(_arcsine(right[place], rows[place]) - mean) / variance**0.5
+        if stdtr(freedom, distance) < ERROR_RATE / compared.sum():
+            places.append(place)
+    named = [f"{judged.clients[x]} ({right[x] * rows[x]:.0f} of {rows[x]:.0f} rows right)" for x in places]
+    if not named or len(places) > _MOST * compared.sum():
+        return []
+    return [f"One model for all fails at {names(named, 12)}, as at no other site: do labels or inputs mean the same?"]
+
+
+def over_rows(a: Scores, b: Scores) -> Scores:
+    """The accuracies of a method on the rows of two tables of the same clients together."""
+    parts = np.array([[table.client_means(), table.sizes] for table in (a, b)], np.float64)
+    shares, sizes = np.nan_to_num(parts[:, 0]), parts[:, 1] * np.isfinite(parts[:, 0])
+    rows = sizes.sum(0)
+    with np.errstate(invalid="ignore"):
+        values = (shares * sizes).sum(0, keepdims=True) / rows
+    return Scores(values, a.clients, sizes=rows.astype(int).tolist(), counted=a.counted and b.counted)
+
+
+def _arcsine(shares: Any, rows: Any) -> Any:
+    """The angles of shares of rows, whose variance is 1 / (4 rows + 2) whatever the share."""
+    return np.arcsin(np.sqrt((shares * rows + 0.375) / (rows + 0.75)))
 
 
 def _room(constant: float, metric: str, sign: int) -> float:

@@ -33,20 +33,20 @@ def screen(parts: Sequence[Part]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def fitting(items: Sequence[str], columns: int) -> str:
-    """Return as many items as fit into so many columns, and the number of the others.
+def fitting(items: Sequence[str], columns: int, unit: str = "") -> str:
+    """Return as many items as fit into so many columns, with their unit behind them, and the number of the others.
 
     Examples:
-        >>> fitting(["north +4.0", "south +3.1", "west +2.2"], 30)
-        'north +4.0 and 2 more'
+        >>> fitting(["north +4.0", "south +3.1", "west +2.2"], 30, " points")
+        'north +4.0 points and 2 more'
     """
     from rich.cells import cell_len
 
-    shown = ", ".join(items)
+    shown = f"{', '.join(items)}{unit}"
     count = len(items)
     while count and cell_len(shown) > columns:
         count -= 1
-        shown = f"{', '.join(items[:count])} and {len(items) - count:,} more"
+        shown = f"{', '.join(items[:count])}{unit} and {len(items) - count:,} more"
     return shown if count else f"{len(items):,} clients" if items else ""
 
 

@@ -213,7 +213,7 @@ DOMINANT = 0.7  # share of the judged rows from which one class dominates
 _ANSWERS = {"regression": "mean", "l1": "median", "huber": "mean", "multilabel": "labels", "survival": "equal"}
 _NAMES = {
     "mean": "the typical value", "median": "the typical value", "labels": "the most frequent labels",
-    "equal": "equal hazards",
+    "equal": "the Kaplan-Meier curve",
 }  # fmt: skip
 
 

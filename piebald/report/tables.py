@@ -235,11 +235,12 @@ class History:
 
     @cached_property
     def split(self) -> str:
-        """The rows that models are judged by: "test", or else "validation", or else "train"."""
+        """The rows that models are judged by: those that the run states, or else "test", "validation" or "train"."""
         splits = {
             row["split"] for row in self._store.query("SELECT DISTINCT split FROM score WHERE client IS NOT NULL")
         }
-        return next((split for split in ("test", "validation", "train") if split in splits), "test")
+        *_, stated = self.meta.get("evaluate") or ("test",)
+        return next((split for split in (stated, "test", "validation", "train") if split in splits), "test")
 
     @cached_property
     def curve(self) -> list[Point]:

@@ -99,7 +99,7 @@ def test_it_is_named_who_gains_and_who_loses_and_of_many_the_largest() -> None:
     named = {heading: set(re.findall(r"site \d", parts[heading])) for heading in ("Gain", "Lose")}
     assert named == {"Gain": {f"site {n}" for n in range(5)}, "Lose": {f"site {n}" for n in range(5, 10)}}
     many = {heading: text for heading, text, _ in answer([0.25] * 200, rows=400).parts()}
-    assert re.search(r"^site \d+ \+\d\d\.\d, .* and 1\d\d more points\.$", many["Gain"])
+    assert re.search(r"^site \d+ \+\d\d\.\d, .* points and 1\d\d more\.$", many["Gain"])
 
 
 @pytest.mark.parametrize(("size", "start"), [(0.3, "Yes, "), (-0.3, "No, "), (0.0, "Whether training together pays")])

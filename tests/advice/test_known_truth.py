@@ -13,7 +13,7 @@ import pytest
 
 import piebald
 from piebald.advice.adviser import _same_rung
-from piebald.advice.odd_sites import far_targets, odd_sites
+from piebald.advice.odd_sites import far_targets, misfits, odd_sites, over_rows
 from piebald.advice.own_methods import own_methods
 from piebald.methods import recipes
 from piebald.report.paired import Scores
@@ -80,6 +80,45 @@ def test_a_site_is_odd_where_one_model_for_all_is_far_worse_than_its_own() -> No
     # two kinds, of which only one site is beyond the chance of its rows by all sites' bound
     assert odd_sites(ALONE, scores(*[0.75] * 4, *[0.6] * 3, 0.3), CONSTANT, "accuracy") == []
     assert odd_sites(None, ALONE, CONSTANT, "accuracy") == []
+
+
+def small_site(share: float, others: tuple[float, ...] = (0.8, 0.85, 0.75, 0.8, 0.9, 0.8, 0.85)) -> list[str]:
+    """What is said of s7, which has 5 validation rows and 15 in all, of which one model for all is right on a share."""
+
+    def table(rows: tuple[int, int], *shares: float) -> Scores:
+        return Scores([[*shares]], NAMES, sizes=[rows[0]] * 7 + [rows[1]], counted=True)
+
+    judged, fit = table((60, 5), *others, share), table((180, 10), *others, share)
+    seen, constants = over_rows(judged, fit), [table((240, 15), *[0.5] * 8)]
+    assert list(seen.sizes) == [240] * 7 + [15]
+    return misfits(judged, seen, constants)
+
+
+def test_a_site_of_twenty_rows_is_named_where_one_model_for_all_is_right_on_hardly_any() -> None:
+    """A model of its own is no measure there, and five validation rows alone say little."""
+    asked = "as at no other site: do labels or inputs mean the same?"
+    assert small_site(0.2) == [f"One model for all fails at s7 (3 of 15 rows right), {asked}"]
+    assert small_site(0.6) == []  # harder, but better than one answer for every row
+    assert small_site(0.4, (0.6, 0.65, 0.7, 0.65, 0.6, 0.7, 0.65)) == []  # 6 of 15 rows may well be chance
+    assert small_site(0.2, (0.9, 0.3, 0.8, 0.35, 0.9, 0.4, 0.8)) == []  # others are as unlike one another
+    errors = Scores([[0.1] * 7 + [0.9]], NAMES, sizes=[60] * 8)
+    assert misfits(errors, errors, []) == []  # no shares of rows
+
+
+def test_sites_alike_are_named_in_one_federation_of_twenty_at_most_and_small_ones_that_contradict_in_most() -> None:
+    draw, innocent, guilty, sizes = np.random.default_rng(0), 0, 0, np.array([60] * 7 + [5])
+    for _ in range(200):
+        shares = np.clip(draw.normal(0.82, 0.05, 8), 0.5, 0.98)
+        for turned in (False, True):
+            right = np.where([False] * 7 + [turned], 1 - shares, shares)
+            judged, fit = (draw.binomial(rows, right) / rows for rows in (sizes, 2 * sizes))
+            tables = [
+                Scores([part], NAMES, sizes=rows, counted=True) for part, rows in ((judged, sizes), (fit, 2 * sizes))
+            ]
+            said = misfits(tables[0], over_rows(*tables), [scores(*[0.5] * 8)])
+            guilty, innocent = guilty + (turned and "s7 (" in " ".join(said)), innocent + (not turned and bool(said))
+    assert innocent <= 10  # 5 % of 200
+    assert guilty >= 160
 
 
 def test_one_model_for_all_that_was_dropped_early_is_compared_where_local_was_at_that_time() -> None:

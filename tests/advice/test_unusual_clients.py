@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +100,15 @@ def test_a_budget_for_not_even_one_rung_still_trains_the_measure_of_the_others()
     found = advised(clients_of([some] * 3), rounds=4, budget=1, more_data=True)
     assert {row["method"] for row in found.table if row["rounds"] == 4} == {"local", "fedavg"}
     assert "What more rows would change was not tried: the budget was used up." in " ".join(found.details().split())
+
+
+def test_a_site_of_twenty_rows_that_contradicts_is_named_by_its_training_rows_as_well() -> None:
+    rng = np.random.default_rng(4)
+    given = {f"site {number}": parts(rng, train=100, validation=40, test=20) for number in range(5)}
+    turned = {split: (x, 1 - y) for split, (x, y) in parts(rng, train=10, validation=5, test=5).items()}
+    found = advised(partition.clients_from({**given, "tiny": turned}), rounds=4, budget=16)
+    assert any(re.match(r"One model for all fails at tiny \([0-4] of 15 rows right\),", said) for said in found.odd)
+    assert "tiny" in found.text()
 
 
 def test_names_are_shown_as_they_are_and_run_nothing(tmp_path: Path) -> None:

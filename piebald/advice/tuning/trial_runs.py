@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,7 +156,7 @@ class TrialRuns:
             with History(folder) as history:
                 single = history.values_of_rows(model, version)
                 rows |= {(seed, self.names[client]): numbers for client, numbers in single.items()}
-                split = "test" if history.split == "test" else "validation"
+                split = cast(Split, history.split)
                 is_model = model == "rows"
                 values.append(
                     self._row(history.values_at(version) if is_model else history.naive(model, version=version))

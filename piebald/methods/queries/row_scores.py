@@ -47,7 +47,8 @@ class RowScores(ScoringQuery):
         split: which of the client's rows.
         rows: whether there is a main metric, for which rows have values.
         naive: the constant answer from the client's own training rows: the share of each class, of each label, the
-            median, the mean, or, of survival, equal hazards; None for none.
+            median, the mean, or, of survival, equal hazards, since one Kaplan-Meier curve for all
+            rows ranks nobody; None for none.
         of_all: the outputs of the answer from the training rows of all clients together; empty for none.
     """
 
