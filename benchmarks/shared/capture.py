@@ -43,4 +43,5 @@ def capture(begin: Callable[[], Any]) -> Case:
 
 def _stop(recipes: Recipe | Mapping[str, Recipe], clients: Any, model: Callable[[int], Any], **options: Any) -> None:
     recipe = next(iter(recipes.values())) if isinstance(recipes, Mapping) else recipes
+    clients = clients.in_one_place() if options.get("pooled") else clients
     raise Captured(Case(recipe, clients, model, options))

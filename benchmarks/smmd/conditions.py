@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tables
 
 from piebald import data
@@ -17,15 +19,19 @@ def rows(scale: str, seeds: int) -> list[tuple[str, str, str]]:
     kernels = "linear; (x'y + 0)^2, (x'y + 0)^3; Gaussian, sigma 1 and 2"
     return [
         *(row for name in tables.SETS for row in _data(name)),
-        ("features", "two disjoint parts, not printed which", "two disjoint parts, by turns"),
+        ("features", "two disjoint parts, not printed which", _division(given.data.common)),
         ("co-occurring rows", "not printed", str(given.data.overlap)),
         ("units", "128 and 64, L1 = 1, L2 = 1", shown.replace("128", str(*given.network.hidden))),
         ("layers", "'several convolutional layers'", "linear: the rows are tables"),
         ("kernels", kernels, kernels if len(tables.KERNELS) == 5 else ", ".join(tables.KERNELS)),
         ("encryption", "additively homomorphic, not printed which", _encryption(given.backend.kind)),
         ("Gaussian", "second-order expansion", "second-order expansion where it is encrypted"),
-        ("alpha, beta", "not printed", f"1, {given.beta:g}"),
-        ("optimiser", "not printed", f"Adam, {given.lr:g}, {given.steps} steps of {given.batch} rows"),
+        ("alpha, beta", "not printed", f"{given.method.alpha:g}, {given.beta:g}"),
+        (
+            "optimiser",
+            "not printed",
+            f"{given.optimizer.capitalize()}, {given.lr:g}, {given.steps} steps of {given.batch} rows",
+        ),
         ("F-score, precision", "averaging and threshold not printed", "of the positives, by the source's share"),
         ("repetitions", "not printed", str(seeds)),
         ("FTL", "AUC only", "AUC, F-score and precision"),
@@ -39,6 +45,10 @@ def printed(scale: str, seeds: int) -> str:
         f"  {name:22} {paper:60} {here}{'' if paper == here else '   *'}" for name, paper, here in rows(scale, seeds)
     ]
     return "\n".join([*lines, "", "* differs from the paper, or says more than it"])
+
+
+def _division(common: Sequence[str] | None) -> str:
+    return "two disjoint parts, by turns" if common is not None and not common else "parts with features in common"
 
 
 def _encryption(kind: str) -> str:

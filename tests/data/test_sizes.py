@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -121,6 +123,57 @@ def test_a_pattern_that_exists_is_found(classes: int, sizes: Uniform | Skewed, s
     table = kind.split(data.digits()).table("train")
     assert ((table > 0).sum(1) == classes).all()
     assert table.sum() == 1797
+
+
+def _can_be_dealt(each: Sequence[int], sizes: Sequence[int], stock: Sequence[int]) -> bool:
+    """Whether rows of some choice of classes fit, by going through all choices (Gale and Ryser's condition on cuts)."""
+    choices = [itertools.combinations(range(len(stock)), number) for number in each]
+    for chosen in itertools.product(*choices):
+        holders = [sum(number in classes for classes in chosen) for number in range(len(stock))]
+        left = [count - more for count, more in zip(stock, holders, strict=True)]
+        need = [size - len(classes) for size, classes in zip(sizes, chosen, strict=True)]
+        groups = itertools.chain.from_iterable(
+            itertools.combinations(range(len(each)), number) for number in range(1, len(each) + 1)
+        )
+        if min(*left, *need) >= 0 and all(
+            sum(need[client] for client in group)
+            <= sum(left[number] for number in {number for client in group for number in chosen[client]})
+            for group in groups
+        ):
+            return True
+    return False
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=4), st.data())
+def test_a_pattern_is_refused_if_and_only_if_no_choice_exists(stock: list[int], draw: st.DataObject) -> None:
+    """Against all choices of classes; the change that a refusal names makes it possible, and no smaller one does."""
+    count, kinds = draw.draw(st.integers(2, 3)), range(1, len(stock) + 1)
+    each = draw.draw(st.lists(st.sampled_from(kinds), min_size=count, max_size=count))
+    rows = draw.draw(st.lists(st.integers(1, 8), min_size=count, max_size=count))
+    assume(sum(each) >= len(stock))
+    assume(sum(rows) <= sum(stock))
+    y = torch.arange(len(stock)).repeat_interleave(torch.tensor(stock))
+    table = DataSet("small", torch.zeros(len(y), 1), y, [str(number) for number in range(len(stock))])
+    kind = NonIid(clients=count, classes_each=tuple(each), sizes=Explicit(rows=tuple(rows)), test=0.0)
+    if _can_be_dealt(each, rows, stock):
+        dealt = kind.split(table).table("train")
+        assert (dealt > 0).sum(1).tolist() == each
+        assert dealt.sum(1).tolist() == rows
+        return
+    with pytest.raises(SettingError, match="the smallest change that makes it possible is") as error:
+        kind.split(table)
+    changed = list(each)
+    for new, old, client in re.findall(r"(\d+) instead of (\d+) for client number (\d+)", str(error.value)):
+        assert each[int(client)] == int(old)
+        changed[int(client)] = int(new)
+    assert _can_be_dealt(changed, rows, stock)
+    distance = sum(abs(new - old) for new, old in zip(changed, each, strict=True))
+    nearer = (
+        other for other in itertools.product(kinds, repeat=count)
+        if sum(abs(new - old) for new, old in zip(other, each, strict=True)) < distance
+    )  # fmt: skip
+    assert not any(_can_be_dealt(other, rows, stock) for other in nearer)
 
 
 def test_what_is_impossible_is_told_with_the_smallest_change() -> None:

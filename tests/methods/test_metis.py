@@ -323,6 +323,51 @@ def test_weights_are_scores_on_all_clients_validation_rows() -> None:
     assert [row["weight"] for row in trained] == pytest.approx((shares / shares.sum()).tolist())
 
 
+@pytest.mark.parametrize("waits", [True, False], ids=["sync_dvw", "async_dvw"])
+def test_every_commit_of_dvw_is_that_of_a_program_of_its_own(waits: bool) -> None:
+    """Eqs. 4 to 6 in NumPy: gradient descent by hand, micro F1 on all validation rows, the mean of last models."""
+    clients, name = classified_federation((30, 12, 7), classes=3), "sync_dvw" if waits else "async_dvw"
+    start = nn.Linear(3, 3)
+    rounds, lr = (3, 0.4) if waits else (8, 0.4)
+
+    def committed(version: int) -> Any:
+        return piebald.run(
+            piebald.methods.recipes.make(name, lr=lr, epochs=2, batch=30), clients, start, rounds=version,
+            evaluate_every=0, runtime=piebald.Simulator(engine="sequential", workers=0, fleet=FastSlow(slow_factor=3)),
+        )  # fmt: skip
+
+    def rows_of(client: int, split: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        rows = clients.rows(client, split)
+        return np.c_[rows.x.double().numpy(), np.ones(len(rows.y))], rows.y.numpy()
+
+    def trained(w: np.ndarray[Any, Any], client: int) -> np.ndarray[Any, Any]:
+        x, y = rows_of(client, "train")
+        for _ in range(2):
+            shares = np.exp(x @ w.T)
+            w = w - lr * (shares / shares.sum(1, keepdims=True) - np.eye(3)[y]).T @ x / len(y)
+        return w
+
+    def micro_f1(w: np.ndarray[Any, Any]) -> float:
+        held = [rows_of(client, "validation") for client in range(3)]
+        return float(np.mean(np.concatenate([(x @ w.T).argmax(1) == y for x, y in held])))
+
+    whole = committed(rounds)
+    done = [row for row in whole.results if row["kind"] == "train" and row["status"] == "ok"]
+    models = [np.c_[start.weight.detach().double().numpy(), start.bias.detach().double().numpy()]]
+    last: dict[int, tuple[float, np.ndarray[Any, Any]]] = {}
+    for version in range(1, rounds + 1):
+        for row in (row for row in done if row["version"] == version):
+            model = trained(models[row["sent_version"]], row["client"])
+            last[row["client"]] = micro_f1(model), model
+            assert row["raw_weight"] == pytest.approx(last[row["client"]][0], abs=1e-6)
+        models.append(sum(score * model for score, model in last.values()) / sum(score for score, _ in last.values()))
+        module = (whole if version == rounds else committed(version)).model()
+        found = np.c_[module.weight.detach().numpy(), module.bias.detach().numpy()]
+        np.testing.assert_allclose(found, models[-1], rtol=0, atol=2e-6)
+    assert len(last) > 1
+    assert waits or {row["staleness"] for row in done} > {0}
+
+
 def separate_scores(clients: PooledClients, done: Any) -> list[float]:
     """Each client's model, trained alone from the same start, scored evaluator by evaluator."""
     scores = []
