@@ -13,6 +13,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import cache
+import deals
 import paper
 import pictures
 import settings
@@ -56,6 +57,7 @@ def read(out: Path, seconds: float) -> Found:
             found[part, database.parts[-4].replace("_", " "), run.label].append(
                 {
                     "seed": run.seed,
+                    "counts": [row["counts"] for row in run.clients],
                     "curve": sorted(
                         (times[version], 100 * value) for version, value in accuracy.items() if times[version] <= limit
                     ),
@@ -143,7 +145,7 @@ def text(found: Found, name: str, scale: settings.Scale) -> list[str]:
         f"Written by `python benchmarks/metis/run.py --scale {name}` from {len(accuracies)} finished runs; `--dry-run` "
         "prints these conditions,", "and `--scale full` is the paper's Table I as printed.  "
         "[The page about the paper](../../docs/papers/metis.md) lists all its", "tables and figures.", "",
-        conditions(scale), "",
+        conditions(scale), "", f"<!-- {deals.SENTENCE} -->", f"<!-- end of {deals.SENTENCE} -->", "",
         "Accuracy is the global model's on the common test set, in percent: the last one, the mean over the second "
         "half of the", "evaluations, and the best one; brackets are ranges over seeds, which also redraw the "
         "partition.  "
@@ -166,7 +168,17 @@ def text(found: Found, name: str, scale: settings.Scale) -> list[str]:
             lines += [f"![Accuracy over virtual seconds]({pictures.NAMES[part]}.png)", ""]
     figure_2, verdict = cache.judged()
     lines += ["## The model cache (figure 2)", "", f"{figure_2[:1].upper()}{figure_2[1:]}.  Verdict: {verdict}.", ""]
-    return [*lines, *exchange(found), *staleness.section(found), *missing(found, scale)]
+    lines += [*exchange(found), *staleness.section(found), *missing(found, scale)]
+    dealt = deals.record(deals.of_runs(found))
+    return [
+        *lines,
+        "",
+        "## What the cells dealt",
+        "",
+        f"<!-- {deals.RECORD} -->",
+        dealt,
+        f"<!-- end of {deals.RECORD} -->",
+    ]
 
 
 def missing(found: Found, scale: settings.Scale) -> list[str]:

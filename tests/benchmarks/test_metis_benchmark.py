@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks" / "metis"
 @pytest.fixture
 def benchmark() -> Iterator[Any]:
     """Import the benchmark's modules as its program does, and forget them afterwards."""
-    names = ("settings", "paper", "table_1", "pictures", "cache", "staleness", "results")
+    names = ("settings", "paper", "table_1", "pictures", "cache", "staleness", "deals", "results")
     before = {name: sys.modules.pop(name, None) for name in names}
     sys.path.insert(0, str(FOLDER))
     found: dict[str, ModuleType] = {name: importlib.import_module(name) for name in names}
@@ -254,3 +254,19 @@ def test_the_verdict_of_figure_two_follows_the_measured_times(benchmark: Any, tm
     )
     assert benchmark["cache"].growth(made) == {5: (1.0, pytest.approx(10.0))}
     assert benchmark["cache"].judged(tmp_path / "none.md") == ("-", "not run")
+
+
+def test_a_page_says_in_which_cells_the_settings_deal_otherwise_now(benchmark: Any) -> None:
+    """From what runs recorded: other images in one cell, other classes in another, and nothing of a third."""
+    deals = benchmark["deals"]
+    same, other = [[5, 0, 5], [0, 4, 0]], [[4, 1, 5], [0, 4, 0]]
+    runs = {("synchronous", name, "FedAvg"): [{"seed": 0, "counts": same}] for name in ("a", "b", "c")}
+    runs["uneven", "a", "SyncFedAvg"] = [{"seed": 0, "counts": other}]  # of the same cell, and not beside FedAvg's
+    then = deals.of_runs(runs)
+    assert then["a"] == then["b"] == deals.described({0: same})
+    assert then["a"][0] == "2x1,1x1"
+    page = f"<!-- {deals.RECORD} -->\n{deals.record(then)}\n<!-- end of {deals.RECORD} -->\n"
+    assert deals.otherwise(page, then) == deals.otherwise("", then) == ""
+    now = {"a": deals.described({0: other}), "b": deals.described({0: [[4, 0, 5], [0, 4, 0]]}), "c": then["c"]}
+    assert deals.otherwise(page, now).endswith("run with, in a, b; a dealt 2x1,1x1 classes, and deals 3x1,1x1.")
+    assert "in all cells" in deals.otherwise(page, {**now, "c": now["b"]})
