@@ -65,8 +65,7 @@ class SharedOptions:
         typer.Option("--log-file", help="Write the log to this file, rotated at 10 MB; five rotated files are kept."),
     ] = None
     status_port: Annotated[
-        int | None,
-        typer.Option("--status-port", min=1, max=65535, help="Serve a read-only status page on this port."),
+        int | None, typer.Option("--status-port", min=1, max=65535, help="Serve a read-only status page on this port.")
     ] = None
     status_host: Annotated[
         str,

@@ -11,9 +11,7 @@ from piebald.contracts.component import Component, build
 from piebald.data.clients.pooled_clients import rows_of_recipe
 from piebald.experiments.fields import ExperimentFields
 from piebald.experiments.run_models import Model
-from piebald.experiments.sections import (
-    section_settings,
-)
+from piebald.experiments.sections import section_settings
 from piebald.methods.recipe import Recipe
 from piebald.methods.transforms.base import MaskingTransform
 from piebald.runtimes.base import RuntimeSettings

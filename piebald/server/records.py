@@ -214,11 +214,7 @@ class StepWriter:
         return self._saving <= SAVING * elapsed if self._every is None else version % self._every == 0
 
     def write(
-        self,
-        step: TableRow,
-        rows: list[TableRow],
-        notes: list[TableRow],
-        state: Callable[[], Checkpoint] | None,
+        self, step: TableRow, rows: list[TableRow], notes: list[TableRow], state: Callable[[], Checkpoint] | None
     ) -> None:
         """Write a step with its results and notes; with the checkpoint that `state` makes, unless none is due.
 

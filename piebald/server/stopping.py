@@ -209,12 +209,7 @@ class StalledSteps:
 
     def state(self) -> dict[str, Any]:
         """JSON values."""
-        return {
-            "told": self.told,
-            "steps": self._steps,
-            "updates": self._updates,
-            "clients": sorted(self._clients),
-        }
+        return {"told": self.told, "steps": self._steps, "updates": self._updates, "clients": sorted(self._clients)}
 
     def restore(self, values: dict[str, Any]) -> None:
         """Restore what `state` returned."""

@@ -18,13 +18,7 @@ from piebald.core.moments import Floats
 from piebald.data.clients.prepared import SitesPrepared, preparation_of
 from piebald.data.clients.sites import SiteClients
 from piebald.data.preparation.agreement import Unanswered, agree
-from piebald.data.preparation.answers import (
-    CategoriesAnswer,
-    CountsQuestion,
-    KindsQuestion,
-    Question,
-    ValuesQuestion,
-)
+from piebald.data.preparation.answers import CategoriesAnswer, CountsQuestion, KindsQuestion, Question, ValuesQuestion
 from piebald.data.preparation.preparation import Preparation
 from piebald.data.preparation.settings import PrepareSettings
 from piebald.experiments.clients import wants_preparation

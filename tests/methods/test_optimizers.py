@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -266,3 +267,18 @@ def test_an_optimizer_of_ones_own(engine: str) -> None:
     moved = run.work.layout.flatten(run.model()) - run.work.initial
     assert bool((moved.abs() <= 1.5).all())
     assert bool(((moved * 2).round() - moved * 2).abs().max() < 1e-5)
+
+
+def test_a_class_that_derives_from_one_steps_by_its_own_update_on_every_engine() -> None:
+    """Before, the engine "reference" took torch's optimizer of the class that it derives from."""
+
+    class Halving(AdamOptimizer):
+        def update(self, w: Tensor, g: Tensor, state: Mapping[str, Tensor], settings: StepSettings) -> None:
+            w.mul_(0.5)
+
+    parameter = nn.Parameter(torch.tensor([8.0]))
+    parameter.grad = torch.ones(1)
+    made = Halving().as_torch([{"params": [parameter]}], lr=0.1, weight_decay=0.0, momentum=0.0)
+    made.step()
+    assert parameter.item() == 4.0
+    assert isinstance(AdamOptimizer().as_torch([{"params": [parameter]}], 0.1, 0.0, 0.0), torch.optim.Adam)

@@ -99,9 +99,14 @@ class _Flip(DataChange):
 
     fraction: float = Field(default=1.0, ge=0, le=1)
 
-    def _rows(self, y: Ints, client: int) -> Ints:
-        """The rows to flip."""
-        return np.flatnonzero(self.generator("rows", client).random(len(y)) < self.fraction)
+    def labels(self, y: Ints, classes: int, client: int) -> Ints:
+        """New labels [n]."""
+        flips = self.generator("rows", client).random(len(y)) < self.fraction
+        return np.where(flips, self.flipped(y, classes, client), y)
+
+    def flipped(self, y: Ints, classes: int, client: int) -> Ints:
+        """New labels [n] of rows that are all flipped."""
+        raise NotImplementedError
 
 
 class FlipPairs(_Flip):
@@ -126,27 +131,21 @@ class FlipPairs(_Flip):
             raise ValueError(f"pairs must name each class once, got {self.pairs}")
         return self
 
-    def labels(self, y: Ints, classes: int, client: int) -> Ints:
-        """New labels [n]."""
+    def flipped(self, y: Ints, classes: int, client: int) -> Ints:
         check_classes(self, [number for pair in self.pairs for number in pair], classes)
         map_to = np.arange(classes)
         for a, b in self.pairs:
             map_to[a], map_to[b] = b, a
-        flipped, rows = y.copy(), self._rows(y, client)
-        flipped[rows] = map_to[y[rows]]
-        return flipped
+        return map_to[y]
 
 
 class FlipRandom(_Flip):
     """Each label becomes another class, drawn uniformly from all others: data poisoning."""
 
-    def labels(self, y: Ints, classes: int, client: int) -> Ints:
-        """New labels [n]."""
+    def flipped(self, y: Ints, classes: int, client: int) -> Ints:
         if classes < 2:
             raise self.refuse(f"there must be at least two classes, got {classes}")
-        flipped, rows = y.copy(), self._rows(y, client)
-        flipped[rows] = (y[rows] + self.generator("labels", client).integers(1, classes, len(y))[rows]) % classes
-        return flipped
+        return (y + self.generator("labels", client).integers(1, classes, len(y))) % classes
 
 
 class FlipTo(_Flip):
@@ -160,14 +159,9 @@ class FlipTo(_Flip):
     target: int = Field(ge=0)
     source: tuple[int, ...] | None = None
 
-    def labels(self, y: Ints, classes: int, client: int) -> Ints:
-        """New labels [n]."""
+    def flipped(self, y: Ints, classes: int, client: int) -> Ints:
         check_classes(self, [self.target, *(self.source or ())], classes)
-        flipped, rows = y.copy(), self._rows(y, client)
-        if self.source is not None:
-            rows = rows[np.isin(y[rows], self.source)]
-        flipped[rows] = self.target
-        return flipped
+        return np.where(True if self.source is None else np.isin(y, self.source), self.target, y)
 
 
 def check_classes(change: DataChange, named: list[int], classes: int) -> None:
@@ -210,21 +204,11 @@ def changed(clients: PooledClients, changes: Sequence[DataChange], x: Tensor | D
             elif moved is not None:
                 moved[rows] = _stored(change.inputs(floats(moved[rows]), client), moved)
     parts = {split: clients.lists(split) for split in SPLITS}
-    x = x if moved is None else moved
     return PooledClients(
-        x,
-        y,
-        parts,
-        names=clients.names,
-        classes=clients.classes,
-        common=clients.common,
-        server_rows=clients.server_rows,
-        public_rows=clients.public_rows,
-        features=clients.features,
-        target=clients.target,
-        columns=clients.columns,
-        division=clients.division,
-    )
+        x if moved is None else moved, y, parts, names=clients.names, classes=clients.classes, common=clients.common,
+        server_rows=clients.server_rows, public_rows=clients.public_rows, features=clients.features,
+        target=clients.target, columns=clients.columns, division=clients.division,
+    )  # fmt: skip
 
 
 def _stored(values: Tensor, like: Tensor) -> Tensor:

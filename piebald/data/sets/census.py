@@ -26,16 +26,7 @@ COLUMNS = (  # in the order of the published files, which do not name them
 )  # fmt: skip
 
 NUMBERS = ("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week")
-TEXTS = (
-    "workclass",
-    "education",
-    "marital-status",
-    "occupation",
-    "relationship",
-    "race",
-    "sex",
-    "native-country",
-)
+TEXTS = ("workclass", "education", "marital-status", "occupation", "relationship", "race", "sex", "native-country")
 
 
 def census() -> DataSet:
@@ -58,10 +49,7 @@ def census() -> DataSet:
         x=x,
         y=torch.from_numpy((frame["income"] == ">50K").to_numpy(dtype=np.int64)),
         classes=["<=50K", ">50K"],
-        owners={
-            **owners(frame, dict.fromkeys(by)),
-            "age": decades(frame["age"].to_numpy(dtype=np.int64)),
-        },
+        owners={**owners(frame, dict.fromkeys(by)), "age": decades(frame["age"].to_numpy(dtype=np.int64))},
         train=np.flatnonzero(train),
         test=np.flatnonzero(~train),
         features=names,

@@ -10,15 +10,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from piebald.contracts import (
-    ClientContext,
-    OwnChoice,
-    Personalizes,
-    RowOutputs,
-    TrainInput,
-    TrainOutput,
-    Trains,
-)
+from piebald.contracts import ClientContext, OwnChoice, Personalizes, RowOutputs, TrainInput, TrainOutput, Trains
 from piebald.contracts.model_spec import ModelSpec
 from piebald.methods.choice.best_for_each import finite, grouped, marked, marked_name, reason
 from piebald.methods.choice.candidates import Verdict, judge

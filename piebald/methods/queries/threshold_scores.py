@@ -10,16 +10,7 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
-from piebald.contracts import (
-    ClientContext,
-    ResultForm,
-    Rows,
-    Split,
-    TrainInput,
-    TrainOutput,
-    Trains,
-    Update,
-)
+from piebald.contracts import ClientContext, ResultForm, Rows, Split, TrainInput, TrainOutput, Trains, Update
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.targets import TargetDomain

@@ -15,10 +15,7 @@ from piebald.methods.training.sgd import SgdSettings
 
 @recipe("Deng, Kamani, Mahdavi 2020, Adaptive personalized federated learning", MixedModels)
 def apfl(
-    cohort: CohortSize = 1.0,
-    alpha: float = 0.5,
-    adaptive: bool = True,
-    **training: Unpack[SgdSettings],
+    cohort: CohortSize = 1.0, alpha: float = 0.5, adaptive: bool = True, **training: Unpack[SgdSettings]
 ) -> Recipe:
     """FedAvg, and for each client a mixture, with a learned weight, of the global model and a model of its own.
 

@@ -16,10 +16,7 @@ from piebald.methods.training.sgd import SgdSettings
 
 @recipe("Karimireddy et al. 2020, SCAFFOLD: stochastic controlled averaging for federated learning", Scaffold)
 def scaffold(
-    cohort: CohortSize = 1.0,
-    server_lr: float = 1.0,
-    option: Literal["I", "II"] = "II",
-    **training: Unpack[SgdSettings],
+    cohort: CohortSize = 1.0, server_lr: float = 1.0, option: Literal["I", "II"] = "II", **training: Unpack[SgdSettings]
 ) -> Recipe:
     """FedAvg with local steps corrected by the control variates of the client and of the server.
 

@@ -32,6 +32,8 @@ class Optimizer(Component):
     default_lr: ClassVar[float] = 0.001
     default_weight_decay: ClassVar[float] = 0.0
     takes_momentum: ClassVar[bool] = False
+    in_torch: ClassVar[type[torch.optim.Optimizer] | None] = None  # with these settings, by these names
+    of_momentum: ClassVar[tuple[str, ...]] = ()  # settings that torch takes beside momentum alone
 
     def __init__(self, *values: Any, **fields: Any) -> None:
         for name in _BESIDE:
@@ -62,7 +64,14 @@ class Optimizer(Component):
             weight_decay: weight decay.
             momentum: momentum.
         """
-        return RuleOptimizer(groups, self, lr, weight_decay, momentum)
+        in_torch = vars(type(self)).get("in_torch")  # a user's class that derives from one has an update of its own
+        if in_torch is None:
+            return RuleOptimizer(groups, self, lr, weight_decay, momentum)
+        own = {
+            name: getattr(self, name) for name in type(self).model_fields if momentum or name not in self.of_momentum
+        }
+        own |= {"momentum": momentum} if self.takes_momentum else {}
+        return in_torch([dict(group) for group in groups], lr=lr, weight_decay=weight_decay, **own)
 
 
 class SgdOptimizer(Optimizer):
@@ -75,6 +84,8 @@ class SgdOptimizer(Optimizer):
 
     default_lr = 0.05
     takes_momentum = True
+    in_torch = torch.optim.SGD
+    of_momentum = ("dampening", "nesterov")
 
     dampening: float = Field(default=0.0, ge=0, lt=1)
     nesterov: bool = False
@@ -106,18 +117,6 @@ class SgdOptimizer(Optimizer):
             g = g.add(buffer, alpha=settings.momentum) if self.nesterov else buffer
         descend(w, g, settings.lr)
 
-    def as_torch(
-        self, groups: Iterable[Mapping[str, Any]], lr: float, weight_decay: float, momentum: float
-    ) -> torch.optim.Optimizer:
-        return torch.optim.SGD(
-            [dict(group) for group in groups],
-            lr,
-            momentum,
-            self.dampening if momentum else 0.0,
-            weight_decay,
-            self.nesterov and momentum > 0,
-        )
-
 
 class AdamOptimizer(Optimizer):
     """Adam with L2 decay, as `torch.optim.Adam` (Kingma, Ba 2015, algorithm 1; `amsgrad`: Reddi et al. 2018).
@@ -133,6 +132,7 @@ class AdamOptimizer(Optimizer):
     """
 
     decoupled: ClassVar[bool] = False
+    in_torch = torch.optim.Adam
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(default=1e-8, ge=0)
@@ -172,28 +172,11 @@ class AdamOptimizer(Optimizer):
         largest = state.get("max_exp_avg_sq")
         # the kernel steps one tensor after another and wants the step number of each
         step_vectors = [w.new_tensor(step)] * (len(w) if w.dim() > 1 else 1)
-        kernel = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
-        kernel(
-            _rows(w),
-            _rows(g),
-            _rows(state["exp_avg"]),
-            _rows(state["exp_avg_sq"]),
-            [] if largest is None else _rows(largest),
-            step_vectors,
-            lr=lr,
-            beta1=self.betas[0],
-            beta2=self.betas[1],
-            weight_decay=weight_decay,
-            eps=self.eps,
-            amsgrad=self.amsgrad,
-            maximize=False,
-        )
-
-    def as_torch(
-        self, groups: Iterable[Mapping[str, Any]], lr: float, weight_decay: float, momentum: float
-    ) -> torch.optim.Optimizer:
-        optimizer_class = torch.optim.AdamW if self.decoupled else torch.optim.Adam
-        return optimizer_class([dict(group) for group in groups], lr, self.betas, self.eps, weight_decay, self.amsgrad)
+        kernel, means = torch._fused_adamw_ if self.decoupled else torch._fused_adam_, _rows(state["exp_avg"])
+        (beta1, beta2), most = self.betas, [] if largest is None else _rows(largest)
+        settings = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": self.eps}
+        squares, options = _rows(state["exp_avg_sq"]), {"amsgrad": self.amsgrad, "maximize": False}
+        kernel(_rows(w), _rows(g), means, squares, most, step_vectors, **settings, **options)
 
 
 class AdamwOptimizer(AdamOptimizer):
@@ -203,6 +186,7 @@ class AdamwOptimizer(AdamOptimizer):
 
     default_weight_decay = 0.01
     decoupled = True
+    in_torch = torch.optim.AdamW
 
 
 class RmspropOptimizer(Optimizer):
@@ -216,6 +200,7 @@ class RmspropOptimizer(Optimizer):
 
     default_lr = 0.01
     takes_momentum = True
+    in_torch = torch.optim.RMSprop
 
     alpha: float = Field(default=0.99, ge=0, lt=1)
     eps: float = Field(default=1e-8, ge=0)
@@ -240,12 +225,6 @@ class RmspropOptimizer(Optimizer):
         else:
             _descend_quotient(w, g, root, settings.lr)
 
-    def as_torch(
-        self, groups: Iterable[Mapping[str, Any]], lr: float, weight_decay: float, momentum: float
-    ) -> torch.optim.Optimizer:
-        grouped = [dict(group) for group in groups]
-        return torch.optim.RMSprop(grouped, lr, self.alpha, self.eps, weight_decay, momentum, self.centered)
-
 
 class AdagradOptimizer(Optimizer):
     """Steps divided by the root of the sum of squared gradients, as `torch.optim.Adagrad` (Duchi et al. 2011, eq. 1).
@@ -257,6 +236,7 @@ class AdagradOptimizer(Optimizer):
     """
 
     default_lr = 0.01
+    in_torch = torch.optim.Adagrad
 
     lr_decay: float = Field(default=0.0, ge=0)
     initial_accumulator_value: float = Field(default=0.0, ge=0)
@@ -270,12 +250,6 @@ class AdagradOptimizer(Optimizer):
             g = g.add(w, alpha=settings.weight_decay)
         root = state["sum"].addcmul_(g, g).sqrt().add_(self.eps)
         _descend_quotient(w, g, root, settings.lr / (1 + (settings.step - 1) * self.lr_decay))
-
-    def as_torch(
-        self, groups: Iterable[Mapping[str, Any]], lr: float, weight_decay: float, momentum: float
-    ) -> torch.optim.Optimizer:
-        grouped, start = [dict(group) for group in groups], self.initial_accumulator_value
-        return torch.optim.Adagrad(grouped, lr, self.lr_decay, weight_decay, start, self.eps)
 
 
 def _can_fuse(w: Tensor, g: Tensor) -> bool:

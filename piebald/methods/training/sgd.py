@@ -32,12 +32,7 @@ from piebald.methods.training.checkpointing import CheckpointedLayers, unsupport
 from piebald.methods.training.client_settings import ClientSettings, ClientTable, settings_of
 from piebald.methods.training.optimizers import Optimizer, SgdOptimizer
 from piebald.methods.training.parameter_groups import ParameterGroup, ParameterGroups, unsupported
-from piebald.methods.training.schedules import (
-    Constant,
-    ConstantStepSchedule,
-    LrSchedule,
-    StepSchedule,
-)
+from piebald.methods.training.schedules import Constant, ConstantStepSchedule, LrSchedule, StepSchedule
 
 _LOSS_SCALE = PLAIN_PASSES.loss_scale
 
