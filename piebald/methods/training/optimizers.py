@@ -132,7 +132,7 @@ class AdamOptimizer(Optimizer):
     """
 
     decoupled: ClassVar[bool] = False
-    in_torch = torch.optim.Adam
+    in_torch: ClassVar[type[torch.optim.Optimizer] | None] = torch.optim.Adam
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(default=1e-8, ge=0)
@@ -173,10 +173,11 @@ class AdamOptimizer(Optimizer):
         # the kernel steps one tensor after another and wants the step number of each
         step_vectors = [w.new_tensor(step)] * (len(w) if w.dim() > 1 else 1)
         kernel, means = torch._fused_adamw_ if self.decoupled else torch._fused_adam_, _rows(state["exp_avg"])
-        (beta1, beta2), most = self.betas, [] if largest is None else _rows(largest)
-        settings = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": self.eps}
-        squares, options = _rows(state["exp_avg_sq"]), {"amsgrad": self.amsgrad, "maximize": False}
-        kernel(_rows(w), _rows(g), means, squares, most, step_vectors, **settings, **options)
+        squares, most = _rows(state["exp_avg_sq"]), [] if largest is None else _rows(largest)
+        kernel(
+            _rows(w), _rows(g), means, squares, most, step_vectors, lr=lr, beta1=self.betas[0], beta2=self.betas[1],
+            weight_decay=weight_decay, eps=self.eps, amsgrad=self.amsgrad, maximize=False,
+        )  # fmt: skip
 
 
 class AdamwOptimizer(AdamOptimizer):
