@@ -64,7 +64,8 @@ class Optimizer(Component):
             weight_decay: weight decay.
             momentum: momentum.
         """
-        in_torch = vars(type(self)).get("in_torch")  # a user's class that derives from one has an update of its own
+        # a class of a user that derives from one has an update of its own
+        in_torch: Callable[..., torch.optim.Optimizer] | None = vars(type(self)).get("in_torch")
         if in_torch is None:
             return RuleOptimizer(groups, self, lr, weight_decay, momentum)
         own = {
