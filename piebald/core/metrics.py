@@ -168,7 +168,7 @@ def _mean(values: Sequence[float]) -> float:
 def recall(of_positive: bool, outputs: Tensor, targets: Tensor) -> float:
     """Sensitivity, or specificity: the share of (not) positive examples that are recognised, the mean over sides."""
     held = [(scores == of_positive, positive == of_positive) for scores, positive in _sides(outputs, targets, True)]
-    return _mean([float((predicted & true).sum() / true.sum()) for predicted, true in held])
+    return _mean([float(predicted[true].double().mean()) for predicted, true in held])
 
 
 def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:

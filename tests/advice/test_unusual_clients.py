@@ -162,6 +162,7 @@ def test_survival_is_judged_by_concordance_whose_noise_is_known_of_each_client()
     clients = partition.clients_from(given, validation=0.3, test=0.3)
     found = advised(clients, line(1), loss="survival")
     assert (found.metric, found.higher_is_better) == ("concordance", True)
+    assert "always the Kaplan-Meier curve 0.5" in " ".join(found.text().split())  # one for all rows ranks nobody
     assert all(0 <= row["score"] <= 1 for row in found.table)
     assert found.losers == []
     assert all(client.error for client in found.clients if client.gain)
