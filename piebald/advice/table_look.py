@@ -131,7 +131,7 @@ def _column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> dict[s
     values, gaps = int(series.nunique()), series.isna().to_numpy()
     preparation = _PREPARATIONS.get(kind, f"{values} columns of 0 and 1" if values <= _ONE_HOT else "embedding")
     if gaps.any() and kind in ("number", "boolean", "date"):
-        preparation += "; gaps: median, and a column that marks them"
+        preparation += f"; gaps: {'the commoner one' if kind == 'boolean' else 'median'}, and a column that marks them"
     by_site = np.bincount(sites, gaps, len(names)) / np.bincount(sites, minlength=len(names))
     most = [f"{names[site]} {by_site[site]:.0%}" for site in np.argsort(-by_site)[:2] if by_site[site]]
     return {

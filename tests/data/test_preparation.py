@@ -130,6 +130,9 @@ def test_a_preparation_survives_json_and_hostile_json_is_refused() -> None:
         (pandas.Categorical(["1", "2"]), "category"),
         ([*map(str, range(30)), "Miller"], "number"),  # a mistake, which is named when it is read
         (["yes", "NO", None], "boolean"),
+        (["N"] * 3, "boolean"),
+        (["F", "N", None], "category"),  # both would be false
+        (["t", "y", "y"], "category"),
         ([True, False], "boolean"),
         (["2024-05-01", "2024-05-02T12:30", None], "date"),
         (list(pandas.to_datetime(["2024-05-01"])), "date"),

@@ -253,8 +253,11 @@ def _kind(series: pd.Series, gaps: Sequence[str]) -> Kind:
     codes, different = factorized(series, gaps)
     counts = np.bincount(codes[codes >= 0], minlength=len(different))
     rows, letters = int(counts.sum()), float(np.dot(counts, np.array([*map(len, different)], dtype=np.int64)))
-    if {word.lower() for word in different} <= _TRUE | _FALSE:
-        return "boolean" if different else "number"  # a column without a value is what it is elsewhere
+    if not different:
+        return "number"  # a column without a value is what it is elsewhere
+    words = {word.lower() for word in different}
+    if words <= _TRUE | _FALSE and (len(words) == 1 or (words & _TRUE and words & _FALSE)):  # F and N are no contraries
+        return "boolean"
     for kind, form in (("number", _NUMBER), ("date", _DATE)):
         fits = np.array([form.fullmatch(word) is not None for word in different])
         if kind == "date" and not fits.any():

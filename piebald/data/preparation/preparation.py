@@ -384,7 +384,8 @@ class Preparation(Fields, WordedModel):
         parts = [f"{len(names)} {plural[kind] if len(names) > 1 else kind} ({shown(', '.join(names), 60)[1:-1]})"
                  for kind, names in kinds.items() if names]  # fmt: skip
         left_out = [f"{shown(name, 30)[1:-1]} left out ({reason})" for name, reason in self.left_out.items()]
-        count = f"{len(self.feature_names_out)} inputs{', numbers harmonised' if self.harmonised else ''}"
+        inputs = len(self.feature_names_out)
+        count = f"{inputs} input{'s' * (inputs != 1)}{', numbers harmonised' if self.harmonised else ''}"
         if (text := self.text) is not None:
             count = f"{text.length} of {text.vocabulary:,} tokens by {shown(text.tokenizer, 60)} ({text.sha256[:12]})"
         return "; ".join([f"prepared alike at all clients: {', '.join(parts)}, {count}", *left_out])
