@@ -19,7 +19,14 @@ from piebald.data.preparation import Preparation, PrepareSettings, guess_columns
 from piebald.data.preparation.agreement import Unanswered, agree, simplest
 from piebald.data.preparation.agreement import fitted as fitted_here
 from piebald.data.preparation.answers import Answer, KindsQuestion, Question, answer, common_kinds
-from piebald.data.preparation.column_models import BooleanColumn, CategoryColumn, ClassTarget, DateColumn, NumericColumn
+from piebald.data.preparation.column_models import (
+    BooleanColumn,
+    CategoryColumn,
+    ClassTarget,
+    DateColumn,
+    NumberTarget,
+    NumericColumn,
+)
 from piebald.data.preparation.columns import CodedTable, dates_of, numbers_of
 from piebald.data.preparation.transformer import unfitted
 from tests.data.pooled_preparation import fitted
@@ -280,20 +287,11 @@ def test_free_text_is_refused_and_identifiers_are_left_out() -> None:
 
 
 def test_targets_are_classes_by_name_or_standard_scores() -> None:
-    rows = pandas.DataFrame(
-        {"age": [1.0, 2.0, 4.0], "ill": ["b", "a", "b"], "price": [200_000.5, 300_000.0, 700_000.0]}
-    )
-    classes = fitted_here(rows[["age", "ill"]], "ill", least_rows=1)
-    assert classes.target == ClassTarget(name="ill", classes=["a", "b"])
-    assert classes.inverse_targets(classes.targets(rows.ill)).tolist() == ["b", "a", "b"]
-    with pytest.raises(SettingError, match="must have one of the classes 'a, b', got 'c' in row 2"):
-        classes.targets(pandas.Series(["a", "c"], name="ill"))
-    numbers = fitted_here(rows[["age", "price"]], "price")
-    scores = numbers.targets(rows.price)
-    assert (scores.dtype, scores.mean()) == (np.float32, pytest.approx(0, abs=1e-6))
-    assert numbers.inverse_targets(scores) == pytest.approx(rows.price.to_numpy(), rel=1e-6)
-    with pytest.raises(SettingError, match="column 'price' has no value in 1 of 2 rows, the first one in row 2"):
-        numbers.targets(pandas.Series([1.0, None], name="price"))
+    rows = pandas.DataFrame({"age": [1.0, 2.0, 4.0], "ill": ["b", "a", "b"], "price": [200_000.5, 3e5, 7e5]})
+    assert fitted_here(rows[["age", "ill"]], "ill", least_rows=1).target == ClassTarget(name="ill", classes=["a", "b"])
+    target = fitted_here(rows[["age", "price"]], "price").target
+    assert isinstance(target, NumberTarget)
+    assert (target.mean, target.deviation) == pytest.approx((rows.price.mean(), rows.price.std(ddof=0)), rel=1e-12)
 
 
 def test_medians_are_means_where_counts_are_not_told() -> None:

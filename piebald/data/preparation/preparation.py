@@ -65,8 +65,8 @@ class Preparation(Fields, WordedModel):
         >>> agreed = fitted(rows, "ill", least_rows=1)
         >>> agreed.feature_names_out
         ['age', 'age is missing', 'ward=a', 'ward=b']
-        >>> agreed.transform(rows)[1].tolist(), agreed.targets(rows["ill"]).tolist()
-        ([0.0, 1.0, 0.0, 1.0], [0, 1, 0])
+        >>> agreed.transform(rows)[1].tolist(), agreed.classes
+        ([0.0, 1.0, 0.0, 1.0], ['no', 'yes'])
     """
 
     columns: Annotated[list[Column], Field(max_length=MOST_COLUMNS)]
@@ -338,41 +338,6 @@ class Preparation(Fields, WordedModel):
             columns |= {name: mark.astype(float).mask(words.isna()) for name, mark in marks.items()}
         return pd.DataFrame(columns, index=frame.index)
 
-    def targets(self, series: pd.Series) -> NDArray[Any]:
-        """Return targets as a model learns them: numbers of classes [n] int64, or standard scores [n] float32.
-
-        Raises:
-            SettingError: a value is missing, or no class of the training rows, or no number.
-        """
-        target = self._known_target()
-        if isinstance(target, NumberTarget):
-            numbers = numbers_of(series, self.gaps)
-            _refuse_gap(series, np.isnan(numbers))
-            return ((numbers - target.mean) / target.deviation).astype(np.float32)
-        # classes of true and false are numbers, as those of a training table are
-        codes, words = factorized(series.astype(int) if series.dtype == bool else series, self.gaps)
-        _refuse_gap(series, codes < 0)
-        places = {name: place for place, name in enumerate(target.classes)}
-        if unknown := next((word for word in words if word not in places), None):
-            row = row_number(series, int(np.argmax(codes == words.index(unknown))))
-            raise SettingError(
-                f"column {shown(target.name, 40)} must have one of the classes {shown(', '.join(target.classes))}, got "
-                f"{shown(unknown, 40)} in row {row}: correct the row, or leave it out"
-            )
-        return np.array([places[word] for word in words], dtype=np.int64)[codes]
-
-    def inverse_targets(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the names of classes [n] by their numbers, or standard scores [n] in the target's own unit."""
-        target = self._known_target()
-        if isinstance(target, NumberTarget):
-            return np.asarray(values, dtype=np.float64) * target.deviation + target.mean
-        return np.array(target.classes, dtype=object)[np.asarray(values, dtype=np.int64)]
-
-    def _known_target(self) -> ClassTarget | NumberTarget:
-        if self.target is None:
-            raise SettingError("this preparation has no target: fit it with the name of the column to predict")
-        return self.target
-
     @property
     def said(self) -> str:
         """What becomes of the columns, in one line."""
@@ -424,11 +389,3 @@ def _values(column: Column, series: pd.Series, gaps: Sequence[str]) -> dict[str,
     if isinstance(column, TokenColumn):
         return {column.name: np.where(words == np.array(None), "", words)}
     return {column.name: np.where(words == np.array(None), np.array(math.nan, dtype=object), words)}
-
-
-def _refuse_gap(series: pd.Series, gap: NDArray[np.bool_]) -> None:
-    if gap.any():
-        raise SettingError(
-            f"column {shown(str(series.name), 40)} has no value in {int(gap.sum())} of {len(gap)} rows, the first one "
-            f"in row {row_number(series, int(np.argmax(gap)))}: a target must be known, so leave these rows out"
-        )
