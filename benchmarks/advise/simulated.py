@@ -86,6 +86,10 @@ MADE = {
     "one site contradicts": Made(
         "the others gain, and s3 must not follow them", ("yes",), sites(8, train=16)({3: {"flip": True}}), ("s3",)
     ),
+    "a site of twenty rows contradicts": Made(
+        "the others gain little, and s7 must not follow them", ("yes", "cannot be told"),
+        sites(8, train=150)({7: {"train": 10, "held": 5, "flip": True}}), ("s7",)
+    ),
     "two groups": Made(
         "a model for each group", ("yes",), sites(8, train=24)({n: {"flip": True} for n in range(4, 8)})
     ),

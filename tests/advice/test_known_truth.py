@@ -41,7 +41,8 @@ def simulated() -> Any:
         "alike, few rows", "a rule for each site, plenty of rows", "one site contradicts",
         "hardly any rows to judge by",
         *(pytest.param(name, marks=pytest.mark.full) for name in
-          ("two groups", "one site with random labels", "one huge among tiny", "pure noise")),
+          ("a site of twenty rows contradicts", "two groups", "one site with random labels", "one huge among tiny",
+           "pure noise")),
     ],
 )  # fmt: skip
 def test_what_is_said_is_true(name: str, simulated: Any) -> None:
