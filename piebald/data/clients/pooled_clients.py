@@ -233,16 +233,7 @@ def _compressed_bytes(numbers: Tensor) -> int:
 
 
 def rows_of_recipe(clients: Clients, on_all_rows: bool, pooled: bool) -> Clients:
-    """Return the clients as one recipe of a comparison has them.
-
-    Args:
-        clients: those of all recipes.
-        on_all_rows: whether they train on their validation rows as well.
-        pooled: whether all training rows are in one place.
-
-    Raises:
-        SettingError: their rows are elsewhere, or are changed when they are read.
-    """
+    """Return the clients as one recipe has them: training on validation rows, or all training rows in one place."""
     if not on_all_rows and not pooled:
         return clients
     if not isinstance(clients, PooledClients):
