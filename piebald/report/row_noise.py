@@ -210,11 +210,8 @@ def _cells(scores: Scores, seeds: list[int], names: list[str]) -> Floats:
 
 
 DOMINANT = 0.7  # share of the judged rows from which one class dominates
-_ANSWERS = {"regression": "mean", "l1": "median", "huber": "mean", "multilabel": "labels", "survival": "equal"}
-_NAMES = {
-    "mean": "the typical value", "median": "the typical value", "labels": "the most frequent labels",
-    "equal": "the Kaplan-Meier curve",
-}  # fmt: skip
+_TYPICAL = dict.fromkeys(("regression", "l1", "huber"), "the typical value")
+_NAMES = {**_TYPICAL, "multilabel": "the most frequent labels", "survival": "the Kaplan-Meier curve"}
 
 
 def answers(runs: list[History], scores_of: Callable[[list[History], str], Scores]) -> dict[str, Scores]:
@@ -235,9 +232,9 @@ def answers(runs: list[History], scores_of: Callable[[list[History], str], Score
 
 def answer_names(run: History) -> dict[str, str]:
     """The answers that need no model by their names in words: how the run folder calls them."""
-    answer = _ANSWERS.get(str(run.meta.get("objective")), "")
-    name = _NAMES.get(answer, "the most frequent class")
-    of_all = {} if answer == "equal" else {f"all clients' {name.removeprefix('the ')}": "naive_of_all"}
+    objective = str(run.meta.get("objective"))
+    name = _NAMES.get(objective, "the most frequent class")
+    of_all = {f"all clients' {name.removeprefix('the ')}": "naive_of_all"} if objective != "survival" else {}
     return {name: "naive", **of_all}
 
 
