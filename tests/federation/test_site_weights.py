@@ -18,7 +18,9 @@ from piebald.core.parameters import frozen_digest
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.run_terms import terms
+from piebald.federation.operate.machine_checks import Check
 from piebald.federation.site.policy import Policy
+from piebald.federation.site.site_check import _met
 from piebald.federation.site.site_process import SiteSettings, SiteWork
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.client_work import ClientWork
@@ -127,3 +129,13 @@ def test_what_is_wrong_with_a_sites_weights_stays_at_the_site(
         rebuilt(place, {NAME: "patients-of-dr-x"}, run[1])
     assert str(refused.value) == "its own weights cannot be used for this run; the site's own log says why"
     assert "patients-of-dr-x" in caplog.text
+    values = {
+        **run[1],
+        "experiment": {**run[1]["experiment"], "model": {**run[1]["experiment"]["model"], "weights": NAME}},
+    }
+    settings = SiteSettings.model_validate({"weights": {NAME: "patients-of-dr-x"}})
+    folder = place / "credentials" / SITES[0]
+    site = SiteWork(provisioning.read(folder), settings, folder)
+    checks = {check.what: check for check in _met(site, Check("rows", True, ""), json.dumps(values).encode())}
+    assert "patients-of-dr-x" in checks["weights"].told  # `--check` is for this site
+    assert [checks[name].fine for name in ("rows", "weights", "run")] == [True, False, None]

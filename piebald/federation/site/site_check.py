@@ -187,6 +187,8 @@ def _met(work: SiteWork, rows: Check, body: bytes) -> list[Check]:
         if reason := work.settings.policy.reject_reason(prepared.work):
             raise SettingError(reason)
     except Exception as error:  # whatever a site's own rows and plugins do
+        if error.__cause__ is not None and "weights" in str(error):  # see `site_process`: the server gets no reason
+            return [rows, Check("weights", False, str(error.__cause__)), Check("run", None, "-")]
         if error.__cause__ is not None:
             return [_unusable(error.__cause__) if rows.fine else rows, Check("run", None, "-")]
         return [rows, Check("run", False, str(error) if isinstance(error, PiebaldError) else type(error).__name__)]

@@ -139,7 +139,7 @@ class SiteWork:
         terms.use_plugins(author)
         limits = self.settings.policy.work
         if reason := limits.terms_reject_reason(terms) or _model_reason(terms, limits):
-            raise SettingError(_message_for_server(reason, weights))
+            raise _refusal(reason, weights)
         settings = ExperimentSettings.of_table(terms.experiment, "the server's experiment", author)
         settings.use_plugins()
         if self.settings.policy.accept is not None and (
@@ -174,7 +174,8 @@ class SiteWork:
                 raise SettingError(reason)
             return SiteClient(held, clients, number, terms.begins, clients.records, self.place)
         except SettingError as error:
-            raise SettingError(_message_for_server(str(error), weights)) from None
+            refusal = _refusal(str(error), weights)
+            raise refusal from refusal.__cause__
 
     @property
     def author(self) -> Resolver:
@@ -368,12 +369,14 @@ def _own_tokenizer(name: Any, weights: Mapping[str, str], folder: Path) -> Path:
     return path
 
 
-def _message_for_server(reason: str, weights: Path | None) -> str:
-    """Return the message about an error that the server gets: no path of this site."""
+def _refusal(reason: str, weights: Path | None) -> SettingError:
+    """Return an error whose message the server gets: a path of this site is in its cause alone."""
     if weights is None or str(weights) not in reason:
-        return reason
+        return SettingError(reason)
     log.warning("the weights cannot be used: %s", reason)
-    return "its own weights cannot be used for this run; the site's own log says why"
+    refusal = SettingError("its own weights cannot be used for this run; the site's own log says why")
+    refusal.__cause__ = SettingError(reason)
+    return refusal
 
 
 def site_work(
