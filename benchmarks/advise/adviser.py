@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from grid import GRID, LEADERS, ROUNDS, RUNGS, TRAINING
 from known import Entry, Known, tuned
+from single_rows import Right
 
 from piebald.advice.adviser import choose
 from piebald.advice.evidence import Checked, Evidence, whether_it_pays
@@ -24,6 +25,7 @@ from piebald.advice.own_methods import own_methods
 from piebald.advice.race import Race, Runner, methods_of
 from piebald.advice.tuning.budget import Budget
 from piebald.advice.tuning.trial_runs import TrialRuns
+from piebald.contracts import Split
 from piebald.methods.recipe import Recipe
 from piebald.report.paired import Scores
 
@@ -73,9 +75,15 @@ class KnownRun:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownRuns(TrialRuns):
-    """Runs that are looked up."""
+    """Runs that are looked up.
+
+    Attributes:
+        entries: what is known of each, by label.
+        right: the single rows that are right, of those that were asked for them.
+    """
 
     entries: dict[str, Entry]
+    right: Right
 
     def train(self, recipe: Recipe, folder: Path, label: str, seed: int, rounds: int) -> Any:
         return KnownRun(self.entries[label_of(recipe)], seed, rounds)
@@ -87,8 +95,22 @@ class KnownRuns(TrialRuns):
 
     def tested(self, runner: Runner) -> Checked:
         """What the one look at test rows would have shown: the seeds that the race has trained."""
+        return Checked(runner.label, self._table_of_rows(runner, "test"), {})
+
+    def with_rows(self, runner: Runner) -> Runner:
+        """A method whose last scores know those of single rows."""
+        return replace(runner, scores={**runner.scores, RUNGS[-1]: self._table_of_rows(runner, "validation")})
+
+    def _table_of_rows(self, runner: Runner, split: Split) -> Scores:
         entry, seeds = self.entries[label_of(runner.recipe)], list(runner.last.seeds)
-        return Checked(runner.label, self.table(entry.test[seeds] / 100, seeds, "test"), {})
+        values = entry.test[seeds] if split == "test" else entry.validation[seeds, -1]
+        runs = {seed: self.right.get((entry.label, seed)) for seed in seeds}
+        rows = {
+            (seed, name): right[split][client]
+            for seed, right in runs.items() if right is not None
+            for client, name in enumerate(self.names)
+        }  # fmt: skip
+        return self.table(values / 100, seeds, split, rows)
 
 
 @dataclass(frozen=True)
@@ -100,6 +122,7 @@ class Advised:
         pays, before: whether federating pays, after the check by test rows and before it.
         rounds: that it took, with those that are kept for learning curves.
         each: points on test rows where each client takes the method that is recommended to it.
+        finished: the entries and seeds that were trained to the end.
     """
 
     entry: Entry
@@ -107,6 +130,7 @@ class Advised:
     before: Evidence
     rounds: int
     each: float
+    finished: list[tuple[str, int]]
 
 
 def label_of(recipe: Recipe) -> str:
@@ -128,7 +152,7 @@ def advised(known: Known, seed: int, budget: int, settings: Sequence[Mapping[str
     held = KnownClients(known.rows)
     runs = KnownRuns(
         clients=held, choosing=held, model=None, rungs=RUNGS, every=RUNGS[0], options={}, metric="accuracy",
-        higher_is_better=True, entries={entry.label: entry for entry in tuned(known.entries)},
+        higher_is_better=True, entries={entry.label: entry for entry in tuned(known.entries)}, right=known.right,
     )  # fmt: skip
     field, _ = entrants(held, known.federation.fleet(), TRAINING, {}, settings=settings)
     limit = Budget(budget)
@@ -136,7 +160,7 @@ def advised(known: Known, seed: int, budget: int, settings: Sequence[Mapping[str
     seeds = (seed, *(other for other in known.seeds if other != seed))
     with tempfile.TemporaryDirectory() as folder:
         raced, _, spent = Race(runs, seeds, Path(folder), racing, lambda line: None).run(field)
-    finished = [runner for runner in methods_of(raced, True) if runner.state == "finished"]
+    finished = [runs.with_rows(runner) for runner in methods_of(raced, True) if runner.state == "finished"]
     alone = next((runner for runner in finished if runner.entrant.recipe.name == "local"), None)
     chosen, _ = choose(finished, None if alone is None else alone.label, {}, runs)
     tested = [runs.tested(runner) for runner in dict.fromkeys((chosen, alone)) if runner is not None]
@@ -145,4 +169,5 @@ def advised(known: Known, seed: int, budget: int, settings: Sequence[Mapping[str
     own = own_methods({runner.label: runner.last for runner in finished if len(runner.last.seeds) > 1}, chosen.label)
     each = np.mean([rivals[label].test[:, client].mean() for client, label in enumerate(own.values())])
     entry = runs.entries[label_of(chosen.recipe)]
-    return Advised(entry, after, before, spent.rounds + budget - int(racing.amount), float(each))
+    trained = [(label_of(runner.recipe), one) for runner in finished for one in runner.last.seeds]
+    return Advised(entry, after, before, spent.rounds + budget - int(racing.amount), float(each), trained)

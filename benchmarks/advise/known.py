@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from federations import FEDERATIONS, Federation
 from grid import DEFAULT_RATE, GRID, LEADERS, RATES
 from grid import entries as grid_entries
 from numpy.typing import NDArray
+from single_rows import Right, single_rows
 from truth import SCALE, known_rows, read
 
 Floats = NDArray[np.float64]
@@ -51,11 +52,13 @@ class Known:
         federation: its clients.
         entries: what is known of each recipe with settings.
         rows: the number of rows of each client, by split, and "naive", the test accuracy of its most frequent label.
+        right: the single rows that are right, of the runs that were asked for them.
     """
 
     federation: Federation
     entries: list[Entry]
     rows: Mapping[str, Sequence[int]]
+    right: Right = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -86,7 +89,8 @@ def known_federations(
     found = []
     for federation in federations:
         lines = [line for line in read(folder, federation.name) if line["recipe"] in recipes]
-        found.append(Known(federation, entries_of(lines), rows.get(federation.name, {})))
+        own = rows.get(federation.name, {})
+        found.append(Known(federation, entries_of(lines), own, single_rows(folder, federation.name, own)))
     return [one for one in found if one.entries and _complete(one, leaders)]
 
 

@@ -3,6 +3,7 @@
     truth       train every recipe with every setting on every federation; what is in truth/ is not repeated
     references  measure the unlikeness of the federations, and write piebald/advice/references.json
     portfolio   learn the portfolio of settings from truth/, and write piebald/advice/portfolio.json
+    rows        train once more what the races finish on truth/, and keep which rows are right
     advise      run the race on truth/ instead of training, and write advice.json
     simulated   train on federations that were made up, draw scores of others, and write simulated.json
     score       score the adviser and simple rules by truth/, and write RESULTS.md
@@ -23,7 +24,7 @@ import truth
 def main() -> int:
     """Run one of the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("truth", "references", "portfolio", "advise", "simulated", "score"))
+    parser.add_argument("part", choices=("truth", "references", "portfolio", "rows", "advise", "simulated", "score"))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(truth.SEEDS), help="seeds of runs")
     parser.add_argument("--federations", nargs="+", default=[], help="only these")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many minutes")
@@ -50,6 +51,12 @@ def main() -> int:
         return 0
     import score
 
+    if options.part == "rows":
+        import single_rows
+
+        there, wanted = single_rows.run_all(options.truth, score.finished(options.truth), options.minutes)
+        print(f"{there} of {wanted} runs")
+        return 0 if there >= wanted else 1
     print(score.write_advice(options.truth) if options.part == "advise" else score.write(options.truth))
     return 0
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simulated
@@ -20,6 +20,9 @@ from truth import SEEDS
 
 from piebald.advice.unlikeness import KINDS
 from piebald.report.paired import Scores, difference
+
+if TYPE_CHECKING:
+    from adviser import Advised
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 ADVICE = Path(__file__).with_name("advice.json")
@@ -71,22 +74,40 @@ def advice() -> dict[str, dict[str, list[dict[str, Any]]]]:
     return dict(json.loads(ADVICE.read_text("utf-8")))
 
 
-def write_advice(folder: Path) -> str:
-    """Run the race on the truth, with each seed first, and keep what it says."""
+def races(folder: Path) -> Iterator[tuple[str, Known, list[Advised]]]:
+    """Run each race on the truth, with each seed first, and yield what it says of a federation."""
     from adviser import advised
 
-    said: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for name in (ADVISER, RANDOM, WITH_LEADERS):
-        said[name], leaders = {}, name == WITH_LEADERS
+        leaders = name == WITH_LEADERS
         learned_from = known_federations(folder, leaders=leaders)
         for one in [*learned_from, *known_federations(folder, HELD_BACK, leaders)]:
-            found = []
-            for seed in one.seeds:
-                answer = advised(one, seed, budget_of(one), settings_of(name, one, learned_from, seed))
-                found.append({"entry": answer.entry.label, "pays": answer.pays.pays, "before": answer.before.pays,
-                              "rounds": answer.rounds, "each": round(answer.each, 2)})  # fmt: skip
-            said[name][one.name] = found
-            print(name, one.name, found, flush=True)
+            yield (
+                name,
+                one,
+                [advised(one, seed, budget_of(one), settings_of(name, one, learned_from, seed)) for seed in one.seeds],
+            )
+
+
+def finished(folder: Path) -> dict[str, list[tuple[str, int]]]:
+    """The entries and seeds that the races train to the end, by federation, those of the adviser first."""
+    runs: dict[str, dict[tuple[str, int], None]] = {}
+    for name, one, answers in races(folder):
+        runs.setdefault(one.name, {}).update(dict.fromkeys(run for answer in answers for run in answer.finished))
+        print(name, one.name, flush=True)
+    return {name: list(own) for name, own in runs.items()}
+
+
+def write_advice(folder: Path) -> str:
+    """Keep what the races say."""
+    said: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for name, one, answers in races(folder):
+        rows = [
+            {"entry": answer.entry.label, "pays": answer.pays.pays, "before": answer.before.pays,
+             "rounds": answer.rounds, "each": round(answer.each, 2)} for answer in answers
+        ]  # fmt: skip
+        said.setdefault(name, {})[one.name] = rows
+        print(name, one.name, rows, flush=True)
     parts = []
     for name, federations in said.items():
         rows = ",\n".join(

@@ -77,6 +77,16 @@ def run_all(folder: Path, seeds: tuple[int, ...], names: tuple[str, ...], minute
 def run_one(federation: Federation, clients: Any, entry: Entry, seed: int) -> dict[str, Any]:
     """One run, as the line that is kept."""
     began = time.monotonic()
+    run, timed = trained(federation, clients, entry, seed)
+    line = {"entry": entry.label, "recipe": entry.recipe, "settings": dict(entry.settings), "seed": seed}
+    line |= scores_of(run, len(clients), federation.metric, timed)
+    final = run.final
+    return line | {"bytes": final["bytes_up"] + final["bytes_down"], "wall": round(time.monotonic() - began, 2),
+                   "steps": sum(row["steps"] or 0 for row in run.results if row["kind"] == "train")}  # fmt: skip
+
+
+def trained(federation: Federation, clients: Any, entry: Entry, seed: int, **options: Any) -> tuple[piebald.Run, bool]:
+    """Train one entry; return the run, and whether it was given a time in place of rounds."""
     fleet = federation.fleet()
     without_rounds = entry.recipe in WITHOUT_ROUNDS
     every, length = RUNGS[0], {"rounds": ROUNDS}
@@ -88,18 +98,14 @@ def run_one(federation: Federation, clients: Any, entry: Entry, seed: int) -> di
         length = {"stop": {"seconds": ROUNDS * seconds * 0.999}}
         every = len(clients) * 2 if entry.recipe == "async_fedavg" else 4
     run = piebald.run(
-        entry.make(), clients, federation.model(seed), seed=seed, evaluate_every=every, keep="best", measure="none",
-        loss=federation.loss,
-        runtime=Simulator(engine="batched", stack=len(clients), workers=0, fleet=fleet), **length,
+        entry.make(), clients, federation.model(seed), seed=seed, evaluate_every=every, measure="none",
+        loss=federation.loss, runtime=Simulator(engine="batched", stack=len(clients), workers=0, fleet=fleet),
+        **({"keep": "best"} | length | options),
     )  # fmt: skip
-    line = {"entry": entry.label, "recipe": entry.recipe, "settings": dict(entry.settings), "seed": seed}
-    line |= _scores(run, len(clients), federation.metric, timed=fleet is not None and without_rounds)
-    final = run.final
-    return line | {"bytes": final["bytes_up"] + final["bytes_down"], "wall": round(time.monotonic() - began, 2),
-                   "steps": sum(row["steps"] or 0 for row in run.results if row["kind"] == "train")}  # fmt: skip
+    return run, fleet is not None and without_rounds
 
 
-def _scores(run: History, clients: int, metric: str, timed: bool) -> dict[str, Any]:
+def scores_of(run: History, clients: int, metric: str, timed: bool) -> dict[str, Any]:
     """Validation scores of each client after each rung, test scores at the last one."""
     table: dict[tuple[str, int], dict[int, tuple[bool, float]]] = {}
     for row in run.scores:

@@ -12,7 +12,7 @@ import pytest
 
 from piebald.advice import families
 
-MODULES = ("federations", "grid", "truth", "known", "portfolio", "simulated", "score", "adviser")
+MODULES = ("federations", "grid", "truth", "single_rows", "known", "portfolio", "simulated", "score", "adviser")
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "advise"
 
 
@@ -34,6 +34,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any, Any]:
 
 
 ROWS = {"validation": [100] * 6, "test": [100] * 6}
+SIZES = {"validation": [9, 16], "test": [1, 21]}  # of two clients, bytes that are full and others
 
 
 def lines(best: str, points: dict[str, float], seeds: int, grid: Any, leaders: bool = False) -> list[dict[str, Any]]:
@@ -83,6 +84,76 @@ def test_the_adviser_finds_a_clear_winner_within_its_budget(portfolio: str, part
     assert found.pays.pays == found.before.pays == "yes"
     assert (found.pays.rows, found.before.rows) == ("test", "validation")
     assert found.rounds <= 230
+
+
+def test_methods_are_compared_on_the_same_rows_where_these_are_known(parts: tuple[Any, Any, Any]) -> None:
+    """A method that is right wherever Local is, and on a row more, pays; by shares alone that cannot be told."""
+    grid, known, score = parts
+    from adviser import advised
+
+    truth = score.Known(score.BY_NAME["digits-iid"], known.entries_of(lines("", {}, 3, grid)), ROWS)
+    local, other = np.repeat([1.0, 0.0], [50, 50]), np.repeat([1.0, 0.0], [56, 44])
+    for entry in truth.entries:
+        share = 100 * (local if entry.recipe == "local" else other).mean()
+        entry.validation[...] = entry.test[...] = share
+        for seed in truth.seeds:
+            rows = [local if entry.recipe == "local" else other] * 6
+            truth.right[entry.label, seed] = {"validation": rows, "test": rows}
+    settings = score.learned([truth])
+    by_rows = advised(truth, 0, 230, settings)
+    assert (by_rows.pays.pays, by_rows.before.pays, by_rows.pays.noise) == ("yes", "yes", "rows")
+    assert by_rows.pays.gain == pytest.approx(0.06)
+    assert {run for run in by_rows.finished if run[0].startswith("local")} <= truth.right.keys()
+    truth.right.clear()
+    assert advised(truth, 0, 230, settings).pays.error > by_rows.pays.error
+
+
+@pytest.mark.parametrize("off", [0, 100])
+def test_rows_are_kept_only_of_runs_that_repeat_to_the_truth(
+    off: int, parts: tuple[Any, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of a made-up federation of two clients, whose scores are those of the truth, or a point away."""
+    grid, _, _ = parts
+    import single_rows
+    import torch
+    from truth import append, read
+
+    rng = np.random.default_rng(1)
+    right = {part: [rng.random(size) < 0.5 for size in sizes] for part, sizes in SIZES.items()}
+
+    class Run:
+        def model(self, client: int) -> torch.nn.Module:
+            return torch.nn.Identity()
+
+        def close(self) -> None: ...
+
+    class Clients:
+        def __len__(self) -> int:
+            return 2
+
+        def rows(self, client: int, part: str) -> Any:
+            chosen = torch.from_numpy(right[part][client]).long()
+            return type("Rows", (), {"x": torch.eye(2)[chosen], "y": torch.ones_like(chosen)})
+
+    monkeypatch.setattr(single_rows, "trained", lambda *_, **__: (Run(), False))
+    federation = FakeFederation("heart")
+    monkeypatch.setattr(federation, "clients", Clients, raising=False)
+    monkeypatch.setattr(single_rows, "BY_NAME", {"heart": federation})
+    label = grid.entries(False)[0].label
+    shares = {part: [round(10_000 * float(rows.mean())) + off for rows in own] for part, own in right.items()}
+    line = {"entry": label, "seed": 2, "validation": [[0, 0], shares["validation"]], "test": shares["test"]}
+    append(tmp_path, "heart", line)
+    if off:
+        with pytest.raises(ValueError, match="validation rows have other scores than in truth/"):
+            single_rows.run_all(tmp_path, {"heart": [(label, 2)]}, 1)
+        assert read(tmp_path / "single_rows", "heart") == []
+        return
+    for _ in range(2):  # the second time it is there
+        assert single_rows.run_all(tmp_path, {"heart": [(label, 2)]}, 1) == (1, 1)
+    assert len(read(tmp_path / "single_rows", "heart")) == 1
+    kept = single_rows.single_rows(tmp_path, "heart", SIZES)[label, 2]
+    for part, own in right.items():
+        assert [rows.tolist() for rows in kept[part]] == [rows.astype(float).tolist() for rows in own]
 
 
 def test_leaders_of_the_leaderboard_are_raced_apart_from_the_grid(

@@ -1,0 +1,99 @@
+"""Which rows each method is right on that the race has finished: a pair of methods is compared on the same rows.
+
+The truth has scores of clients, by which two methods are compared as two shares.  That finds less than the test of
+`piebald advise`, which knows on which rows both are right.  So what the race finishes is trained once more, to the bit,
+and asked for these rows; a run whose scores are not those of the truth is refused.
+
+`python benchmarks/advise/run.py rows` writes `truth/single_rows/<federation>.jsonl`, which has a line for each run: the
+rows that are right of each client's validation and test part, as bits in hexadecimal digits.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from federations import BY_NAME
+from grid import Entry, entries
+from numpy.typing import NDArray
+from truth import SCALE, append, read, trained
+
+PARTS = ("validation", "test")
+FOLDER = "single_rows"  # in that of the truth
+Right = dict[tuple[str, int], dict[str, list[NDArray[np.float64]]]]  # by entry and seed: 0 or 1 for each row, by client
+
+
+def run_all(folder: Path, wanted: Mapping[str, Sequence[tuple[str, int]]], minutes: float) -> tuple[int, int]:
+    """Train what is not there yet; return how many of the wanted runs there are and how many there should be.
+
+    Args:
+        folder: of the truth.
+        wanted: entries and seeds, by federation.
+        minutes: after which no run is started.
+    """
+    torch.set_num_threads(1)
+    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    began, done, count = time.monotonic(), 0, sum(map(len, wanted.values()))
+    for name, runs in wanted.items():
+        federation = BY_NAME[name]
+        known = {(line["entry"], line["seed"]) for line in read(folder / FOLDER, name)}
+        truth = {(line["entry"], line["seed"]): line for line in read(folder, name)}
+        by_label = {
+            entry.label: entry for entry in [*entries(federation.slow), *entries(federation.slow, leaders=True)]
+        }
+        done += len(known & {*runs})
+        missing = [run for run in runs if run not in known]
+        clients = federation.clients() if missing else None
+        for label, seed in missing:
+            if time.monotonic() - began > 60 * minutes:
+                break
+            line = run_one(federation, clients, by_label[label], seed, truth[label, seed])
+            append(folder / FOLDER, name, line)
+            done += 1
+            print(f"[{done}/{count}, {time.monotonic() - began:.0f} s] {name} {label} seed {seed}", flush=True)
+    return done, count
+
+
+def run_one(federation: Any, clients: Any, entry: Entry, seed: int, truth: Mapping[str, Any]) -> dict[str, Any]:
+    """One run, as the line that is kept.
+
+    Raises:
+        ValueError: its models do not have the scores of the truth.
+    """
+    with tempfile.TemporaryDirectory() as out:
+        run = trained(federation, clients, entry, seed, keep="last", out=Path(out) / "run")[0]
+        right = {part: [_right(run.model(c), clients.rows(c, part)) for c in range(len(clients))] for part in PARTS}
+        run.close()
+    scores = {"validation": truth["validation"][-1], "test": truth["test"]}
+    for part, known in scores.items():
+        shares = [SCALE * float(rows.mean()) for rows in right[part]]
+        if not np.allclose(shares, np.array(known, float), rtol=0, atol=0.51):  # they were rounded
+            raise ValueError(
+                f"{federation.name} {entry.label} seed {seed}: {part} rows have other scores than in truth/"
+            )
+    bits = {part: [np.packbits(rows).tobytes().hex() for rows in right[part]] for part in PARTS}
+    return {"entry": entry.label, "seed": seed, **bits}
+
+
+@torch.no_grad()
+def _right(model: torch.nn.Module, rows: Any) -> NDArray[np.bool_]:
+    return np.asarray((model.eval()(rows.x).argmax(1) == rows.y).numpy())
+
+
+def single_rows(folder: Path, name: str, sizes: Mapping[str, Sequence[int]]) -> Right:
+    """What is kept of a federation, whose clients have so many rows by split."""
+    return {
+        (line["entry"], line["seed"]): {
+            part: [
+                np.unpackbits(np.frombuffer(bytes.fromhex(bits), np.uint8), count=size).astype(np.float64)
+                for bits, size in zip(line[part], sizes[part], strict=True)
+            ]
+            for part in PARTS
+        }
+        for line in read(folder / FOLDER, name)
+    }
