@@ -103,14 +103,12 @@ class KnownRuns(TrialRuns):
 
     def _table_of_rows(self, runner: Runner, split: Split) -> Scores:
         entry, seeds = self.entries[label_of(runner.recipe)], list(runner.last.seeds)
-        values = entry.test[seeds] if split == "test" else entry.validation[seeds, -1]
-        runs = {seed: self.right.get((entry.label, seed)) for seed in seeds}
-        rows = {
-            (seed, name): right[split][client]
-            for seed, right in runs.items() if right is not None
-            for client, name in enumerate(self.names)
-        }  # fmt: skip
-        return self.table(values / 100, seeds, split, rows)
+        values = (entry.test[seeds] if split == "test" else entry.validation[seeds, -1]) / 100
+        rows = {}
+        for place, seed in enumerate(seeds):
+            for client, right in enumerate(self.right.get((entry.label, seed), {}).get(split, ())):
+                rows[seed, self.names[client]], values[place, client] = right, right.mean()
+        return self.table(values, seeds, split, rows)
 
 
 @dataclass(frozen=True)
