@@ -104,10 +104,11 @@ class KnownRuns(TrialRuns):
     def _table_of_rows(self, runner: Runner, split: Split) -> Scores:
         entry, seeds = self.entries[label_of(runner.recipe)], list(runner.last.seeds)
         values = (entry.test[seeds] if split == "test" else entry.validation[seeds, -1]) / 100
-        rows = {}
-        for place, seed in enumerate(seeds):
-            for client, right in enumerate(self.right.get((entry.label, seed), {}).get(split, ())):
-                rows[seed, self.names[client]], values[place, client] = right, right.mean()
+        rows = {
+            (seed, self.names[client]): right
+            for seed in seeds
+            for client, right in enumerate(self.right.get((entry.label, seed), {}).get(split, ()))
+        }
         return self.table(values, seeds, split, rows)
 
 

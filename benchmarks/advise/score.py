@@ -19,6 +19,7 @@ from portfolio import learned, without
 from truth import SEEDS
 
 from piebald.advice.unlikeness import KINDS
+from piebald.report.page.wording import plural
 from piebald.report.paired import Scores, difference
 
 if TYPE_CHECKING:
@@ -383,6 +384,7 @@ def _said(known: Sequence[Known]) -> dict[str, str]:
         "before": f"{100 * np.mean(before):.0f} % of {len(cases)} cases, and wrong in {100 * np.mean(wrong):.0f} %",
         "unclear": _counted(unclear),
         "noes": f"{sum(not truth for truth in clear.values())}",
+        "rows": plural(sum(len(one.right) for one in known), "run"),
     }
 
 
@@ -445,16 +447,17 @@ NOTES = """
   two rows is what the portfolio has learned.
 - *Each client its own*: a client takes another repeated method where its gain on validation rows is above 0 after it
   was shrunk towards that of all clients; with fewer than five clients everybody takes the recommendation.
-- *Pays* is what is said after the check; the replays know no single rows, so they compare shares, which finds less than
-  the paired test of real runs.  It compares the recommendation with training alone on test rows, under the noise of
-  these clients' rows.  The truth is measured on the same test rows, with the best of all settings and with all
-  seeds, and is a difference for other clients.  So both share the noise of these rows.  Before the check, by
-  validation rows alone, the adviser is right in {before}.
+- *Pays* is what is said after the check. What the race finishes is compared on the same rows, as `piebald advise`
+  does: `python benchmarks/advise/run.py rows` trained it once more and kept which rows are right ({rows}). The check
+  compares the recommendation with training alone on test rows, under the noise of these clients' rows. The truth is
+  measured on the same test rows, with the best of all settings and with all seeds, and is a difference for other
+  clients. So both share the noise of these rows. Before the check, by validation rows alone, the adviser is right in
+  {before}.
 - Where the truth is within noise, the adviser says {unclear}.
 - The truth is "no" for {noes} federations: among the methods are some that come near training alone where nothing
   is to be gained, such as a fine-tuned or a personal model.
-- The splits of two federations (HAR Dirichlet 0.3, Shakespeare) have since moved by a few validation rows; their truth
-  is that of the earlier ones.
+- The splits of two federations (HAR Dirichlet 0.3, Shakespeare) have since moved by a few rows; their truth is
+  that of the earlier ones, and their methods are compared as shares.
 - The rule from the look alone takes what had the smallest regret in the {neighbours} federations of other data sets
   whose numbers of step 1 are nearest.  It trains nothing, and is worse than the race.
 """

@@ -2,7 +2,8 @@
 
 The truth has scores of clients, by which two methods are compared as two shares.  That finds less than the test of
 `piebald advise`, which knows on which rows both are right.  So what the race finishes is trained once more and asked
-for these rows.  Most runs repeat to the bit, and one whose mean is not near that of the truth is refused.
+for these rows.  Most runs repeat to the bit; of the others, where training is unstable and rounding in another order
+matters, the rows say only how often two methods disagree, and those far from the truth are left out.
 
 `python benchmarks/advise/run.py rows` writes `truth/single_rows/<federation>.jsonl`, which has a line for each run: the
 rows that are right of each client's validation and test part, as bits in hexadecimal digits.
@@ -21,11 +22,11 @@ import torch
 from federations import BY_NAME
 from grid import Entry, entries
 from numpy.typing import NDArray
-from truth import SCALE, append, read, trained
+from truth import SCALE, append, known_rows, read, trained
 
 PARTS = ("validation", "test")
 FOLDER = "single_rows"  # in that of the truth
-TOLERANCE = 3.0  # points of the mean: another order of rounding changes single rows where training is unstable
+TOLERANCE = 3.0  # points of the mean over clients
 Right = dict[tuple[str, int], dict[str, list[NDArray[np.float64]]]]  # by entry and seed: 0 or 1 for each row, by client
 
 
@@ -43,41 +44,45 @@ def run_all(folder: Path, wanted: Mapping[str, Sequence[tuple[str, int]]], minut
     for name, runs in wanted.items():
         federation = BY_NAME[name]
         known = {(line["entry"], line["seed"]) for line in read(folder / FOLDER, name)}
-        truth = {(line["entry"], line["seed"]): line for line in read(folder, name)}
-        by_label = {
-            entry.label: entry for entry in [*entries(federation.slow), *entries(federation.slow, leaders=True)]
-        }
-        done += len(known & {*runs})
         missing = [run for run in runs if run not in known]
+        done += len(runs) - len(missing)
         clients = federation.clients() if missing else None
+        sizes = {part: [clients.size(c, part) for c in range(len(clients))] for part in PARTS} if missing else {}
+        if any(own != known_rows(folder)[name][part] for part, own in sizes.items()):
+            print(f"{name} is left out: its rows are divided otherwise than when the truth was trained", flush=True)
+            count -= len(missing)
+            continue
+        truth = {(line["entry"], line["seed"]): line for line in read(folder, name)}
+        grid = [*entries(federation.slow), *entries(federation.slow, leaders=True)]
+        by_label = {entry.label: entry for entry in grid}
         for label, seed in missing:
             if time.monotonic() - began > 60 * minutes:
                 break
-            line = run_one(federation, clients, by_label[label], seed, truth[label, seed])
-            append(folder / FOLDER, name, line)
-            done += 1
-            print(f"[{done}/{count}, {time.monotonic() - began:.0f} s] {name} {label} seed {seed}", flush=True)
+            line, change = run_one(federation, clients, by_label[label], seed, truth[label, seed])
+            if change <= TOLERANCE:
+                append(folder / FOLDER, name, line)
+                done += 1
+            else:
+                count -= 1
+            print(f"[{done}/{count}, {time.monotonic() - began:.0f} s] {name} {label} seed {seed}: "
+                  f"{change:.1f} points from the truth", flush=True)  # fmt: skip
     return done, count
 
 
-def run_one(federation: Any, clients: Any, entry: Entry, seed: int, truth: Mapping[str, Any]) -> dict[str, Any]:
-    """One run, as the line that is kept.
-
-    Raises:
-        ValueError: its scores are not near those of the truth.
-    """
+def run_one(
+    federation: Any, clients: Any, entry: Entry, seed: int, truth: Mapping[str, Any]
+) -> tuple[dict[str, Any], float]:
+    """One run, as the line that is kept, and how many points its mean on a part is from that of the truth, at most."""
     with tempfile.TemporaryDirectory() as out:
         run = trained(federation, clients, entry, seed, keep="last", out=Path(out) / "run")[0]
         right = {part: [_right(run.model(c), clients.rows(c, part)) for c in range(len(clients))] for part in PARTS}
         run.close()
-    for part, known in {"validation": truth["validation"][-1], "test": truth["test"]}.items():
-        change = 100 * abs(float(np.mean([rows.mean() for rows in right[part]])) - float(np.mean(known)) / SCALE)
-        if change > TOLERANCE:
-            raise ValueError(
-                f"{federation.name} {entry.label} seed {seed}: {part} rows are {change:.1f} points from those of truth/"
-            )
+    known = {"validation": truth["validation"][-1], "test": truth["test"]}
+    changes = [
+        100 * abs(np.mean([rows.mean() for rows in right[part]]) - np.mean(known[part]) / SCALE) for part in PARTS
+    ]
     bits = {part: [np.packbits(rows).tobytes().hex() for rows in right[part]] for part in PARTS}
-    return {"entry": entry.label, "seed": seed, **bits}
+    return {"entry": entry.label, "seed": seed, **bits}, float(max(changes))
 
 
 @torch.no_grad()
