@@ -477,14 +477,14 @@ def _hub_rows(
 
 def _simple(values: Any, column: str) -> Array:
     """A column of numbers or text without gaps."""
-    found = np.asarray(values)
-    if found.dtype == object:
-        if gaps := sum(value is None for value in found.flat):
+    cells = np.asarray(values)
+    if cells.dtype == object:
+        if gaps := sum(value is None for value in cells.flat):
             raise SettingError(
-                f"column {column!r} has no value in {gaps} of {len(found)} rows: drop them with dataset.filter"
+                f"column {column!r} has no value in {gaps} of {len(cells)} rows: drop them with dataset.filter"
             )
-        found = found.astype(str)
-    return found
+        cells = cells.astype(str)
+    return cells
 
 
 def _input_column(values: Any, column: str, described: Any) -> Array:

@@ -369,10 +369,10 @@ def _plainly_written(series: Any, path: Path) -> tuple[Any, str]:
         for reading in readings:
             _log.warning("%s, read with %s", telling, reading.words)
             numbers_by_place = pandas.Series(reading.numbers, held.index).reindex(plain.index).to_numpy()
-            taken = large_array(codes.shape, np.float64)
+            numbers = large_array(codes.shape, np.float64)
             for rows in blocks(len(codes)):
-                taken[rows] = numbers_by_place[codes[rows]]
-            return pandas.Series(taken, series.index, copy=False), reading.unit
+                numbers[rows] = numbers_by_place[codes[rows]]
+            return pandas.Series(numbers, series.index, copy=False), reading.unit
         if 1 < len(units := units_among(held.tolist())) <= _NAMED:
             _log.warning("%s and the units %s, and stays text: write it in one unit",
                          like(held.index[0], "numbers"), shown(", ".join(units), 40))  # fmt: skip

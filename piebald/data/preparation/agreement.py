@@ -224,17 +224,17 @@ class _Numbers(dict[str, Numbers]):
         ranked = {name for name in names if question.scale.get(name) == "rank"}
         levels = {name: LEVELS if name in ranked else np.array([0.5]) for name in names if name not in changed}
         plain = _unlogged(ask, question, pooled, names)
-        found = quantiles(
+        order_statistics = quantiles(
             lambda limits: ask(
                 CountsQuestion(kinds=question.kinds, forms=question.forms, gaps=question.gaps, thresholds=limits)
             ),
             plain,
             levels,
         )
-        found |= {name: _Intervals(pooled[name], np.array([0.5])).values() for name in changed}
+        order_statistics |= {name: _Intervals(pooled[name], np.array([0.5])).values() for name in changed}
         super().__init__()
         for name in names:
-            values, error = found[name]
+            values, error = order_statistics[name]
             scale: Scale = question.scale.get(name, "standard")
             median = float(values[len(values) // 2])
             if scale in ("standard", "log"):
@@ -244,7 +244,7 @@ class _Numbers(dict[str, Numbers]):
                 self[name] = Numbers(median=median, scale=scale, quantiles=values.tolist(), error=error)
             elif scale == "none":
                 self[name] = Numbers(median=median, scale=scale, error=error)
-        powers = {name: found[name] for name in names if question.scale.get(name) == "power"}
+        powers = {name: order_statistics[name] for name in names if question.scale.get(name) == "power"}
         for name, (exponent, step, moments) in _powers(ask, question, pooled, powers).items():
             values, error = powers[name]
             self[name] = _scores(float(values[0]), moments, max(step, error), scale="power", exponent=exponent)
@@ -359,9 +359,9 @@ class _Intervals:
         """Return the quantiles, linear between order statistics, and the most by which they are off."""
         simple = np.vectorize(simplest, otypes=[float])
         # before any count is known, the mean stands for the median
-        found = simple(self._low, self._high) if self._narrowed else (self._low + self._high) / 2
-        found[self._filled] = found[:, len(self._part) // 2].mean()  # the median of the values that are there
-        below, above = found
+        around = simple(self._low, self._high) if self._narrowed else (self._low + self._high) / 2
+        around[self._filled] = around[:, len(self._part) // 2].mean()  # the median of the values that are there
+        below, above = around
         return np.maximum.accumulate(below + (above - below) * self._part), float((self._high - self._low).max())
 
 
@@ -391,7 +391,7 @@ def _powers(
     The likelihood is that of Yeo and Johnson (2000, section 4.1), as in scikit-learn's PowerTransformer.
     """
     spans = dict.fromkeys(medians, _CLOSEST)
-    found: dict[str, tuple[float, float, Moments]] = {}
+    chosen: dict[str, tuple[float, float, Moments]] = {}
     for _ in range(_ZOOMS if medians else 0):
         exponents = {name: np.linspace(*span, _EXPONENTS).tolist() for name, span in spans.items()}
         answers = ask(PowersQuestion(gaps=question.gaps, exponents=exponents))
@@ -409,5 +409,5 @@ def _powers(
                 likelihood = (exponent - 1) * logarithms - (rows / 2 * math.log(variance) if variance > 0 else math.inf)
                 best = max(best, (likelihood, exponent, moments), key=lambda one: one[0])
             step = (tried[-1] - tried[0]) / (_EXPONENTS - 1)
-            spans[name], found[name] = (best[1] - step, best[1] + step), (best[1], step, best[2])
-    return found
+            spans[name], chosen[name] = (best[1] - step, best[1] + step), (best[1], step, best[2])
+    return chosen

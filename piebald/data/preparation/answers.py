@@ -423,7 +423,7 @@ def common_kinds(answers: Sequence[KindsAnswer]) -> dict[str, Kind | None]:
     A column that names the rows of large clients does so at the small ones, where it looks like numbers.
     """
     common = dict[str, Kind | None]()
-    for name in dict.fromkeys(name for one in answers for name in one.kinds):
+    for name in dict.fromkeys(name for held in answers for name in held.kinds):
         guesses = {kind for held in answers if (kind := held.kinds.get(name)) is not None}
         unclear = [held for held in answers if any(OR in form for form in held.units.get(name, ()))]
         if {held.kinds.get(name) for held in answers if held not in unclear} - {None} == {"date"}:

@@ -38,15 +38,15 @@ _RARE = "\0rare"  # made up, so that the encoder has a column for rare categorie
 
 def groups(columns: Sequence[Column]) -> dict[str, list[str]]:
     """Return the columns of the parsed table that are transformed alike, by the name of the transformer."""
-    found: dict[str, list[str]] = {}
+    members: dict[str, list[str]] = {}
     for column in columns:
         if isinstance(column, NumericColumn | DateColumn):
             for place, (name, numbers) in enumerate(column.parts.items()):
                 # one indicator for a date, and not one for each of its parts
-                found.setdefault(f"parts {numbers.scale}" if place else f"numbers {numbers.scale}", []).append(name)
+                members.setdefault(f"parts {numbers.scale}" if place else f"numbers {numbers.scale}", []).append(name)
         else:
-            found.setdefault(f"{column.kind} {getattr(column, 'coding', '')}".strip(), []).append(column.name)
-    return {name: found[name] for name in sorted(found, key=_order)}
+            members.setdefault(f"{column.kind} {getattr(column, 'coding', '')}".strip(), []).append(column.name)
+    return {name: members[name] for name in sorted(members, key=_order)}
 
 
 def _order(group: str) -> int:
