@@ -87,6 +87,7 @@ def test_a_queue_goes_on_where_it_was_after_a_kill_a_stop_and_a_failure(
         assert main(["queue", "resume", str(credentials), "1"]) == 0
         add("long.toml", "d", "--from", str(tmp_path / "a"), "--set", "rounds=1")
         until(lambda: states()[3:] == ["finished", "finished"])
+        until(lambda: "the server ended the connection: its run has ended" in sites.log("site-1"))
         assert server.end(signal.SIGTERM) == 130
         assert "the queue goes on with: piebald server" in server.log.read_text()
     finally:

@@ -202,6 +202,7 @@ class FederationServer:
             fields = {"run": self.shared.run, "steps": self.shared.version}
             self._disk.attempt("the end of the run", lambda: self._messages.audit.write("ended", **fields))
             self.shared.dismiss()
+            self._messages.link.last_word = "its run has ended"
             dismissed = time.monotonic()
         silence = self.shared.timeouts.silence
         until = dismissed + silence

@@ -47,6 +47,7 @@ class Link:
         peers: the last connection of each party, which may have ended.
         trouble: why a site is not connected to the server, "" where it is.
         shut: why parties were shut out, see `revocation.Admission`.
+        last_word: why connections end when `stop` is called, for the other end.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Link:
         is_server = name == SERVER
         self._contexts = RenewedContext(credentials, is_server, Connection)
         self._admission = Admission(credentials) if is_server else None
-        self._last_word = "the server was stopped" if is_server else ""
+        self.last_word = "the server was stopped" if is_server else ""
 
     def on(self, topic: str, kind: type[SomeMessage], handler: Callable[[str, SomeMessage, memoryview], bytes]) -> None:
         """Set the handler of a topic: it takes a message's origin, head and body, and returns the reply."""
@@ -105,7 +106,7 @@ class Link:
             self._listener.server_close()
         with self._lock:
             connections = itertools.chain(*self._open.values())
-            ending = [threading.Thread(target=peer.end, args=(self._last_word,), daemon=True) for peer in connections]
+            ending = [threading.Thread(target=peer.end, args=(self.last_word,), daemon=True) for peer in connections]
         for thread in ending:
             thread.start()
         for thread in ending:
@@ -165,7 +166,7 @@ class Link:
             connection.open()
             self._register(connection)
             if self._stopping.is_set():  # `stop` did not see this one any more
-                return connection.end(self._last_word)
+                return connection.end(self.last_word)
             while (frame := connection.read_frame()) is not None:
                 self._take(connection, frame)
         except Refused as error:
