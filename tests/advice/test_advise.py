@@ -109,9 +109,10 @@ def test_test_rows_are_opened_for_three_methods_at_most(answered: tuple[Path, Ma
     assert set(answer["tested"]) == {answer["recommended"], "local", "fedavg"}
     for database in folder.rglob("run.db"):
         with History(database.parent) as history:
-            splits = {row["split"] for row in history.scores}
+            splits = {row["split"] for row in history.scores} - {"common"}
             seen = history.meta["evaluate"][2]
-        assert (splits, seen) == ({"validation"}, "validation") or database.relative_to(folder).parts[0] == "check"
+        allowed = {"check": ({"validation", "test"}, "test"), "fit": ({"validation", "train"}, "train")}
+        assert (splits, seen) == allowed.get(database.relative_to(folder).parts[0], ({"validation"}, "validation"))
 
 
 @pytest.mark.full
