@@ -157,6 +157,8 @@ def test_what_a_server_does_is_one_word_everywhere(
     found = status_values(run)
     assert (found["state"], found["since"]) == ("stalled", 1e9)  # whatever it wrote a long time ago
     lock.release()
+    page = status_page.page(Viewer(*places).view())
+    assert "None" not in page  # without a server sites have no state
 
 
 @pytest.mark.long

@@ -81,8 +81,8 @@ def _top(view: RunView) -> str:
 
 def _sites(view: RunView) -> str:
     head = (
-        "Site", "State", "Last word", "Loss, last steps", "Time of a task", "Staleness", "Done", "Failed", "Late",
-        "Refused", "MB from it", "MB to it", "Rows", "Piebald",
+        "Site", "State", "Last word", "Loss, last steps", "Time of a task", "Staleness", "Done", "Failed",
+        "Late, refused", "MB from, to it", "Rows", "Piebald",
     )  # fmt: skip
     rows = [_site(view, number, row) for number, row in enumerate(view.status.get("sites", ()))]
     if not rows:
@@ -98,9 +98,9 @@ def _site(view: RunView, number: int, row: Mapping[str, Any]) -> list[Cell]:
     def count(name: str) -> str:
         return NONE if row.get(name) is None else f"{row[name]:,}"
 
-    heard, state = row.get("heard"), str(row.get("state"))
+    heard, state = row.get("heard"), row.get("state") or NONE  # between two runs sites have none
     refusal = f": {row['refused']}" if row.get("refused") else ""
-    good = {"ready": True, "joining": None}.get(state, False)
+    good = {"ready": True, "joining": None, NONE: None}.get(state, False)
     failed = view.failures.get(number, {})
     return [
         markup.name(printable(row.get("site"))),
@@ -111,10 +111,8 @@ def _site(view: RunView, number: int, row: Mapping[str, Any]) -> list[Cell]:
         count("staleness"),
         count("finished"),
         ", ".join(f"{times} {printable(kind)}" for kind, times in failed.items()) or "0",
-        count("late"),
-        count("refusals"),
-        wording.megabytes((row.get("received") or 0) / 1e6),
-        wording.megabytes((row.get("sent") or 0) / 1e6),
+        f"{count('late')}, {count('refusals')}",
+        ", ".join(wording.megabytes((row.get(name) or 0) / 1e6) for name in ("received", "sent")),
         count("rows"),
         printable(row.get("version") or NONE, 40),
     ]
