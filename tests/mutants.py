@@ -81,11 +81,12 @@ LEFT_OUT = re.compile(
 TESTS = {
     "aggregation": "adapter_ranks aggregation defences fairness fednova heterofl metis trained_parameters",
     "server": "aggregation best_version central_noise classes heterofl hostile_results large_models lineage metis "
-    "averaged_statistics client_choice lone_clients naive scheduling server_loop sizes spending stalled",
+    "averaged_statistics budgets_at_sites client_choice lone_clients naive scheduling server_loop sizes spending "
+    "stalled",
     "scheduling": "metis accounting recipes scheduling server_loop stalled",
-    "privacy": "accounting central_noise lying_members question_budget secure_aggregation "
-    "several_runs sum_protocol sum_security",
-    "report": "client_gaps headline measures paired participation row_noise tables",
+    "privacy": "accounting central_noise federated_statistics hidden_at_sites lying_members question_budget "
+    "secure_aggregation several_runs spending spent_budgets sum_protocol sum_security",
+    "report": "client_gaps export headline measures paired participation row_noise score tables units",
     "vertical": "backends files kernels leakage messages networks protocol secured transfer_bombs transfer_messages "
     "transfer_privacy transfer_secrets",
     "transforms": "compression gaussian noise packed_updates accounting",
@@ -131,6 +132,7 @@ REASONS = {  # by the names of mutants that survive and may: most are the same p
     "bfv.BfvBackend.announced:swap:0": "a limit with room to spare: one key for rotations has a prime less",
     "irls.shared_ranks:swap:0": "the last place is the end of its equals, so what fills the others is never the least",
     "cluster_state.with_capped_examples:constant:0": "a share of 1 caps nothing, whichever way it is computed",
+    "verdict.ScoreVerdict._is_gain:bound:2": "the p value of no difference is 1",
     "channel.connect:bound:0": "two readings of a clock are never equal",
 }
 

@@ -242,10 +242,10 @@ class Invitations:
         return self.client_pool.sample(clients, self.known, share, seed, version)
 
     def _chosen(self, clients: Sequence[int], count: int, version: int) -> list[int]:
-        """So many of the idle clients, by what is known of them."""
+        """So many of the idle clients, or all of them, by what is known of them."""
         pool = self.client_pool
         idle = [client for client in clients if client not in pool.busy and client not in pool.excluded]
-        count, words = min(count, len(idle)), (self.seed, version)
+        words = self.seed, version
         if self.scheduler.choose == "size":
             return sorted(self.records.by_size(idle, count, *words))
         if self.scheduler.choose == "loss":

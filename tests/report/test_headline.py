@@ -127,6 +127,28 @@ def test_of_few_clients_without_known_rows_nothing_is_said() -> None:
     assert words == "local leads at 82.5% accuracy; 4 clients are too few to say who is behind it"
 
 
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [([0.6, np.nan, np.nan], "1 client is too few"), ([0.6, 0.5, np.nan], "2 clients are too few")],
+)
+def test_clients_are_counted_that_both_methods_have(other: list[float], words: str) -> None:
+    scores = {"local": Scores([[0.8, 0.9, 0.9]], "abc"), "fedavg": Scores([other], "abc")}
+    assert (
+        verdict_on(scores).sentence()
+        == f"local leads at {100 * 2.6 / 3:.1f}% accuracy; {words} to say who is behind it"
+    )
+
+
+def test_a_gain_by_a_smaller_metric_has_a_positive_size_and_interval() -> None:
+    sentences = [
+        verdict_on({"ditto": shares(1 - value), "local": shares(value)}, higher, alone="local").sentence()
+        for value, higher in ((0.25, True), (0.75, False))
+    ]
+    half = 1.96 * (2 * 0.75 * 0.25 / 1600) ** 0.5  # of two shares of 1,600 rows
+    gain = f"ditto is 50.0 points ({50 - 100 * half:.1f} to {50 + 100 * half:.1f}) better than training alone"
+    assert [sentence.partition(";")[0] for sentence in sentences] == [gain, gain]
+
+
 def test_an_area_below_one_half_is_not_passed_over() -> None:
     scores = {"local": Scores([[0.3, 0.34, 0.31]], "abc"), "fedavg": Scores([[0.4, 0.45, 0.41]], "abc")}
     verdict = ScoreVerdict.of(scores, "auc", True, "local", {"the most frequent class": Scores([[0.5] * 3], "abc")})

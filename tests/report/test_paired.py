@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.special import stdtrit
+from scipy.stats import skew
 
 from piebald.core.errors import SettingError
+from piebald.report.crossed_effects import CrossedEffects
 from piebald.report.paired import (
     Scores,
     difference,
@@ -291,3 +293,14 @@ def test_wrong_scores_are_refused():
         level(scores([[0.5, 1.2]]), bounds=(0, 1))
     with pytest.raises(SettingError, match="did you mean 'alone'"):
         probability_within({"alone": scores([[0.5, 0.2]])}, "alnoe", 0.01)
+
+
+@pytest.mark.parametrize("gains", [[0.0, 0.0, 0.1, 0.9], [0.3, 0.1, -0.8, 0.2, 0.1, 0.0]])
+def test_an_interval_reaches_further_where_few_clients_gain_more_by_the_edgeworth_term(gains: list[float]) -> None:
+    """Three equal seeds, so that only clients vary: skewness and quantiles by scipy."""
+    count = len(gains)
+    effects = CrossedEffects.of(np.tile(gains, (3, 1))[None], np.ones(count))
+    assert effects.error[0] == pytest.approx(np.std(gains, ddof=1) / count**0.5)
+    quantile = min(stdtrit(count - 1, 0.975), 3)
+    expected = 2 * skew(gains) * (1 + 2 * quantile**2) / (6 * count**0.5)
+    assert effects.stretch()[0] == pytest.approx(expected)
