@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -63,6 +65,9 @@ def test_what_is_no_query_is_one_sentence(tmp_path: Path, visits: pd.DataFrame, 
     with pytest.raises(SettingError, match=message) as raised:
         read_table(tmp_path / "visits.sql")
     assert "\n" not in str(raised.value)
+    if sys.platform == "linux":  # no connection waits in a pool for whoever asks next
+        opened = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+        assert str(tmp_path / "visits.db") not in opened
     database = sqlite3.connect(tmp_path / "visits.db")
     assert database.execute("SELECT COUNT(*) FROM visits").fetchone() == (len(visits),)
     database.close()

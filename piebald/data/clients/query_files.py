@@ -41,14 +41,14 @@ def read_query(path: Path) -> Iterator[Any]:
     import pandas
 
     try:
-        engine = sqlalchemy.create_engine(_located(sqlalchemy.make_url(place[2:].strip()), path.parent))
+        url = _located(sqlalchemy.make_url(place[2:].strip()), path.parent)
+        engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.pool.NullPool)  # nobody asks a second time
         with engine.connect().execution_options(stream_results=True) as connection:
             connection.begin()  # and rolled back at the end, where pandas would commit what "WITH ... DELETE" does
             for rows in pandas.read_sql(query, connection, chunksize=_ROWS):
                 if twice := next((column for column in rows.columns[rows.columns.duplicated()]), None):
                     raise SettingError(f"{path}: column {twice!r} occurs twice: rename one of them with AS")
                 yield rows
-        engine.dispose()
     except ModuleNotFoundError as error:
         raise SettingError(f"{path} asks a database whose driver is missing: pip install {error.name}") from None
     except (sqlalchemy.exc.SQLAlchemyError, pandas.errors.DatabaseError) as error:
