@@ -132,7 +132,6 @@ REASONS = {  # by the names of mutants that survive and may: most are the same p
     "bfv.BfvBackend.announced:swap:0": "a limit with room to spare: one key for rotations has a prime less",
     "irls.shared_ranks:swap:0": "the last place is the end of its equals, so what fills the others is never the least",
     "cluster_state.with_capped_examples:constant:0": "a share of 1 caps nothing, whichever way it is computed",
-    "verdict.ScoreVerdict._is_gain:bound:2": "the p value of no difference is 1",
     "channel.connect:bound:0": "two readings of a clock are never equal",
 }
 
