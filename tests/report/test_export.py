@@ -77,6 +77,7 @@ def test_a_folder_for_hugging_face_has_a_card(run: Run, tmp_path: Path) -> None:
     values = {name: json.loads(value) for name, value in (line.split(": ", 1) for line in front.strip().splitlines())}
     assert values["model-index"][0]["results"][0]["metrics"][0]["value"] == run.accuracy
     assert "personal model of client 3" in text
+    assert f"{len(run.per_client)} clients, of which " in text
     assert f"| client 3 | {100 * run.per_client[3]:.1f}% |" in text
     assert "no differential privacy is claimed" in text
     assert json.loads((folder / "config.json").read_text())["server_steps"] == "1"

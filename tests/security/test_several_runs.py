@@ -31,7 +31,10 @@ def test_budgets_add_up_over_runs() -> None:
     [found] = together([meta(1.0), meta(2.5), meta(0.5)])
     assert (found["unit"], found["runs"], found["epsilon"]) == ("row", 3, 4.0)
     assert found["delta"] == pytest.approx(3e-6)
+    assert "in all 3 runs on the same rows together" in found["meaning"]
     assert NOT_COVERED in found["meaning"]
+    assert "at delta 1e-06 in this run." in together([meta(1.0)])[0]["meaning"]
+    assert "in all 2 runs" in together([meta(1.0), meta(1.0)])[0]["meaning"]
     assert together([{}, {"privacy": []}, {"privacy": None}]) == []
 
 

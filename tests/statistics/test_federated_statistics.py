@@ -157,6 +157,8 @@ def test_differences_of_two_questions_are_counted(frame: pandas.DataFrame, tmp_p
         both.spend("x", noise_for(1.0, 1e-5))
     assert 1.2 < both.spent.epsilon_pld < 1.6  # one Gaussian with noise / sqrt(2), less than the sum
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(SettingError, match=r"delta below 1, got 1 and 1: more promises nothing"):
+        Ledger(1.0, 1.0)
     for text in ("{}", '{"epsilon": 1.2, "delta": 1e-05, "spent": [["x", -1.0]]}', "no JSON"):
         path.write_text(text)
         with pytest.raises(SettingError, match=r"ledger|damaged"):
