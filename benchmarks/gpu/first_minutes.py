@@ -130,6 +130,9 @@ def speed(name: str, options: Any, rows: Rows) -> None:
         if lacking := [setting for setting in how if setting not in known]:
             rows.add(name, label, skipped=f"no setting {lacking[0]!r} in this version")
             return None
+        if how.get("recorded") and not device.startswith("cuda"):
+            rows.add(name, label, skipped=f"steps are recorded on NVIDIA's GPUs, not on {device}")
+            return None
         try:
             with switch():
                 row = measures.seconds_a_round(work, device, clients, **how)
