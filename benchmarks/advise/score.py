@@ -415,8 +415,8 @@ learned worst among six that were tried.  It counts in whether federating pays, 
 HELD_NOTE = """Whether federating pays is within noise for {unclear} of these {count}: most clients have 25 to 90
 test rows, and methods differ by less than they show.  There the adviser says {said}.
 The full grid with all seeds misses the best on test rows as well, so most of a regret is the luck of these rows.
-Where nothing is to be gained for sure, training alone and personal methods are as good as any choice: the race has
-won nothing over them here, and a little over random settings.
+Where nothing is to be gained for sure, personal methods are as good as any choice: the race has won nothing over them
+here, nor over random settings.
 """
 
 LEADERS_HEAD = f"""## With methods that lead the leaderboard

@@ -1,4 +1,4 @@
-"""Which rows each method is right on that the race has finished: a pair of methods is compared on the same rows.
+"""Single rows that methods of the race are right on, so that a pair of them is compared on the same rows.
 
 The truth has scores of clients, by which two methods are compared as two shares.  That finds less than the test of
 `piebald advise`, which knows on which rows both are right.  So what the race finishes is trained once more and asked
@@ -91,7 +91,7 @@ def _right(model: torch.nn.Module, rows: Any) -> NDArray[np.bool_]:
 
 
 def single_rows(folder: Path, name: str, sizes: Mapping[str, Sequence[int]]) -> Right:
-    """What is kept of a federation, whose clients have so many rows by split."""
+    """Return the rows that are kept of a federation, whose clients have so many by split."""
     return {
         (line["entry"], line["seed"]): {
             part: [

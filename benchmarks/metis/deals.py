@@ -1,4 +1,4 @@
-"""Who holds what in the cells of Table I, recorded beside their rows: python benchmarks/metis/deals.py.
+"""Classes of the clients in the cells of Table I, recorded beside their rows: python benchmarks/metis/deals.py.
 
 The settings may deal other images or classes after rows were run.  Then the page says in which cells.
 """

@@ -105,8 +105,8 @@ def status_values(folder: Path) -> dict[str, Any]:
     values = {"party": credentials.name, **(written or {})}
     recorded = values.pop("state", None)
     if run is not None:
-        recorded, made = _recorded(run)
-        values |= made
+        recorded, progress = _recorded(run)
+        values |= progress
     values.pop("over", None)
     values.pop("audit", None)
     activity = values.pop("activity", None) or {}
