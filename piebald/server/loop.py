@@ -408,8 +408,8 @@ class ServerLoop:
         """The outputs of the constant answer of all sites; empty where one of them does not tell its totals."""
         query, outputs = self.evaluation.totals, tuple[float, ...]()
         while query is not None:
-            told, _ = self._queries.usable_answers([self._asking(client, query) for client in range(self.known)])
-            answers = [result.update for result in told if result.update is not None]
+            results, _ = self._queries.usable_answers([self._asking(client, query) for client in range(self.known)])
+            answers = [result.update for result in results if result.update is not None]
             if len(answers) < self.known:
                 return ()
             outputs, query = query.outputs(answers), query.closer(answers)

@@ -79,18 +79,18 @@ class RowScores(ScoringQuery):
             return {}
         if self.naive == "classes":
             counts = context.label_counts()
-            own, known = constant(self.naive, counts.double()).float(), counts.sum(1, keepdim=True)
+            outputs, rows_known = constant(self.naive, counts.double()).float(), counts.sum(1, keepdim=True)
         elif self.naive == "equal":
             return {NAIVE: torch.zeros(len(context.rows("train")), 1)}
         else:
             targets = [known_targets(rows) for rows in context.rows("train")]
-            own = torch.stack([constant_of(self.naive, values) for values in targets])
-            known = torch.stack([(~values.isnan()).any() for values in targets])[:, None]
+            outputs = torch.stack([constant_of(self.naive, values) for values in targets])
+            rows_known = torch.stack([(~values.isnan()).any() for values in targets])[:, None]
         if not self.of_all:
-            return {NAIVE: own}
-        of_all = torch.tensor(self.of_all, dtype=own.dtype, device=own.device).expand_as(own)
+            return {NAIVE: outputs}
+        of_all = torch.tensor(self.of_all, dtype=outputs.dtype, device=outputs.device).expand_as(outputs)
         # a client without training rows has no answer of its own
-        return {NAIVE: torch.where(known > 0, own, of_all), NAIVE_OF_ALL: of_all}
+        return {NAIVE: torch.where(rows_known > 0, outputs, of_all), NAIVE_OF_ALL: of_all}
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         vectors = (*(["rows"] if self.rows else []), NAIVE, NAIVE_OF_ALL)
