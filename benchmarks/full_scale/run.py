@@ -44,10 +44,10 @@ def rounds_made(row: Row, runs: Path) -> str:
         return f"{store.version} rounds"
 
 
-def carry_out(row: Row, out: Path, device: str, scale: str, seconds: float) -> dict[str, object]:
+def carry_out(row: Row, out: Path, device: str, scale: str, seconds: float, tf32: bool) -> dict[str, object]:
     """Run one row for at most so many seconds; what it found, or why it found nothing."""
     command = [sys.executable, str(HERE / "one.py"), row.study, str(row.seed), *row.about]
-    command += ["--out", str(out / "runs"), "--device", device, "--scale", scale]
+    command += ["--out", str(out / "runs"), "--device", device, "--scale", scale, *["--tf32"] * tf32]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         found, said = process.communicate(timeout=seconds)
@@ -76,6 +76,7 @@ def main() -> int:
     parser.add_argument("--order", choices=("telling", "seconds"), default="telling")
     parser.add_argument("--seconds-a-row", type=float, default=float("inf"), help="leave out what should last longer")
     parser.add_argument("--scale", choices=("full", "tiny"), default="full", help="tiny tries the program, no more")
+    parser.add_argument("--tf32", action="store_true", help="as the papers' PyTorch did on a GPU; results say so")
     parser.add_argument("--budget-seconds", type=float, default=540.0, help="stop after so many seconds")
     parser.add_argument("--out", type=Path, default=Path("build/full_scale"), help="folder of results and runs")
     parser.add_argument("--dry-run", action="store_true", help="print the rows, run nothing")
@@ -100,7 +101,7 @@ def main() -> int:
             continue
         left = options.budget_seconds - _STOP - (time.monotonic() - began)
         if left > 0:
-            found = carry_out(row, options.out, device, options.scale, left)
+            found = carry_out(row, options.out, device, options.scale, left, options.tf32)
         else:
             before = str(ledger.get(row.table, row.name).get("not measured", ""))
             found = {"not measured": before or "the time of this command was up"}

@@ -143,7 +143,11 @@ def weighted_sum(matrix: Tensor, weights: Sequence[float]) -> Tensor:
 
 
 def _summed_blocks(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    return blocks(matrix, budget=_CACHED if matrix.device.type == "cpu" else _AT_ONCE)
+    return blocks(matrix, budget=_summed_at_once(matrix.device))
+
+
+def _summed_at_once(device: torch.device) -> int:
+    return _CACHED if device.type == "cpu" else _AT_ONCE
 
 
 def held_mean(matrix: Tensor, held: Tensor, weights: Sequence[float]) -> tuple[Tensor, list[float]]:
@@ -197,8 +201,8 @@ def weighted_mean(vectors: Sequence[Mapping[str, Tensor]], name: str, weights: S
         whole: what their sum is divided by.
     """
     size, count = numel_of(vectors[0], name), len(vectors)
-    factors = torch.tensor(weights, dtype=torch.float64, device=part_of(vectors[0], name, slice(0, 0)).device)
-    width = max(1, _CACHED // count)
+    device = part_of(vectors[0], name, slice(0, 0)).device
+    factors, width = moved(torch.tensor(weights, dtype=torch.float64), device), max(1, _summed_at_once(device) // count)
     columns = width * max(1, BUDGET // 32 // (width * count))  # columns that are read at a time
     average, room = factors.new_empty(size, dtype=torch.float32), factors.new_empty(min(width, size))
     for first in range(0, size, columns):

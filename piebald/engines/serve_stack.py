@@ -75,7 +75,9 @@ def _served(
     del output  # the trained models, which the sum need not lie beside
     if sum_request is not None and total is not None:
         add_to_sum(result, stack.clients, lengths, sum_request, total, numbers)
-    result.vectors = {name: numbers.fetched(to_dense(part)) for name, part in result.vectors.items()}
+    with_server = stack.models[0].device.type == engine.device.type  # what the server is sent stays where it is
+    dense = {name: to_dense(part) for name, part in result.vectors.items()}
+    result.vectors = dense if with_server else {name: numbers.fetched(part) for name, part in dense.items()}
     return result
 
 

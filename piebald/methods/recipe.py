@@ -245,6 +245,12 @@ class Recipe(WordedModel):
         )
 
     @property
+    def compares_on_device(self) -> bool:
+        """True if individual updates may be compared where clients' models are computed, on a GPU."""
+        kept = isinstance(self.server_optimizer, CachedAverage) or self.scheduling.round_kind() != "complete"
+        return not kept and all(vars(type(part)).get("on_device") for part in (self.aggregation, self.clustering))
+
+    @property
     def needs_matrix(self) -> bool:
         """True if a step needs the changes side by side; else they are read one after another, a piece at a time."""
         compares = self.clustering.requires_individual_updates and self.clustering.compares_changes

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from piebald.contracts import Clients, DismissesSites, Fleet
 from piebald.core.errors import RunFolderError
-from piebald.core.machine import HOST, existing_objects_frozen, float64_device, moved, naming_lost
+from piebald.core.machine import HOST, existing_objects_frozen, float64_device, free_memory, moved, naming_lost
 from piebald.core.private_files import write_private
 from piebald.core.progress import Bar
 from piebald.core.stored_vectors import mapped
@@ -87,17 +87,27 @@ def _keep(plan: PreparedRun, folder: Path | None) -> Keep:
     return functools.partial(mapped, above=plan.runtime.map_above, folder=room)
 
 
-def _server_device(plan: PreparedRun) -> torch.device:
-    """Return the device of the server: the engine's if the server only adds up, else the host.
+_COPIES = 8  # of a cohort's updates: those that steps make, and as much again for the clients that train
 
-    Where updates are compared, kept, hidden or limited one by one, and where models lie in files or differ in their
-    numbers, it needs what is on the host.
+
+def _server_device(plan: PreparedRun) -> torch.device:
+    """Return the device of the server: the engine's if a step's updates are added up or compared, else the host.
+
+    Where updates are kept from step to step, hidden or limited one by one, where there is no room for them, and where
+    models lie in files or differ in their numbers, it needs what is on the host.
     """
     recipe, work = plan.recipe, plan.work
-    alone = recipe.requires_individual_updates or plan.check.limits_weights or bool(recipe.transforms)
-    files = work.initial.nbytes > plan.runtime.map_above
     device, elsewhere = plan.runtime.server_device(), work.own_models is not None or work.choice is not None
-    return HOST if alone or files or recipe.masking or elsewhere or float64_device(device) != device else device
+    alone = plan.check.limits_weights or bool(recipe.transforms)
+    files = work.initial.nbytes > plan.runtime.map_above
+    if alone or files or recipe.masking or elsewhere or float64_device(device) != device:
+        return HOST
+    if recipe.requires_individual_updates:
+        free, known = free_memory(device), len(plan.clients)
+        count = recipe.scheduling.expected_updates(known) or known
+        if not recipe.compares_on_device or (free is not None and _COPIES * count * work.initial.nbytes > free):
+            return HOST
+    return device
 
 
 def execute(

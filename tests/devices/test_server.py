@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import piebald
 from piebald.data.partition import Trace
+from piebald.methods.aggregation import Median
 from piebald.methods.clustering import distfl
 from piebald.methods.recipe import Recipe
 from piebald.runs import execution
@@ -17,13 +19,18 @@ from piebald.runtimes.simulation import simulator
 from piebald.server.loop import ServerLoop
 from piebald.storage.store import RunStore
 from tests.contract.conftest import HERE, federation, fitting, method
-from tests.devices.there import assert_as_on_the_cpu, carry_out, equal_clients, there
+from tests.devices.there import assert_as_on_the_cpu, carry_out, equal_clients, fitted, there
 
 WITH_THE_ENGINE = (
     "fedavg", "fedavgm", "fedadam", "fedyogi", "fedprox", "scaffold", "ditto", "feddyn", "hdafl", "moon", "fedproto",
     "apfl",
 )  # fmt: skip
-ON_THE_HOST = ("fednova", "cfl", "ifca", "fedbuff", "async_fedavg", "sync_dvw")
+COMPARED = ("fednova", "cfl", "distfl", "ifca", "fedamp", "hierfavg", "sync_dvw", "qfedavg", "afl", "term")
+ROBUST: dict[str, dict[str, Any]] = {
+    **{kind: {} for kind in ("median", "geometric_median", "norm_clipping", "irls", "gra", "credit", "foolsgold")},
+    **{kind: {"attackers": 0.2} for kind in ("trimmed_mean", "krum", "multi_krum", "bulyan")},
+}
+ON_THE_HOST = ("fedbuff", "async_fedavg", "async_dvw")
 
 
 @pytest.fixture
@@ -54,24 +61,48 @@ def full_but(names: tuple[str, ...], *quick: str) -> list[Any]:
 
 @pytest.mark.parametrize("name", full_but(WITH_THE_ENGINE, "fedavg", "fedadam", "scaffold"))
 def test_the_server_is_with_the_engine_where_it_needs_only_sums(name: str, servers: list[ServerLoop]) -> None:
-    expected = carry_out(method(name), engine="sequential")
+    assert_server_with_the_engine(method(name), servers)
+
+
+@pytest.mark.parametrize("name", full_but(COMPARED, "cfl", "distfl", "sync_dvw"))
+def test_the_server_is_with_the_engine_where_it_compares_updates(name: str, servers: list[ServerLoop]) -> None:
+    assert_server_with_the_engine(method(name), servers)
+
+
+@pytest.mark.parametrize("kind", full_but(tuple(ROBUST), "krum", "foolsgold"))
+def test_a_robust_rule_compares_updates_where_the_engine_is(kind: str, servers: list[ServerLoop]) -> None:
+    recipe = method("fedavg").with_(aggregation={"kind": kind, **ROBUST[kind]})
+    assert_server_with_the_engine(recipe, servers)
+
+
+def assert_server_with_the_engine(recipe: Recipe, servers: list[ServerLoop]) -> None:
+    """And a run ends as on the CPU."""
+    expected = carry_out(recipe, engine="sequential")
     with there() as device:
-        found = carry_out(method(name), device, engine="sequential")
+        found = carry_out(recipe, device, engine="sequential")
         assert places(servers[-1]) == {device.type}
     assert places(servers[0]) == {"cpu"}
     assert_as_on_the_cpu(found, expected)
     assert {model.device.type for model in found.cluster_models.values()} == {"cpu"}
 
 
+class OnTheHost(Median):
+    """A rule of a user that computes with numpy."""
+
+    def merge(self, matrix: torch.Tensor, cohort: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        average = torch.from_numpy(np.median(matrix.numpy(), axis=0))
+        return average, torch.full((len(matrix),), 1 / len(matrix), dtype=torch.float64)
+
+
 OTHERWISE: dict[str, tuple[Recipe, dict[str, Any]]] = {
     **{name: (method(name), {}) for name in ON_THE_HOST},
-    "a median": (method("fedavg").with_(aggregation="median"), {}),
+    "a user's median": (method("fedavg").with_(aggregation=OnTheHost()), {}),
     "noise": (method("fedbn").with_(transforms=[{"kind": "gaussian", "clip": 0.1, "where": "client"}]), {}),
     "limited weights": (method("fedavg"), {"max_weight": 0.5}),
 }
 
 
-@pytest.mark.parametrize("case", full_but(tuple(OTHERWISE), "fednova", "limited weights"))
+@pytest.mark.parametrize("case", full_but(tuple(OTHERWISE), "fedbuff", "a user's median", "limited weights"))
 def test_the_server_stays_on_the_host_where_it_needs_more(case: str, servers: list[ServerLoop]) -> None:
     recipe, more = OTHERWISE[case]
 
@@ -86,10 +117,24 @@ def test_the_server_stays_on_the_host_where_it_needs_more(case: str, servers: li
     assert_as_on_the_cpu(found, expected)
 
 
+@pytest.mark.parametrize(("clients", "place"), [(8.1, "device"), (7.9, "cpu")])
+def test_a_cohort_is_compared_on_the_host_where_the_device_has_no_room_for_it(
+    clients: float, place: str, servers: list[ServerLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room is eight times the updates of all clients."""
+    recipe = method("cfl", cohort=1.0)
+    bytes_each = sum(4 * tensor.numel() for tensor in fitted(recipe, "sequential")(0).state_dict().values())
+    monkeypatch.setattr(execution, "free_memory", lambda device: int(clients * len(federation()) * bytes_each))
+    with there() as device:
+        carry_out(recipe, device, engine="sequential")
+        assert places(servers[0]) == {device.type if place == "device" else "cpu"}
+
+
 def test_distfl_evaluates_models_on_the_device_that_the_server_is_not_on(
     servers: list[ServerLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And keeps its probes on the host, from where the next step begins, and a run that goes on."""
+    monkeypatch.setattr(execution, "free_memory", lambda device: 0)
     seen: list[set[str]] = []
     synthesise = distfl.synthesise
 

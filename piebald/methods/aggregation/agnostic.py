@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -29,6 +29,8 @@ class Agnostic(Aggregator):
             "examples" over the mean of the step's clients.  With lambda_lr = 0 the first is the plain mean of clients,
             and the second FedAvg.
     """
+
+    on_device: ClassVar[bool] = True
 
     lambda_lr: float = Field(default=0.1, ge=0)
     weights: Literal["equal", "examples"] = "equal"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,8 @@ class Median(Robust):
     Tolerates fewer than half of the updates.  A client's share is the share of coordinates that are its own.
     """
 
+    on_device: ClassVar[bool] = True
+
     def tolerates(self, count: int) -> int:
         return (count - 1) // 2
 
@@ -29,6 +33,8 @@ class TrimmedMean(ExpectsAttackers):
     As many are cut off at each end as there are attackers expected; so fewer than half are tolerated.  A client's share
     is the mean of its weights over the coordinates.
     """
+
+    on_device: ClassVar[bool] = True
 
     def merge(self, matrix: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor]:
         return middle(matrix, self.expected(len(matrix)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -31,6 +33,8 @@ class Credit(Robust):
         steps: of training it, with Adam.
         weighting: n_k: all "equal" or by "examples".
     """
+
+    on_device: ClassVar[bool] = True
 
     power: float = Field(default=2.0, ge=0)
     numbers: int = Field(default=2000, ge=2)

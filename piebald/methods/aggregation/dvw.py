@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -35,6 +35,8 @@ class Dvw(Linear):
         above_chance: subtract 1 / C first, so that a model that guesses counts nothing.  Ours, not the paper's.
         power: raise the score to this power, so that differences count more.  Ours, not the paper's.
     """
+
+    on_device: ClassVar[bool] = True
 
     score: Literal["micro_f1", "accuracy", "macro_f1", "geometric_mean", "matthews"] = "micro_f1"
     evaluators: int | None = Field(default=None, ge=1)
@@ -90,7 +92,7 @@ class Dvw(Linear):
         if classes:
             total = torch.zeros(classes**2)
             for answer in answers:
-                total += answer.vectors["confusion"]
+                total += answer.vectors["confusion"].cpu()
             return max(0.0, SCORES[self.score](total.view(classes, classes)))
         rows = sum(answer.examples for answer in answers)
         loss = sum(answer.metrics["loss"] * answer.examples for answer in answers)

@@ -24,6 +24,7 @@ class Fltrust(Robust):
     trusted, or many, could set any mean or median of them.
     """
 
+    on_device: ClassVar[bool] = True
     needs: ClassVar[str] = "a few rows of the server's own"
 
     def needs_server_rows(self) -> bool:

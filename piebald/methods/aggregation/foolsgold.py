@@ -31,6 +31,7 @@ class Foolsgold(Robust):
         remember: clients whose sums are kept; of more, those that were absent longest are forgotten.
     """
 
+    on_device: ClassVar[bool] = True
     needs: ClassVar[str] = "clients that keep their names, and memory of their sums"
 
     numbers: int = Field(default=100_000, ge=1)

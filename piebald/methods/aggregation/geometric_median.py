@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 from torch import Tensor
 
@@ -23,6 +25,8 @@ class GeometricMedian(Robust):
         smoothing: nu of the paper, relative to the median length of the updates; keeps the division safe.
         weighting: shares to start from, all "equal" or by "examples" (the paper's; attackers can claim many).
     """
+
+    on_device: ClassVar[bool] = True
 
     iterations: int = Field(default=100, ge=1)
     smoothing: float = Field(default=1e-6, gt=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -30,6 +30,8 @@ class Gra(Robust):
         inside: the robust average of a group: "median", "geometric_median" or "trimmed_mean".
         trim: share cut off at each end, for "trimmed_mean".
     """
+
+    on_device: ClassVar[bool] = True
 
     groups: int = Field(default=3, ge=1)
     inside: Literal["median", "geometric_median", "trimmed_mean"] = "median"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -37,6 +37,8 @@ class Irls(Robust):
         power: of the summed confidences.
         intercept: of the line, from "medians" of x and y or from the median of "residuals".
     """
+
+    on_device: ClassVar[bool] = True
 
     width: float = Field(default=2.0, gt=0)
     threshold: float = Field(default=0.1, ge=0, le=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -19,11 +20,13 @@ class Krum(ExpectsAttackers):
     Tolerates f of n >= 2 f + 3 updates.  It needs no mean, so it learns from one client a round.
     """
 
+    on_device: ClassVar[bool] = True
+
     def tolerates(self, count: int) -> int:
         return max(0, (count - 3) // 2)
 
     def merge(self, matrix: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor]:
-        best = ranked(squared_distances(matrix), self.expected(len(matrix)))[:1]
+        best = ranked(squared_distances(matrix).cpu(), self.expected(len(matrix)))[:1]
         return matrix[best[0]].clone(), even(best, len(matrix))
 
 
@@ -36,12 +39,14 @@ class MultiKrum(Krum):
         keep: how many updates are averaged, None for n - f.
     """
 
+    on_device: ClassVar[bool] = True
+
     keep: int | None = Field(default=None, ge=1)
 
     def merge(self, matrix: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor]:
         count = len(matrix)
         expected = self.expected(count)
-        order = ranked(squared_distances(matrix), expected)
+        order = ranked(squared_distances(matrix).cpu(), expected)
         shares = even(order[: min(self.keep or count - expected, count)], count)
         return mean(matrix, shares.to(matrix.device)), shares
 
@@ -55,6 +60,8 @@ class Bulyan(ExpectsAttackers):
     middle two; where two values are equally far from it and one of them is to count, each counts half.
     """
 
+    on_device: ClassVar[bool] = True
+
     def most(self) -> float:
         return 0.25
 
@@ -64,7 +71,7 @@ class Bulyan(ExpectsAttackers):
     def merge(self, matrix: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor]:
         count = len(matrix)
         expected = self.expected(count)
-        chosen = _one_by_one(squared_distances(matrix), expected, max(1, count - 2 * expected))
+        chosen = _one_by_one(squared_distances(matrix).cpu(), expected, max(1, count - 2 * expected))
         average, used = near_the_median(matrix[chosen], max(1, len(chosen) - 2 * expected))
         shares = torch.zeros(count, dtype=torch.float64)
         shares[chosen] = used
@@ -77,7 +84,7 @@ def scores(distances: Tensor, expected: int) -> Tensor:
     # n - f - 2 of the paper may be 0 or less where few updates arrived
     near = min(max(1, count - expected - 2), count - 1)
     if near < 1:
-        return torch.zeros(count, dtype=distances.dtype)
+        return distances.new_zeros(count)
     away = distances.clone().fill_diagonal_(math.inf)
     return away.topk(near, dim=1, largest=False).values.sum(1)
 

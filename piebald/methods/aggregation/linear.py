@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, TypeGuard
+from typing import Annotated, ClassVar, TypeGuard
 
 import torch
 from pydantic import Field
@@ -62,12 +62,16 @@ class ExampleWeighted(Linear):
         30.0
     """
 
+    on_device: ClassVar[bool] = True
+
     def weight(self, update: Update, staleness: int = 0) -> float:
         return float(update.examples)
 
 
 class EqualWeighted(Linear):
     """Every update counts the same."""
+
+    on_device: ClassVar[bool] = True
 
     def reads_data(self) -> bool:
         methods = (EqualWeighted.weight, EqualWeighted.undamped_weight, EqualWeighted.aggregate, EqualWeighted.prepare)
@@ -92,6 +96,8 @@ class FixedShares(Linear):
         (3.0, 1.0, 1.0)
     """
 
+    on_device: ClassVar[bool] = True
+
     shares: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(min_length=1)
     by_number: tuple[float, ...] = ()
 
@@ -115,6 +121,8 @@ class GradientNormWeighted(Linear):
 
     Our reading: the gradient summed over the local steps, |w_t - w_k| / lr; the learning rate cancels in the shares.
     """
+
+    on_device: ClassVar[bool] = True
 
     def weight(self, update: Update, staleness: int = 0) -> float:
         return update.norm

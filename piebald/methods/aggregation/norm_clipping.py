@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 from torch import Tensor
 
@@ -21,6 +23,8 @@ class NormClipping(Robust):
         bound: longest update, None for the median length of the updates of this step (safe below half attackers).
         weighting: before clipping, all "equal" or by "examples".
     """
+
+    on_device: ClassVar[bool] = True
 
     bound: float | None = Field(default=None, gt=0)
     weighting: Weighting = "equal"

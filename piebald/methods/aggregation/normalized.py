@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from piebald.contracts import Cohort, ServerContext
 from piebald.contracts.component import RecipeComponents
 from piebald.contracts.model_spec import ModelSpec
+from piebald.core.machine import moved
 from piebald.methods.aggregation.base import Aggregator
 from piebald.methods.training.sgd import Sgd
 
@@ -30,6 +31,8 @@ class Normalized(Aggregator):
     Attributes:
         momentum: rho; set by the recipe.
     """
+
+    on_device: ClassVar[bool] = True
 
     momentum: float = 0.0
 
@@ -60,4 +63,4 @@ class Normalized(Aggregator):
         # tau_eff of eq. 7: the mean over clients of how much their steps count
         effective = sum(rows / whole * a for rows, a in zip(counted, accumulated, strict=True))
         shares = [effective * rows / whole / a if rows else 0.0 for rows, a in zip(counted, accumulated, strict=True)]
-        return torch.tensor(shares) @ cohort.matrix, shares
+        return moved(torch.tensor(shares), cohort.matrix.device) @ cohort.matrix, shares

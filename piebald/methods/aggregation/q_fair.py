@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,8 @@ class QFair(Linear):
         weights: clients count alike, "equal", as in algorithm 2, or by training "examples", p_k = n_k / n of eq. 2.
             With q = 0 the first is the plain mean of clients, and the second FedAvg.
     """
+
+    on_device: ClassVar[bool] = True
 
     q: float = Field(default=1.0, ge=0)
     weights: Literal["equal", "examples"] = "equal"

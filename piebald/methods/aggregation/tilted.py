@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -25,6 +26,8 @@ class Tilted(Linear):
         t: the tilt; positive values help the clients with large losses, negative ones ignore them as outliers, 0 is
             FedAvg.
     """
+
+    on_device: ClassVar[bool] = True
 
     t: float = Field(default=1.0)
 

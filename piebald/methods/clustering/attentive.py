@@ -32,6 +32,7 @@ class Attentive(Clustering):
         sigma: scale of the squared distance within which models learn from one another, above 0.
     """
 
+    on_device: ClassVar[bool] = True
     compares_changes: ClassVar[bool] = False
     from_current_model: ClassVar[bool] = True
 

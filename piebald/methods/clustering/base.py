@@ -21,12 +21,14 @@ class Clustering(Component):
     Only `assign` must be defined; the other methods have a default for clusterings that do no more than that.
 
     Attributes:
+        on_device: whether all methods compute on whatever device tensors are, see `Aggregator.on_device`.
         requires_individual_updates: False where there is only one cluster, so that updates may be summed before.
         compares_changes: whether `assign` reads the individual changes in `Cohort.matrix`; if not, it may be None.
         from_current_model: True where models of members are averaged: changes count from their cluster's model.
     """
 
     axis = "clustering"
+    on_device: ClassVar[bool] = False
     requires_individual_updates: ClassVar[bool] = True
     compares_changes: ClassVar[bool] = True
     from_current_model: ClassVar[bool] = False

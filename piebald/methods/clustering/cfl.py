@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -41,6 +42,8 @@ class Cfl(Clustering):
         after: server steps before the first cut.
     """
 
+    on_device: ClassVar[bool] = True
+
     eps1: float = Field(default=0.4, gt=0)
     eps2: float = Field(default=0.5, ge=0)
     gamma_max: float = Field(default=0.0, ge=0, le=1)
@@ -57,7 +60,7 @@ class Cfl(Clustering):
         fresh, cuts = max([0, *known.values(), *labels]) + 1, list[dict[str, float]]()
         for label in sorted(set(labels)):
             rows = [row for row, number in enumerate(labels) if number == label]
-            inner = gram(cohort.parameters[rows])
+            inner = gram(cohort.parameters[rows]).cpu()
             lengths = inner.diagonal().clamp(min=0).sqrt()
             longest, mean = float(lengths.max()), float(inner.mean().clamp(min=0).sqrt())
             unit = scale.setdefault(str(label), longest) if self.relative else 1.0

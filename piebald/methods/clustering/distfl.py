@@ -108,6 +108,7 @@ class Distfl(Clustering):
         voters: with "vote", ask only so many of a step's clients, a seeded choice; None asks all.
     """
 
+    on_device: ClassVar[bool] = True
     compares_changes: ClassVar[bool] = False
     from_current_model: ClassVar[bool] = True
 
@@ -243,8 +244,11 @@ class Distfl(Clustering):
         """
         trained = [part for part in context.spec.layout.trained if part.start < context.spec.layout.shared]
         models = (cohort.model(row) for row in range(len(cohort.clients)))
-        # one model at a time: a second cohort side by side may not fit
-        lengths = [sum(float(model[part].square().sum()) for part in trained) ** 0.5 for model in models]
+        # one model at a time, since a second cohort may not fit; and a GPU is waited for once
+        squares = [sum(model[part].square().sum().double() for part in trained) for model in models]
+        lengths = torch.stack(
+            [torch.as_tensor(square).sqrt() for square in squares]
+        ).tolist()
         limit = self.reach * float(torch.tensor(lengths).median())
         far_rows = [row for row, length in enumerate(lengths) if length > limit > 0]
         for row in far_rows:
@@ -281,7 +285,7 @@ class Distfl(Clustering):
 
     def _pre_aggregated(self, cohort: Cohort, rows: Sequence[int], spec: ModelSpec) -> Tensor:
         """One model [p] for all (eq. 3): the mean of trained parameters, and the median of the running statistics."""
-        mean_model = torch.zeros(spec.layout.size)
+        mean_model = torch.zeros(spec.layout.size, device=cohort.sent[0].device)
         for model in self._uploads(cohort, rows, spec):
             mean_model += model / len(rows)
         here = slice(spec.layout.shared_trained, spec.layout.shared)
@@ -290,7 +294,7 @@ class Distfl(Clustering):
 
     def _uploads(self, cohort: Cohort, rows: Sequence[int], spec: ModelSpec) -> Iterator[Tensor]:
         """Whole models [p], one at a time."""
-        private = spec.initial[spec.layout.shared :]
+        private = moved(spec.initial[spec.layout.shared :], cohort.sent[0].device)
         for row in rows:
             yield torch.cat([cohort.model(row), private]) if len(private) else cohort.model(row)
 
@@ -350,7 +354,10 @@ class Distfl(Clustering):
         if not absent:
             return names
         spec, count = context.spec, len(names)
-        models = (torch.cat([context.models[number], spec.initial[spec.layout.shared :]]) for number in absent)
+        private = spec.initial[spec.layout.shared :]
+        models = (
+            torch.cat([model, moved(private, model.device)]) for model in (context.models[number] for number in absent)
+        )
         theirs = responses(module, spec.layout, models, probes, self._afresh)
         whole = divergences(torch.cat([answers, theirs]))
         return adopted(names, [known.get(client) for client in clients], search, absent, whole.numpy(), count, self.far)

@@ -35,6 +35,7 @@ class Ifca(Clustering):
         restarts: of k-means from other centres, the best of which is taken.
     """
 
+    on_device: ClassVar[bool] = True
     compares_changes: ClassVar[bool] = False
     from_current_model: ClassVar[bool] = True
 

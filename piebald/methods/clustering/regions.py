@@ -35,6 +35,7 @@ class Regions(Clustering):
         [0, 0, 1, 2]
     """
 
+    on_device: ClassVar[bool] = True
     compares_changes: ClassVar[bool] = False
 
     regions: int | tuple[tuple[int, ...], ...] = 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from piebald.contracts import Cohort, ServerContext
 from piebald.methods.clustering.base import Clustering
@@ -11,6 +11,8 @@ from piebald.methods.clustering.base import Clustering
 
 class SingleCluster(Clustering):
     """A single cluster of all clients (FedAvg)."""
+
+    on_device: ClassVar[bool] = True
 
     requires_individual_updates = False
 
