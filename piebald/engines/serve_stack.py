@@ -75,9 +75,10 @@ def _served(
     del output  # the trained models, which the sum need not lie beside
     if sum_request is not None and total is not None:
         add_to_sum(result, stack.clients, lengths, sum_request, total, numbers)
-    with_server = stack.models[0].device.type == engine.device.type  # what the server is sent stays where it is
+    # what the server is sent stays where its model is; answers are read on the host
+    stays = {"model", *trainer.uploads()} if stack.models[0].device.type == engine.device.type else set()
     dense = {name: to_dense(part) for name, part in result.vectors.items()}
-    result.vectors = dense if with_server else {name: numbers.fetched(part) for name, part in dense.items()}
+    result.vectors = {name: part if name in stays else numbers.fetched(part) for name, part in dense.items()}
     return result
 
 

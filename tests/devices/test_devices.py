@@ -107,18 +107,27 @@ def waits(recipe: Recipe, count: int, engine: str) -> Counter[str]:
         ("fedavg", "sequential"),
         ("fedavg", "batched"),
         ("scaffold", "batched"),
-        ("distfl", "vmapped"),
         ("dp_sgd", "vmapped"),
-        *(long(name, "sequential") for name in ("ditto", "dp_sgd", "sync_dvw")),
+        *(long(name, "sequential") for name in ("ditto", "dp_sgd")),
     ],
 )
 def test_the_host_waits_as_often_for_eight_clients_as_for_four(name: str, engine: str) -> None:
     recipe = method(name, cohort=1.0)
-    if isinstance(recipe.clustering, Distfl):  # whose synthesis looks at how far it is, at each of its steps
-        recipe = recipe.with_(clustering=recipe.clustering.model_copy(update={"steps": 1, "fit": 0.0}))
     few = waits(recipe, 4, engine)
     assert few == waits(recipe, 8, engine)
     assert few["to the host"]  # the updates: else nothing was counted
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "engine"), [("distfl", "vmapped"), long("sync_dvw", "sequential")])
+def test_the_host_waits_for_lengths_alone_where_updates_are_compared_on_the_device(name: str, engine: str) -> None:
+    """Of each update twice a round, of all numbers and of the trained ones; of the model of each cluster once."""
+    recipe = method(name, cohort=1.0)
+    if isinstance(recipe.clustering, Distfl):  # whose synthesis looks at how far it is, at each of its steps
+        changed = {"steps": 1, "fit": 0.0, "find": "linked", "threshold": 1e9}
+        recipe = recipe.with_(clustering=recipe.clustering.model_copy(update=changed))
+    few, many = waits(recipe, 4, engine), waits(recipe, 8, engine)
+    assert many - few == Counter({"item": 2 * 2 * 4})
 
 
 @pytest.mark.full

@@ -92,7 +92,7 @@ class Dvw(Linear):
         if classes:
             total = torch.zeros(classes**2)
             for answer in answers:
-                total += answer.vectors["confusion"].cpu()
+                total += answer.vectors["confusion"]
             return max(0.0, SCORES[self.score](total.view(classes, classes)))
         rows = sum(answer.examples for answer in answers)
         loss = sum(answer.metrics["loss"] * answer.examples for answer in answers)

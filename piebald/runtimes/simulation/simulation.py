@@ -270,8 +270,6 @@ class Simulation:
         served, total = self._workers().collect(number)
         home = groups[0][0].task.vectors["model"].device  # of the server, which may be where they are already
         sums = {name: part.to(home) for name, part in total.vectors.items()}
-        for result in served if groups[0][0].task.query is None else ():
-            result.vectors = {name: part.to(home) for name, part in result.vectors.items()}
         partial_sum = PartialSum(total.weight, sums) if groups[0][0].sum_request is not None else None
         for group, result in zip(groups, served, strict=True):
             for row, event in enumerate(group):
