@@ -73,6 +73,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, mps, cpu, or auto")
     parser.add_argument("--only", nargs="+", choices=STUDIES, default=STUDIES, help="papers, by default all")
     parser.add_argument("--seeds", nargs="+", type=int, help="only these seeds; Metis has one, 1990")
+    parser.add_argument("--names", nargs="+", default=[""], help="only rows whose names contain one of these")
     parser.add_argument("--order", choices=("telling", "seconds"), default="telling")
     parser.add_argument("--seconds-a-row", type=float, default=float("inf"), help="leave out what should last longer")
     parser.add_argument("--scale", choices=("full", "tiny"), default="full", help="tiny tries the program, no more")
@@ -83,6 +84,7 @@ def main() -> int:
     options = parser.parse_args()
     wanted = [row for row in rows() if row.study in options.only]
     wanted = [row for row in wanted if options.seeds is None or row.seed in options.seeds]
+    wanted = [row for row in wanted if any(part in row.name for part in options.names)]
     wanted = [row for row in wanted if expected_seconds(row) <= options.seconds_a_row]
     if options.order == "seconds":
         wanted.sort(key=expected_seconds)
