@@ -26,7 +26,8 @@ def row(tables: dict[str, dict[str, Any]], part: str, name: str) -> str | None:
     seen, seconds, base = tables[SEEN][part], ours["seconds a round"], bare["seconds a round"]
     theirs = f"{peer['seconds a round']:.3g}" if "seconds a round" in peer else ""
     chosen = f"{seconds:.3g}, {ours['engine']}, {ours['stack']}"
-    return f"| {name} | {base:.3g} | {chosen} | {seconds / base:.2g} | {theirs} | {', '.join(seen.values())} |"
+    last = ", ".join(seen[key] for key in ("card", "date", "commit"))
+    return f"| {name} | {base:.3g} | {chosen} | {seconds / base:.2g} | {theirs} | {last} |"
 
 
 def written(page: str, tables: dict[str, dict[str, Any]]) -> str:
