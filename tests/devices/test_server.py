@@ -75,11 +75,23 @@ def test_a_robust_rule_compares_updates_where_the_engine_is(kind: str, servers: 
     assert_server_with_the_engine(recipe, servers)
 
 
-def assert_server_with_the_engine(recipe: Recipe, servers: list[ServerLoop]) -> None:
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(method("fedavg").with_(aggregation="fltrust"), id="fltrust"),
+        pytest.param(method("distfl", normal="server_rows"), id="distfl"),
+        pytest.param(method("distfl", normal="vote"), id="a vote", marks=pytest.mark.full),
+    ],
+)
+def test_rows_of_the_server_judge_updates_where_the_engine_is(recipe: Recipe, servers: list[ServerLoop]) -> None:
+    assert_server_with_the_engine(recipe, servers, equal_clients(5, server_rows=np.arange(9)))
+
+
+def assert_server_with_the_engine(recipe: Recipe, servers: list[ServerLoop], clients: Any = None) -> None:
     """And a run ends as on the CPU."""
-    expected = carry_out(recipe, engine="sequential")
+    expected = carry_out(recipe, clients=clients, engine="sequential")
     with there() as device:
-        found = carry_out(recipe, device, engine="sequential")
+        found = carry_out(recipe, device, clients, engine="sequential")
         assert places(servers[-1]) == {device.type}
     assert places(servers[0]) == {"cpu"}
     assert_as_on_the_cpu(found, expected)
