@@ -93,10 +93,10 @@ def test_transforms_aggregators_and_optimizers_do_so_too(case: str) -> None:
         assert_as_on_the_cpu(carry_out(COMPOSED[case], device, engine=engine, stack=3), expected, apart)
 
 
-def waits(recipe: Recipe, count: int, engine: str) -> Counter[str]:
-    """What a run waits for with so many clients in one stack."""
+def waits(recipe: Recipe, count: int, engine: str, stack: int = 8) -> Counter[str]:
+    """What a run waits for with so many clients, all of them in one stack by default."""
     with there() as device, Waits() as seen:
-        carry_out(recipe, device, equal_clients(count), engine=engine, stack=8)
+        carry_out(recipe, device, equal_clients(count), engine=engine, stack=stack)
     return seen.seen
 
 
@@ -128,6 +128,7 @@ def test_the_host_waits_for_lengths_alone_where_updates_are_compared_on_the_devi
         recipe = recipe.with_(clustering=recipe.clustering.model_copy(update=changed))
     few, many = waits(recipe, 4, engine), waits(recipe, 8, engine)
     assert many - few == Counter({"item": 2 * 2 * 4})
+    assert waits(recipe, 8, engine, stack=2) == many
 
 
 @pytest.mark.full

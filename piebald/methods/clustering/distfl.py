@@ -246,9 +246,7 @@ class Distfl(Clustering):
         models = (cohort.model(row) for row in range(len(cohort.clients)))
         # one model at a time, since a second cohort may not fit; and a GPU is waited for once
         squares = [sum(model[part].square().sum().double() for part in trained) for model in models]
-        lengths = torch.stack(
-            [torch.as_tensor(square).sqrt() for square in squares]
-        ).tolist()
+        lengths = torch.stack([torch.as_tensor(square).sqrt() for square in squares]).tolist()
         limit = self.reach * float(torch.tensor(lengths).median())
         far_rows = [row for row, length in enumerate(lengths) if length > limit > 0]
         for row in far_rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import logging
 import multiprocessing
 import sys
@@ -122,6 +123,7 @@ class InProcess:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self._later = engine, LaterWork()
+        self._served: dict[int, tuple[list[StackResult], RunningSum]] = {}
         self._context = contextlib.ExitStack()
         self._context.enter_context(one_thread(engine.device.type == "cpu" and can_fork()))
         self._context.enter_context(kept_pages(engine.work.layout.size))
@@ -130,9 +132,17 @@ class InProcess:
         return self._later.add(stacks, costs, sum_request)
 
     def collect(self, number: int) -> tuple[list[StackResult], RunningSum]:
-        stacks, _, sum_request = self._later.take(number)
-        total = RunningSum()
-        return [*serve_all(self.engine, stacks, sum_request, total, self._later.next_clients)], total
+        if self.engine.device.type == "cpu":
+            stacks, _, sum_request = self._later.take(number)
+            total = RunningSum()
+            return [*serve_all(self.engine, stacks, sum_request, total, self._later.next_clients)], total
+        if number not in self._served:  # with all that waits, so that a GPU is waited for once
+            for counts, stacks, _, sum_request in self._later.take_all():
+                total = RunningSum()
+                results = iter([*serve_all(self.engine, stacks, sum_request, total)])
+                for begun, count in counts.items():
+                    self._served[begun] = [*itertools.islice(results, count)], total
+        return self._served.pop(number)
 
     def close(self) -> None:
         self.engine.row_loader.close()
