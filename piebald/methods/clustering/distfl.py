@@ -352,10 +352,8 @@ class Distfl(Clustering):
         if not absent:
             return names
         spec, count = context.spec, len(names)
-        private = spec.initial[spec.layout.shared :]
-        models = (
-            torch.cat([model, moved(private, model.device)]) for model in (context.models[number] for number in absent)
-        )
+        private = moved(spec.initial[spec.layout.shared :], probes.device)
+        models = (torch.cat([moved(context.models[number], probes.device), private]) for number in absent)
         theirs = responses(module, spec.layout, models, probes, self._afresh)
         whole = divergences(torch.cat([answers, theirs]))
         return adopted(names, [known.get(client) for client in clients], search, absent, whole.numpy(), count, self.far)
