@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from piebald.contracts import Clients
 from piebald.contracts.component import Component, build
-from piebald.data.clients.pooled_clients import rows_of_recipe
+from piebald.data.clients.prepared import rows_of_recipe
 from piebald.experiments.fields import ExperimentFields
 from piebald.experiments.run_models import Model
 from piebald.experiments.sections import section_settings

@@ -14,7 +14,7 @@ from piebald.contracts import Clients, HoldsRows
 from piebald.core.errors import SettingError, check_names
 from piebald.runs.run import resume, run
 from piebald.runs.finished_run import Run
-from piebald.data.clients.pooled_clients import rows_of_recipe
+from piebald.data.clients.prepared import rows_of_recipe
 from piebald.data.clients.sources import clients_of
 from piebald.data.partition.split_settings import division_of
 from piebald.runs.options import RunOptions

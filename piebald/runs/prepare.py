@@ -30,8 +30,7 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.machine import existing_objects_frozen, machine
 from piebald.core.parameters import Layout, frozen_digest
-from piebald.data.clients.pooled_clients import PooledClients
-from piebald.data.clients.prepared import SitesPrepared, in_own_unit, preparation_of
+from piebald.data.clients.prepared import SitesPrepared, gathered_bytes, in_own_unit, preparation_of
 from piebald.data.clients.sites import RecordedClients
 from piebald.data.clients.sources import clients_of
 from piebald.data.clients.standardise import constants_of, unhidden_reason
@@ -124,7 +123,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     untrained = [] if division is None else division.untrained(federation.names)
     trained = [client for client in range(len(federation)) if client not in untrained] if untrained else None
     training = federation if trained is None else ClientSubset(federation, trained)
-    gathered = all_clients.gathered_bytes if isinstance(all_clients, PooledClients) else None
+    gathered = gathered_bytes(all_clients)
     if gathered is not None and (unseen is not None or untrained):
         raise SettingError("all training rows in one place (pooled = true) are those of all clients: hold none out")
     work, adapted = _work(recipe, federation, model, options)

@@ -51,9 +51,12 @@ def test_a_file_gives_recipes_models_and_names_them_in_errors(command: Command, 
     assert command("run", "own.toml", "--set", "recipe.name=fedavg", "--set", "recipe.model=mlp")[0] == 2
 
 
-def test_a_recipe_may_have_all_rows_in_one_place_and_resumes_with_them(command: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scores", ["", ', standardise = "federated"'], ids=["as they are", "standard scores"])
+def test_a_recipe_may_have_all_rows_in_one_place_and_resumes_with_them(
+    scores: str, command: Command, tmp_path: Path
+) -> None:
     """Before, a run of a recipe on all rows went on from its folder with its clients' training rows alone."""
-    rows = FILE.replace("limit = 90", "limit = 90, validation = 0.2")
+    rows = FILE.replace("limit = 90", "limit = 90, validation = 0.2").replace('"digits"', f'"digits"{scores}')
     (tmp_path / "own.toml").write_text(f'{rows}validation = false\n[[recipes]]\nname = "fedavg"\npooled = true\n')
     said = command("compare", "own.toml", "--out", "out")
     assert said.code == 0, said.err

@@ -56,6 +56,14 @@ def test_every_row_becomes_its_embedding_once(clients, cache: Path) -> None:
     torch.testing.assert_close(behind.common.x, Counting()(clients.common.x))
 
 
+def test_rows_of_the_server_and_of_all_are_embedded_as_well() -> None:
+    clients = partition.Iid(clients=2, limit=60, server_rows=9, public_rows=12).split(data.digits())
+    behind = embedded(clients, Counting())
+    for before, made in ((clients.server_rows, behind.server_rows), (clients.public_rows, behind.public_rows)):
+        torch.testing.assert_close(made.x, Counting()(before.x))
+        assert torch.equal(made.y, before.y)
+
+
 def test_training_over_embeddings_repeats_and_runs_on_every_engine(clients) -> None:
     behind = embedded(clients, Counting())
     ends = []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import nn
@@ -14,7 +16,10 @@ from torch import nn
 import piebald
 from piebald.contracts import Rows
 from piebald.core.errors import SettingError
+from piebald.data.clients.prepared import gathered_bytes, rows_of_recipe
+from piebald.data.clients.standardise import standardised
 from piebald.data.partition import Lists, PooledClients
+from piebald.models import embedded
 
 HERE = {"kind": "simulator", "engine": "sequential"}
 
@@ -192,6 +197,55 @@ def test_rows_in_one_place_are_refused_where_clients_differ(recipe: str, more: A
         piebald.compare([recipe], _two_of_twenty_rows(**more), network, pooled=[recipe], runtime=HERE, **options)
 
 
+def _table(**prepare: Any) -> Any:
+    random = np.random.default_rng(3)
+    frame = pandas.DataFrame(random.normal(50, 9, size=(40, 3)), columns=["age", "dose", "days"])
+    frame["ward"], frame["site"] = random.choice(list("abc"), 40), np.repeat(["ann", "bob"], [25, 15])
+    frame["ill"] = random.choice(["no", "yes"], 40)
+    return piebald.clients_from(frame, client="site", target="ill", test=0.2, validation=0.25, prepare=prepare)
+
+
+def _three_parts() -> PooledClients:
+    return piebald.partition.Iid(clients=2, limit=60, validation=0.2, seed=0).split(piebald.data.digits())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [_table, lambda: standardised(_three_parts()), lambda: standardised(embedded(_three_parts(), nn.Flatten()))],
+    ids=["table", "standard scores", "standardised embeddings"],
+)
+def test_inputs_of_all_rows_are_those_of_the_other_recipes(changed: Any) -> None:
+    """Before, a table or standard scores had no centralised model, and no recipe beside DVW that trains on all rows."""
+    clients = changed()
+    whole, both = rows_of_recipe(clients, on_all_rows=False, pooled=True), rows_of_recipe(clients, True, False)
+    parts = [clients.rows(client, "train") for client in range(2)]
+    assert torch.equal(whole.rows(0, "train").x, torch.cat([part.x for part in parts]))
+    assert torch.equal(whole.rows(0, "train").y, torch.cat([part.y for part in parts]))
+    assert (whole.size(1, "train"), gathered_bytes(clients), gathered_bytes(both)) == (0, None, None)
+    for client in range(2):
+        held = clients.rows(client, "validation")
+        assert len(held)
+        assert torch.equal(both.rows(client, "train").x, torch.cat([parts[client].x, held.x]))
+        assert both.size(client, "validation") == 0
+        for other in (whole, both):
+            assert torch.equal(other.rows(client, "test").x, clients.rows(client, "test").x)
+    model = piebald.models.build_model("logistic", parts[0].x.shape[1:], len(clients.classes))
+    sets = {"on_all_rows": ["fedprox"], "pooled": ["fedavg"]}
+    made = piebald.compare(["fedprox", "fedavg", "sync_dvw"], clients, model, rounds=1, runtime=HERE, **sets)
+    [central] = made.by_label["fedavg"]
+    assert [run.gathered_bytes for run in made.runs if run is not central] == [None, None]
+    assert central.gathered_bytes == gathered_bytes(whole)
+    assert len({json.dumps([run.meta["preparation"], run.meta["standardise"]]) for run in made.runs}) == 1
+    assert len(made.against_pooled()) == 2
+
+
+def test_clients_own_constants_keep_rows_where_they_are() -> None:
+    clients = _table(harmonise="combat")
+    assert rows_of_recipe(clients, on_all_rows=True, pooled=False).size(1, "validation") == 0
+    with pytest.raises(SettingError, match=r"harmonise in \[prepare\] takes each client's own constants: leave one"):
+        piebald.compare(["fedavg"], clients, nn.Linear(3, 2), pooled=["fedavg"], runtime=HERE)
+
+
 def test_only_rows_in_memory_are_brought_to_one_place(clients: Any) -> None:
     class Elsewhere:
         names, classes, common = clients.names, clients.classes, None
@@ -203,7 +257,9 @@ def test_only_rows_in_memory_are_brought_to_one_place(clients: Any) -> None:
         def rows(self, client: int, split: Any) -> Rows:
             return clients.rows(client, split)
 
-    with pytest.raises(SettingError, match=r"all rows are in one place \(pooled = true\) only where rows are in memory"):
+    with pytest.raises(
+        SettingError, match=r"all rows are in one place \(pooled = true\) only where rows are in memory"
+    ):
         piebald.compare(["fedavg"], Elsewhere(), network, pooled=["fedavg"], runtime=HERE)
 
 

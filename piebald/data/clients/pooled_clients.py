@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import Clients, Rows, Split
+from piebald.contracts import Rows, Split
 from piebald.contracts.data import without_inputs
 from piebald.core import pytree
 from piebald.core.arguments import checked, checked_class
@@ -230,16 +230,3 @@ def _compressed_bytes(numbers: Tensor) -> int:
         values, places = np.unique(array, return_inverse=True)
         forms.append([values, places.astype(np.min_scalar_type(len(values)))])
     return min(sum(len(zlib.compress(part.tobytes())) for part in form) for form in forms)
-
-
-def rows_of_recipe(clients: Clients, on_all_rows: bool, pooled: bool) -> Clients:
-    """Return the clients as one recipe has them: training on validation rows, or all training rows in one place."""
-    if not on_all_rows and not pooled:
-        return clients
-    if not isinstance(clients, PooledClients):
-        raise SettingError(
-            "clients train on their validation rows (validation = false) or all rows are in one place (pooled = true) "
-            "only where rows are in memory, as the model reads them"
-        )
-    clients = clients.on_all_rows() if on_all_rows else clients
-    return clients.in_one_place() if pooled else clients

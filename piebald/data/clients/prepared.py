@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError, shown
 from piebald.core.objective import Objective
 from piebald.core.stored_vectors import blocks, large_array
+from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.clients.table_files import gap_code_reasons, mixed_reason
 from piebald.data.partition.split_settings import division_of
 from piebald.data.preparation.columns import CodedRows, CodedTable, factorized, guess_columns
@@ -123,6 +125,45 @@ class ChangedClients:
 
     def _changed(self, rows: Rows | None) -> Rows | None:
         return None if rows is None else self.change(rows)
+
+    def of(self, clients: Clients) -> Self:
+        """Return other clients with rows of the same pool, changed in the same way."""
+        changed = copy.copy(self)
+        changed._clients = clients
+        return changed
+
+
+def rows_of_recipe(clients: Clients, on_all_rows: bool, pooled: bool) -> Clients:
+    """Return the clients as one recipe has them: training on validation rows, or all training rows in one place.
+
+    Inputs stay as they are for the other recipes: the constants of a preparation are those of the training rows.
+
+    Raises:
+        SettingError: rows are not in memory, or those of one client are not prepared as another's.
+    """
+    if not on_all_rows and not pooled:
+        return clients
+    if isinstance(clients, ChangedClients):
+        if pooled and clients.by_client:
+            raise SettingError(
+                "pooled = true needs inputs that are the same numbers at all clients, and harmonise in [prepare] takes "
+                "each client's own constants: leave one of them out"
+            )
+        return clients.of(rows_of_recipe(clients.unchanged, on_all_rows, pooled))
+    if not isinstance(clients, PooledClients):
+        raise SettingError(
+            "clients train on their validation rows (validation = false) or all rows are in one place (pooled = true) "
+            "only where rows are in memory"
+        )
+    clients = clients.on_all_rows() if on_all_rows else clients
+    return clients.in_one_place() if pooled else clients
+
+
+def gathered_bytes(clients: Clients) -> int | None:
+    """Return the bytes of the training rows that were sent to one place, as `pooled = true` has them, else None."""
+    while isinstance(clients, ChangedClients):
+        clients = clients.unchanged
+    return clients.gathered_bytes if isinstance(clients, PooledClients) else None
 
 
 class PreparedClients(ChangedClients):

@@ -18,6 +18,7 @@ from piebald.core.metrics import Auc
 from piebald.core.objective import Objective
 from piebald.core.targets import IGNORED, ClassNumbers, is_one_hot, known
 from piebald.data.clients.pooled_clients import PooledClients
+from piebald.data.clients.prepared import gathered_bytes
 
 _MOST_NAMED = 10_000  # clients that are looked through
 
@@ -70,7 +71,7 @@ def tell_of_lacking_rows(
     """
     auc = judged is not None and any(isinstance(metric, Auc) for metric in objective.metrics.values())
     lacking, lone = dict[str, list[str]](), list[str]()
-    gathered = isinstance(clients, PooledClients) and clients.gathered_bytes is not None
+    gathered = gathered_bytes(clients) is not None
     for client in range(min(len(clients), _MOST_NAMED)):
         name, size = str(clients.names[client]), clients.size(client, "train")
         if size == 0 and not gathered:
