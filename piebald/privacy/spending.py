@@ -149,8 +149,7 @@ class Spending:
         if first.epsilon_pld == math.inf:
             return math.inf
         if first.unit == "row":  # who spends most may be another client after more rounds
-            near = 1 << (rounds - 1).bit_length()
-            first = accounting.mechanism_of_rows(self._recipe, self._sizes, near, first)
+            first = accounting.mechanism_of_rows(self._recipe, self._sizes, rounds, first)
         return epsilon_after(first, first.releases * rounds, self._composed)
 
 
@@ -183,9 +182,7 @@ def epsilon_after(
         composed[noise, share] = count, total = 1, single
         composed[noise, -share] = 1, single
     if count < releases:
-        releases_so_far = composed[noise, -share][1]
-        releases_so_far = releases_so_far if releases - count == 1 else releases_so_far.self_compose(releases - count)
-        total = total.compose(releases_so_far)
+        total = total.compose(composed[noise, -share][1].self_compose(releases - count))
         composed[noise, share] = releases, total
     return float(total.get_epsilon_for_delta(delta))
 

@@ -18,11 +18,14 @@ from piebald import recipes
 from piebald.core.errors import SettingError
 from piebald.methods.recipe import Recipe
 from piebald.methods.transforms import Gaussian
-from piebald.privacy.spending import Spending
+from piebald.privacy.accounting import PrivacyBudget
+from piebald.privacy.spending import Spending, epsilon_after, task_mechanism
 from piebald.report.callbacks.callback import Callback
 from piebald.report.comparison import Comparison
 from piebald.report.page.charts import spent as spent_chart
 from piebald.report.tables import History
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import prepare
 from tests.fakes import classified, seeded, simulate
 
 SIZES = (30, 30, 45, 60)
@@ -77,6 +80,40 @@ def test_every_round_is_that_of_dp_accounting(name: str) -> None:
     assert spending.budgets(rounds)[0].epsilon_pld == pytest.approx(expected[-1], rel=2e-3)
     between = (expected[3] + expected[4]) / 2
     assert spends(recipe).most_rounds(between) == 4
+
+
+def test_a_composition_goes_on_from_fewer_releases_and_begins_anew_for_fewer() -> None:
+    mechanism = PrivacyBudget(math.nan, math.nan, 1e-5, 1, "", noise=1.0, share=0.5)
+    composed: dict[tuple[float, float], tuple[int, Any]] = {}
+    for releases in (4, 6, 2):
+        expected = by_accountant(1.0, 0.5, releases, 1e-5)
+        assert epsilon_after(mechanism, releases, composed) == pytest.approx(expected, rel=2e-3)
+
+
+def test_the_client_that_spends_most_is_another_one_after_more_rounds() -> None:
+    """By Renyi's bound: two steps with 30 of 55 rows spend more than one with all 30 in 6 rounds, and less in 7."""
+    recipe = recipes.dp_sgd(lr=0.1, noise=0.8, batch=30)
+
+    def after(rounds: int, *sizes: int) -> float:
+        return float(Spending(recipe, sizes, True).after(rounds)[0]["epsilon"])
+
+    assert after(6, 30, 55) == after(6, 55) != after(6, 30)
+    assert after(7, 30, 55) == after(7, 30) != after(7, 55)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rows", "mechanism"),
+    [
+        (recipes.dp_sgd(lr=0.1, noise=3.0, batch=15), 60, (3.0, 0.25, 4)),
+        (recipes.dp_sgd(lr=0.1, noise=3.0, batch=15), 10, (3.0, 1.0, 1)),
+        (LOCAL, 60, (6.0, 1.0, 1)),
+        (SERVER, 60, None),
+    ],
+    ids=["rows", "few rows", "local", "server"],
+)
+def test_a_site_counts_the_noise_that_a_task_adds_there(recipe: Recipe, rows: int, mechanism: Any) -> None:
+    work = prepare(recipe, CLIENTS, model(), RunOptions(rounds=1)).work
+    assert task_mechanism(work, rows) == mechanism
 
 
 def test_cohorts_of_a_fixed_size_are_counted_as_they_are_drawn() -> None:

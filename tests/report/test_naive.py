@@ -88,6 +88,11 @@ def test_a_star_says_what_the_verdict_says_also_beside_answers_that_need_no_mode
     assert (row["p"], row["high"]) == (lead.p, -lead.low)
 
 
+def test_a_single_client_scores_constant_answers_too() -> None:
+    made = compared(clients_of({"alone": [0, 0, 1, 1, 0, 1]}, 3), 2)
+    assert made.naive["the most frequent class"].values == pytest.approx(np.array([[1 / 3]]))
+
+
 def test_clients_without_a_score_by_one_method_are_named() -> None:
     made = compared(clients_of({"a": [0, 1, 0, 1], "b": [0, 1, 0, 1]}, 2), 2)
     assert partly_scored(made) == ""

@@ -61,6 +61,9 @@ def test_a_folder_scores_a_raw_table(run: Run, tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(pd.DataFrame(scorer.predict(table())), expected, rtol=1e-5)
     x = table()[["age", "dose"]].to_numpy()
     pd.testing.assert_frame_equal(pd.DataFrame(scorer.predict(x)), expected, rtol=1e-5)
+    certain = np.stack([*scorer.predict(1e5 * x).values()])  # beyond what an exponential can hold
+    assert certain.sum(0).tolist() == [1.0] * len(x)
+    assert certain.max(0).tolist() == [1.0] * len(x)
     assert all(column.shape == (0,) for column in scorer.predict(table().head(0)).values())
 
 

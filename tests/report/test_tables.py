@@ -213,6 +213,28 @@ def test_p_values_of_many_comparisons_stay_at_one():
     assert [row["p"] for row in Comparison(alike).paired("a")] == [1.0] * 3
 
 
+def test_a_method_whose_trained_clients_have_no_score_is_compared_with_nothing():
+    """Its scores are those of clients that it never trained at: the verdict has no comparison, and they no interval."""
+    other = tiny("other", 1, [[0.9, 0.9]])
+    other.__dict__["judged"] = set()
+    comparison = Comparison([tiny("fedavg", 1, [[0.5, 0.6]]), other])
+    assert comparison.verdict.comparisons == 0
+    assert comparison.paired("fedavg") == []
+
+
+def test_the_communication_gain_is_told_where_all_seeds_were_evaluated_and_something_was_sent():
+    told = Comparison(
+        [
+            *(tiny("centre", seed, [[0.5], [0.8]], gathered_bytes=4_000_000) for seed in (0, 1)),
+            *(tiny("local", seed, [[0.3], [0.4]], sent=0) for seed in (0, 1)),
+            tiny("mine", 0, [[0.4], [0.6]]),
+            tiny("mine", 1, [[0.5]]),  # it ended after a round
+        ]
+    ).against_pooled()
+    lost = pytest.approx((0.4 + 0.3) / 2)
+    assert told == [{"label": "mine", "rounds": 1, "lost": lost, "mb": 1.0, "gain": 4.0, "seeds": 2}]
+
+
 @pytest.mark.parametrize("values", [[3.0], [1.0, 5.0], [0.0, 1.0, 10.0], [0.3, 0.4, 0.9, 2.0]])
 def test_quantiles_and_spreads_are_numpys(values):
     for share in (0.0, 0.1, 0.25, 0.5, 1.0):

@@ -82,10 +82,10 @@ class Scorer:
             return {f"place {n}": np.array(names)[place] for n, place in enumerate(outputs.argmax(-1).T)}
         scores = outputs.reshape(len(outputs), len(names)).astype(np.float64)
         if kind == "classes":
-            scores = np.exp(scores / temperature - (scores / temperature).max(1, keepdims=True))
+            scores = np.exp((scores - scores.max(1, keepdims=True)) / temperature)
             scores /= scores.sum(1, keepdims=True)
         elif kind == "labels":
-            scores = 1 / (1 + np.exp(-scores / temperature))
+            scores = np.exp(-np.logaddexp(0, -scores / temperature))  # overflows nowhere
         elif kind == "values":
             scores = scores * self.meaning["deviation"] + self.meaning["mean"]
         return dict(zip(names, scores.T, strict=True))
