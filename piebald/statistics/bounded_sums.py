@@ -18,7 +18,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,10 @@ from numpy.typing import NDArray
 from piebald.core.errors import SettingError, shown
 from piebald.core.moments import Floats, Ints
 from piebald.privacy.secure_aggregation import masks
+from piebald.statistics.pooled_statistics import NumberColumn
+
+if TYPE_CHECKING:
+    from piebald.statistics.columns import ClientColumns
 
 STEP = 2.0**-30
 MOST_ROWS = 1 << 31  # of all clients together: their sums, and noise on them, fit 64 bits
@@ -36,38 +40,6 @@ _HEAD = 5  # numbers of a column before its histogram: present, missing, infinit
 
 
 _CODE = re.compile(r"-?[\d.]+(e[+-]?\d+)?")  # a number as `as_text` writes it
-
-
-class Columns(Protocol):
-    """One client's rows, column by column.
-
-    Attributes:
-        name: the client's name.
-        rows: how many rows it has.
-        numbers: columns of numbers [rows] by name, NaN for missing ones.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def numbers(self) -> Mapping[str, Floats]: ...
-
-    def text(self, name: str) -> NDArray[np.object_]:
-        """A column as text [rows], None for missing ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class NumberSums:
-    """Sums over one column of numbers: present, missing and infinite ones, mean and variance, counts of bins."""
-
-    present: float
-    missing: float
-    infinite: float
-    mean: float
-    variance: float
-    bins: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +86,7 @@ class SumPlan:
         single = [len(categories) + 2 for categories in self.categories.values()]
         return len(self.bounds) * (_HEAD + self.bins) + sum(single) + sum(tables)
 
-    def vector(self, client: Columns) -> Ints:
+    def vector(self, client: ClientColumns) -> Ints:
         """Return the sums of a client [length], in steps of 2^-30.
 
         Raises:
@@ -143,8 +115,13 @@ class SumPlan:
         histogram = _counted(places, self.bins) if self.bins else np.zeros(0, dtype=np.int64)
         return np.concatenate([counts, np.array(sums, dtype=np.int64), histogram])
 
-    def numbers(self, total: NDArray[np.float64]) -> dict[str, NumberSums]:
-        """Return the statistics of the columns of numbers from the sum over clients, in steps."""
+    def numbers(self, total: NDArray[np.float64], quantiles: Sequence[float] = ()) -> dict[str, NumberColumn]:
+        """Return the statistics of the columns of numbers from the sum over clients, in steps.
+
+        Args:
+            total: the sums [length].
+            quantiles: shares of the quantiles, which come from the histogram.
+        """
         statistics = {}
         width = _HEAD + self.bins
         for place, (name, (low, high)) in enumerate(self.bounds.items()):
@@ -157,7 +134,11 @@ class SumPlan:
                 mean = low + half + half * first
                 if present > 1:
                     variance = half**2 * max(second - first**2, 0.0) * present / (present - 1)
-            statistics[name] = NumberSums(present, missing, infinite, mean, variance, np.maximum(part[_HEAD:], 0.0))
+            column = NumberColumn(present, missing, infinite, mean, variance)
+            if self.bins:
+                edges, counts = np.linspace(low, high, self.bins + 1), np.maximum(part[_HEAD:], 0.0)
+                column = column.with_histogram(edges, counts, quantiles)
+            statistics[name] = column
         return statistics
 
     def counts(self, total: NDArray[np.float64]) -> tuple[dict[str, Floats], dict[tuple[str, str], Floats]]:
@@ -213,28 +194,6 @@ def _codes(values: NDArray[np.object_], categories: Sequence[str]) -> Ints:
 
 def _counted(codes: Ints, width: int) -> Ints:
     return np.bincount(codes, minlength=width).astype(np.int64) << 30
-
-
-def binned_quantiles(counts: Floats, edges: Floats, shares: Sequence[float]) -> list[float]:
-    """Return quantiles from a histogram, linear within a bin: at most one bin's width from those of the numbers.
-
-    Args:
-        counts: of bins [bins].
-        edges: [bins + 1].
-        shares: of the numbers below.
-    """
-    reached = np.concatenate([[0.0], np.cumsum(counts)])
-    if reached[-1] <= 0:
-        return [math.nan for _ in shares]
-    quantiles = []
-    for share in shares:
-        rank = share * reached[-1]
-        place = min(int(np.searchsorted(reached, rank, side="left")), len(counts))
-        place = max(place, 1 + int(np.argmax(counts > 0)))  # the first bin that holds any
-        inside = counts[place - 1]
-        part = 0.0 if inside == 0 else (rank - reached[place - 1]) / inside
-        quantiles.append(float(edges[place - 1] + min(max(part, 0.0), 1.0) * (edges[place] - edges[place - 1])))
-    return quantiles
 
 
 def secure_sum(vectors: Sequence[Ints]) -> Ints:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -23,7 +23,7 @@ from piebald.core.noise import NoiseSource
 from piebald.data.partition.split import Ints
 from piebald.privacy.accounting import PrivacyBudget
 from piebald.privacy.ledger import Ledger, budget
-from piebald.statistics.bounded_sums import STEP, SumPlan, binned_quantiles, secure_sum
+from piebald.statistics.bounded_sums import STEP, SumPlan, secure_sum
 from piebald.statistics.columns import ClientColumns, columns_of
 from piebald.statistics.pooled_statistics import FederatedStatistics, Mode, NumberColumn, Table, TextColumn
 from piebald.statistics.request import Bins, Quantiles, StatisticsRequest, noise_multiplier, statistics_request
@@ -65,10 +65,9 @@ class LocalAnswers:
 
 def edges_of(low: Floats, high: Floats, bins: int) -> Floats:
     """Return edges [d, bins + 1] of bins of one width; as numpy.histogram's, a constant column has ends 1 apart."""
-    same = low == high
-    low, high = np.where(same, low - 0.5, low), np.where(same, high + 0.5, high)
-    return np.stack([np.linspace(a, b, bins + 1) if np.isfinite(a) else np.full(bins + 1, np.nan)
-                     for a, b in zip(low, high, strict=True)]) if len(low) else np.zeros((0, bins + 1))  # fmt: skip
+    ends = zip(low, high, strict=True)
+    edges = [np.histogram_bin_edges(pair, bins) if np.isfinite(pair).all() else [np.nan] * (bins + 1) for pair in ends]
+    return np.array(edges, dtype=np.float64).reshape(len(low), bins + 1)
 
 
 MOST_CATEGORIES = 10_000
@@ -263,7 +262,10 @@ def numbers_of(
         counts = exact_histogram(answers, edges)
     numbers = _columns(names, pooled, request.quantiles, quantiles, edges, counts.sum(0))
     if once and edges is not None:
-        numbers = {name: _with_binned(column) for name, column in numbers.items()}
+        numbers = {
+            name: column.with_histogram(np.array(column.edges), np.array(column.counts), request.quantiles)
+            for name, column in numbers.items()
+        }
     if not request.by_client:
         return numbers, {}
     no_quantiles = np.zeros((len(names), 0))
@@ -292,13 +294,6 @@ def _columns(
             counts=tuple(counts[place].tolist()),
         )
     return columns
-
-
-def _with_binned(column: NumberColumn) -> NumberColumn:
-    """Return a column with the quantiles of its histogram."""
-    quantiles = binned_quantiles(np.array(column.counts), np.array(column.edges), tuple(column.quantiles))
-    width = column.edges[1] - column.edges[0]
-    return replace(column, quantiles=dict(zip(column.quantiles, quantiles, strict=True)), quantile_error=width)
 
 
 def _present_categories(tables: Sequence[ClientColumns], name: str) -> tuple[str, ...]:
@@ -361,21 +356,4 @@ def of_sums(
         total: the sums [plan.length], in steps.
         quantiles: shares of the quantiles, which come from the histogram.
     """
-    texts, tables = _categorical(plan, total)
-    numbers = {}
-    for name, sums in plan.numbers(total).items():
-        low, high = plan.bounds[name]
-        edges = np.linspace(low, high, plan.bins + 1) if plan.bins else np.zeros(0)
-        binned = binned_quantiles(sums.bins, edges, quantiles) if plan.bins else []
-        numbers[name] = NumberColumn(
-            present=sums.present,
-            missing=sums.missing,
-            infinite=sums.infinite,
-            mean=sums.mean,
-            variance=sums.variance,
-            quantiles=dict(zip(quantiles, binned, strict=False)),
-            edges=tuple(edges.tolist()),
-            counts=tuple(sums.bins.tolist()),
-            quantile_error=(high - low) / plan.bins if plan.bins else 0.0,
-        )
-    return numbers, texts, tables
+    return plan.numbers(total, quantiles), *_categorical(plan, total)

@@ -51,15 +51,33 @@ class NumberColumn:
         """The standard deviation, the root of the unbiased variance."""
         return math.sqrt(self.variance)
 
+    def with_histogram(self, edges: Floats, counts: Floats, shares: Sequence[float]) -> NumberColumn:
+        """Return the same column with a histogram, and with quantiles that follow from it.
+
+        They are linear within a bin, so at most its width from those of the numbers.
+
+        Args:
+            edges: of the bins [bins + 1].
+            counts: of numbers in each bin [bins], at least 0.
+            shares: of the numbers below.
+        """
+        first = int(np.argmax(counts > 0))  # bin that holds any
+        reached = np.concatenate([[0.0], np.cumsum(counts)])[first:]
+        # backwards, so that a share that ends with a bin is that bin's end, and not the end of empty ones after it
+        quantiles = np.interp(-np.multiply(shares, reached[-1]), -reached[::-1], edges[first:][::-1])
+        values = quantiles.tolist() if reached[-1] > 0 else [math.nan] * len(shares)
+        return replace(
+            self, edges=tuple(edges.tolist()), counts=tuple(counts.tolist()),
+            quantiles=dict(zip(shares, values, strict=True)), quantile_error=float(edges[1] - edges[0]),
+        )  # fmt: skip
+
     def plain(self) -> dict[str, Any]:
         """Return the column as JSON values; NaN becomes None."""
-        values: dict[str, Any] = {name: getattr(self, name) for name in ("present", "missing", "infinite")}
-        values |= {"mean": _or_none(self.mean), "deviation": _or_none(self.deviation)}
+        names = ["present", "missing", "infinite", "mean", "deviation"]
+        values = {name: plain_value(getattr(self, name)) for name in names + ["edges", "counts"] * bool(self.counts)}
         if self.quantiles:
-            values["quantiles"] = {f"{share:g}": _or_none(value) for share, value in self.quantiles.items()}
+            values["quantiles"] = {f"{share:g}": plain_value(value) for share, value in self.quantiles.items()}
             values["quantile_error"] = self.quantile_error
-        if self.counts:
-            values |= {"edges": [_or_none(edge) for edge in self.edges], "counts": list(self.counts)}
         return values
 
 
@@ -150,7 +168,7 @@ class FederatedStatistics:
         for name, column in self.numbers.items():
             counts = [column.present, column.missing, *([column.infinite] if infinite else [])]
             values = [column.mean, column.deviation, *(column.quantiles[share] for share in shares)]
-            rows.append([name, *(round(count) for count in counts), *(_or_none(value) for value in values)])
+            rows.append([name, *(round(count) for count in counts), *map(plain_value, values)])
         return [heading, *rows]
 
     @checked
@@ -203,10 +221,6 @@ class FederatedStatistics:
             "privacy": None if self.privacy is None else self.privacy.plain(),
             "noise": self.noise,
         }
-
-
-def _or_none(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 _OF_COEFFICIENTS = ("names", "coefficients", "errors", "covariance")

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats, Ints
-from piebald.statistics.bounded_sums import Columns
+from piebald.statistics.columns import ClientColumns
 
 
 class Scale(NamedTuple):
@@ -76,7 +76,7 @@ class ModelRows:
         return min([rows, *(count for count in [*apart, self.dropped] if 0 < count <= max(rows // 2, self.dropped))])
 
 
-def model_rows(plan: ModelPlan, table: Columns, stratum: int = 0) -> ModelRows:
+def model_rows(plan: ModelPlan, table: ClientColumns, stratum: int = 0) -> ModelRows:
     """Return the rows of a client that have no gaps and count.
 
     Args:
@@ -120,7 +120,7 @@ def joined(parts: Sequence[ModelRows]) -> ModelRows:
     return ModelRows(**columns, dropped=sum(part.dropped for part in parts))
 
 
-def _numbers(table: Columns, term: Term) -> Floats:
+def _numbers(table: ClientColumns, term: Term) -> Floats:
     name, category = term
     if category is None:
         return table.numbers[name]
