@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from pydantic_core import to_jsonable_python
 
 from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError, unknown
@@ -207,12 +208,10 @@ class FederatedStatistics:
 
     def plain(self) -> dict[str, Any]:
         """Return the statistics as JSON values."""
+        columns: Mapping[str, NumberColumn | TextColumn] = {**self.numbers, **self.texts}
         return {
-            "clients": list(self.clients),
-            "mode": self.mode,
-            "rows": None if self.rows is None else list(self.rows),
-            "columns": {name: column.plain() for name, column in self.numbers.items()}
-            | {name: column.plain() for name, column in self.texts.items()},
+            **plain_value({name: getattr(self, name) for name in ("clients", "mode", "rows")}),
+            "columns": {name: column.plain() for name, column in columns.items()},
             "tables": [{"columns": list(pair), "counts": table} for pair, table in self.tables.items()],
             "by_client": {
                 client: {name: column.plain() for name, column in columns.items()}
@@ -288,13 +287,9 @@ class Estimates:
     def plain(self) -> dict[str, Any]:
         """Return the estimates as JSON values."""
         heading, *rows = self.table()
-        numbers = {
-            field.name: getattr(self, field.name) for field in fields(self) if field.name not in _OF_COEFFICIENTS
-        }
-        return {
-            "coefficients": {row[0]: dict(zip(heading[1:], row[1:], strict=True)) for row in rows},
-            **{name: plain_value(value) for name, value in numbers.items()},
-        }
+        names = [field.name for field in fields(self) if field.name not in _OF_COEFFICIENTS]
+        coefficients = {row[0]: dict(zip(heading[1:], row[1:], strict=True)) for row in rows}
+        return {"coefficients": coefficients, **plain_value({name: getattr(self, name) for name in names})}
 
     def _repr_html_(self) -> str:
         heading, *rows = self.table()
@@ -302,9 +297,5 @@ class Estimates:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value as JSON has it: arrays and tuples as lists, numbers that are not finite as None."""
-    if isinstance(value, np.ndarray):
-        return plain_value(value.tolist())
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [plain_value(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """Return a value, or a table of some, as JSON has it: arrays as lists, numbers that are not finite as None."""
+    return to_jsonable_python(value, inf_nan_mode="null", fallback=np.ndarray.tolist)

@@ -52,12 +52,7 @@ class ChiSquare:
 
     def plain(self) -> dict[str, Any]:
         """Return the test as JSON values."""
-        return plain_value_of({"statistic": self.statistic, "degrees": self.degrees, "p": self.p_value})
-
-
-def plain_value_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table as JSON values."""
-    return {name: plain_value(value) for name, value in values.items()}
+        return plain_value({"statistic": self.statistic, "degrees": self.degrees, "p": self.p_value})
 
 
 @checked_class
@@ -174,7 +169,7 @@ class SurvivalCurve:
     def plain(self) -> dict[str, Any]:
         """Return the curve as JSON values."""
         names = ("times", "at_risk", "events", "survival", "errors", "interval", "rows", "median", "median_interval")
-        return plain_value_of({name: getattr(self, name) for name in names})
+        return plain_value({name: getattr(self, name) for name in names})
 
 
 @checked_class
@@ -213,7 +208,7 @@ class Survival:
         return {
             "curves": {name: curve.plain() for name, curve in self.curves.items()},
             "log_rank": None if self.test is None else self.test.plain(),
-            **plain_value_of({name: getattr(self, name) for name in names}),
+            **plain_value({name: getattr(self, name) for name in names}),
         }
 
     def _repr_html_(self) -> str:

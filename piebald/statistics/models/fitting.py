@@ -26,14 +26,12 @@ class Maximum(NamedTuple):
         sums: the likelihood there.
         covariance: of the parameters [q, q].
         dispersion: the residual variance of "gaussian", else 1.
-        questions: how often the likelihood was asked for.
     """
 
     point: Floats
     sums: Likelihood
     covariance: Floats
     dispersion: float
-    questions: int
 
 
 def maximised(
@@ -88,7 +86,7 @@ def maximised(
             raise SettingError(f"the model has no finite estimate after {most} iterations; {reason}")
     _step(sums, names, plan, first=False)  # where outcomes are separated, information has vanished by now
     dispersion = sums.deviance / (rows - len(point)) if plan.family == "gaussian" else 1.0
-    return Maximum(point, sums, dispersion * inverse(sums.information), dispersion, questions)
+    return Maximum(point, sums, dispersion * inverse(sums.information), dispersion)
 
 
 def _step(sums: Likelihood, names: Sequence[str], plan: ModelPlan, first: bool) -> Floats:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.report.page.markup import html_table
+from piebald.statistics.pooled_statistics import plain_value
 from piebald.statistics.trees.encoding import Encoding
 from piebald.statistics.trees.forest import LEAF, Floats32
 from piebald.statistics.trees.local_clients import OBJECTIVES, margins_of
@@ -144,10 +145,10 @@ class BoostedTrees:
         """Return a table of the main score of each client, with its heading as the first row and means as the last."""
         heading = ["client", "rows", *(f"{self.metric} {name}" for name in self._scores)]
         rows: list[list[Any]] = [
-            [client, count, *(_or_none(scores[place][self.metric]) for scores in self._scores.values())]
+            [client, count, *(plain_value(scores[place][self.metric]) for scores in self._scores.values())]
             for place, (client, count) in enumerate(zip(self.clients, self.rows, strict=True))
         ]
-        means = [_or_none(mean(scores, self.metric)) for scores in self._scores.values()]
+        means = [plain_value(mean(scores, self.metric)) for scores in self._scores.values()]
         return [heading, *rows, ["(mean)", self.training_rows, *means]]
 
     def plain(self) -> dict[str, Any]:
@@ -163,15 +164,13 @@ class BoostedTrees:
             "dropped": self.dropped,
             "validation_loss": list(self.boosted.losses),
             "importances": self.importances,
-            "mean": {name: _or_none(mean(scores, self.metric)) for name, scores in self._scores.items()},
-            "clients": {
-                client: {"rows": self.rows[place]}
-                | {
-                    name: {score: _or_none(value) for score, value in scores[place].items()}
-                    for name, scores in self._scores.items()
+            "mean": plain_value({name: mean(scores, self.metric) for name, scores in self._scores.items()}),
+            "clients": plain_value(
+                {
+                    client: {"rows": self.rows[place], **{name: scores[place] for name, scores in self._scores.items()}}
+                    for place, client in enumerate(self.clients)
                 }
-                for place, client in enumerate(self.clients)
-            },
+            ),
         }
 
 
@@ -179,10 +178,6 @@ def mean(scores: Sequence[Scores], name: str) -> float:
     """Return the mean of a score over the clients where it is defined, NaN where it is at none."""
     defined = [of_client[name] for of_client in scores if not math.isnan(of_client[name])]
     return math.fsum(defined) / len(defined) if defined else math.nan
-
-
-def _or_none(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def _xgboost_values(boosted: Boosted, target: Target, columns: Sequence[str]) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -152,21 +152,13 @@ def _state_in(path: Path, columns: int, depth: int, groups: int) -> Boosted:
     return Boosted(start, Forest(table, depth), tuple(ends), losses)
 
 
-@contextmanager
-def open_folder(path: Path | None, about: Mapping[str, Any]) -> Iterator[TreeFolder | None]:
+def open_folder(path: Path | None, about: Mapping[str, Any]) -> AbstractContextManager[TreeFolder | None]:
     """Open a folder for as long as it is written to; None without a path.
 
     Raises:
         RunFolderError: see `TreeFolder`.
     """
-    if path is None:
-        yield None
-        return
-    folder = TreeFolder(path, about)
-    try:
-        yield folder
-    finally:
-        folder.close()
+    return nullcontext() if path is None else closing(TreeFolder(path, about))
 
 
 def each_round(folder: TreeFolder | None, done: Done | None) -> Done:
