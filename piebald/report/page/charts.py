@@ -7,7 +7,7 @@ replaces them, so that a chart works in the light and in the dark theme.
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from piebald.report import findings
@@ -51,12 +51,7 @@ def curve(comparison: Comparison, axis: Axis) -> Chart | None:
         f"{shown.name.capitalize()} {over}",
         f"Mean {shown.name} over clients.{spread}{level}",
         data,
-        {
-            "height": 340,
-            "hovermode": "x unified",
-            "xaxis": {"title": {"text": name}, "rangemode": "tozero"},
-            "yaxis": shown.axis,
-        },
+        over_axis(name, shown.axis, rangemode="tozero"),
         wide=axis == "version",
     )
 
@@ -103,12 +98,7 @@ def spent(comparison: Comparison) -> Chart | None:
         f"Epsilon comes to {last:.3g}",
         "The privacy budget that a run has spent after each round, by the privacy loss distribution.",
         data,
-        {
-            "height": 340,
-            "hovermode": "x unified",
-            "xaxis": {"title": {"text": "Round"}, "rangemode": "tozero"},
-            "yaxis": {"title": {"text": "Epsilon"}, "rangemode": "tozero"},
-        },
+        over_axis("Round", {"title": {"text": "Epsilon"}, "rangemode": "tozero"}, rangemode="tozero"),
         wide=False,
     )
 
@@ -182,23 +172,15 @@ def gains(comparison: Comparison, base: str) -> Chart | None:
         data.append(line | {"mode": "lines", "meta": label, "hovertemplate": hover})
     if not data:
         return None
+    unit = f"Difference{' in points' if shown.percent else ''}"
+    up = {"title": {"text": unit}, "tickformat": "+.3~g", "zeroline": True, "zerolinewidth": 1.5}
     return Chart(
         f"plot-gains-{comparison.labels.index(base)}",
         findings.gains(comparison, base),
         f"Each client's {shown.name} minus its {shown.name} with {base} on the same seed; clients are sorted by their "
         f"gain. A line is {'above' if comparison.higher_is_better else 'below'} zero for clients that gain.",
         data,
-        {
-            "height": 340,
-            "hovermode": "x unified",
-            "xaxis": {"title": {"text": "Share of clients, largest loss first"}, "tickformat": ".0%"},
-            "yaxis": {
-                "title": {"text": f"Difference{' in points' if shown.percent else ''}"},
-                "tickformat": "+.3~g",
-                "zeroline": True,
-                "zerolinewidth": 1.5,
-            },
-        },
+        over_axis("Share of clients, largest loss first", up, tickformat=".0%"),
         wide=False,
     )
 
@@ -229,13 +211,31 @@ def partition(history: History) -> Chart | None:
             )
             | {"hoverongaps": False, "xgap": 1 if len(shown) <= 100 else 0, "ygap": 1}
         ],
-        {
-            "height": max(220, min(640, 110 + 22 * len(counts[0]))),
-            "xaxis": {"title": {"text": "Client"}, "type": "category", "showgrid": False, "tickangle": "auto"},
-            "yaxis": {"title": {"text": "Class"}, "type": "category", "autorange": "reversed", "showgrid": False},
-            "hovermode": "closest",
-        },
+        in_a_grid(max(220, min(640, 110 + 22 * len(counts[0]))), "Client", "Class", tickangle="auto"),
     )
+
+
+def over_axis(x: str, up: Mapping[str, Any], height: int = 340, **across: Any) -> dict[str, Any]:
+    """Return the layout of a chart over an axis of this title, where a pointer shows all values at its place.
+
+    Args:
+        x: the title of the axis across.
+        up, across: further settings of the two axes.
+        height: in pixels.
+    """
+    return {"height": height, "hovermode": "x unified", "xaxis": {"title": {"text": x}, **across}, "yaxis": {**up}}
+
+
+def in_a_grid(height: int, x: str, y: str, **ticks: Any) -> dict[str, Any]:
+    """Return the layout of a heat map of named columns and, from the top down, named rows.
+
+    Args:
+        height: in pixels.
+        x, y: titles of the axes.
+        ticks: further settings of both.
+    """
+    across, down = ({"title": {"text": title}, "type": "category", "showgrid": False, **ticks} for title in (x, y))
+    return {"height": height, "xaxis": across, "yaxis": down | {"autorange": "reversed"}, "hovermode": "closest"}
 
 
 def short(text: str, most: int = 20) -> str:

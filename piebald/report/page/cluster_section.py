@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 from piebald.report.comparison import Comparison
+from piebald.report.learning_curves import thinned
 from piebald.report.page import markup, wording
-from piebald.report.page.charts import WIDE, group, heat_map, line_trace, short
+from piebald.report.page.charts import WIDE, group, heat_map, in_a_grid, line_trace, over_axis, short
 from piebald.report.page.markup import Cell, Chart
 from piebald.report.page.wording import NONE, MetricFormat
 from piebald.report.tables import History, mean
@@ -58,7 +59,7 @@ def members(history: History, place: int) -> Chart | None:
     clusters = sorted({cluster for now in clusters_of.values() for cluster in now.values()})
     if len(clusters) < 2 or len(clusters_of) < 2:
         return None
-    versions = _picked(sorted(clusters_of))
+    versions = thinned(sorted(clusters_of), _COLUMNS)
     last = clusters_of[versions[-1]]
     clients = sorted(last, key=lambda client: (last[client], client))
     # moves between the shown rounds only: a client may move there and back between them
@@ -104,12 +105,7 @@ def members(history: History, place: int) -> Chart | None:
         f"The cluster of each client (down) after each round (across), as of the last round in which it took part; "
         f"blank before the first. At the end: {sized}.{rest}",
         [data],
-        {
-            "height": max(240, min(900, 90 + 17 * len(listed))),
-            "xaxis": {"type": "category", "title": {"text": "Rounds"}, "showgrid": False},
-            "yaxis": {"type": "category", "autorange": "reversed", "showgrid": False},
-            "hovermode": "closest",
-        },
+        in_a_grid(max(240, min(900, 90 + 17 * len(listed))), "Rounds", ""),
     )
 
 
@@ -156,12 +152,7 @@ def divergence(history: History, place: int) -> Chart | None:
                 "from %{y} to %{x}: %{z:.3~g} nats",
             )
         ],
-        {
-            "height": 460,
-            "xaxis": {"type": "category", "title": {"text": "Client"}, "showgrid": False, "nticks": 12},
-            "yaxis": {"type": "category", "autorange": "reversed", "showgrid": False, "nticks": 12},
-            "hovermode": "closest",
-        },
+        in_a_grid(460, "Client", "", nticks=12),
         wide=False,
     )
 
@@ -196,12 +187,7 @@ def accuracy(history: History, place: int) -> Chart | None:
             | {"hovertemplate": f"%{{y:{shown.plotly}}}"}
             for cluster, points in sorted(lines.items())
         ],
-        {
-            "height": 460,
-            "hovermode": "x unified",
-            "xaxis": {"title": {"text": "Rounds"}, "rangemode": "tozero"},
-            "yaxis": shown.axis,
-        },
+        over_axis("Rounds", shown.axis, 460, rangemode="tozero"),
         wide=False,
     )
 
@@ -226,10 +212,3 @@ def _excluded(history: History) -> str:
     rest = f" The first {_LISTED} of {len(refusals)}." if len(refusals) > _LISTED else ""
     caption = f"Clients whose updates were excluded or refused, with the first reason.{rest}"
     return markup.table(caption, ["Client", "Times", "Rounds", "Reason"], rows, kind="list")
-
-
-def _picked(versions: Sequence[int]) -> list[int]:
-    """At most `_COLUMNS` versions, evenly spread, with the first and the last."""
-    if len(versions) <= _COLUMNS:
-        return list(versions)
-    return [versions[round(place * (len(versions) - 1) / (_COLUMNS - 1))] for place in range(_COLUMNS)]

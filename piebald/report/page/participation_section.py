@@ -9,7 +9,7 @@ from typing import Any
 
 from piebald.report.comparison import Comparison
 from piebald.report.page import charts, markup
-from piebald.report.page.charts import series, short
+from piebald.report.page.charts import over_axis, series, short
 from piebald.report.page.markup import COLOURS, GROUPS_LIGHT, Chart
 from piebald.report.tables import History, mean
 
@@ -151,25 +151,15 @@ def _bars(comparison: Comparison, name: str, title: str, caption: str, measure: 
         )
     if not data:
         return None
-    few_bars = max(len(bars["x"]) for bars in data) <= 20
-    axis = {"title": {"text": "Share of time" if percent else "Number"}, "rangemode": "tozero"}
+    ticks = 0 if max(len(bars["x"]) for bars in data) <= 20 else 12
+    up = {"title": {"text": "Share of time" if percent else "Number"}, "rangemode": "tozero"}
+    up |= {"tickformat": ".0%"} if percent else {}
     return Chart(
         f"plot-{name}",
         title,
         caption,
         data,
-        {
-            "height": 320,
-            "hovermode": "x unified",
-            "barmode": "group",
-            "xaxis": {
-                "title": {"text": "Client"},
-                "type": "category",
-                "tickangle": "auto",
-                "nticks": 0 if few_bars else 12,
-            },
-            "yaxis": axis | ({"tickformat": ".0%"} if percent else {}),
-        },
+        over_axis("Client", up, 320, type="category", tickangle="auto", nticks=ticks) | {"barmode": "group"},
         wide=False,
     )
 
@@ -206,11 +196,10 @@ def _weights(label: str, history: History) -> Chart | None:
         f"{label}: {heavy} has the largest weight" if clear else f"{label}: weight of each client",
         f"Share of each client in the global model over {over}, {first} at the bottom.",
         data,
-        {
-            "height": 320,
-            "hovermode": "x unified",
-            "xaxis": {"title": {"text": "Seconds on the run's clock" if over == "time" else "Server steps"}},
-            "yaxis": {"title": {"text": "Share"}, "tickformat": ".0%", "range": [0, 1]},
-        },
+        over_axis(
+            "Seconds on the run's clock" if over == "time" else "Server steps",
+            {"title": {"text": "Share"}, "tickformat": ".0%", "range": [0, 1]},
+            320,
+        ),
         wide=False,
     )
