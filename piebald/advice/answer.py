@@ -7,11 +7,12 @@ import json
 import math
 import tomllib
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic_core import to_jsonable_python
 from rich.filesize import decimal as size
 
 from piebald.advice.answer_page import Axis, PlainTable, page
@@ -43,6 +44,10 @@ _HEADINGS = {"lr": "learning rate", "behind": "behind the best"}
 _DIFFERENCES = ("behind", "error", "gain", "from", "to")  # columns of differences between scores
 _LINES = {"Open": 1}  # of those for whom nothing can be said; a screen is full if all parts take what they may
 _NAMED = 12  # clients that are named in a sentence
+_KEPT = (  # attributes that are in answer.json under their own names
+    "recommended", "title", "metric", "pays", "evidence", "imbalance", "losers", "reasons", "curve", "cost", "spent",
+    "privacy", "clients", "unusable", "look", "own", "better_alone", "keep", "odd", "best_rounds", "rounds", "seeds",
+)  # fmt: skip
 EPSILON, _DELTA = 3.0, 1e-5  # of the privacy whose cost is told
 
 
@@ -372,28 +377,16 @@ class Advice:
 
     def plain(self) -> dict[str, Any]:
         """As JSON values."""
-        gains = {"alone": self.gain_alone, "together": self.gain_together}
-        return {
-            "recommended": self.recommended,
-            "title": self.title,
+        values: dict[str, Any] = to_jsonable_python({
+            **{name: getattr(self, name) for name in _KEPT},
             "headline": self.headline(),
             "answer": {heading: text for heading, text, _ in self.parts() if text},
-            "metric": self.metric,
-            "pays": self.pays,
-            "evidence": asdict(self.evidence),
             "verdict": self.verdict.plain(),
             "against_naive": None if self.against_naive is None else self.against_naive.plain(),
-            "imbalance": self.imbalance,
             "probability_within_one_point": self.probability,
-            "gain": {name: None if gain is None else asdict(gain) for name, gain in gains.items()},
-            "losers": [asdict(loser) for loser in self.losers],
-            "reasons": list(self.reasons),
-            "more_data": None if self.more is None else [asdict(part) for part in self.more],
-            "methods": [dict(row) for row in self.table],
-            "curve": {str(rounds): value for rounds, value in self.curve.items()},
-            "cost": asdict(self.cost),
-            "spent": asdict(self.spent),
-            "privacy": [dict(budget) for budget in self.privacy],
+            "gain": {"alone": self.gain_alone, "together": self.gain_together},
+            "more_data": self.more,
+            "methods": self.table,
             "tested": {
                 checked.label: {
                     "mean": checked.scores.mean,
@@ -401,26 +394,10 @@ class Advice:
                 }
                 for checked in self.tested
             },
-            "clients": [asdict(client) for client in self.clients],
-            "unusable": dict(self.unusable),
-            "look": self.look,
-            "own": dict(self.own),
-            "better_alone": list(self.better_alone),
-            "keep": self.keep,
-            "odd": list(self.odd),
-            "best_rounds": self.best_rounds,
-            "ensemble": None
-            if self.ensemble is None
-            else {
-                "members": list(self.ensemble.recipes),
-                "score": self.ensemble.score,
-                "gain": asdict(self.ensemble.gain),
-                "bytes": self.ensemble.bytes,
-            },
-            "rounds": self.rounds,
-            "seeds": list(self.seeds),
+            "ensemble": None if self.ensemble is None else self.ensemble.plain(),
             "recipe": self.recipe.model_dump(),
-        }
+        })  # fmt: skip
+        return values
 
     def toml(self) -> str:
         """The recommendation as an experiment file, which `piebald run` and `piebald up` take.

@@ -48,6 +48,10 @@ class Ensemble:
     gain: Difference
     bytes: float
 
+    def plain(self) -> dict[str, Any]:
+        """As values, of which JSON has all but `gain`."""
+        return {"members": list(self.recipes), "score": self.score, "gain": self.gain, "bytes": self.bytes}
+
 
 def ensemble(finished: Sequence[Runner], chosen: Runner, runs: TrialRuns) -> Ensemble | None:
     """Score the mean of the predictions of the three best methods on validation rows.

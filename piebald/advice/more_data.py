@@ -71,7 +71,7 @@ def more_data(
     reasons: dict[str, str] = {}
     for share, part in PARTS.items():
         for kind, by_share in scores.items():
-            room = _room(budget, spent + cost, runs.rungs[-1])
+            room = budget.has_room(spent + cost, runs.rungs[-1])
             # rows and clients in turn: if the budget ends, both have their half
             reason, scored, run_cost = _with_part(kind, share, chosen, runs, folder, room)
             say(f"{chosen.label} with {part} of the {kind}: {reason or 'trained'}")
@@ -81,12 +81,6 @@ def more_data(
             else:
                 by_share[share] = scored
     return [_effect_of_more(kind, by_share, reasons.get(kind, ""), chosen) for kind, by_share in scores.items()], cost
-
-
-def _room(budget: Budget, spent: Cost, rounds: int) -> bool:
-    if budget.unit == "rounds":
-        return spent.rounds + rounds <= budget.amount
-    return not spent.used_up(budget)
 
 
 def _with_part(

@@ -149,7 +149,7 @@ class Race:
             # without other seeds, nothing is kept back for them
             limit = self.budget.part(SHARES[-1 - later] if len(self.seeds) > 1 else SHARES[-1 - later] / SHARES[-1])
             for number in numbers:
-                if number not in measures and not self._affords(limit, rung - self.runners[number].reached):
+                if number not in measures and not limit.has_room(self.spent, rung - self.runners[number].reached):
                     self._drop(number, "the budget was used up")
                 else:
                     self._train(number, self.seeds[0], rung)
@@ -165,7 +165,7 @@ class Race:
 
     def _repeat(self, most: int) -> None:
         """Repeat the best and Local with other seeds, each once before any twice, until all have so many."""
-        while self._affords(self.budget, self.runs.rungs[-1]):
+        while self.budget.has_room(self.spent, self.runs.rungs[-1]):
             order = self._best_first(n for n, runner in enumerate(self.runners) if runner.state == "finished")
             candidates = dict.fromkeys([*order[:REPEATED], *self._alone(order)[:1]])
             counts = {number: len(self.runners[number].folders) for number in candidates}
@@ -180,7 +180,7 @@ class Race:
         """Train what is only a measure with the learning rate of the best, if the budget lasts."""
         order = self._best_first(n for n, runner in enumerate(self.runners) if runner.state == "finished")
         for number, runner in enumerate(self.runners):
-            if runner.entrant.late and order and self._affords(self.budget, self.runs.rungs[-1]):
+            if runner.entrant.late and order and self.budget.has_room(self.spent, self.runs.rungs[-1]):
                 rate = {k: v for k, v in self.runners[order[0]].entrant.settings.items() if k == "lr"}
                 recipe = with_settings(runner.recipe, rate) if rate else runner.recipe
                 entrant = replace(runner.entrant, recipe=recipe, settings=rate or runner.entrant.settings)
@@ -224,10 +224,6 @@ class Race:
     def _drop(self, number: int, reason: str) -> None:
         self.runners[number] = replace(self.runners[number], why=reason)
         self.say(f"{self.runners[number].name}: dropped, {reason}")
-
-    def _affords(self, limit: Budget, rounds: int) -> bool:
-        room = limit.unit != "rounds" or self.spent.rounds + rounds <= limit.amount
-        return room and not self.spent.used_up(limit)
 
     def _best_first(self, numbers: Iterable[int]) -> list[int]:
         sign = -1 if self.runs.higher_is_better else 1

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pydantic_core import to_jsonable_python
+
 from piebald.core.plain_text import printable
 
 _NO_TERMINAL = 10_000  # letters of a line where nobody looks at it
@@ -20,18 +22,9 @@ if TYPE_CHECKING:
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     """Print one JSON object."""
-    # JSON has no NaN; a score that does not exist is null.
-    print(json.dumps(_finite(value), ensure_ascii=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_finite(entry) for entry in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+    # JSON has no NaN; a score that does not exist is null
+    plain = to_jsonable_python(value, inf_nan_mode="null", fallback=str)
+    print(json.dumps(plain, ensure_ascii=False))
 
 
 def print_result(options: SharedOptions, value: Mapping[str, Any], line: str) -> None:

@@ -103,7 +103,7 @@ def test_a_budget_is_kept_but_for_local_and_one_other(budget: Any, tmp_path: Pat
     _, runners, _, spent = raced(LEVELS, FIELD, tmp_path, budget)
     limit = Budget.of(budget)
     last_run = {"rounds": 0, "bytes": 160, "minutes": 1}[limit.unit]  # whose cost is not known before
-    assert spent.of(limit.unit) <= max(limit.amount + last_run, 2 * 16)
+    assert getattr(spent, limit.unit) <= max(limit.amount + last_run, 2 * 16)
     assert {runner.label for runner in runners if runner.state == "finished"} == {"local", "ditto"}
 
 

@@ -26,8 +26,8 @@ class Budget:
     Examples:
         >>> Budget.of("10 minutes").part(0.5)
         Budget(amount=5.0, unit='minutes')
-        >>> Cost(rounds=300).used_up(Budget.of(300))
-        True
+        >>> Budget.of(300).has_room(Cost(rounds=290), 10), Budget.of(300).has_room(Cost(rounds=290), 11)
+        (True, False)
     """
 
     amount: float
@@ -82,6 +82,11 @@ class Budget:
         amount = self.amount * share
         return Budget(amount if self.unit == "minutes" else max(1, int(amount)), self.unit)
 
+    def has_room(self, spent: Cost, rounds: int) -> bool:
+        """Return whether something is left of the budget, and as many further server steps if it counts these."""
+        amount = getattr(spent, self.unit)
+        return bool(amount < self.amount and (self.unit != "rounds" or amount + rounds <= self.amount))
+
     def __str__(self) -> str:
         return f"{self.amount:,g} {self.unit}" if self.unit == "minutes" else f"{self.amount:,} {self.unit}"
 
@@ -112,14 +117,6 @@ class Cost:
         pairs = zip(astuple(self), astuple(other), strict=True)
         means = [(count * mean + value) / (count + 1) for mean, value in pairs]
         return Cost(round(means[0]), round(means[1]), means[2], round(means[3]), means[4])
-
-    def of(self, unit: Unit) -> float:
-        """The amount in the unit of a budget."""
-        return {"rounds": self.rounds, "minutes": self.minutes, "bytes": self.bytes}[unit]
-
-    def used_up(self, budget: Budget) -> bool:
-        """Return whether nothing is left of a budget."""
-        return self.of(budget.unit) >= budget.amount
 
 
 def rungs_of(rounds: int, count: int, factor: int) -> tuple[int, ...]:

@@ -123,9 +123,7 @@ class Study:
         not interrupted.
         """
         spent = sum((_cost(trial) for trial in study.get_trials(deepcopy=False)), Cost())
-        return not spent.used_up(budget) and (
-            budget.unit != "rounds" or spent.rounds + rounds * len(self.seeds) <= budget.amount
-        )
+        return budget.has_room(spent, rounds * len(self.seeds))
 
     # -- one trial
 
