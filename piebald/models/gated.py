@@ -86,9 +86,6 @@ class _Gated(nn.Module):
         self, units: int, fan_in: int, filter: bool, gate: bool, clients: int | None, bias: bool | None
     ) -> None:
         super().__init__()
-        for name, value in (("filter", filter), ("gate", gate)):
-            if not isinstance(value, bool):
-                raise SettingError(f"{name} must be true or false, got {value!r}")
         everywhere = clients is not None if bias is None else bias
         f, g = everywhere or not filter, everywhere or not gate
         self.conditioning = Conditioning(units, filter, gate, clients) if filter or gate else None

@@ -76,12 +76,6 @@ class LazyClients:
         collate: Collate = "stack",
         length: Count | None = None,
     ) -> None:
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise SettingError(f"count must be a whole number of clients, at least 1, got {count!r}")
-        if not callable(load):
-            raise SettingError(f"load must be a function from a client's number to its (x, y), got {load!r}")
-        if isinstance(cache, bool) or not isinstance(cache, int) or cache < 1:
-            raise SettingError(f"cache must be a number of clients, at least 1, got {cache!r}")
         if names is not None and len(names) != count:
             raise SettingError(f"names must give one name to each of the {count} clients, got {len(names)}")
         check_shares(validation, test)

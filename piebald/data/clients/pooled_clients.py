@@ -120,6 +120,14 @@ class PooledClients:
         clients._public_rows = rows
         return clients
 
+    def with_pool(self, x: Tree | Decoded, y: Tree) -> Self:
+        """The same clients with other inputs and targets in the pool; rows that are no client's stay as they are."""
+        clients = copy.copy(self)
+        clients.__dict__.pop("x", None)  # it was looked up already
+        clients._stored, clients._y, clients._tables = x, y, {}
+        clients._common, clients._server_rows, clients._public_rows = self.common, self.server_rows, self.public_rows
+        return clients
+
     @cached_property
     def x(self) -> Tree:
         """Inputs of the whole pool [n, ...] float32; `indices` points into them."""

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
-from torch.nn import functional
 
 from piebald.contracts.component import Component
 from piebald.core.errors import SettingError
@@ -203,12 +202,7 @@ def changed(clients: PooledClients, changes: Sequence[DataChange], x: Tensor | D
                 moved[rows], y[rows] = _stored(inputs, moved), torch.from_numpy(labels)
             elif moved is not None:
                 moved[rows] = _stored(change.inputs(floats(moved[rows]), client), moved)
-    parts = {split: clients.lists(split) for split in SPLITS}
-    return PooledClients(
-        x if moved is None else moved, y, parts, names=clients.names, classes=clients.classes, common=clients.common,
-        server_rows=clients.server_rows, public_rows=clients.public_rows, features=clients.features,
-        target=clients.target, columns=clients.columns, division=clients.division,
-    )  # fmt: skip
+    return clients.with_pool(x if moved is None else moved, y)
 
 
 def _stored(values: Tensor, like: Tensor) -> Tensor:
@@ -281,14 +275,10 @@ class Blur(DataChange):
 
     def inputs(self, x: Tensor, client: int) -> Tensor:
         """New inputs [n, ...]."""
+        from scipy.ndimage import gaussian_filter
+
         if x.dim() < 3:
             raise self.refuse(f"inputs must be images or signals, got rows {list(x.shape[1:])}")
         reach = max(int(3 * self.sigma + 0.5), 1)  # 99.7 % of the Gaussian's weight
-        weight = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / self.sigma) ** 2)
-        weight = (weight / weight.sum()).reshape(1, 1, -1)
-        # A Gaussian is separable: two passes of one dimension instead of one of two.
-        for axis in (-1, -2) if x.dim() > 3 else (-1,):
-            lines = x.movedim(axis, -1)
-            padded = functional.pad(lines.reshape(-1, 1, lines.shape[-1]), (reach, reach), mode="replicate")
-            x = functional.conv1d(padded, weight).reshape(lines.shape).movedim(-1, axis)
-        return x.contiguous()
+        axes = (-1, -2) if x.dim() > 3 else (-1,)
+        return torch.from_numpy(gaussian_filter(x.numpy(), self.sigma, mode="nearest", radius=reach, axes=axes))

@@ -64,18 +64,16 @@ def encode(
     Returns:
         Inputs [n, features] float32 and the features' names.
     """
-    names, columns = [], []
+    import pandas
+
+    scores = {}
     for column in numbers:
         values = frame[column].to_numpy(dtype=np.float64)
         mean, deviation = values[train].mean(), values[train].std()
-        names.append(column)
-        columns.append((values - mean) / (deviation or 1.0))
-    for column in texts:
-        values = frame[column].astype(str).to_numpy(dtype=str)
-        for value in np.unique(values).tolist():
-            names.append(f"{column}={value}")
-            columns.append((values == value).astype(np.float64))
-    return torch.from_numpy(np.stack(columns, 1).astype(np.float32)), names
+        scores[column] = (values - mean) / (deviation or 1.0)
+    table = pandas.DataFrame(scores, index=frame.index).join(frame[[*texts]].astype(str))
+    table = pandas.get_dummies(table, columns=[*texts], prefix_sep="=", dtype=float)
+    return torch.from_numpy(table.to_numpy(dtype=np.float32, copy=True)), [*table.columns]
 
 
 def owners(frame: DataFrame, columns: Mapping[str, Mapping[Any, str] | None]) -> dict[str, Owners]:

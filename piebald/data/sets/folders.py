@@ -42,8 +42,6 @@ def image_folder(
     Raises:
         SettingError: there are no images, one cannot be read, or side is below 1.
     """
-    if isinstance(side, bool) or not isinstance(side, int) or side < 1:
-        raise SettingError(f"side must be a whole number of pixels, at least 1, got {side!r}")
     return _data_set(Path(folder), IMAGES, owner, lambda path: _image(path, side, channels), lazy)
 
 

@@ -88,24 +88,16 @@ def segments(x: NDArray[np.float32], subject: NDArray[np.integer[Any]]) -> NDArr
 
     A window follows another of the same subject if its first half equals the other's second half, bit for bit.
     """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     half = x.shape[2] // 2
     begins: dict[tuple[int, bytes], int] = {}
     for window, (person, head) in enumerate(zip(subject.tolist(), x[:, :, :half], strict=True)):
         begins.setdefault((person, head.tobytes()), window)
-    after = [
-        begins.get((person, tail.tobytes())) for person, tail in zip(subject.tolist(), x[:, :, half:], strict=True)
-    ]
-    run = np.arange(len(x))
-    for window, follower in enumerate(after):
-        if follower is not None:
-            a, b = _root(run, window), _root(run, follower)
-            run[max(a, b)] = min(a, b)
-    roots = np.array([_root(run, window) for window in range(len(x))], dtype=np.int64)
-    return np.unique(roots, return_inverse=True)[1].astype(np.int64)
-
-
-def _root(run: NDArray[np.int64], window: int) -> int:
-    while run[window] != window:
-        run[window] = run[run[window]]
-        window = int(run[window])
-    return window
+    tails = zip(subject.tolist(), x[:, :, half:], strict=True)
+    after = [(window, begins.get((person, tail.tobytes()))) for window, (person, tail) in enumerate(tails)]
+    links = np.array([(window, follower) for window, follower in after if follower is not None], dtype=np.int64)
+    first, second = links.reshape(-1, 2).T
+    graph = coo_array((np.ones(len(first)), (first, second)), shape=(len(x), len(x)))
+    return connected_components(graph, directed=False)[1].astype(np.int64)
