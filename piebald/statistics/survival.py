@@ -52,7 +52,8 @@ class ChiSquare:
 
     def plain(self) -> dict[str, Any]:
         """Return the test as JSON values."""
-        return plain_value({"statistic": self.statistic, "degrees": self.degrees, "p": self.p_value})
+        values: dict[str, Any] = plain_value({"statistic": self.statistic, "degrees": self.degrees, "p": self.p_value})
+        return values
 
 
 @checked_class
@@ -169,7 +170,8 @@ class SurvivalCurve:
     def plain(self) -> dict[str, Any]:
         """Return the curve as JSON values."""
         names = ("times", "at_risk", "events", "survival", "errors", "interval", "rows", "median", "median_interval")
-        return plain_value({name: getattr(self, name) for name in names})
+        values: dict[str, Any] = plain_value({name: getattr(self, name) for name in names})
+        return values
 
 
 @checked_class

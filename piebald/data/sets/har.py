@@ -100,4 +100,5 @@ def segments(x: NDArray[np.float32], subject: NDArray[np.integer[Any]]) -> NDArr
     links = np.array([(window, follower) for window, follower in after if follower is not None], dtype=np.int64)
     first, second = links.reshape(-1, 2).T
     graph = coo_array((np.ones(len(first)), (first, second)), shape=(len(x), len(x)))
-    return connected_components(graph, directed=False)[1].astype(np.int64)
+    _, run = connected_components(graph, directed=False)
+    return np.asarray(run, dtype=np.int64)
