@@ -14,22 +14,18 @@ Keys are fresh for each sum and come from the operating system.
 from __future__ import annotations
 
 import math
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from piebald.core.errors import SettingError, shown
+from piebald.core.errors import SettingError
 from piebald.core.moments import Floats, Ints
 from piebald.privacy.secure_aggregation import masks
+from piebald.statistics.columns import ClientColumns
 from piebald.statistics.pooled_statistics import NumberColumn
-
-if TYPE_CHECKING:
-    from piebald.statistics.columns import ClientColumns
 
 STEP = 2.0**-30
 MOST_ROWS = 1 << 31  # of all clients together: their sums, and noise on them, fit 64 bits
@@ -37,9 +33,6 @@ _NARROWEST = 1e-300
 FEWEST_CLIENTS = 3  # of two clients, each would know the vector of the other
 MOST_CLIENTS = 1000  # each two of them agree on a seed
 _HEAD = 5  # numbers of a column before its histogram: present, missing, infinite, sum, sum of squares
-
-
-_CODE = re.compile(r"-?[\d.]+(e[+-]?\d+)?")  # a number as `as_text` writes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,28 +154,6 @@ def bounds_reason(low: float, high: float) -> str | None:
         return "must be two numbers, low and high"
     # half of a narrower range is 0, and numbers in units of 0 are none
     return None if high - low >= _NARROWEST else "must be a low and a higher number"
-
-
-def as_text(values: Floats) -> NDArray[np.object_]:
-    """Return numbers as categories [rows]: "3" for 3.0, others to six digits, None for missing ones."""
-    return np.array([None if np.isnan(value) else _text(value) for value in values.tolist()], dtype=object)
-
-
-def check_codes(name: str, categories: Sequence[str]) -> None:
-    """Refuse categories of a column of numbers that are no numbers, which no row has.
-
-    Raises:
-        SettingError: a category is a word.
-    """
-    if word := next((word for word in categories if not _CODE.fullmatch(word)), None):
-        raise SettingError(
-            f"column {name!r} has numbers, and {shown(word, 30)} is none: write its categories as numbers, "
-            "which are 0 and 1 for words that mean false and true"
-        )
-
-
-def _text(value: float) -> str:
-    return str(int(value)) if value.is_integer() else f"{value:g}"
 
 
 def _codes(values: NDArray[np.object_], categories: Sequence[str]) -> Ints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -23,11 +24,11 @@ from piebald.data.partition import clients_from
 from piebald.data.preparation.answers import KindsAnswer, KindsQuestion, answer, common_kinds, date_forms
 from piebald.data.preparation.columns import dates_of, numbers_of, truths_of, words_of
 from piebald.data.preparation.units import common_units
-from piebald.statistics.bounded_sums import as_text
 
 TARGET = "target"  # the name of a column of targets that has no name
 MOST_COLUMNS = 4096
 MOST_CODES = 100  # categories of a column that become columns
+_CODE = re.compile(r"-?[\d.]+(e[+-]?\d+)?")  # a number as `as_text` writes it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +57,28 @@ class ClientColumns:
         if name in self.texts:
             return self.texts[name]
         return as_text(self.numbers[name])
+
+
+def as_text(values: Floats) -> NDArray[np.object_]:
+    """Return numbers as categories [rows]: "3" for 3.0, others to six digits, None for missing ones."""
+    return np.array([None if np.isnan(value) else _text(value) for value in values.tolist()], dtype=object)
+
+
+def check_codes(name: str, categories: Sequence[str]) -> None:
+    """Refuse categories of a column of numbers that are no numbers, which no row has.
+
+    Raises:
+        SettingError: a category is a word.
+    """
+    if word := next((word for word in categories if not _CODE.fullmatch(word)), None):
+        raise SettingError(
+            f"column {name!r} has numbers, and {shown(word, 30)} is none: write its categories as numbers, "
+            "which are 0 and 1 for words that mean false and true"
+        )
+
+
+def _text(value: float) -> str:
+    return str(int(value)) if value.is_integer() else f"{value:g}"
 
 
 def columns_of(

@@ -12,7 +12,8 @@ from pydantic import Field
 from piebald.core.arguments import checked
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.privacy.ledger import noise_for
-from piebald.statistics.bounded_sums import bounds_reason, check_codes
+from piebald.statistics.bounded_sums import bounds_reason
+from piebald.statistics.columns import check_codes
 
 Bins = Annotated[int, Field(ge=1, le=10_000)]
 

@@ -19,7 +19,7 @@ from piebald.core.arguments import Count, checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.report.page.markup import html_table
-from piebald.statistics.bounded_sums import as_text
+from piebald.statistics.columns import as_text
 from piebald.statistics.linear_models import ModelOfRows
 from piebald.statistics.models.clients import ColumnRoles, LocalModelClients, ModelClients, planned
 from piebald.statistics.models.fitting import Maximum

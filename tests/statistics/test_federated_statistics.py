@@ -18,8 +18,8 @@ from piebald.data.partition import clients_from
 from piebald.privacy.ledger import noise_for
 from piebald.privacy.secure_aggregation import masks
 from piebald.statistics import Ledger, statistics
-from piebald.statistics.bounded_sums import STEP, SumPlan, as_text, masked
-from piebald.statistics.columns import ClientColumns
+from piebald.statistics.bounded_sums import STEP, SumPlan, masked
+from piebald.statistics.columns import ClientColumns, as_text
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.9, 1.0)
 

@@ -17,8 +17,7 @@ from piebald.core.plain_text import printable
 from piebald.data.preparation.columns import are_classes, in_order
 from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation
-from piebald.statistics.bounded_sums import as_text, check_codes
-from piebald.statistics.columns import TARGET, ClientColumns, categories_of, columns_of
+from piebald.statistics.columns import TARGET, ClientColumns, as_text, categories_of, check_codes, columns_of
 from piebald.statistics.models.rows import Ask, ModelPlan, ModelRows, Term, joined, model_rows
 from piebald.statistics.models.sums import client_sums
 from piebald.statistics.queries.models import MaskedModelSumsQuery, ModelSumsQuery, from_limbs
