@@ -100,7 +100,7 @@ def _server_device(plan: PreparedRun) -> torch.device:
     device, elsewhere = plan.runtime.server_device(), work.own_models is not None or work.choice is not None
     alone = plan.check.limits_weights or bool(recipe.transforms)
     files = work.initial.nbytes > plan.runtime.map_above
-    if alone or files or recipe.masking or elsewhere or float64_device(device) != device:
+    if alone or files or elsewhere or float64_device(device) != device:
         return HOST
     if recipe.requires_individual_updates:
         free, known = free_memory(device), len(plan.clients)

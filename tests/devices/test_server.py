@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import piebald
+from piebald.core.cohort_matrix import weighted_mean
 from piebald.data.partition import Trace
 from piebald.methods.aggregation import Median
 from piebald.methods.clustering import distfl
@@ -18,7 +19,7 @@ from piebald.runs import execution
 from piebald.runtimes.simulation import simulator
 from piebald.server.loop import ServerLoop
 from piebald.storage.store import RunStore
-from tests.contract.conftest import HERE, federation, fitting, method
+from tests.contract.conftest import HERE, federation, fitting, method, network, plain_network
 from tests.devices.there import assert_as_on_the_cpu, carry_out, equal_clients, fitted, there
 
 WITH_THE_ENGINE = (
@@ -111,6 +112,9 @@ OTHERWISE: dict[str, tuple[Recipe, dict[str, Any]]] = {
     "a user's median": (method("fedavg").with_(aggregation=OnTheHost()), {}),
     "noise": (method("fedbn").with_(transforms=[{"kind": "gaussian", "clip": 0.1, "where": "client"}]), {}),
     "limited weights": (method("fedavg"), {"max_weight": 0.5}),
+    "kept models": (method("fedavg").with_(server_optimizer="cached_average"), {}),
+    "unlike models": (method("fedmd"), {"model": {"site 1": plain_network, "*": network}}),
+    "a choice among models": (method("fedavg"), {"keep": "best_for_each"}),
 }
 
 
@@ -120,13 +124,29 @@ def test_the_server_stays_on_the_host_where_it_needs_more(case: str, servers: li
 
     def end(device: Any) -> piebald.Run:
         where = piebald.Simulator(**HERE).model_copy(update={"device": str(device)})
-        return piebald.run(recipe, federation(), fitting(recipe), rounds=2, seed=1, runtime=where, **more)
+        return piebald.run(recipe, federation(), **{"model": fitting(recipe), **more}, rounds=2, seed=1, runtime=where)
 
     expected = end("cpu")
     with there() as device:
         found = end(device)
     assert places(servers[0]) == places(servers[1]) == {"cpu"}
     assert_as_on_the_cpu(found, expected)
+
+
+def test_a_gpu_adds_updates_at_once_and_a_cpu_by_blocks_that_its_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    multiply, widths = torch.mv, list[int]()
+    monkeypatch.setattr(
+        torch, "mv", lambda block, *more, **out: widths.append(len(block)) or multiply(block, *more, **out)
+    )
+    updates = [{"model": torch.ones(500_000)} for _ in range(2)]
+    weighted_mean(updates, "model", [1.0, 3.0], 4.0)
+    assert sum(widths) == 500_000
+    assert max(widths) == 2**18 / 2
+    widths.clear()
+    with there() as device:
+        there_too = [{"model": torch.ones(500_000, device=device)} for _ in range(2)]
+        assert weighted_mean(there_too, "model", [1.0, 3.0], 4.0).cpu().eq(1).all()
+    assert widths == [500_000]
 
 
 @pytest.mark.parametrize(("clients", "place"), [(8.1, "device"), (7.9, "cpu")])

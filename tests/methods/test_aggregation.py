@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piebald.contracts import Cohort, PartialSum, StepContext, Update
-from piebald.core.cohort_matrix import add_weighted, divided, weighted_sum
+from piebald.core import cohort_matrix
+from piebald.core.cohort_matrix import add_weighted, divided, weighted_mean, weighted_sum
 from piebald.core.errors import SettingError
 from piebald.engines.stack import RunningSum
 from piebald.methods.aggregation import EqualWeighted, ExampleWeighted, GradientNormWeighted
@@ -236,3 +237,17 @@ def test_a_sum_that_grows_in_place_has_the_same_bits(rows: int) -> None:
     expected = total + weighted_sum(matrix, weights)
     add_weighted(total, matrix, weights)
     assert torch.equal(total, expected)
+
+
+@pytest.mark.parametrize("cached", [1 << 18, 2])  # the second one is less than a number of each row
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_mean_of_updates_one_piece_after_another_has_the_same_bits(
+    rows: int, cached: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cohort_matrix, "_CACHED", cached)
+    size = 600_001 if cached > 2 else 37  # several blocks of each of several pieces
+    monkeypatch.setattr(cohort_matrix, "BUDGET", 1 << 24 if cached > 2 else 32 * 7)
+    matrix, weights = torch.randn(rows, size, generator=torch.Generator().manual_seed(0)), [1.7, 2.3, 0.1][:rows]
+    vectors = [{"model": row} for row in matrix]
+    expected = divided(weighted_sum(matrix, weights), sum(weights))
+    assert torch.equal(weighted_mean(vectors, "model", weights, sum(weights)), expected)
