@@ -127,6 +127,14 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     if gathered is not None and (unseen is not None or untrained):
         raise SettingError("all training rows in one place (pooled = true) are those of all clients: hold none out")
     work, adapted = _work(recipe, federation, model, options)
+    mixes = functools.cache(lambda number: trains_batch_norm(work.numbered(number)))
+    tell_of_lacking_rows(
+        federation,
+        work.objective,
+        options.evaluate_split if options.evaluate_every else None,
+        lambda client: plain.batch if isinstance(plain := work.trainer_of(client), Sgd) else 0,
+        lambda client: mixes(work.number(client)),
+    )
     if gathered is not None and work.layout.private:
         raise SettingError(
             "all training rows in one place (pooled = true) give all clients one model, and this recipe leaves parts at "
@@ -388,14 +396,6 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
         module, layout, initial, objective, options.seed, shape, outputs, trainer, adapted.transforms, own_query,
         choice, own_models, public_rows=count, public_digest=digest, own_trainers=_own_trainers(trainer, clients.names),
     )  # fmt: skip
-    mixes = functools.cache(lambda number: trains_batch_norm(work.numbered(number)))
-    tell_of_lacking_rows(
-        clients,
-        objective,
-        judged,
-        lambda client: plain.batch if isinstance(plain := work.trainer_of(client), Sgd) else 0,
-        lambda client: mixes(work.number(client)),
-    )
     return work, adapted
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from piebald.cli.comparing import print_comparison
@@ -71,6 +72,8 @@ def test_a_recipe_may_have_all_rows_in_one_place_and_resumes_with_them(
         assert command("resume", folder, "--rounds", "2", "--quiet")[0] == 0
         with History(folder) as history:
             assert [row["examples"] for row in history.results if row["kind"] == "train"] == 2 * rows_of_clients
+    np.savez(tmp_path / "new.npz", x=np.zeros((2, 1, 8, 8), "float32"))
+    assert command("predict", folder, "new.npz").err == ""
 
 
 def test_a_comparison_fits_80_columns_and_wide_has_all(command: Command, tmp_path: Path) -> None:
