@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import numpy as np
-from shared.capture import Case, capture
+from shared.capture import Case, capture, dealt
 from shared.markdown import block, cells, put, table
 
 from piebald.core.errors import SettingError
@@ -25,45 +25,53 @@ from piebald.core.errors import SettingError
 ROOT = Path(__file__).parents[2]
 NOWHERE = Path("nowhere")
 HEADING = "## Where the runs differ from the paper"
-Cell = tuple[str, dict[str, str], Callable[[], Any], int]  # table, the paper's, what runs it, number of seeds
+Labels = Iterable[str]
+Cell = tuple[str, dict[str, str], Callable[[], Any], int, Labels]  # table, the paper's, what runs it, seeds, methods
 
 WEIGHTS = {"equal_weighted": "equal", "example_weighted": "by rows", "dvw": "by validation score"}
 DISTFL = {
     "local training": "5 epochs", "lr": "0.01", "momentum": "0.9", "rounds": "50", "seeds": "3", "weights": "equal",
-    "private": "nothing", "validation": "none", "in a round": "all",
+    "private": "nothing", "validation": "none", "in a round": "all", "data": "cifar10",
+    "methods": "DistFL, FedAvg, Local, LG-Net, K-Cluster",
 }  # fmt: skip
 HDAFL = {
     "local training": "1 epoch", "rounds": "400", "seeds": "6", "weights": "by rows", "private": "classifier",
-    "validation": "none", "network": "2 convolutions, 2 linear layers, 66 kB",
+    "validation": "none", "network": "2 convolutions, 2 linear layers, 66 kB", "data": "FEMNIST",
+    "methods": "HDAFL, FedAvg",
 }  # fmt: skip
 METIS = {
     "local training": "4 epochs", "lr": "0.05", "momentum": "0.75", "batch": "100", "seeds": "1", "private": "nothing",
     "weights": "by validation score", "clients": "10", "validation": "5% of the rows", "classes each": "3 to 8",
-    "network": "2 convolutions of TensorFlow's tutorial",
+    "network": "2 convolutions of TensorFlow's tutorial", "data": "cifar10",
 }  # fmt: skip
-CGAU = {"weights": "by rows", "private": "conditioning", "clients": "10", "in a round": "all"}
+CGAU = {"weights": "by rows", "private": "conditioning", "clients": "10", "in a round": "all", "methods": "CGAU, plain"}
 
 
 def distfl() -> Iterator[Cell]:
     """Tables 2 to 6."""
+    import federations
     import run
 
+    federations.data = lambda name, load=federations.data: dealt(load(name))
+    attacks = {"data": "cifar10", "methods": "DistFL, FedAvg, Credit, IRLS, GRA"}
     printed = {
         "category": ("Table 2, a small network", {"clients": "100", "rows each": "40", "classes each": "2",
                      "network": "VGG-11 with pooling; ResNet-18"}),
         "vgg": ("Table 2, VGG-11", {"clients": "100", "rows each": "40", "classes each": "2",
                 "network": "VGG-11 with pooling", "lr": "0.0001"}),
         "domains": ("Table 3", {"clients": "20", "rows each": "388 to 710", "classes each": "65",
-                    "network": "ResNet-50, pre-trained"}),
+                    "network": "ResNet-50, pre-trained", "data": "Office-Home"}),
         "people": ("Table 4", {"clients": "20", "rows each": "270 on average", "classes each": "6",
-                   "network": "2 convolutions"}),
-        "attacks": ("Table 5", {"clients": "50", "rows each": "1,000", "classes each": "10", "network": "VGG-11"}),
+                   "network": "2 convolutions", "data": "har"}),
+        "attacks": ("Table 5", {"clients": "50", "rows each": "1,000", "classes each": "10", "network": "VGG-11"}
+                    | attacks),
         "replacement": ("Table 6", {"clients": "50", "rows each": "1,000", "classes each": "10",
-                        "network": "ResNet-18"}),
+                        "network": "ResNet-18"} | attacks),
     }  # fmt: skip
     for part, (name, paper) in printed.items():
-        job = next(job for job in run.jobs(part, 0) if job[1] == "DistFL")
-        yield name, DISTFL | paper, lambda part=part, job=job: run.run_job(part, *job, 0), 3
+        every = run.jobs(part, 0)
+        job, labels = next(job for job in every if job[1] == "DistFL"), [job[1] for job in every]
+        yield name, DISTFL | paper, lambda part=part, job=job: run.run_job(part, *job, 0), 3, labels
 
 
 def hdafl() -> Iterator[Cell]:
@@ -72,7 +80,8 @@ def hdafl() -> Iterator[Cell]:
     import settings
 
     scale = settings.SCALES["small"]
-    flows = {"clients": "2", "in a round": "all", "classes each": "35", "rounds": "4, 8, 20", "network": "1-D CNN"}
+    flows = {"clients": "2", "in a round": "all", "classes each": "35", "rounds": "4, 8, 20", "network": "1-D CNN",
+             "data": "Huawei's flows", "methods": "HDAFL, FedAvg, centralised"}  # fmt: skip
     printed = {
         "iid": ("Table 3, i.i.d.", {"clients": "100", "in a round": "10", "classes each": "62"}),
         "writer": ("Table 3, by writer", {"clients": "100", "in a round": "10", "classes each": "up to 62"}),
@@ -87,7 +96,8 @@ def hdafl() -> Iterator[Cell]:
     every = [*jobs.paper_jobs(scale), *jobs.traffic_jobs(scale)]
     for setting, (name, paper) in printed.items():
         job = next(job for job in every if (job.setting, job.label) == (setting, "HDAFL"))
-        yield name, HDAFL | paper, lambda job=job: jobs.run_job(job, NOWHERE), len(scale.paper_seeds)
+        labels = [job.label for job in every if job.setting == setting]
+        yield name, HDAFL | paper, lambda job=job: jobs.run_job(job, NOWHERE), len(scale.paper_seeds), labels
 
 
 def metis() -> Iterator[Cell]:
@@ -95,13 +105,16 @@ def metis() -> Iterator[Cell]:
     import run
 
     scale = run.SCALES["cells"]
-    for part, label, length in (("synchronous", "DVW", "200"), ("uneven", "AsyncDVW", "14,000 s")):
-        job = next(
-            job for job in run.all_jobs(scale, [0])
-            if (job.part, job.sizes, job.classes, job.label) == (part, "power law", "Non-IID(3)", label)
-        )  # fmt: skip
+    for part, label, length, methods in (
+        ("synchronous", "DVW", "200", ["FedAvg", "DVW"]),
+        ("uneven", "AsyncDVW", "14,000 s", ["SyncFedAvg", "SyncDVW", "AsyncFedAvg", "FedAsync", "AsyncDVW"]),
+    ):
+        case = (part, "power law", "Non-IID(3)")
+        cell = [job for job in run.all_jobs(scale, [0]) if (job.part, job.sizes, job.classes) == case]
+        job = next(job for job in cell if job.label == label)
         begin = lambda job=job: run.run_job(job, scale, NOWHERE, "cpu")  # noqa: E731
-        yield f"Table I, {part}, power law Non-IID(3)", METIS | {"rounds": length, "in a round": "all"}, begin, 3
+        paper = {"rounds": length, "in a round": "all", "methods": ", ".join(methods)}
+        yield f"Table I, {part}, power law Non-IID(3)", METIS | paper, begin, 3, [job.label for job in cell]
 
 
 def cgau() -> Iterator[Cell]:
@@ -113,21 +126,22 @@ def cgau() -> Iterator[Cell]:
     paper = CGAU | {"local training": "10 steps or an epoch"}
     printed = {
         "Fig. 2a": (jobs.rare, {"rounds": "1000", "seeds": "12", "network": "2 gated layers of 64", "batch": "32",
-                    "classes each": "2", "validation": "5% of the rows"}),
+                    "classes each": "2", "validation": "5% of the rows", "data": "FSD Kaggle 2018"}),
         "Fig. 2b": (jobs.more_rows, {"rounds": "500", "seeds": "5", "network": "2 gated layers of 128", "batch": "32",
-                    "classes each": "10", "validation": "20% of the rows", "lr": "0.01"}),
+                    "classes each": "10", "validation": "20% of the rows", "lr": "0.01",
+                    "data": "cifar10 behind Inception"}),
     }  # fmt: skip
     for name, (every, own) in printed.items():
-        job = next(job for job in every() if job.method == "CGAU")
-        yield name, paper | own, lambda job=job: jobs.run_job(job, NOWHERE), 3
+        job, labels = next(job for job in every() if job.method == "CGAU"), [job.method for job in every()]
+        yield name, paper | own, lambda job=job: jobs.run_job(job, NOWHERE), 3, labels
 
 
-def smmd() -> Iterator[tuple[str, dict[str, str], dict[str, str], int]]:
+def smmd() -> Iterator[tuple[str, dict[str, str], dict[str, str], int, Labels]]:
     """Tables 1 to 3, whose settings are those of a transfer."""
     import conditions
 
     found = conditions.rows("small", 3)
-    yield "Tables 1 to 3", {what: paper for what, paper, _ in found}, {what: ours for what, _, ours in found}, 3
+    yield "Tables 1 to 3", {what: paper for what, paper, _ in found}, {what: ours for what, _, ours in found}, 3, ()
 
 
 def described(case: Case, seeds: int) -> dict[str, str]:
@@ -140,7 +154,7 @@ def described(case: Case, seeds: int) -> dict[str, str]:
     count, unit = (training.steps, "step") if getattr(training, "steps", None) else (training.epochs, "epoch")
     stop = case.options.get("stop") or {}
     return {
-        "clients": str(len(clients)), "rows each": _span(sizes), "classes each": _span(classes),
+        "data": case.data, "clients": str(len(clients)), "rows each": _span(sizes), "classes each": _span(classes),
         "validation": f"{held / (held + sum(sizes)):.0%} of the rows" if held else "none",
         "network": f"{type(model).__name__}, {sum(part.numel() for part in model.parameters()):,} parameters",
         "weights": WEIGHTS.get(recipe.aggregation.kind, recipe.aggregation.kind),
@@ -158,6 +172,15 @@ def _span(values: list[int]) -> str:
 
 def _cohort(cohort: float) -> str:
     return "all" if cohort == 1.0 and isinstance(cohort, float) else str(cohort)
+
+
+def beside(printed: str, labels: Labels) -> str:
+    """Return the methods of a table beside the paper's: those that are missing, and those that the paper has not."""
+    theirs, ours = printed.split(", "), dict.fromkeys(labels)
+    missing = [name for name in theirs if not any(label.partition(" (")[0] == name for label in ours)]
+    more = [label for label in ours if label.partition(" (")[0] not in theirs]
+    parts = [*(["without " + " / ".join(missing)] if missing else []), *(["also " + " / ".join(more)] if more else [])]
+    return ", ".join(parts) or printed
 
 
 def row(name: str, paper: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
@@ -178,9 +201,11 @@ def page(text: str, rows: list[list[str]]) -> str:
 def read(paper: str) -> list[list[str]]:
     """Return the rows of a paper's tables; that of a table whose data are not here has its name only."""
     rows = []
-    for name, printed, begin, seeds in globals()[paper]():
+    for name, printed, begin, seeds, labels in globals()[paper]():
         try:
-            rows.append(row(name, printed, described(capture(begin), seeds) if callable(begin) else begin))
+            if callable(begin):
+                ours = described(capture(begin), seeds) | {"methods": beside(printed["methods"], labels)}
+            rows.append(row(name, printed, ours if callable(begin) else begin))
         except SettingError as error:
             print(f"{paper}, {name}: its row stays: {error}", file=sys.stderr)
             rows.append([name])

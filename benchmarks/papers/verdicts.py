@@ -126,7 +126,7 @@ CLAIMS = (
     Claim("distfl", "Fig. 6: plain noise shows no groups", "none", "ARI 1.00, 0.92 and 1.00 in the first round",
           "synthesised inputs show the same groups (`rounds.py --cases \"25 clients, 5 types\"`)", "opposite"),
     Claim("distfl", "Fig. 7: clusters of 20 people", "three", "one",
-          "15 rounds of one epoch; 20, 20 and 17 by the authors' rule, 20 linked in each round (`run.py --only people`)",
+          "15 rounds of one epoch; by the authors' rule 20, 20 and 17, each round linked 20 (`run.py --only people`)",
           "not found"),
     Claim("distfl", "Fig. 8: probes that are enough, with any E", "100", "10",
           "digits, too easy to tell settings apart (`ablation.py`)", "agrees"),

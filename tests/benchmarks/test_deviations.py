@@ -22,6 +22,14 @@ def test_a_row_has_what_the_paper_prints_and_we_do_otherwise() -> None:
     assert deviations.row("Table 1", PAPER, ours) == ["Table 1", "rounds 50 → 6"]
 
 
+def test_methods_stand_beside_those_of_the_paper() -> None:
+    ours = ["DistFL", "FedAvg", "FedAvg, equal weights", "K-Cluster (K = 5)"]
+    assert deviations.beside("DistFL, FedAvg, K-Cluster", [*ours[:2], ours[3]]) == "DistFL, FedAvg, K-Cluster"
+    assert deviations.beside("DistFL, K-Cluster, Credit", ours) == (
+        "without Credit, also FedAvg / FedAvg, equal weights"
+    )
+
+
 def test_a_page_has_one_row_for_each_table_that_differs() -> None:
     """Table 2 does not differ, and the data of Table 3 are not here."""
     before = "# A paper\n\n## Where the runs differ from the paper\n\n" + TABLE.format("rounds 50 → 9") + "\nThe end.\n"
