@@ -69,7 +69,7 @@ def distfl() -> Iterator[Cell]:
                         "network": "ResNet-18"} | attacks),
     }  # fmt: skip
     for part, (name, paper) in printed.items():
-        every = run.jobs(part, 0)
+        every = [*run.jobs(part, 0)]
         job, labels = next(job for job in every if job[1] == "DistFL"), [job[1] for job in every]
         yield name, DISTFL | paper, lambda part=part, job=job: run.run_job(part, *job, 0), 3, labels
 

@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from piebald.core.errors import SettingError
 from piebald.experiments.file import ExperimentSettings
+from piebald.models import build_model
 from piebald.vertical.transfer_settings import TransferSettings
 from tests.cli.conftest import Command
 
@@ -145,3 +147,24 @@ def test_table_2_has_the_papers_other_network() -> None:
     other = ExperimentSettings.load(next(file for file in FILES if file.stem == "distfl-table-2"), scale="resnet18")
     assert (other.model.name, other.model.model_dump()["width"], other.rounds) == ("resnet18", 64, 50)
     assert {recipe.training.lr for recipe in other.built_recipes().values()} == {0.01}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("scale", "shape", "classes", "network", "seconds", "training"),
+    [
+        ("cifar100", (3, 32, 32), 100, "resnet50", 14000, (0.1, 0.9, 128)),
+        ("femnist", (1, 28, 28), 62, "metis_cnn", 30000, (0.01, 0.5, 100)),
+    ],
+)
+def test_metis_other_tables_are_scales_of_its_file(
+    scale: str, shape: tuple[int, ...], classes: int, network: str, seconds: int, training: tuple[float, ...]
+) -> None:
+    """Tables II and III of section VI, for which the prepared data are not published with the package."""
+    given = ExperimentSettings.load(next(file for file in FILES if file.stem == "metis-table-1-right"), scale=scale)
+    table = given.table()
+    assert (table["data"]["name"], table["model"]["name"], given.stop) == (scale, network, {"seconds": seconds})
+    assert table["partition"]["classes_each"] == classes
+    plain = [recipe.training for recipe in given.built_recipes().values()]
+    assert {(one.lr, one.momentum, one.batch) for one in plain} == {training}  # type: ignore[attr-defined]
+    rows = torch.zeros(2, *shape)
+    assert build_model(network, shape, classes)(rows).shape == (2, classes)
