@@ -261,6 +261,11 @@ class Task:
     committed: int = 0
 
     @property
+    def kind(self) -> str:
+        """The kind of its query, or "train"."""
+        return "train" if self.query is None else self.query.kind
+
+    @property
     def rng_version(self) -> int | str:
         """The version in the task's rng key, which tells it from the client's other tasks."""
         return f"{self.version}.{self.attempt}" if self.attempt else self.version

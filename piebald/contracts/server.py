@@ -92,16 +92,15 @@ class Cohort:
 
     def rows(self, rows: Sequence[int]) -> Cohort:
         """Some of the updates."""
-        return Cohort(
-            [self.clients[row] for row in rows],
-            [self.versions[row] for row in rows],
-            [self.updates[row] for row in rows],
-            None if self.matrix is None else self.matrix[list(rows)],
-            self.version,
-            [self.sent[row] for row in rows],
-            self.trained,
-            None if self.missed is None else [self.missed[row] for row in rows],
-            [self.held[row] for row in rows] if self.held else (),
+        return replace(
+            self,
+            clients=[self.clients[row] for row in rows],
+            versions=[self.versions[row] for row in rows],
+            updates=[self.updates[row] for row in rows],
+            matrix=None if self.matrix is None else self.matrix[list(rows)],
+            sent=[self.sent[row] for row in rows],
+            missed=None if self.missed is None else [self.missed[row] for row in rows],
+            held=[self.held[row] for row in rows] if self.held else (),
         )
 
 

@@ -103,6 +103,18 @@ def nested_positions(whole: Layout, part: Layout) -> Tensor:
     return torch.cat(positions)
 
 
+def nested_model(module: nn.Module, layout: Layout, initial: Tensor, outputs: tuple[int, ...]) -> ClientModel:
+    """Return a narrower model of some clients, which starts from corners of the tensors of the run's.
+
+    Args:
+        module: the narrower model.
+        layout, initial, outputs: of the run's model, see `ClientModel`.
+    """
+    part = Layout.of(module, layout.private)
+    places = nested_positions(layout, part)
+    return ClientModel(module, part, initial[places], outputs, places[: part.shared])
+
+
 def part_without(
     module: nn.Module,
     layout: Layout,

@@ -51,13 +51,13 @@ class Misfit(NamedTuple):
         return f"{who}: targets must be {self.allowed}, got {self.value:g} in {place}{advice}"
 
 
-def _misfit(targets: Tensor, wrong: Tensor, allowed: str, advice: str = "", part: str = "") -> Misfit | None:
+def _misfit(targets: Tensor, wrong: Tensor, allowed: str, part: str = "") -> Misfit | None:
     """Return the first target that a mask marks as wrong, or None."""
     if not bool(wrong.any()):
         return None
     place = wrong.nonzero()[0].tolist()
     value = float(targets[tuple(place)])
-    return Misfit(part or (f"column {place[1] + 1}" if len(place) > 1 else ""), place[0], value, allowed, advice)
+    return Misfit(part or (f"column {place[1] + 1}" if len(place) > 1 else ""), place[0], value, allowed)
 
 
 @dataclass(frozen=True)

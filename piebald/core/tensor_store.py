@@ -58,14 +58,6 @@ class TensorStore:
         self._keep(client, dict(tensors))
         self._changed.add(client)
 
-    def take(self, client: int) -> dict[str, Tensor]:
-        """Remove a client's tensors and return them."""
-        self.get(client)
-        tensors = self._near.pop(client)
-        self._bytes -= _size(tensors)
-        self._changed.discard(client)
-        return tensors
-
     def changed(self) -> dict[str, Tensor]:
         """The tensors that changed since the last call, named "PREFIX/CLIENT/NAME"."""
         tensors = {
@@ -78,8 +70,7 @@ class TensorStore:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the tensors that `changed` returned, over all calls."""
-        for client, tensors_of_client in by_client(tensors, self.prefix).items():
-            self.set(client, tensors_of_client)
+        self.adopt(tensors)
         self._changed.clear()
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:

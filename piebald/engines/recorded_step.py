@@ -10,7 +10,7 @@ import contextlib
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,14 +47,14 @@ class StepForm(NamedTuple):
         return f"{' x '.join(map(str, self.rows))} rows"
 
 
-class Recorder(Protocol):
-    """A way to record steps on a device, all of them in the order of one stream.
+class Recorder:
+    """A way to record steps on a device, all of them in the order of one stream.  This one carries every step out.
 
     Attributes:
         records: whether it can record at all.
     """
 
-    records: ClassVar[bool]
+    records: ClassVar[bool] = False
 
     def record(self, step: Step, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Step:
         """Return what carries the step out again, with the buffers as they were before.
@@ -66,9 +66,11 @@ class Recorder(Protocol):
         Raises:
             RuntimeError: it cannot be recorded.
         """
+        return step
 
     def stream(self) -> contextlib.AbstractContextManager[object]:
         """The context of everything that is carried out in the order of the recorded steps."""
+        return contextlib.nullcontext()
 
     def follow(self) -> None:
         """Begin after all that was asked of the device outside of `stream`."""
@@ -80,28 +82,7 @@ class Recorder(Protocol):
         """Free all that was recorded."""
 
 
-class StepByStep:
-    """Records nothing: every step is carried out."""
-
-    records: ClassVar[bool] = False
-
-    def record(self, step: Step, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Step:
-        return step
-
-    def stream(self) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext()
-
-    def follow(self) -> None:
-        pass
-
-    def lead(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class CudaRecorder:
+class CudaRecorder(Recorder):
     """Records steps as CUDA graphs, on a stream and in a memory pool of their own.
 
     Graphs share the pool since no step reads what another left there.  They are freed together with the recorder: a
@@ -169,7 +150,7 @@ def recorder_for(device: torch.device, recorded: bool) -> MakesRecorder | None:
     """
     if device.type != "cuda":
         return None
-    return CudaRecorder if recorded else lambda device: StepByStep()
+    return CudaRecorder if recorded else lambda device: Recorder()
 
 
 class Lane:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite, nan
 from typing import Any
 
@@ -49,16 +49,15 @@ class ClientStack:
     def row(self, row: int) -> ClientStack:
         """A stack of one of the clients."""
         single = slice(row, row + 1)
-        return ClientStack(
-            self.clients[single],
-            self.versions[single],
-            self.rng_versions[single],
-            self.committed[single],
-            self.models[single],
-            {name: rows[single] for name, rows in self.vectors.items()},
-            {name: rows[single] for name, rows in self.state.items()},
-            self.query,
-            self.secret,
+        return replace(
+            self,
+            clients=self.clients[single],
+            versions=self.versions[single],
+            rng_versions=self.rng_versions[single],
+            committed=self.committed[single],
+            models=self.models[single],
+            vectors={name: rows[single] for name, rows in self.vectors.items()},
+            state={name: rows[single] for name, rows in self.state.items()},
         )
 
 

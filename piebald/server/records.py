@@ -26,7 +26,7 @@ def result_row(
         "id": task.id,
         "version": version,
         "client": task.client,
-        "kind": "train" if task.query is None else task.query.kind,
+        "kind": task.kind,
         "sent_version": task.version,
         "staleness": counted.staleness if counted else version - 1 - task.version,
         "sent": result.sent,
@@ -47,8 +47,7 @@ def result_row(
 
 def refusal(result: Result, reason: str) -> TableRow:
     """Return what is noted of a result that was refused."""
-    kind = "train" if result.task.query is None else result.task.query.kind
-    return {"client": result.task.client, "task": result.task.id, "kind": kind, "reason": reason}
+    return {"client": result.task.client, "task": result.task.id, "kind": result.task.kind, "reason": reason}
 
 
 def refusal_notes(refusals: Sequence[TableRow]) -> list[TableRow]:
@@ -114,9 +113,7 @@ def score_rows(result: Result, version: int) -> list[TableRow]:
 
 def failure_row(result: Result, reason: str, version: int) -> TableRow:
     """The row of the table `failure` of a query that a client did not answer."""
-    query = result.task.query
-    kind = "train" if query is None else query.kind
-    return {"version": version, "client": result.task.client, "kind": kind, "reason": reason}
+    return {"version": version, "client": result.task.client, "kind": result.task.kind, "reason": reason}
 
 
 def uncounted_rows(results: Sequence[Result], version: int) -> list[TableRow]:

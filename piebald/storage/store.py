@@ -403,12 +403,8 @@ class RunStore:
     def _forget_from(self, version: int) -> None:
         for table in ("step", "result", "note", "checkpoint", "client_state"):
             self._db.execute(f"DELETE FROM {table} WHERE version >= ?", (version,))
-        for table in (
-            "score",
-            "confusion",
-            "row_score",
-            "failure",
-        ):  # those of this version are replaced when they are repeated
+        # those of this version are replaced when they are repeated
+        for table in ("score", "confusion", "row_score", "failure"):
             self._db.execute(f"DELETE FROM {table} WHERE version > ?", (version,))
         tensor_files.drop_empty(self._db)
 

@@ -15,7 +15,6 @@ operations on the same tensors, so it has the bits of the step itself.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
+
+from piebald.engines.recorded_step import Recorder
 
 aten = torch.ops.aten
 Step = Callable[[], None]
@@ -130,8 +131,8 @@ def same_steps(first: Recording, second: Recording) -> None:
         raise CannotRecord(f"{len(first.calls)} operations in one step and {len(second.calls)} in another")
 
 
-class StandIn:
-    """A recorder (`recorded_step.Recorder`) that records on the CPU.
+class StandIn(Recorder):
+    """Records on the CPU.
 
     Attributes:
         recordings: what was recorded, in order.
@@ -172,15 +173,6 @@ class StandIn:
             made.replay()
 
         return replay
-
-    def stream(self) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext()
-
-    def follow(self) -> None:
-        pass
-
-    def lead(self) -> None:
-        pass
 
     def close(self) -> None:
         self.closed += 1

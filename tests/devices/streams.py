@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from piebald.engines.recorded_step import StepByStep
+from piebald.engines.recorded_step import Recorder
 from tests.devices.recorded_on_cpu import _memory, _tensors, _written
 
 MAIN = 0
@@ -64,13 +64,13 @@ class Streams(TorchDispatchMode):
         for each, tick in self._clocks[other].items():
             self._clocks[stream][each] = max(self._clocks[stream][each], tick)
 
-    def make(self, _: torch.device) -> StepByStep:
+    def make(self, _: torch.device) -> Recorder:
         """A recorder that carries out all steps, on a stream of its own."""
         self.lanes += 1
         return _Lane(self, self.lanes)
 
 
-class _Lane(StepByStep):
+class _Lane(Recorder):
     def __init__(self, streams: Streams, number: int) -> None:
         self._streams, self._number = streams, number
 

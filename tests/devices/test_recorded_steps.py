@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import piebald
 from piebald.data.partition import LazyClients
 from piebald.engines import engine_choice, recorded_step, sequential
-from piebald.engines.recorded_step import BY_HAND, CudaRecorder, Lane, MakesRecorder, StepByStep, StepForm
+from piebald.engines.recorded_step import BY_HAND, CudaRecorder, Lane, MakesRecorder, Recorder, StepForm
 from piebald.engines.sgd_step import SgdRun
 from piebald.methods.recipe import Recipe
 from piebald.runs.finished_run import Run
@@ -44,7 +44,7 @@ class Both:
             self.recorders.append(StandIn(device))
             return self.recorders[-1]
 
-        with recording(monkeypatch, lambda device: StepByStep()):
+        with recording(monkeypatch, lambda device: Recorder()):
             self.by_hand = run()
         with recording(monkeypatch, stand_in):
             self.recorded = run()
@@ -221,7 +221,7 @@ def test_what_cannot_be_recorded_is_carried_out_and_the_record_says_why(
 
 
 def test_lanes_do_not_change_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for make in (lambda device: StepByStep(), StandIn):
+    for make in (lambda device: Recorder(), StandIn):
         with recording(monkeypatch, make):
             one, *others = (
                 vector(carry_out(several_steps("scaffold", cohort=1.0), engine="sequential", stack=stack))
@@ -419,16 +419,16 @@ def test_a_capture_that_fails_is_ended(cuda: list[str]) -> None:
 def test_a_run_captures_replays_and_copies_in_this_order(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each lane begins after what the device was asked before, and what is asked afterwards waits for it."""
 
-    class Recorder(CudaRecorder):
+    class Replaying(CudaRecorder):
         """Whose replays carry the step out as well."""
 
         def record(self, step: Any, reads: Any, writes: Any) -> Any:
             replay = super().record(lambda: None, reads, writes)
             return lambda: (replay(), step())
 
-    with recording(monkeypatch, Recorder):
+    with recording(monkeypatch, Replaying):
         run = carry_out(several_steps("fedavg"), engine="sequential", stack=2)
-    with recording(monkeypatch, lambda device: StepByStep()):
+    with recording(monkeypatch, lambda device: Recorder()):
         expected = carry_out(several_steps("fedavg"), engine="sequential", stack=2)
     assert torch.equal(vector(run), vector(expected))
     assert "replay" in cuda
@@ -486,7 +486,7 @@ def test_engines_are_measured_once_their_steps_are_recorded(monkeypatch: pytest.
     engine_choice.MEASURED.clear()
     monkeypatch.setattr(engine_choice, "_measure", measured)
     with monkeypatch.context() as patched:
-        by_setting = lambda device, recorded: StandIn if recorded else lambda device: StepByStep()  # noqa: E731
+        by_setting = lambda device, recorded: StandIn if recorded else lambda device: Recorder()  # noqa: E731
         patched.setattr(sequential, "recorder_for", by_setting)
         carry_out(method("fedavg"), clients=equal_clients(8, rows=45), engine="auto", stack=None)
     lanes = [stack for name, stack in seen if name == "sequential"]

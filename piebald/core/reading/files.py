@@ -173,14 +173,14 @@ def settings_text(path: Path | str) -> str:
         raise SettingError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
 
 
-def read_json(path: Path | str, most: int = MOST_TEXT) -> Any:
+def read_json(path: Path | str) -> Any:
     """Read a JSON value; see `read_bytes`.
 
     Raises:
         OSError: it cannot be read, or is longer.
         ValueError: it is no JSON, or lists and tables are nested too deeply.
     """
-    return json_value(read_bytes(path, most), path)
+    return json_value(read_bytes(path), path)
 
 
 def json_value(text: str | bytes, where: Path | str) -> Any:

@@ -20,15 +20,8 @@ from piebald.federation.credentials.party_files import read_table, write_table
 from piebald.federation.site.policy import ASK, Policy
 
 _PENDING, _APPROVED = "pending.json", "approved.json"
-_SHOWN = (
-    "rounds",
-    "recipe",
-    "model",
-    "partition",
-    "split",
-    "evaluate",
-    "keep",
-)  # sections of an experiment to be looked at
+# sections of an experiment to be looked at
+_SHOWN = ("rounds", "recipe", "model", "partition", "split", "evaluate", "keep")
 
 
 class Consent:

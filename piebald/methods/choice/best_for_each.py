@@ -121,26 +121,34 @@ def record(metrics: Mapping[str, float], rows: int) -> dict[str, Any]:
         `alone`: the chosen model's loss there minus that of the local one, and its standard error.  What does not exist
         is None or left out.
     """
-    values, shared = finite(metrics), int(metrics["shared"])
+    shared = int(metrics["shared"])
     chosen, names = marked_name("chosen", metrics), [name for name in CANDIDATES if f"chosen/{name}" in metrics]
     best = names.index(marked_name("best", metrics))
     verdict = Verdict(names.index(chosen), best, metrics["difference"], metrics["error"])
+    choice = plain_choice(chosen, reason(verdict, names, shared, rows) if shared else ALONE, metrics, rows)
+    if (epochs := metrics.get(f"{chosen}/epochs")) is not None:
+        choice["epochs"] = int(epochs)
+    if chosen == "mixed":
+        choice["mixture"] = {"of": marked_name("mixed/of", metrics), "share": float(metrics["mixed/share"])}
+    if "judged" in choice and "alone/difference" in metrics:
+        alone = finite(metrics)
+        choice["alone"] = {"difference": alone["alone/difference"], "error": alone["alone/error"]}
+    return choice
+
+
+def plain_choice(chosen: str, why: str, metrics: Mapping[str, float], rows: int) -> dict[str, Any]:
+    """The part of a choice that every way to choose has, see `record`."""
+    values = finite(metrics)
     choice: dict[str, Any] = {
         "chosen": chosen,
-        "why": reason(verdict, names, shared, rows) if shared else ALONE,
+        "why": why,
         "rows": rows,
         "candidates": grouped(values, "validation"),
         "difference": values["difference"],
         "error": values["error"],
     }
-    if (epochs := metrics.get(f"{chosen}/epochs")) is not None:
-        choice["epochs"] = int(epochs)
-    if chosen == "mixed":
-        choice["mixture"] = {"of": marked_name("mixed/of", metrics), "share": float(metrics["mixed/share"])}
     if (judged := int(metrics.get("judged/rows", 0))) > 0:
         choice["judged"] = {"rows": judged, **grouped(values, "judged")}
-        if "alone/difference" in values:
-            choice["alone"] = {"difference": values["alone/difference"], "error": values["alone/error"]}
     return choice
 
 

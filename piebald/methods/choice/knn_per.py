@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from piebald.contracts import ClientContext, OwnChoice, Personalizes, RowOutputs, TrainInput, TrainOutput, Trains
 from piebald.contracts.model_spec import ModelSpec
-from piebald.methods.choice.best_for_each import finite, grouped, marked, marked_name, reason
+from piebald.methods.choice.best_for_each import marked, marked_name, plain_choice, reason
 from piebald.methods.choice.candidates import Verdict, judge
 from piebald.methods.training.base import no_features
 
@@ -83,20 +83,12 @@ class KnnPer(OwnChoice):
         """See `OwnChoice`: as `choice.record`, with `neighbours`, the k, lam and scale of the chosen interpolation, for
         `models.NearestNeighbours`.
         """
-        values, base = finite(metrics), marked_name("base", metrics)
+        base = marked_name("base", metrics)
         verdict = Verdict(int(metrics["chosen"]), int(metrics["best"]), metrics["difference"], metrics["error"])
-        choice: dict[str, Any] = {
-            "chosen": NEIGHBOURS if verdict.chosen else base,
-            "why": reason(verdict, (base, NEIGHBOURS), 1, rows),
-            "rows": rows,
-            "candidates": grouped(values, "validation"),
-            "difference": values["difference"],
-            "error": values["error"],
-        }
+        why = reason(verdict, (base, NEIGHBOURS), 1, rows)
+        choice = plain_choice(NEIGHBOURS if verdict.chosen else base, why, metrics, rows)
         if verdict.chosen:
             choice[NEIGHBOURS] = {"k": int(metrics["k"]), "lam": float(metrics["lam"]), "scale": self.scale}
-        if (judged := int(metrics.get("judged/rows", 0))) > 0:
-            choice["judged"] = {"rows": judged, **grouped(values, "judged")}
         return choice
 
     def is_new(self, chosen: str) -> bool:

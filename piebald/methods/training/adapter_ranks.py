@@ -7,9 +7,8 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from piebald.contracts.model_spec import ModelSpec
-from piebald.core.client_models import ClientModel, ClientModels, nested_positions
+from piebald.core.client_models import ClientModels, nested_model
 from piebald.core.narrow_models import adapter_pairs, with_rank
-from piebald.core.parameters import Layout
 from piebald.methods.training.sgd import Sgd
 
 Rank = Annotated[int, Field(ge=1)]
@@ -54,11 +53,6 @@ class AdapterRanks(Sgd):
         lower = sorted({rank for rank in self.ranks if rank < whole})
         if not lower:
             return None
-        models = tuple(self._own_model(spec, rank) for rank in lower)
+        ranked = [with_rank(spec.model, rank) for rank in lower]
+        models = tuple(nested_model(model, spec.layout, spec.initial, spec.outputs) for model in ranked)
         return ClientModels(models, tuple(lower.index(rank) if rank < whole else None for rank in self.ranks))
-
-    def _own_model(self, spec: ModelSpec, rank: int) -> ClientModel:
-        model = with_rank(spec.model, rank)
-        layout = Layout.of(model, spec.layout.private)
-        places = nested_positions(spec.layout, layout)
-        return ClientModel(model, layout, spec.initial[places], spec.outputs, places[: layout.shared])

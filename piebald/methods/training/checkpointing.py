@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 from torch import nn
@@ -22,38 +22,23 @@ _LISTS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _NORMS = nn.modules.batchnorm
 
 
-@runtime_checkable
-class OffersActivationCheckpointing(Protocol):
-    """A module that checkpoints layers of its own choice, as those of transformers do."""
-
-    def activation_checkpointing_enable(self, activation_checkpointing_kwargs: Mapping[str, Any] | None = None) -> None:
-        """Checkpoint from now on, with these arguments for `torch.utils.checkpoint.checkpoint`."""
-
-
-@runtime_checkable
-class OffersGradientCheckpointing(Protocol):
-    """The same by the older name that transformers has for it."""
-
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None) -> None:
-        """Checkpoint from now on, with these arguments for `torch.utils.checkpoint.checkpoint`."""
-
-
-def offers_checkpointing(module: nn.Module) -> bool:
-    """Return whether a module knows itself which of its layers to checkpoint."""
-    return isinstance(module, OffersActivationCheckpointing | OffersGradientCheckpointing)
+def enabling_method(module: object) -> str | None:
+    """Return the name of a module's method that checkpoints layers of its own choice, as those of transformers do, or
+    None: it has one of two names, of which the second is the older one.
+    """
+    names = ("activation_checkpointing", "gradient_checkpointing")
+    return next((name for name in names if callable(getattr(module, f"{name}_enable", None))), None)
 
 
 def enable_own(module: object, options: Mapping[str, Any]) -> None:
     """Let a module checkpoint the layers of its choice from now on.
 
     Args:
-        module: one that `offers_checkpointing`.
+        module: one with an `enabling_method`; any other stays as it is.
         options: arguments for `torch.utils.checkpoint.checkpoint`.
     """
-    if isinstance(module, OffersActivationCheckpointing):
-        module.activation_checkpointing_enable(activation_checkpointing_kwargs=dict(options))
-    elif isinstance(module, OffersGradientCheckpointing):
-        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(options))
+    if (name := enabling_method(module)) is not None:
+        getattr(module, f"{name}_enable")(**{f"{name}_kwargs": dict(options)})
 
 
 def checkpointed_layers(module: nn.Module, patterns: Iterable[str]) -> list[str]:
@@ -84,7 +69,7 @@ def unsupported_checkpointing(patterns: tuple[str, ...], spec: ModelSpec) -> str
     if not patterns:
         return None
     if patterns == (AUTO,):
-        if not offers_checkpointing(spec.model):
+        if enabling_method(spec.model) is None:
             return (
                 f"checkpointing = 'auto' asks the model which layers, and {type(spec.model).__name__} does not say: "
                 "name some, such as 'blocks.*'"

@@ -6,8 +6,6 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.contracts import ClientContext, LossBatch, TrainInput, TrainOutput
-from piebald.contracts.model_spec import ModelSpec
-from piebald.methods.training.base import no_features
 from piebald.methods.training.sgd import Sgd
 
 _EPS = 1e-8  # added to variances, as in the authors' program
@@ -30,9 +28,6 @@ class Decorrelation(Sgd):
     reads_features = True
 
     beta: float = Field(default=0.1, ge=0)
-
-    def unsupported_model(self, spec: ModelSpec) -> str | None:
-        return super().unsupported_model(spec) or no_features(self.kind, spec)
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         return self.output(self.run_sgd(inputs, context, local_loss=self if self.beta else None))

@@ -7,8 +7,6 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.contracts import ClientContext, LossBatch, TrainInput, TrainOutput
-from piebald.contracts.model_spec import ModelSpec
-from piebald.methods.training.base import no_features
 from piebald.methods.training.sgd import Sgd
 
 _WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the kernels, in mean squared distances: as in the authors' program
@@ -39,9 +37,6 @@ class InheritedPrivate(Sgd):
     lam: float = Field(default=0.05, ge=0, lt=1)
     mu: float = Field(default=0.9, ge=0, le=1)
     horizon: int = Field(default=100, ge=1)
-
-    def unsupported_model(self, spec: ModelSpec) -> str | None:
-        return super().unsupported_model(spec) or no_features(self.kind, spec)
 
     def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
         return super().initial_state(model, shared) | {"inherited": model, "tasks": model.new_zeros(1)}

@@ -7,8 +7,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from piebald.contracts import ClientContext, LossBatch, TrainInput, TrainOutput
-from piebald.contracts.model_spec import ModelSpec
-from piebald.methods.training.base import no_features
 from piebald.methods.training.sgd import Sgd
 
 
@@ -35,9 +33,6 @@ class ModelContrastive(Sgd):
 
     mu: float = Field(default=1.0, ge=0)
     temperature: float = Field(default=0.5, gt=0)
-
-    def unsupported_model(self, spec: ModelSpec) -> str | None:
-        return super().unsupported_model(spec) or no_features(self.kind, spec)
 
     def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
         return super().initial_state(model, shared) | {"previous": model}

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from piebald.contracts import ClientContext, LossBatch, TrainInput, TrainOutput
 from piebald.contracts.model_spec import ModelSpec
-from piebald.core.client_models import ClientModel, ClientModels, nested_positions
+from piebald.core.client_models import ClientModels, nested_model
 from piebald.core.narrow_models import narrowed
-from piebald.core.parameters import Layout
 from piebald.methods.queries.batch_norms import BatchStatistics
 from piebald.methods.training.sgd import Sgd
 
@@ -85,7 +84,8 @@ class NestedWidths(Sgd):
         narrow = sorted({width for width in self.widths if width < 1})
         if not narrow:
             return None
-        models = tuple(self._own_model(spec, width) for width in narrow)
+        modules = [narrowed(spec.model, width, spec.shape, self.scaler) for width in narrow]
+        models = tuple(nested_model(module, spec.layout, spec.initial, spec.outputs) for module in modules)
         numbers = tuple(narrow.index(width) if width < 1 else None for width in self.widths)
         if self.dynamic:
             return ClientModels(models, (None,), numbers, self.static_batch_norm, spec.seed)
@@ -94,12 +94,6 @@ class NestedWidths(Sgd):
     def completing_query(self, number: int | None) -> BatchStatistics | None:
         needs_buffers = number is None or not self.dynamic  # nobody is evaluated with the narrow networks otherwise
         return BatchStatistics(batch=self.batch, network=number) if self.static_batch_norm and needs_buffers else None
-
-    def _own_model(self, spec: ModelSpec, width: float) -> ClientModel:
-        model = narrowed(spec.model, width, spec.shape, self.scaler)
-        layout = Layout.of(model, spec.layout.private)
-        places = nested_positions(spec.layout, layout)
-        return ClientModel(model, layout, spec.initial[places], spec.outputs, places[: layout.shared])
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
         if self.masked_loss and (spec.objective.name != "classification" or len(spec.outputs) != 1):

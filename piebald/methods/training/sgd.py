@@ -27,7 +27,7 @@ from piebald.contracts.model_spec import ModelSpec
 from piebald.core.client_models import idle_pattern_reason
 from piebald.methods.training import optimizer_state
 from piebald.methods.training.augmentation import Augmentation, unfit
-from piebald.methods.training.base import Trainer
+from piebald.methods.training.base import Trainer, no_features
 from piebald.methods.training.checkpointing import CheckpointedLayers, unsupported_checkpointing
 from piebald.methods.training.client_settings import ClientSettings, ClientTable, settings_of
 from piebald.methods.training.optimizers import Optimizer, SgdOptimizer
@@ -240,6 +240,8 @@ class Sgd(Trainer):
                 "optimizer_state = 'averaged' has no average where nothing is shared: choose 'kept', which a client "
                 "keeps to itself, or 'fresh'"
             )
+        if self.reads_features and (reason := no_features(self.kind, spec)):
+            return reason
         groups, augmentation = unsupported(self.parameter_groups, spec), unfit(self.augmentation, spec)
         return groups or augmentation or unsupported_checkpointing(self.checkpointing, spec)
 

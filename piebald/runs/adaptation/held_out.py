@@ -69,16 +69,6 @@ class ClientSubset:
 class PooledClientSubset(ClientSubset):
     """A subset of clients whose rows are in one pool, which engines index (`contracts.InMemory`)."""
 
-    @property
-    def x(self) -> Tree:
-        """Inputs of the whole pool."""
-        return self.pool().x
-
-    @property
-    def y(self) -> Tree:
-        """Targets of the whole pool."""
-        return self.pool().y
-
     def in_memory(self) -> bool:
         """See `contracts.InMemory`."""
         return self._pooled().in_memory()
