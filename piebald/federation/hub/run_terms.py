@@ -73,7 +73,7 @@ class OwnTerms(BaseModel):
     weights: str = ""
 
     @classmethod
-    def of_model(cls, model: nn.Module, layout: Layout, initial: Tensor, lacks: Iterable[str] = ()) -> OwnTerms:
+    def of(cls, model: nn.Module, layout: Layout, initial: Tensor, lacks: Iterable[str] = ()) -> OwnTerms:
         """Return the terms of a model, or of a part of it, that starts from `initial` [p]."""
         return cls(
             lacks=sorted(lacks),
@@ -85,7 +85,7 @@ class OwnTerms(BaseModel):
         )
 
 
-class RunTerms(OwnTerms):
+class RunTerms(BaseModel):
     """The terms of a run, which a site receives before its first task.
 
     Attributes:
@@ -117,6 +117,8 @@ class RunTerms(OwnTerms):
         lineage: number of the run that this one goes on from: a site may begin with the state that it kept of that one.
     """
 
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
     piebald: str
     plugins: list[tuple[str, str]] = []
     experiment: dict[str, Any]
@@ -124,6 +126,11 @@ class RunTerms(OwnTerms):
     transforms: list[dict[str, Any]]
     own_query: dict[str, Any] | None = None
     choice: dict[str, Any] | None = None
+    private: list[str]
+    begins: str = ""
+    layout: list[tuple[str, list[int]]]
+    frozen: str = ""
+    weights: str = ""
     public_rows: str = ""
     objective: str
     metrics: list[str]
@@ -134,6 +141,7 @@ class RunTerms(OwnTerms):
     clients: list[str]
     sites: list[str]
     own_models: list[OwnTerms] = []
+    lacks: list[str] = []
     numbers: list[int | None] = []
     questions: list[dict[str, Any]] = []
     trains: bool = True
@@ -300,10 +308,10 @@ def terms(
         transforms=[transform.table() for transform in work.transforms],
         own_query=None if work.own_query is None else work.own_query.table(),
         choice=None if work.choice is None else work.choice.table(),
-        **dict(OwnTerms.of_model(work.model, work.layout, work.initial)),
+        **dict(OwnTerms.of(work.model, work.layout, work.initial)),
         own_models=[
             # a part is of the run's model, whose frozen weights it has
-            OwnTerms.of_model(work.model if other.lacks else other.model, other.layout, other.initial, other.lacks)
+            OwnTerms.of(work.model if other.lacks else other.model, other.layout, other.initial, other.lacks)
             for other in other_models
         ],
         numbers=list(owns.numbers) if owns is not None and other_models else [],

@@ -69,7 +69,6 @@ class FederationServer:
 
     Attributes:
         shared: what the server's threads share.
-        local: the sites on this machine, or None where they are elsewhere.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class FederationServer:
         make_link: Callable[..., Link] = Link,
         lineage: str | None = None,
     ) -> None:
-        self.work, self._clients, self.local = work, clients, local
+        self.work, self._clients, self._local = work, clients, local
         work.layout.lend(work.model, work.initial)
         return_freed_memory()
         open_many_files()
@@ -116,6 +115,11 @@ class FederationServer:
         """Return what it waits for, and what its disk does not take, "" where its run has ended."""
         waits = self.shared.waits_for(self._gathered)
         return "; ".join(filter(None, (self._disk.trouble, waits))) if waits else ""
+
+    @property
+    def local(self) -> LocalFederation | None:
+        """The sites on this machine, or None where they are elsewhere."""
+        return self._local
 
     # -- the contract
 
@@ -190,8 +194,8 @@ class FederationServer:
         Sites on this machine, which end with this process, may save their models first, or choose them.
         """
         self._tell_the_end()
-        if self.local is not None:
-            self.local.wait(None if self.work.choice is not None else _SAVING)
+        if self._local is not None:
+            self._local.wait(None if self.work.choice is not None else _SAVING)
 
     def _tell_the_end(self) -> None:
         with self._lock:
@@ -222,8 +226,8 @@ class FederationServer:
         self._watching.join(_LAST_LOOK)
         # before a federation on this machine deletes its folder
         self._disk.attempt("the status", partial(self._write_status, last=True))
-        if self.local is not None:
-            self.local.close()
+        if self._local is not None:
+            self._local.close()
 
     # -- presence of sites
 
@@ -243,8 +247,8 @@ class FederationServer:
                     warn_at = float("inf")
                     missing = [member.name for number, member in enumerate(members) if number not in present]
                     log.warning("waiting for %s", ", ".join(missing))
-                if self.local is not None:
-                    self.local.check()
+                if self._local is not None:
+                    self._local.check()
                 self._changed.wait(_TICK)
             self._gathered = True
             self.shared.begin()

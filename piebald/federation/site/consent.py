@@ -20,8 +20,15 @@ from piebald.federation.credentials.party_files import read_table, write_table
 from piebald.federation.site.policy import ASK, Policy
 
 _PENDING, _APPROVED = "pending.json", "approved.json"
-# sections of an experiment to be looked at
-_SHOWN = ("rounds", "recipe", "model", "partition", "split", "evaluate", "keep")
+_SHOWN = (
+    "rounds",
+    "recipe",
+    "model",
+    "partition",
+    "split",
+    "evaluate",
+    "keep",
+)  # sections of an experiment to be looked at
 
 
 class Consent:
