@@ -32,19 +32,25 @@ WEIGHTS = {"equal_weighted": "equal", "example_weighted": "by rows", "dvw": "by 
 DISTFL = {
     "local training": "5 epochs", "lr": "0.01", "momentum": "0.9", "rounds": "50", "seeds": "3", "weights": "equal",
     "private": "nothing", "validation": "none", "in a round": "all", "data": "cifar10",
-    "methods": "DistFL, FedAvg, Local, LG-Net, K-Cluster",
+    "methods": "DistFL / FedAvg / Local / LG-Net / K-Cluster",
 }  # fmt: skip
 HDAFL = {
     "local training": "1 epoch", "rounds": "400", "seeds": "6", "weights": "by rows", "private": "classifier",
     "validation": "none", "network": "2 convolutions, 2 linear layers, 66 kB", "data": "FEMNIST",
-    "methods": "HDAFL, FedAvg",
+    "methods": "HDAFL / FedAvg",
 }  # fmt: skip
 METIS = {
     "local training": "4 epochs", "lr": "0.05", "momentum": "0.75", "batch": "100", "seeds": "1", "private": "nothing",
     "weights": "by validation score", "clients": "10", "validation": "5% of the rows", "classes each": "3 to 8",
-    "network": "2 convolutions of TensorFlow's tutorial", "data": "cifar10",
+    "network": "2 convolutions of TensorFlow's tutorial", "data": "cifar10", "rows each": "5,000 on average",
 }  # fmt: skip
-CGAU = {"weights": "by rows", "private": "conditioning", "clients": "10", "in a round": "all", "methods": "CGAU, plain"}
+CGAU = {
+    "weights": "by rows",
+    "private": "conditioning",
+    "clients": "10",
+    "in a round": "all",
+    "methods": "CGAU / plain",
+}
 
 
 def distfl() -> Iterator[Cell]:
@@ -53,7 +59,7 @@ def distfl() -> Iterator[Cell]:
     import run
 
     federations.data = lambda name, load=federations.data: dealt(load(name))
-    attacks = {"data": "cifar10", "methods": "DistFL, FedAvg, Credit, IRLS, GRA"}
+    attacks = {"data": "cifar10", "methods": "DistFL / FedAvg / Credit / IRLS / GRA"}
     printed = {
         "category": ("Table 2, a small network", {"clients": "100", "rows each": "40", "classes each": "2",
                      "network": "VGG-11 with pooling; ResNet-18"}),
@@ -81,7 +87,7 @@ def hdafl() -> Iterator[Cell]:
 
     scale = settings.SCALES["small"]
     flows = {"clients": "2", "in a round": "all", "classes each": "35", "rounds": "4, 8, 20", "network": "1-D CNN",
-             "data": "Huawei's flows", "methods": "HDAFL, FedAvg, centralised"}  # fmt: skip
+             "data": "Huawei's flows", "methods": "HDAFL / FedAvg / centralised"}  # fmt: skip
     printed = {
         "iid": ("Table 3, i.i.d.", {"clients": "100", "in a round": "10", "classes each": "62"}),
         "writer": ("Table 3, by writer", {"clients": "100", "in a round": "10", "classes each": "up to 62"}),
@@ -107,13 +113,18 @@ def metis() -> Iterator[Cell]:
     scale = run.SCALES["cells"]
     for part, label, length, methods in (
         ("synchronous", "DVW", "200", ["FedAvg", "DVW"]),
-        ("uneven", "AsyncDVW", "14,000 s", ["SyncFedAvg", "SyncDVW", "AsyncFedAvg", "FedAsync", "AsyncDVW"]),
+        (
+            "uneven",
+            "AsyncDVW",
+            "14,000 s",
+            ["SyncFedAvg", "SyncDVW", "AsyncFedAvg", "FedAsync", "AsyncDVW", "AsyncDVW, adaptive"],
+        ),
     ):
         case = (part, "power law", "Non-IID(3)")
         cell = [job for job in run.all_jobs(scale, [0]) if (job.part, job.sizes, job.classes) == case]
         job = next(job for job in cell if job.label == label)
         begin = lambda job=job: run.run_job(job, scale, NOWHERE, "cpu")  # noqa: E731
-        paper = {"rounds": length, "in a round": "all", "methods": ", ".join(methods)}
+        paper = {"rounds": length, "in a round": "all", "methods": " / ".join(methods)}
         yield f"Table I, {part}, power law Non-IID(3)", METIS | paper, begin, 3, [job.label for job in cell]
 
 
@@ -176,7 +187,7 @@ def _cohort(cohort: float) -> str:
 
 def beside(printed: str, labels: Labels) -> str:
     """Return the methods of a table beside the paper's: those that are missing, and those that the paper has not."""
-    theirs, ours = printed.split(", "), dict.fromkeys(labels)
+    theirs, ours = printed.split(" / "), dict.fromkeys(labels)
     missing = [name for name in theirs if not any(label.partition(" (")[0] == name for label in ours)]
     more = [label for label in ours if label.partition(" (")[0] not in theirs]
     parts = [*(["without " + " / ".join(missing)] if missing else []), *(["also " + " / ".join(more)] if more else [])]

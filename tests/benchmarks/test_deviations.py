@@ -24,8 +24,8 @@ def test_a_row_has_what_the_paper_prints_and_we_do_otherwise() -> None:
 
 def test_methods_stand_beside_those_of_the_paper() -> None:
     ours = ["DistFL", "FedAvg", "FedAvg, equal weights", "K-Cluster (K = 5)"]
-    assert deviations.beside("DistFL, FedAvg, K-Cluster", [*ours[:2], ours[3]]) == "DistFL, FedAvg, K-Cluster"
-    assert deviations.beside("DistFL, K-Cluster, Credit", ours) == (
+    assert deviations.beside("DistFL / FedAvg / K-Cluster", [*ours[:2], ours[3]]) == "DistFL / FedAvg / K-Cluster"
+    assert deviations.beside("DistFL / K-Cluster / Credit", ours) == (
         "without Credit, also FedAvg / FedAvg, equal weights"
     )
 
