@@ -34,7 +34,10 @@ def grid(panels: int, **shared: Any) -> tuple[Any, list[Any]]:
 
 
 def curves(found: Found, part: str, path: Path) -> None:
-    """Plot accuracy over virtual seconds, one panel per case: means over seeds, with their range."""
+    """Plot accuracy over virtual seconds, one panel per case: means over seeds, with their range.
+
+    Clients' own models, which are measured at the end only, are points there.
+    """
     shown = cases(found, part)
     if not shown:
         path.unlink(missing_ok=True)
@@ -48,7 +51,11 @@ def curves(found: Found, part: str, path: Path) -> None:
             times = np.unique(np.concatenate([run[0] for run in runs]))
             times = times[times <= min(run[0, -1] for run in runs)]
             values = np.stack([np.interp(times, *run) for run in runs])
-            axes.plot(times, values.mean(0), color=f"C{number}", label=label, lw=1.4)
+            if len(times) <= 2:  # measured at the end alone: a line from the start would say what nobody has seen
+                times, values = times[-1:], values[:, -1:]
+                axes.vlines(times, values.min(0), values.max(0), color=f"C{number}", lw=1.4)
+            style = "o" if len(times) == 1 else "-"
+            axes.plot(times, values.mean(0), style, color=f"C{number}", label=label, lw=1.4, ms=4)
             axes.fill_between(times, values.min(0), values.max(0), color=f"C{number}", alpha=0.1, lw=0)
         axes.set(title=case, xlabel="virtual seconds")
         axes.grid(alpha=0.3)
