@@ -195,3 +195,13 @@ def test_items_of_torch_data_sets_are_read_only_when_they_are_needed() -> None:
     assert len(set.union(*seen)) == 20
     with pytest.raises(SettingError, match="must have a map-style torch data set of one item or more, got list"):
         TorchClients([[1, 2]])
+
+
+def test_an_empty_part_is_kept_in_the_cache_as_every_other() -> None:
+    """Its form is read from the first item, once."""
+    dataset = Counting(4)
+    clients = TorchClients({"a": dataset}, classes=["even", "odd"], test=0)
+    assert len(clients.rows(0, "test")) == 0
+    dataset.read.clear()
+    assert clients.rows(0, "test").x.shape == (0, 3)  # type: ignore[union-attr]
+    assert not dataset.read

@@ -12,6 +12,7 @@ import pytest
 
 import piebald
 from piebald.core.errors import SettingError
+from piebald.data.clients import table_files
 from piebald.data.clients.prepared import preparation_of
 from piebald.data.clients.table_files import read_table
 from piebald.data.preparation import PrepareSettings
@@ -226,6 +227,27 @@ def test_another_encoding_is_said_with_its_line(tmp_path: Path, caplog: pytest.L
     with caplog.at_level(logging.WARNING, "piebald"):
         read_table(tmp_path / "t.csv")
     assert "t.csv is not in UTF-8 (line 3) and is read as Windows-1252" in caplog.text
+
+
+def test_a_last_byte_that_begins_a_character_of_utf8_is_of_another_encoding(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "t.csv").write_bytes("age,place\n1,Bath\n2,café".encode("cp1252"))
+    with caplog.at_level(logging.WARNING, "piebald"):
+        assert list(read_table(tmp_path / "t.csv")["place"]) == ["Bath", "café"]
+    assert "t.csv is not in UTF-8 (line 3) and is read as Windows-1252" in caplog.text
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 13])
+def test_zeros_and_blank_lines_are_seen_where_a_file_is_read_in_pieces(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_files, "_CHUNK", size)
+    (tmp_path / "t.csv").write_text("code,age\n12,1\n \n007,2\n")
+    assert table_files._encoding(tmp_path / "t.csv") == ("utf-8-sig", True, True)
+    assert list(read_table(tmp_path / "t.csv")["code"]) == ["12", "007"]
+    (tmp_path / "t.csv").write_text("code,age\n12,10\n100,2\n")
+    assert table_files._encoding(tmp_path / "t.csv") == ("utf-8-sig", False, False)
 
 
 @pytest.mark.parametrize(

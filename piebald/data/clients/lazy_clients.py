@@ -106,7 +106,7 @@ class LazyClients:
     def _recent(self, key: Hashable, load: Callable[[], T]) -> T:
         """Return what was loaded under a key, loaded unless it is in the cache."""
         # Taken out and put in again at the end, so that the first key is the least recently used.
-        value: T = self._cache.pop(key, None) or load()
+        value: T = self._cache.pop(key) if key in self._cache else load()
         self._cache[key] = value
         while len(self._cache) > self._room:
             self._cache.pop(next(iter(self._cache)), None)

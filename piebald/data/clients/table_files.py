@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import itertools
 import logging
 import os
 import re
@@ -33,7 +34,7 @@ from piebald.data.preparation.written_forms import OR, are_like_dates, date_read
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 OTHERS = (",", ";", "\t", "|")  # what files with these suffixes have as well
 PARQUET = (".parquet", ".pq")
-_CHUNK = 1 << 20
+_CHUNK, _OVERLAP = 1 << 20, 256
 _GAP_CODES = {
     *(-1, -7, -8, -9),
     *(sign * int(digit * length) for sign in (1, -1) for digit in "789" for length in (2, 3, 4, 5)),
@@ -161,11 +162,14 @@ def _encoding(path: Path) -> tuple[str, bool, bool]:
     """
     encoding, decoder, lines = "utf-8-sig", codecs.getincrementaldecoder("utf-8")(), 1
     zeros = blank = False
-    for number, chunk in enumerate(_chunks(path)):
+    before = b""
+    for number, chunk in enumerate(itertools.chain(_chunks(path), [b""])):
         if not number and chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             return "utf-16", True, True
-        zeros = zeros or _ZERO.search(chunk) is not None
-        blank = blank or _BLANK.search(chunk) is not None
+        both = before + chunk  # what is looked for may begin in one chunk and end in the next
+        zeros = zeros or _ZERO.search(both) is not None
+        blank = blank or _BLANK.search(both) is not None
+        before = both[-_OVERLAP:]
         if control := _CONTROL.search(chunk):
             line = lines + chunk[: control.start()].count(b"\n")
             raise SettingError(
@@ -173,7 +177,7 @@ def _encoding(path: Path) -> tuple[str, bool, bool]:
             )
         if encoding == "utf-8-sig":
             try:
-                decoder.decode(chunk)
+                decoder.decode(chunk, final=not chunk)
             except UnicodeDecodeError as error:
                 line = lines + chunk[: error.start].count(b"\n")
                 encoding = "cp1252" if _decodes(path, "cp1252") else "latin-1"
