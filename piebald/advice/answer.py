@@ -83,7 +83,7 @@ class Advice:
         settings: the experiment file as plain values, None where it was started from Python.
         look: the text of the look before training, None where it was not asked for.
         more: the effect of more rows and clients, None where it was not asked for, see `more_data`.
-        privacy: the privacy budgets of all runs of the search together, see `privacy.several_runs.together`.
+        privacy: the privacy budgets of all runs of the search together, see `privacy.spending.together`.
         own: the method for each client by validation rows, see `own_methods`.
         better_alone: the clients for which training alone is better than the recommendation, beyond chance.
         best_rounds: the server steps after which the recommendation was best on validation rows.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -304,7 +305,8 @@ def stop(
     pid = running_process(folder)
     if pid is None:
         return print(f"nothing is running in {folder}")
-    os.kill(pid, signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+        os.kill(pid, signal.SIGTERM)
     until = time.monotonic() + wait
     while running_process(folder) == pid:
         if time.monotonic() > until:

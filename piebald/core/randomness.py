@@ -116,6 +116,6 @@ def select(clients: Sequence[int], count: int, *words: int | str) -> list[int]:
         (5, True, True)
     """
     if count >= len(clients):
-        return list(clients)
+        return sorted(clients)
     chosen = brief_generator("select", *words).choice(len(clients), count, replace=False)
     return sorted(clients[int(place)] for place in chosen)

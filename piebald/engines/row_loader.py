@@ -128,7 +128,9 @@ class RowLoader:
         if count is None and self._pool is not None and self._indexed is not None and self._domain is not None:
             targets = pytree.take(self._pool.y, torch.from_numpy(self._indexed.indices(client, "train")))
             return int(self._domain.known_rows(targets).sum())
-        return self._known.get(client, self.size(client)) if count is None else count(self._rows(client, "train").y)
+        if count is not None:
+            return count(self._rows(client, "train").y)
+        return self._known[client] if client in self._known else self.size(client)
 
     def gather(self, clients: Sequence[int], split: Split) -> Gathered:
         """Rows of some clients on the device; of `SERVER_ID` the common test set, or the server's own training rows."""

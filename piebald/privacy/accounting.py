@@ -338,11 +338,13 @@ def composed_epsilon(releases: Mapping[tuple[float, float], int], delta: float) 
     for (noise, share), count in releases.items():  # who chose these numbers may want the site to compute for hours
         if (rough := renyi_epsilon(noise, share, count, delta)) > USELESS:
             return rough
+    if not events:
+        return 0.0
     import dp_accounting
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
     accountant = PLDAccountant(value_discretization_interval=1e-3)
-    return float(accountant.compose(dp_accounting.ComposedDpEvent(events)).get_epsilon(delta)) if events else 0.0
+    return float(accountant.compose(dp_accounting.ComposedDpEvent(events)).get_epsilon(delta))
 
 
 @checked
@@ -353,6 +355,8 @@ def gaussian_epsilon(noise: NotNegative, delta: Fraction) -> float:
         >>> round(gaussian_epsilon(noise=1.0, delta=1e-5), 3)
         4.377
     """
+    if not noise:
+        return math.inf
     from scipy.special import log_ndtr, ndtr
 
     def spent(epsilon: float) -> float:

@@ -110,7 +110,7 @@ class QuestionLedger:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of questions of each kind were answered about these rows, or some of them."""
+        """The number of questions of each kind that were answered about these rows, or some of them."""
         return dict(Counter(question.kind for question in self._about_these_rows()))
 
     @property

@@ -108,7 +108,7 @@ class Comparison:
 
     @property
     def privacy(self) -> list[dict[str, Any]]:
-        """The privacy budgets of all runs together, on the same rows; see `privacy.several_runs.together`."""
+        """The privacy budgets of all runs together, on the same rows; see `privacy.spending.together`."""
         return together(history.meta for history in self.runs)
 
     def headline(self) -> str:

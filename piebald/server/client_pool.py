@@ -138,7 +138,7 @@ class ClientPool:
         """Count the available clients that are not excluded, and how many of these are idle."""
         if isinstance(clients, range):
             offered = len(clients) - len(self.excluded)
-            return offered, offered - len(self.busy)
+            return offered, offered - len(self.busy.keys() - self.excluded.keys())
         offered = sum(client not in self.excluded for client in clients)
         return offered, sum(client not in self.excluded and client not in self.busy for client in clients)
 

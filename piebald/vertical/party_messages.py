@@ -9,6 +9,7 @@ sent back to it.  With a shared secret the tag is a keyed hash (BLAKE2b).
 from __future__ import annotations
 
 import hashlib
+import hmac
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
@@ -125,7 +126,7 @@ def unpack_frame(
         HEADER.unpack(head) if len(head) == HEADER.size else (b"", 0, 0, b"", 0, 0)
     )
     # the tag comes first: nothing else of a frame is believed before it fits
-    if magic != MAGIC or len(body) != length or tag != _tag(head + body, secret):
+    if magic != MAGIC or len(body) != length or not hmac.compare_digest(tag, _tag(head + body, secret)):
         raise MessageFault("a message of the other party is damaged, cut off, or made with another secret")
     if sender is not None and sent_by != sender:
         raise MessageFault(f"this party's own {_kind_name(sent_kind)} message, or one in its name, was sent back to it")

@@ -341,11 +341,13 @@ def _two_processes(settings: TransferSettings, folder: Path, watch: Watcher | No
         environment = os.environ | {SECRET: secrets.token_hex(32)}
         # a new interpreter for each party: the two share no memory, only a connection
         command = [sys.executable, "-m", "piebald.vertical.process", str(folder)]
-        begun = {
-            role: subprocess.Popen([*command, role, places[role]], env=environment, stderr=subprocess.PIPE, text=True)
-            for role in ROLES
-        }
-        _wait(begun, folder, watch)
+        # in files, since a party would wait for somebody to read a pipe that is full
+        errors = {role: Path(folder_of_credentials) / f"{role}.log" for role in ROLES}
+        begun = dict[Role, subprocess.Popen[bytes]]()
+        for role in ROLES:
+            with errors[role].open("wb") as log:
+                begun[role] = subprocess.Popen([*command, role, places[role]], env=environment, stderr=log)
+        _wait(begun, errors, folder, watch)
 
 
 def _places(runtime: TransferRuntime, credentials: Path) -> dict[Role, str]:
@@ -357,7 +359,9 @@ def _places(runtime: TransferRuntime, credentials: Path) -> dict[Role, str]:
     return {"source": str(credentials / "source"), "target": str(credentials / SERVER)}
 
 
-def _wait(begun: Mapping[Role, subprocess.Popen[str]], folder: Path, watch: Watcher | None) -> None:
+def _wait(
+    begun: Mapping[Role, subprocess.Popen[bytes]], errors: Mapping[Role, Path], folder: Path, watch: Watcher | None
+) -> None:
     """Report the target's steps until both processes have ended; terminate both on an error."""
     try:
         reported = len(read_steps(folder / "target"))
@@ -373,8 +377,8 @@ def _wait(begun: Mapping[Role, subprocess.Popen[str]], folder: Path, watch: Watc
             process.terminate()
         raise
     finally:
-        messages = {role: (process.communicate()[1] or "").strip() for role, process in begun.items()}
-    codes = {role: process.returncode for role, process in begun.items()}
+        codes = {role: process.wait() for role, process in begun.items()}
+        messages = {role: path.read_text(encoding="utf-8", errors="replace").strip() for role, path in errors.items()}
     if any(codes.values()):
         raise _error(codes, messages, folder)
 

@@ -18,6 +18,7 @@ from piebald import models, partition, recipes
 from piebald.advice.tuning import Budget, Choices, Range, SearchSpace, Tuning, tune, with_settings
 from piebald.advice.tuning.budget import rungs_of
 from piebald.advice.tuning.chosen_rows import VALIDATION, without_test_rows
+from piebald.advice.tuning.search import claim
 from piebald.advice.tuning.trial import lag_beyond_noise
 from piebald.cli import main
 from piebald.core.errors import RunFolderError, SettingError
@@ -230,6 +231,12 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     tune("fedavg", federation(), network, rounds=1, budget=1, out=tmp_path / "one")
     with pytest.raises(RunFolderError, match="holds a search with another budget"):
         tune("fedavg", federation(), network, rounds=1, budget=2, out=tmp_path / "one")
+
+
+def test_a_search_that_was_killed_as_it_took_its_folder_can_begin(tmp_path: Path) -> None:
+    (tmp_path / "search.json.part").write_text("{")
+    claim(tmp_path, {"budget": "1 round"})
+    assert [path.name for path in tmp_path.iterdir()] == ["search.json"]
 
 
 def test_budget_in_words() -> None:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
@@ -210,6 +210,31 @@ def test_control_variates_are_the_same_ones_packed(model: str, visit: str, packi
     recipe = recipes.scaffold(**{"lr": 0.1, "batch": 8, "cohort": 4} | VISITS[visit])
     runs = [
         carry_out(recipe, clients, network, rounds=5, simulator={"engine": engine, "stack": 3})
+        for engine in ("reference", "batched")
+    ]
+    assert_same(*runs)
+    assert packing
+    assert None not in packing
+
+
+class UsedInAnotherOrder(nn.Module):
+    """Layers that are defined the other way round than they are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second, self.first = nn.Linear(12, 4), nn.Linear(6, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.second(self.first(x.flatten(1)).relu())
+        return logits
+
+
+def test_layers_may_be_used_in_another_order_than_they_are_defined(packing: list[Any]) -> None:
+    torch.manual_seed(0)
+    network = UsedInAnotherOrder()
+    recipe = recipes.scaffold(lr=0.1, batch=8, cohort=4)
+    runs = [
+        carry_out(recipe, federation((6,), False), network, rounds=3, simulator={"engine": engine, "stack": 3})
         for engine in ("reference", "batched")
     ]
     assert_same(*runs)

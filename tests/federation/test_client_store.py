@@ -44,6 +44,22 @@ def test_results_are_kept_until_they_are_confirmed_and_survive_a_restart(tmp_pat
         assert value_in(again, before=7) == 5.0
 
 
+def test_a_task_counts_once_where_the_site_dies_while_it_is_confirmed(tmp_path: Path) -> None:
+    """The state is in the base file by then, and the task's own file still there."""
+    store = ClientStore(tmp_path / "state" / "run")
+    for id in (3, 5):
+        finish(store, id, float(id))
+    files = {path.name: path.read_bytes() for path in store.folder.iterdir()}
+    store.confirm(3)
+    for name in files.keys() - {path.name for path in store.folder.iterdir()}:
+        (store.folder / name).write_bytes(files[name])
+    again = ClientStore(store.folder)
+    assert [done.id for done in again.done] == [5]
+    assert again.trained == store.trained
+    assert len(again.trained) == 2
+    assert value_in(again, before=5) == 3.0
+
+
 def test_a_task_can_be_discarded(tmp_path: Path) -> None:
     store = ClientStore(tmp_path / "state" / "run")
     for id in (3, 5, 7):

@@ -286,3 +286,11 @@ def test_a_query_or_recipe_that_there_is_not_is_refused_unless_a_plugin_may_brin
         Policy(accept=["fedavg", "aks"])
     allowed = Policy(queries=["evalute"], accept=["fedavgg"], plugins=["mylab"])
     assert (allowed.queries, allowed.accept) == (["evalute"], ["fedavgg"])
+
+
+@pytest.mark.parametrize("counts", [[0, 0, 0, 0], [0.2, 0, 0, 0.1], [-0.4, 0.1, 0, 0], [0, 0, 0, 3]])
+def test_a_median_of_all_sites_has_ends_whatever_noise_leaves_of_the_counts(counts: list[float]) -> None:
+    query = TrainingTotals(naive="median", edges=(0.0, 1.0, 2.0))
+    low, high = query._ends(torch.tensor(counts, dtype=torch.float64))
+    assert low in query.edges
+    assert high in query.edges

@@ -447,13 +447,13 @@ def test_fltrust_never_moves_further_than_the_server_update(seed: int, size: flo
 
 
 def foolsgold_slowly(rows: list[list[float]]) -> list[float]:
-    """Fung et al., algorithm 1, entry by entry."""
+    """Fung et al., algorithm 1, entry by entry, with the diagonal of 0 that the authors' program has."""
     count = len(rows)
     cosine = {}
     for i, j in itertools.permutations(range(count), 2):
         inner = sum(a * b for a, b in zip(rows[i], rows[j], strict=True))
         cosine[i, j] = inner / (math.hypot(*rows[i]) * math.hypot(*rows[j]))
-    most = [max(cosine[i, j] for j in range(count) if j != i) for i in range(count)]
+    most = [max(0.0, *(cosine[i, j] for j in range(count) if j != i)) for i in range(count)]
     alpha = []
     for i in range(count):
         pardoned = [cosine[i, j] * (most[i] / most[j] if most[j] > most[i] else 1.0) for j in range(count) if j != i]
@@ -470,8 +470,19 @@ def foolsgold_slowly(rows: list[list[float]]) -> list[float]:
 @few
 @given(seed=st.integers(0, 1000))
 def test_foolsgold(seed: int) -> None:
-    history = np.abs(np.random.default_rng(seed).normal(size=(6, 9)))
+    history = np.random.default_rng(seed).normal(size=(6, 9))
     assert confidence(torch.from_numpy(history)).tolist() == pytest.approx(foolsgold_slowly(history.tolist()), abs=1e-6)
+
+
+def test_foolsgold_believes_the_client_that_is_unlike_all_others() -> None:
+    assert confidence(torch.tensor([[1.0, 0.01], [0.0, 1.0], [-1.0, -1.0]])).tolist()[2] == 1.0
+
+
+@pytest.mark.parametrize("size", [2**24 + 4, 25_557_032])
+def test_a_few_numbers_of_a_long_update_are_all_in_it(size: int) -> None:
+    """Places that are worked out in float32 would end beyond it."""
+    update = torch.ones(1).expand(3, size)  # of no memory
+    assert aggregation.Credit().surrogates(update).shape == (3, 2000)
 
 
 def test_foolsgold_gives_sybils_no_weight() -> None:

@@ -44,7 +44,7 @@ class Tuning:
         trials: all trials.
         metric: the metric that they were chosen by, the mean over clients' validation rows.
         folder: of the trials' runs, None where it was removed again.
-        privacy: the privacy budgets of all their runs together, see `privacy.several_runs.together`.
+        privacy: the privacy budgets of all their runs together, see `privacy.spending.together`.
     """
 
     recipes: Mapping[str, Recipe]
@@ -177,7 +177,7 @@ def tune(
 
 
 def spent_together(folder: Path) -> list[dict[str, Any]]:
-    """The privacy budgets of all runs in a folder, which are on the same rows; see `privacy.several_runs.together`."""
+    """The privacy budgets of all runs in a folder, which are on the same rows; see `privacy.spending.together`."""
     metas = []
     # also dropped and failed trials: their updates were sent all the same
     for database in sorted(folder.rglob(DATABASE)):
@@ -245,12 +245,11 @@ def claim(folder: Path, search: Mapping[str, Any]) -> None:
             if not isinstance(recorded, dict) or recorded.get(name) != value:
                 raise RunFolderError(f"{folder} holds a search with another {name}: choose another folder")
         return
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+    partial = folder / f"{RECORD}.part"  # renamed when it is complete: a search that was killed here leaves no more
+    if folder.is_file() or (folder.is_dir() and any(path != partial for path in folder.iterdir())):
         raise RunFolderError(f"{folder} is not empty and holds no search: choose another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # renamed when it is complete: a search that was killed here leaves an empty folder
-        partial = folder / f"{RECORD}.part"
         partial.write_text(text, encoding="utf-8")
         partial.replace(record)
     except OSError as error:

@@ -46,9 +46,10 @@ class StatePacker:
 
     @cached_property
     def _slots(self) -> list[Slot]:
-        """The weights that can be packed."""
+        """The weights that can be packed, in the order of the vector: a model may use its layers in another one."""
         shared = self.work.layout.shared
-        return [inputs.slot for inputs in self.layers if inputs.slot.stop <= shared][:_MOST]
+        slots = [inputs.slot for inputs in self.layers if inputs.slot.stop <= shared]
+        return sorted(slots, key=lambda slot: slot.start)[:_MOST]
 
     def pack(self, vectors: FactoredVectors, clients: Sequence[int]) -> list[Tensor] | None:
         """Each client's vector packed, or None where that is impossible or saves too little."""

@@ -261,7 +261,7 @@ class FederationServer:
     def _warn_of_outsized(self) -> None:
         """Warn of a site that states more rows than all others together: nobody can check that it has them."""
         stated = {member.name: member.rows["train"] for member in self.shared.members if member.rows is not None}
-        name = max(stated, key=lambda site: stated[site])
+        name = max(stated, key=lambda site: stated[site], default="")
         if len(stated) > 2 and 2 * stated[name] > sum(stated.values()):
             log.warning(
                 "%s states %s of %s training rows, so where updates count by rows it outweighs all others: "

@@ -68,7 +68,7 @@ class FederationState:
         terms: digest of the run's terms.
         timeouts: how long to wait for sites.
         cut: a task as it travels, see `ClientWork.cut`.
-        folder: where long results are kept that have come, see `pieces.Assembly`.
+        folder: where long results are kept that have come, see `transfer.Assembly`.
 
     Attributes:
         lock: guards all that is here.

@@ -199,8 +199,9 @@ def keep_connecting(
                 carry(secured)
         except (OSError, ValueError) as error:
             refusal("the server", error)
-        wait = _RETRY[0] if time.monotonic() - began > 5 else min(2 * wait, _RETRY[1])
+        wait = _RETRY[0] if time.monotonic() - began > 5 else wait
         over.wait(wait)
+        wait = min(2 * wait, _RETRY[1])
 
 
 def refusal(who: str, error: ssl.SSLError) -> str:

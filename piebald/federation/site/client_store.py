@@ -67,10 +67,13 @@ class ClientStore:
         folder.parent.mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         self._base = self._read(folder / _BASE)
-        self._trained = self._read_trained(folder / _BASE)
+        confirmed, self._trained = self._read_trained(folder / _BASE)
         self._chain: dict[int, tuple[FinishedTask, dict[str, Tensor] | None]] = {}
         for path in sorted(folder.glob("done-*.safetensors")):
             done, state = self._open(path)
+            if done.id <= confirmed:  # it died between the two files: this task is in the first one already
+                path.unlink()
+                continue
             self._chain[done.id] = (done, state)
         self._chain = dict(sorted(self._chain.items()))
 
@@ -182,12 +185,14 @@ class ClientStore:
         except (OSError, SafetensorError) as error:
             raise RuntimeFault(f"{path} cannot be read: {type(error).__name__}: restore it from a backup") from None
 
-    def _read_trained(self, path: Path) -> list[tuple[str, int]]:
+    def _read_trained(self, path: Path) -> tuple[int, list[tuple[str, int]]]:
+        """The id of the last task that the server has saved, -1 before, and the tasks up to it, see `trained`."""
         if not path.exists():
-            return []
+            return -1, []
         with opened_tensors(path) as file:
-            entries = json.loads((file.metadata() or {}).get("trained", "[]"))
-        return [(str(version), int(steps)) for version, steps in entries]
+            metadata = file.metadata() or {}
+        tasks = [(str(version), int(steps)) for version, steps in json.loads(metadata.get("trained", "[]"))]
+        return int(metadata.get("id", -1)), tasks
 
 
 class UpdateCount:

@@ -56,7 +56,8 @@ class Credit(Robust):
     def surrogates(self, matrix: Tensor) -> Tensor:
         """A few of each update's numbers [n, m], evenly spread, divided by their root mean square over honest sizes."""
         count = min(self.numbers, matrix.shape[1])
-        spread = torch.linspace(0, matrix.shape[1] - 1, count, device=matrix.device).long()
+        # float32 has no whole numbers above 2^24, and the last place would be one too far
+        spread = torch.linspace(0, matrix.shape[1] - 1, count, dtype=torch.float64).long()
         few = matrix[:, spread]
         return few / few.square().mean(1).sqrt().median().clamp(min=1e-30)
 

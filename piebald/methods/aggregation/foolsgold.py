@@ -46,7 +46,8 @@ class Foolsgold(Robust):
     def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
         changes, state = cohort.parameters, context.state
         size = changes.shape[1]
-        spread = torch.linspace(0, size - 1, min(self.numbers, size)).long()
+        # float32 has no whole numbers above 2^24, and the last place would be one too far
+        spread = torch.linspace(0, size - 1, min(self.numbers, size), dtype=torch.float64).long()
         places = places_of(state, cohort.clients, cohort.version, self.remember)
         sums = resized(state.get("sums"), places, len(spread))
         sums.index_add_(0, places.rows, changes[:, spread].cpu())
@@ -76,7 +77,9 @@ def confidence(history: Tensor) -> Tensor:
     lengths = inner.diagonal().clamp(min=1e-60).sqrt()
     cosines = inner / (lengths[:, None] * lengths[None, :])
     cosines.fill_diagonal_(-math.inf)
-    most = cosines.max(dim=1).values
+    # the authors' program has a diagonal of 0: else a client unlike all others would be pardoned by a negative share,
+    # and look like what it opposes
+    most = cosines.max(dim=1).values.clamp(min=0)
     pardon = torch.where(most[None, :] > most[:, None], most[:, None] / most[None, :], torch.ones_like(cosines))
     alpha = (1 - (cosines.fill_diagonal_(0) * pardon).fill_diagonal_(-1).max(dim=1).values).clamp(0, 1)
     if float(alpha.max()) <= 0:

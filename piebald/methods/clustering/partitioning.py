@@ -28,8 +28,8 @@ class ClusterSearch:
 
     Attributes:
         labels: [n], from 0 up in order of first appearance.
-        threshold: members of a cluster are, in the sense of the method, nearer to one another than this; infinite for
-            one cluster, None where nothing was compared.
+        threshold: members of a cluster are, in the sense of the method, nearer to one another than this; None for
+            one cluster, and where nothing was compared.
         score: mean silhouette, or how much the gap is of the whole range; 0 for one cluster.
         tried: score by number of clusters.
         agreement: of two halves of the rounds about the clusters, where it was asked for.

@@ -199,7 +199,8 @@ class TrainingTotals(Query):
     def _ends(self, counts: Tensor) -> tuple[float, float]:
         """The edges between which the median lies."""
         place = int(torch.searchsorted(counts.cumsum(0), (counts.sum() / 2).clamp_min(0.5)))
-        return self.edges[max(place - 1, 0)], self.edges[min(place, len(self.edges) - 1)]
+        last = len(self.edges) - 1  # where noise or gaps leave less than half a row, the place is beyond all edges
+        return self.edges[min(max(place - 1, 0), last)], self.edges[min(place, last)]
 
     @property
     def _counts_only(self) -> bool:

@@ -79,7 +79,7 @@ class MaskingGraph:
 
     @property
     def holders_each(self) -> int:
-        """The number of hold shares of a client's keys: its neighbours and itself."""
+        """The number of clients that hold shares of a client's keys: its neighbours and itself."""
         return len(self.neighbours[self.members[0]]) + 1
 
     @property
@@ -89,7 +89,7 @@ class MaskingGraph:
 
     @property
     def quorum(self) -> int:
-        """The number of clients must sign one list of survivors: the same share of them as of a key's shares."""
+        """The number of clients that must sign one list of survivors: the same share of them as of a key's shares."""
         return quorum(len(self.members), self.holders_each, self.threshold)
 
     def holders(self, client: int) -> tuple[int, ...]:

@@ -2,9 +2,6 @@
 
 Every secret of a client in one round is derived from one root of 32 random bytes, so that it can say the same
 thing twice and never two things.  The primitives are those of `cryptography`.
-
-A secret is the constant term of a random polynomial of degree threshold - 1 over a prime field, share x its value at x
-(Shamir 1979).  The field is just larger than 32 bytes, so a key is one element of it.
 """
 
 from __future__ import annotations
@@ -128,6 +125,3 @@ def round_stochastically(numbers: np.ndarray[Any, Any], seed: bytes) -> np.ndarr
         below = np.floor(piece)
         rounded[start : start + _PIECE] = below.astype(np.int64) + (bits.astype(np.float64) * 2.0**-53 < piece - below)
     return rounded
-
-
-# ------------------------------------------------------------------------------------------ bytes as tensors, and back

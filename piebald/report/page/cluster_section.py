@@ -17,6 +17,7 @@ from piebald.report.tables import History, mean
 
 _COLUMNS = 12  # rounds that the chart of members shows at most
 _MEMBERS = 60  # clients that the table of members names at most for a cluster
+_RANKS = {"global": 0, "personal": 1, "chosen": 2}  # of a client's models, the one that it uses last
 _LISTED = 30  # clients that the table of excluded updates lists at most
 
 
@@ -161,12 +162,14 @@ def accuracy(history: History, place: int) -> Chart | None:
     """The metric over rounds: the mean over the clients of each cluster."""
     shown, clusters_of = MetricFormat(history.metric), memberships(history)
     lines: dict[int, dict[int, list[float]]] = {}
-    for row in history.scores:
+    judged: dict[tuple[int, int], float] = {}  # by version and client, of the model that the client uses
+    for row in sorted(history.scores, key=lambda row: _RANKS.get(row["model"], 0)):
         is_main = row["client"] is not None and row["metric"] == history.metric and row["value"] is not None
         if is_main and row["split"] == history.split and row["version"] in clusters_of:
-            cluster = clusters_of[row["version"]].get(row["client"])
-            if cluster is not None:
-                lines.setdefault(cluster, {}).setdefault(row["version"], []).append(row["value"])
+            judged[row["version"], row["client"]] = row["value"]
+    for (version, client), value in sorted(judged.items()):
+        if (cluster := clusters_of[version].get(client)) is not None:
+            lines.setdefault(cluster, {}).setdefault(version, []).append(value)
     if len(lines) < 2:
         return None
     newest = max(max(points) for points in lines.values())

@@ -79,7 +79,7 @@ def _top(comparison: Comparison) -> str:
         tiles += [(f"Best mean {shown.name}", markup.small(shown.value(best.mean), ranked[0]))]
         tiles += [("Its worst tenth", markup.small(shown.value(tail.mean if tail else None), "of clients"))]
     tiles += [
-        ("Clients", markup.small(" to ".join(f"{n:,}" for n in {clients[0], clients[-1]}), "in each run")),
+        ("Clients", markup.small(" to ".join(f"{n:,}" for n in sorted({clients[0], clients[-1]})), "in each run")),
         ("Runs", markup.small(f"{len(comparison.runs):,}", f"{wording.plural(len(comparison.labels), 'label')}, "
                                                            f"{wording.plural(len(seeds), 'seed')}")),
     ]  # fmt: skip
@@ -121,7 +121,7 @@ def _results(comparison: Comparison) -> str:
             interval += f"; {shown.value(row['mean_all'])} with clients that never trained"
         cells: list[Cell] = [
             markup.key(labels, label),
-            markup.small(shown.value(row["mean"]), interval if row["mean"] else ""),
+            markup.small(shown.value(row["mean"]), "" if row["mean"] is None else interval),
         ]
         if base:
             cells.append(_difference(comparison, differences.get(label)))

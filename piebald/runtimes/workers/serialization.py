@@ -130,7 +130,10 @@ def unpack_stack(values: dict[str, Any], store: Store, seen: dict[str, Tensor] |
     seen = {} if seen is None else seen
 
     def get(place: Any) -> Tensor:
-        return seen.setdefault(json.dumps(place), store.get(place))
+        name = json.dumps(place)
+        if name not in seen:
+            seen[name] = store.get(place)
+        return seen[name]
 
     query = values["query"]
     built_query = build("query", query) if query is not None else None
