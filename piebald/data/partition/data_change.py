@@ -265,7 +265,6 @@ class Sensor(DataChange):
     def inputs(self, x: Tensor, client: int) -> Tensor:
         """New inputs [n, ...]."""
         channels = x.shape[1]
-        # drawn from (seed, client) alone, so that training and test rows have the same sensor
         a, b = torch.from_numpy(self.generator("sensor", client).standard_normal((2, channels))).float()
         shape = (1, channels) + (1,) * (x.dim() - 2)
         changed: Tensor = x * (self.gain * a).exp().reshape(shape) + (self.bias * b).reshape(shape)

@@ -137,7 +137,7 @@ def _alike(codes: Ints, others: Floats, goal: Ints | None, measured: bool) -> bo
     within = ((values - (sums / rows[:, None])[codes]) ** 2).sum(0) / max(len(values) - len(rows), 1)
     if measured:  # what is left of a row beside the mean of its neighbours, one and a half times a variance
         spread = np.minimum(spread, (np.diff(values[first], 2, axis=0) ** 2).mean(0) / 4 / 1.5)
-    # many columns say nothing about the thing that is named, so most of them decide and not their mean
+    # a few columns that vary much within a value would decide a mean
     return bool(np.median(within / np.maximum(spread, 1e-300)) < _ALIKE)
 
 
