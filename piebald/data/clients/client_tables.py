@@ -151,8 +151,10 @@ def from_frames(
         raise SettingError(f"the table of client {empty!r} has no rows: leave it out")
     check_same_columns(frames, None if features is None else [str(target), *features, *split.columns])
     frame = next(iter(frames.values()))
+    # tables may have a column of this name themselves
     column = next(name for name in ("client", "client of the row") if name not in frame.columns)
     joined = pandas.concat([table.assign(**{column: name}) for name, table in frames.items()], ignore_index=True)
+    # pandas keeps attributes only where all tables have the same ones
     joined.attrs = {ROWS: tuple(
         rows._replace(name=table.attrs.get("file") or f"the table of {name!r}") for name, table in frames.items()
         for rows in table.attrs.get(ROWS, (RowsOfFile(None, len(table), 1),))
@@ -461,6 +463,7 @@ def _hub_rows(
     named, names = client, list(dataset.column_names)
     client, target, chosen = _columns(names, client, target, features, split, owned)
     keys = RowKeys.of_table(names, lambda column: pandas.Series(dataset[column][:]), split, named)
+    # the client's column stands for the target's where rows are owned, and must be named once
     rows = dataset.select_columns([*dict.fromkeys([client, target, *chosen])]).with_format("numpy")[:]
     described = dataset.features
     columns = [_input_column(rows[column], column, described[column]) for column in chosen]

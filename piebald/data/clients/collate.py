@@ -66,6 +66,7 @@ def lengths(raws: Sequence[Raw], length: int | None) -> Lengths:
 def lengths_of(x: Any, y: Any) -> Lengths:
     """The lengths of rows that are filled up already, for others that are to be like them."""
     inputs = {name: part.shape[1] for name, part in named_leaves(x) if part.ndim > 1}
+    # rows given as one input have no name yet, and get it when they are filled up
     if (single := next((name for name in _NAMED.values() if name in inputs), None)) is not None:
         inputs[""] = inputs[single]
     return Lengths(inputs, {name: part.shape[1] for name, part in named_leaves(y) if part.ndim > 1})
@@ -95,6 +96,7 @@ def _inputs(who: str, x: Any, to: Mapping[str, int]) -> Any:
     covered = [_sizes(part) for name, part in parts.items() if name.endswith(_MASK)]
     for name, part in parts.items():
         sizes = _sizes(part)
+        # one mask serves all inputs whose sequences have the same lengths, such as ids and their token types
         if name in to and name != "labels" and sizes not in covered:
             arrays[_mask_name(name, not covered)] = (np.arange(to[name]) < np.array(sizes)[:, None]).astype(np.int64)
             covered.append(sizes)

@@ -51,10 +51,12 @@ def array(value: Any, who: str, role: str) -> Array:
     if isinstance(value, Tensor):
         if value.dtype == torch.bfloat16:  # NumPy does not have it
             value = value.float()
+        # conjugates and negatives are flags of a tensor that NumPy cannot read
         value = value.detach().cpu().resolve_conj().resolve_neg().numpy()
     try:
         data = np.asarray(value)
     except ValueError:
+        # rows of several shapes, which are refused below with a message of their own
         data = np.empty(1, dtype=object)
     if data.dtype == object and data.ndim == 1 and len(data) and all(isinstance(word, str) for word in data):
         data = data.astype(str)
@@ -104,6 +106,7 @@ def inputs(value: Any, who: str, tokens: bool = False) -> Array:
         return np.require(x, dtype=np.int64, requirements=["C", "W"])
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         x = x[:, None] if x.ndim == 3 else x
+        # a wrong order would train without an error, on columns of pixels as channels
         if x.shape[-1] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
             raise SettingError(
                 f"{who}: images must be [n, channels, height, width], got {list(x.shape)}: "
@@ -150,6 +153,7 @@ def _several(value: Any, who: str, role: str) -> Any:
     tree = {str(name): part for name, part in value.items()} if isinstance(value, Mapping) else tuple(value)
     if not tree:
         raise SettingError(f"{who}: {role} must be one array or more, got an empty dict")
+    # `mapped` visits leaves in the order of `named_leaves`, but does not pass their names
     names = iter([name for name, _ in named_leaves(tree)])
     arrays = mapped(lambda part: _part(part, f"{who}, {role} {next(names)!r}", role), tree)
     lengths = {name: len(part) for name, part in named_leaves(arrays)}
@@ -195,6 +199,7 @@ def targets(value: Any, who: str, classes: Sequence[str] | None = None) -> Array
     if kind(y) == "real":
         with np.errstate(over="ignore"):
             y = np.require(y, dtype=np.float32, requirements=["C", "W"])
+        # several labels for each row, each 0 or 1: NaN is one that is not known, which the loss leaves out
         if y.ndim > 1 and (missing := np.isnan(y)).any() and np.isin(y[~missing], (0, 1, IGNORED)).all():
             y = np.where(missing, np.float32(IGNORED), y)  # labels that nobody knows
         _finite(y, who, "targets")
@@ -225,8 +230,10 @@ def _numbered(y: Array, who: str, classes: Sequence[str] | None) -> Array:
         raise SettingError(
             f"{who}: targets are text like {str(y.flat[0])!r}: pass classes, the names of all classes in order"
         )
+    # a search takes log K steps for each row, where a dict would need a Python object for each
     order = np.argsort(np.asarray(classes, dtype=str), kind="stable")
     sorted_classes = np.asarray(classes, dtype=str)[order]
+    # a name after all classes would have a place past the end
     place = np.minimum(np.searchsorted(sorted_classes, y), len(sorted_classes) - 1)
     if (sorted_classes[place] != y).any():
         unknown_name = str(y[sorted_classes[place] != y].flat[0])

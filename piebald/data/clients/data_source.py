@@ -204,9 +204,11 @@ class DataSource(BaseModel):
         if positive not in rows.classes:
             raise unknown("class", positive, rows.classes)
         y = rows.targets == list(rows.classes).index(positive)
+        # it comes second, as class 1 is the positive one of scores such as AUC
         return replace(rows, y=y.long(), classes=[f"not {positive}", positive])
 
     def _folder(self, path: Path) -> Any:
+        # before images are looked for: `save_to_disk` writes folders of files as well
         if any((path / name).is_file() for name in ("dataset_info.json", "state.json", "dataset_dict.json")):
             return _saved(path)
         if self.target is not None or self.features is not None:

@@ -136,11 +136,13 @@ class LazyClients:
                 raise SettingError(f"{who} was loaded without rows to train on: load must return a 'train' part")
             ready = {split: self._rows(pair, f"{who}, {split}") for split, pair in got.items()}
             self._check(ready["train"], who)
+            # empty rows must have the form of the others, for models that see them
             none = ready["train"][:0]
             return {split: ready.get(split, none) for split in SPLITS}
         rows = self._rows(got, who)
         self._check(rows, who)
         everything = Lists(np.arange(len(rows)), np.array([0, len(rows)]))
+        # keyed by the client's number, so that the same rows are held out whenever it is loaded again
         parts = three_ways(everything, class_numbers(rows.y), self._division, first=client)
         index = {split: torch.from_numpy(lists.values) for split, lists in parts.items()}
         return {split: rows[places] for split, places in index.items()}

@@ -33,6 +33,7 @@ class Numbered(Sequence[str]):
 
 def check_client(client: int, count: int) -> None:
     """Refuse a value that is not the number of one of `count` clients."""
+    # True is an int, and would be client 1
     if type(client) is not int and (isinstance(client, bool) or not isinstance(client, int | np.integer)):
         raise SettingError(f"client must be a whole number, got {shown(client)}")
     if not 0 <= client < count:
@@ -57,6 +58,7 @@ class Lists:
             values: the rows' numbers [n], by default 0, 1, ...
         """
         order = np.argsort(client, kind="stable")  # stable, so that rows keep their order within a client
+        # rows of nobody (-1) are sorted before all others
         order = order[np.count_nonzero(client < 0) :]
         starts = np.zeros(count + 1, dtype=np.int64)
         np.cumsum(np.bincount(client[order], minlength=count), out=starts[1:])

@@ -130,6 +130,7 @@ def _completed(pieces: Sequence[_Piece]) -> tuple[list[_Piece], dict[str, frozen
             )
         count = pytree.count(piece.x)
         zeros = {name: np.zeros((count, *forms[name].shape[1:]), forms[name].dtype) for name in names}
+        # in one order of names at all clients, since parts are joined leaf by leaf
         x = {name: piece.x[name] if name in piece.x else zeros[name] for name in forms}
         completed.append(piece._replace(x=x))
     return completed, {name: names for name, names in lacking.items() if names}
@@ -190,6 +191,7 @@ def is_owned(source: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
+    # by the name of the module, which need not be installed
     return isinstance(value, np.ndarray | torch.Tensor) or type(value).__module__.partition(".")[0] == "pandas"
 
 
@@ -209,6 +211,7 @@ def given(member: Any, who: str) -> tuple[Any, Any]:
     if isinstance(member, Rows):
         member = (member.x, member.y)
     elif isinstance(member, torch.utils.data.TensorDataset):
+        # all at once, where its items would be read one by one
         member = member.tensors
     elif type(member).__module__.partition(".")[0] == "pandas":
         raise SettingError(

@@ -124,7 +124,9 @@ class PooledClients:
         """The same clients with other inputs and targets in the pool; rows that are no client's stay as they are."""
         clients = copy.copy(self)
         clients.__dict__.pop("x", None)  # it was looked up already
+        # tables count classes of the old targets
         clients._stored, clients._y, clients._tables = x, y, {}
+        # as rows, gathered from the old pool, since their numbers would point into the new one
         clients._common, clients._server_rows, clients._public_rows = self.common, self.server_rows, self.public_rows
         return clients
 
@@ -234,6 +236,7 @@ class PooledClients:
 def _compressed_bytes(numbers: Tensor) -> int:
     array = np.ascontiguousarray(numbers.numpy())
     forms = [[array]]
+    # single bytes have at most 256 values already, and their places take as many bytes
     if array.itemsize > 1:
         values, places = np.unique(array, return_inverse=True)
         forms.append([values, places.astype(np.min_scalar_type(len(values)))])

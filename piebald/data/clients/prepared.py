@@ -77,6 +77,7 @@ class ChangedClients:
     @property
     def common(self) -> Rows | None:
         """A test set that belongs to no client, or None."""
+        # rows of no client have no constants of their own
         return None if self.by_client else self._changed(self._clients.common)
 
     @property
@@ -128,6 +129,7 @@ class ChangedClients:
 
     def of(self, clients: Clients) -> Self:
         """Return other clients with rows of the same pool, changed in the same way."""
+        # the prepared pool is shared: rows of the same pool are prepared once
         changed = copy.copy(self)
         changed._clients = clients
         return changed

@@ -65,6 +65,7 @@ def _rows(source: DataSource, path: Path, clients: Clients) -> Rows:
     if isinstance(value, tuple):
         value = (value[0], target_arrays(value[1], source.public or "", names))
     elif source.client in value.columns:
+        # rows that all have are nobody's, and the column would be read as a feature
         value = value.drop(columns=source.client)
     rows = published.rows_of(value)
     assert isinstance(rows, DataSet)

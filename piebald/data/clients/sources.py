@@ -194,6 +194,7 @@ def clients_of_table(
     y, named = labelled(table, classes, regression, table.origin)
     parts = _parts(table, y if kind(y) == "whole" and y.ndim == 1 else None, division, names, first)
     whole = [client for client in range(len(names)) if not table.lacking.get(client)]
+    # rows of clients that lack inputs have zeros in them, which a model would take for values
     tested = [parts["test"][client] for client in whole] if table.lacking else [parts["test"].values]
     extra = partial(_extra, x=table.x, y=y, classes=named, tokens=tokens, collate=collate)
     return PooledClients(
@@ -202,6 +203,7 @@ def clients_of_table(
         parts,
         names=names,
         classes=named,
+        # `concatenate` refuses an empty list, as where all clients lack an input
         common=np.sort(np.concatenate([*tested, np.empty(0, np.int64)])) if common is None else extra("common", common),
         server_rows=None if server_rows is None else extra("server_rows", server_rows),
         public_rows=None if public_rows is None else extra("public_rows", public_rows),
@@ -301,6 +303,7 @@ def _of_numbers(target: str, y: Any, classes: Sequence[str] | None, origin: str)
             "%s: target %r has %s, which are taken as classes: set regression = true if they are amounts", origin,
             target, _some(named),
         )  # fmt: skip
+    # the last one is for gaps, whose code is -1
     return named, np.array([*map(named.index, words), IGNORED])[codes]
 
 

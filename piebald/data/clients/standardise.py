@@ -55,6 +55,7 @@ class Standardisation(WordedModel):
         mean, deviation = (
             torch.tensor(numbers, dtype=torch.float64).reshape(shape) for numbers in (self.mean, self.deviation)
         )
+        # in float32 the difference cancels where numbers are large beside their deviation
         return ((rows.double() - mean) / deviation).float()
 
 

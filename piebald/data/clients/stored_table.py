@@ -34,6 +34,7 @@ def joined_chunks(chunks: Iterable[Any], rows: int = _ROWS) -> Any:
     else:
         return pandas.concat(held, ignore_index=True) if len(held) > 1 else held[0]
     table = _StoredTable([*chunk.columns], rows)
+    # taken out one by one, so that a chunk's memory is free when its rows are stored
     while held:
         table.append(held.pop(0))
     for chunk in remaining:
@@ -61,7 +62,9 @@ class _StoredTable:
         """Add the rows of a table."""
         rows = self._rows + len(chunk)
         if rows > self._cells.shape[1]:
+            # doubled, so that each cell is copied about once, however many chunks come
             grown = large_array((len(self._names), max(rows, 2 * self._cells.shape[1])), np.int64)
+            # column by column, so that one alone is in memory
             for place in range(len(self._names)):
                 grown[place, : self._rows] = self._cells[place, : self._rows]
             self._cells = grown
@@ -92,6 +95,7 @@ class _StoredTable:
         else:
             dtype = own if own == new else _common(own, new)
         if dtype != own and self._rows:
+            # a copy, since new values are written over the same bytes
             written = series.__class__(np.array(self._values(place, own)[: self._rows]))
             self._write(place, 0, written, dtype, self._empty[place])
         self._write(place, self._rows, series, dtype, empty)
@@ -109,6 +113,7 @@ class _StoredTable:
         if series.dtype.kind == "b" or isinstance(next(iter(different), None), bool):
             different = [*map(str, different)]  # pandas takes categories of booleans for booleans
         words = self._words[place]
+        # the last one is for gaps, whose code is -1
         places = np.array([*(words.setdefault(word, len(words)) for word in different), -1], dtype=np.int32)
         self._values(place, dtype)[rows] = places[codes]
 

@@ -180,6 +180,7 @@ def _encoding(path: Path) -> tuple[str, bool, bool]:
                 decoder.decode(chunk, final=not chunk)
             except UnicodeDecodeError as error:
                 line = lines + chunk[: error.start].count(b"\n")
+                # Latin-1 has a letter for every byte, so that it is the last resort
                 encoding = "cp1252" if _decodes(path, "cp1252") else "latin-1"
                 name = {"cp1252": "Windows-1252", "latin-1": "Latin-1"}[encoding]
                 _log.warning(
@@ -226,6 +227,7 @@ def _read_text(path: Path, separator: str, names: str | None) -> Any:
         return (chunk.iloc[:, 0] for chunk in read(usecols=[header.index(name)], dtype=str, **options))
 
     with warnings.catch_warnings():
+        # pandas warns and drops values that are beyond the names of the first line
         warnings.simplefilter("error", pandas.errors.ParserWarning)
         try:
             frame = _of_one_kind(read)
@@ -258,6 +260,7 @@ def _read_text(path: Path, separator: str, names: str | None) -> Any:
 def _places_among_blank_lines(path: Path, separator: str, encoding: str, skipped: int) -> Any:
     """Return the places [n] of rows among those that a spreadsheet shows, which has blank lines as rows."""
     with unpacked(path) as file, io.TextIOWrapper(file, encoding=encoding, newline="") as text:
+        # the line of names has the place -1, so that the row after it has 0
         lines = enumerate(islice(csv.reader(text, delimiter=separator, skipinitialspace=True), skipped, None), -1)
         held = [place for place, cells in lines if len(cells) > 1 or "".join(cells).strip()]
     return np.array(held[1:], dtype=np.int64)
@@ -287,6 +290,7 @@ def _of_one_kind(read: Callable[..., Iterator[Any]], **options: Any) -> Any:
         first, rows = chunk if first is None else first, rows + len(chunk)
         for name in chunk:
             kinds.setdefault(name, set()).add(_kind(chunk[name]))
+    # of one chunk alone pandas has seen all values, so it need not be read twice
     if first is None or rows == len(first):
         return first
     mixed = {name: str for name, held in kinds.items() if len(held - {"nothing"}) > 1}
@@ -354,6 +358,7 @@ def _plainly_written(series: Any, path: Path) -> tuple[Any, str]:
     codes, different = pandas.factorize(series)
     texts = pandas.Series(different, dtype=object).astype(str).str.strip()
     held = texts[~texts.isin(GAPS)]
+    # the last one is for gaps, whose code is -1
     plain = pandas.Series([*texts, np.nan], dtype=object)
     if not len(held):
         return series, ""
@@ -364,6 +369,7 @@ def _plainly_written(series: Any, path: Path) -> tuple[Any, str]:
 
     if len(odd := held[pandas.to_numeric(held, errors="coerce").isna()]):
         readings = [*number_readings(held.tolist())]
+        # the value with the most marks shows best how numbers are written
         telling = like(odd.str.count(r"[^\w]").idxmax(), "numbers")
         if len(readings) > 1:
             raise SettingError(

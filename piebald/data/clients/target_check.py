@@ -99,6 +99,7 @@ def trains_batch_norm(spec: ModelSpec) -> bool:
     """Return whether a batch norm takes part in training, and not with the statistics that it has."""
     # a part of a model has the layers of the whole, and not all of their tensors
     in_layout = {slot.name.rpartition(".")[0] for slot in spec.layout.slots}
+    # a copy, since `train()` changes the mode of all layers
     layers = copy.deepcopy(spec.model).train().named_modules()
     norms = ((name, layer) for name, layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm))
     return any(norm.training and (name in in_layout or not norm.state_dict()) for name, norm in norms)
@@ -129,6 +130,7 @@ def _rows_of(clients: Clients, spec: ModelSpec) -> Iterator[tuple[str, Rows]]:
 
     Rows that are loaded on demand are checked when they are first used.
     """
+    # all rows at once are quick to check; client by client only where one is wrong, so that the error names it
     pool = _targets_of_pool(clients)
     if pool is not None and spec.objective.misfit(pool.y, spec.outputs) is None:
         yield "the clients", pool

@@ -71,11 +71,13 @@ class TorchClients(LazyClients):
                     f"{type(dataset).__name__}"
                 )
         super().__init__(
+            # `load` is never called, since `rows` reads items part by part
             len(named), lambda client: None, names=[str(name) for name in named], classes=classes,
             validation=validation, test=test, seed=seed, cache=cache, tokens=tokens, collate=collate, length=length,
         )  # fmt: skip
         self._datasets: list[MapStyle] = list(named.values())
         client = np.repeat(np.arange(len(named)), [_size(dataset) for dataset in named.values()])
+        # classes are not known before items are read, so nothing is stratified by them
         self._parts = three_ways(Lists.of(client, len(named)), None, self._division)
         self._starts = np.concatenate([[0], np.cumsum([_size(dataset) for dataset in named.values()])])
 

@@ -78,6 +78,7 @@ def _pooled(clients: Clients, network: nn.Module, name: str | None, batch: int) 
     def extra(rows: Rows | None) -> Rows | None:
         return None if rows is None else Rows(_embedded(network, rows.x, name, batch), rows.y)
 
+    # rows were appended client by client and split by split, so places only grow
     lists = {split: Lists(np.concatenate(own), np.cumsum([0, *map(len, own)])) for split, own in places.items()}
     return PooledClients(
         torch.cat(x), torch.cat(y), lists, names=clients.names, classes=clients.classes, division=division_of(clients),

@@ -54,7 +54,9 @@ class LogMel(nn.Module):
         hop = self.window // 2
         waves = torch.stft(x[:, 0], self.window, hop, window=hann, center=False, return_complex=True)
         assert isinstance(self.bank, Tensor)
+        # silence would be -inf
         levels = (self.bank @ waves.abs().square() + 1e-6).log()
+        # a recording of one window has no unbiased deviation (NaN)
         return torch.cat([levels.mean(2), levels.std(2, correction=0)], 1)
 
 
@@ -134,6 +136,7 @@ class SqueezeNet(nn.Module):
             raise SettingError(f"squeezenet reads images [1 or 3, height, width], got rows {list(x.shape[1:])}")
         x = x.float() if x.dtype == torch.uint8 else x * 255
         if x.shape[2:] != (self.side, self.side):
+            # without low-pass filtering a smaller image would have aliases of fine patterns
             shrinks = min(x.shape[2:]) > self.side
             size = (self.side, self.side)
             x = functional.interpolate(x, size, mode="bilinear", align_corners=False, antialias=shrinks)
@@ -185,6 +188,7 @@ def _published(names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
         raise SettingError(f"{path} does not hold the known weights: delete or replace it ({error})") from None
     digest = hashlib.sha256()
     for array in weights.values():
+        # one byte order, so that the checksum is the same on every machine
         digest.update(array.astype("<f4").tobytes())
     if digest.hexdigest() != WEIGHTS_CHECKSUM:
         raise SettingError(f"{path} does not hold the known weights (another checksum): delete or replace it")
@@ -195,6 +199,7 @@ def _take(stored: dict[tuple[str, int], NDArray[np.float32]], path: str, node: A
     """Store an array of the file by its layer and number of axes: 4 for a kernel, 1 for a bias."""
     layer = next((layer for layer in LAYERS.values() if layer in path), None)
     if layer is not None and hasattr(node, "shape"):
+        # an HDF5 file may refer to any other file of this machine
         if node.is_virtual or node.external:
             raise ValueError(f"{path} lies in another file, which is not opened")
         check_size(path, node.nbytes, node.id.get_storage_size())
@@ -208,6 +213,7 @@ def _as_torch(stored: dict[tuple[str, int], NDArray[np.float32]], name: str) -> 
     if kind == "bias":
         return weight
     kernel = weight.transpose(3, 2, 0, 1)
+    # the Keras file has these kernels for blue, green and red
     return np.ascontiguousarray(kernel[:, ::-1] if layer == "features.0" else kernel)
 
 
@@ -239,6 +245,7 @@ def embed(network: nn.Module, x: Tensor | Decoded, *, batch: Count = 64, key: st
             return np.asarray(np.load(path, allow_pickle=False), dtype=np.float32)
         except (OSError, ValueError, EOFError):
             path.unlink()  # damaged, so computed again
+    # batch norm would else learn from these inputs, and dropout draw random numbers
     training = network.training
     network.eval()
     try:
@@ -253,6 +260,7 @@ def embed(network: nn.Module, x: Tensor | Decoded, *, batch: Count = 64, key: st
         )
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # renamed when complete, so that another process never reads half of a file
         part = path.with_suffix(f".{os.getpid()}.part")
         with part.open("wb") as file:
             np.save(file, embeddings, allow_pickle=False)
@@ -266,6 +274,7 @@ def _fingerprint(network: nn.Module, x: Tensor | Decoded) -> str:
         name: value for name in parameters if isinstance(value := getattr(network, name, None), int | float | str)
     }
     digest = hashlib.sha256(repr((str(network), settings, x.shape, x.dtype)).encode())
+    # buffers besides the state, since those that are not persistent are missing there
     values = [*network.state_dict().values(), *network.buffers()]
     for value in itertools.chain(values, (x[at : at + 1024] for at in range(0, len(x), 1024))):
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())

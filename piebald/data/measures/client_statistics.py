@@ -89,11 +89,13 @@ class Statistics:
             counts = np.bincount(label, minlength=classes)
         if embedding is None:
             return cls(0 if label is None else len(label), counts)
+        # sums of squares in float32 lose the small variances of many rows
         z = np.asarray(embedding, dtype=np.float64)
         if z.ndim != 2 or (label is not None and len(label) != len(z)):
             raise SettingError(f"embeddings must be [rows, d] with a row for each label, got {list(z.shape)}")
         if not np.isfinite(z).all():
             raise SettingError("embeddings must be finite numbers: look for rows with gaps or overflows")
+        # NumPy's mean of no rows is NaN, which `merge` would carry to the union
         mean = z.mean(0) if len(z) else np.zeros(z.shape[1])
         # Centred before products are summed: the difference of two large sums would lose the small variances.
         centred = z - mean
@@ -116,6 +118,7 @@ class Statistics:
             assert other.scatter is not None
             # Deviations from the means are merged, not raw sums, which would cancel.
             apart = other.mean - self.mean
+            # two empty sets give 0 and not NaN
             share = other.rows / max(rows, 1)
             mean = self.mean + share * apart
             scatter = self.scatter + other.scatter + self.rows * share * np.outer(apart, apart)
@@ -174,6 +177,7 @@ def union(statistics: Sequence[Statistics]) -> Statistics:
 
 def _of_client(clients: Clients, client: int, split: Split, embed: Callable[[Tensor], Tensor] | None) -> Statistics:
     counts = clients.counts(client, split)
+    # known counts come first: no row is fetched or decoded for them
     if embed is None and counts is not None:
         return Statistics(sum(counts), np.asarray(counts, dtype=np.int64))
     if embed is None and clients.classes is None and (size := clients.size(client, split)) is not None:

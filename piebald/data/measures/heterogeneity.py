@@ -73,6 +73,7 @@ class Heterogeneity:
         The mean of "frechet" is the average Fréchet distance (AFD) of CGAU (Rieger, Høegh, Hansen 2020), eq. 3.
         """
         means = {name: getattr(self, name) for name in ("frechet", "total_variation", "earth_mover", "divergence")}
+        # clients without training rows have no divergence (NaN) and do not count
         numbers = {name: float(np.nanmean(values)) for name, values in means.items() if values is not None}
         if self.pooled_divergence is not None:
             numbers["pooled_divergence"] = self.pooled_divergence
@@ -215,6 +216,7 @@ def frechet_to_rest(client: Statistics, overall: Statistics) -> float:
         overall: of all clients, this one among them.
     """
     rest = without(overall, client)
+    # a mean of no rows is 0 by convention, and a distance to it means nothing
     if not client.rows or not rest.rows:
         return 0.0
     assert client.mean is not None
@@ -262,6 +264,7 @@ def frechet(mean: Floats, covariance: Floats, other_mean: Floats, other_covarian
     roots = _root(covariance).T @ _root(other_covariance)
     shared = np.linalg.svd(roots, compute_uv=False).sum() if roots.size else 0.0
     gap = mean - other_mean
+    # rounding may leave a tiny negative number for equal distributions
     return max(0.0, float(gap @ gap + np.trace(covariance) + np.trace(other_covariance) - 2 * shared))
 
 
@@ -309,6 +312,7 @@ def embedding(clients: Clients) -> Callable[[Tensor], Tensor] | None:
     sizes = [clients.size(client, "train") or 0 for client in range(len(clients))]
     if not 0 < sum(sizes) <= MOST_ROWS:
         return None
+    # one row is enough to know the form; all of them would be converted to float32
     row = clients.rows(next(client for client, size in enumerate(sizes) if size), "train")[:1].x
     return (
         flat if isinstance(row, Tensor) and row.dtype.is_floating_point and flat(row).shape[1] <= MOST_NUMBERS else None

@@ -113,6 +113,7 @@ def scatter(ax: Axes, clients: Clients, embed: Callable[[Tensor], Tensor], split
     parts: list[NDArray[Any]] = []
     for client in shown:
         rows = clients.rows(client, split)
+        # rounded up, so that no client has more than its share of points
         step = -(-len(rows) // most) or 1
         parts.append(
             embed(pytree.single(rows[::step].x, "an embedding")).detach().cpu().numpy()

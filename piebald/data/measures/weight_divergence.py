@@ -86,6 +86,7 @@ def diverge(
     if not trainable:
         raise SettingError("weight divergence needs clients with training rows, and no client has one")
     objective = objective_for(held[trainable[0]].y, loss)
+    # keyed by the client, so that its order of rows does not depend on which clients have rows
     trained = [_epoch(model, layout, objective, held[client], lr, batch, (seed, client)) for client in trainable]
     reference = None
     if pool:

@@ -35,12 +35,14 @@ class Backdoor(DataChange):
     def mark(self, x: Tensor) -> Tensor:
         """A copy of inputs [n, ...] with the trigger on each of them."""
         marked = x.clone()
+        # `...` keeps n and channels whole: two slices follow for images [n, c, h, w], one for signals and rows
         marked[(..., slice(-self.size, None), slice(-self.size, None))[: 3 if x.dim() > 3 else 2]] = self.value
         return marked
 
     def rows(self, x: Tensor, y: Ints, classes: int, client: int) -> tuple[Tensor, Ints]:
         """New inputs and labels for a client's rows."""
         check_classes(self, [self.target], classes)
+        # one draw for each row: with a larger fraction the same rows are marked, and others as well
         marked_rows = np.flatnonzero(self.generator("rows", client).random(len(y)) < self.fraction)
         inputs, labels = x.clone(), y.copy()
         inputs[marked_rows] = self.mark(x[marked_rows])

@@ -76,14 +76,18 @@ class ByEmbedding(Partition):
         pca = PCA(self.components, svd_solver="full").fit(places)  # "auto" may choose a randomised solver
         train_places = np.asarray(pca.transform(places), dtype=np.float64)
         row_places = (
+            # `deal` passes one array twice: its rows are embedded once
             train_places if rows is train else np.asarray(pca.transform(self._embed(data, rows)), dtype=np.float64)
         )
         label, row_label = labels(data, train), labels(data, rows)
+        # test rows of a class without training rows have no centroid, and stay with nobody
         client = np.full(len(rows), NOBODY)
         for number in np.unique(label):
             centroids = self._centroids(train_places[label == number], int(number))
+            # keyed by the class alone, so that `deal` and `follow` give a centroid to the same client
             holder = self.generator(f"take {number}").permutation(self.clients)[: len(centroids)]
             of_class = row_label == number
+            # [rows of the class, centroids, components] float64 in memory at a time
             client[of_class] = holder[((row_places[of_class][:, None] - centroids[None]) ** 2).sum(2).argmin(1)]
         return client
 
@@ -92,6 +96,7 @@ class ByEmbedding(Partition):
         from sklearn.cluster import KMeans
 
         count = min(self.clients, len(np.unique(places, axis=0)))  # k-means warns of equal centroids otherwise
+        # scikit-learn accepts seeds below 2 ** 32 only
         seed = key(self.seed, "k-means", number) % (1 << 32)
         centroids = KMeans(count, n_init=3, random_state=seed).fit(places).cluster_centers_
         return np.asarray(centroids, dtype=np.float64)
@@ -99,6 +104,7 @@ class ByEmbedding(Partition):
     def _shuffled(self, client: Ints, part: str) -> Ints:
         rng = self.generator(f"shuffle {part}")
         chosen = np.flatnonzero(rng.random(len(client)) < self.shuffle)
+        # chosen rows change places among themselves, so each client keeps its number of rows
         client[chosen] = client[rng.permutation(chosen)]
         return client
 

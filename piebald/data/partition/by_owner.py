@@ -67,6 +67,7 @@ class ByOwner(Partition):
             ]
         if self.clients is None:
             return code, [owners.names[number] for number in present]
+        # an owner is never divided here, so some client would have no row
         if self.clients > len(present):
             raise self.refuse(
                 f"{self.clients} clients need as many of the {len(present)} {self.owner}s of {data.name}: lower clients"
@@ -78,6 +79,7 @@ class ByOwner(Partition):
         """The client of each published test row [m], or None where no test row belongs to an owner that trains."""
         codes = self._owners(data).codes
         client_of = np.full(int(codes.max()) + 1, NOBODY)
+        # where an owner has several clients any of them is kept, which is enough to compute the first one below
         client_of[codes[train]] = client
         holder = client_of[codes[test]]
         if self.clients_each > 1:
@@ -87,6 +89,7 @@ class ByOwner(Partition):
 
     def holds_out_first(self, data: DataSet) -> bool:
         """Return whether test rows are held out before the others are dealt: where an owner's groups are divided."""
+        # a group may be divided between an owner's clients, one of which would test on what another trains on
         return data.groups is not None and self.clients_each > 1
 
     def strata(self, data: DataSet) -> Ints:
@@ -104,12 +107,14 @@ class ByOwner(Partition):
         shuffled = self.generator("divide").permutation(len(code))
         order = shuffled[np.argsort(code[shuffled], kind="stable")]  # owner by owner
         place = np.empty(len(code), dtype=np.int64)
+        # the rank of a row within its owner: its place less the place where the owner begins
         place[order] = np.arange(len(code)) - np.repeat(np.cumsum(held) - held, held)
         return place % self.clients_each
 
     def _merge_owners(self, held: Ints, clients: int) -> Ints:
         """The client of each owner: the largest owners first, each to the client with the fewest rows so far."""
         shuffled = self.generator("deal").permutation(len(held))
+        # a tie goes to the lowest number, so the result does not depend on how the heap is arranged
         heap = [(0, client) for client in range(clients)]
         client_of = np.empty(len(held), dtype=np.int64)
         # The longest-processing-time rule: at most a third above the smallest possible maximum (Graham 1969).

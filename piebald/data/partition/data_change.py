@@ -53,7 +53,9 @@ class DataChange(Component):
             SettingError: a client does not exist.
         """
         if self.clients is None:
+            # half is rounded up: `round` would take the even neighbour, 2 of 5 clients at share = 0.5
             number = max(math.floor(self.share * count + 0.5), 1 if self.share else 0)
+            # the start of one order of all clients: with a larger share the same ones are changed, and others as well
             return np.sort(self.generator("choose").permutation(count)[:number])
         numbers = np.unique(np.array(self.clients, dtype=np.int64))
         if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < count:
@@ -100,6 +102,7 @@ class _Flip(DataChange):
 
     def labels(self, y: Ints, classes: int, client: int) -> Ints:
         """New labels [n]."""
+        # all rows are flipped and some are taken, so that a row's new label does not depend on `fraction`
         flips = self.generator("rows", client).random(len(y)) < self.fraction
         return np.where(flips, self.flipped(y, classes, client), y)
 
@@ -144,6 +147,7 @@ class FlipRandom(_Flip):
     def flipped(self, y: Ints, classes: int, client: int) -> Ints:
         if classes < 2:
             raise self.refuse(f"there must be at least two classes, got {classes}")
+        # an offset of 1 to K - 1 modulo K never leads back to the same class
         return (y + self.generator("labels", client).integers(1, classes, len(y))) % classes
 
 
@@ -184,6 +188,7 @@ def changed(clients: PooledClients, changes: Sequence[DataChange], x: Tensor | D
     Raises:
         SettingError: a change that does not fit these rows or clients.
     """
+    # `with_pool` takes `common` from the clients as they were, whose pool must stay clean
     y = single(clients.y, "a change of rows").clone()
     # Decoded inputs are read into memory only if a change needs them.
     moved = x[:].clone() if any(not change.of_labels for change in changes) else None
@@ -208,7 +213,9 @@ def changed(clients: PooledClients, changes: Sequence[DataChange], x: Tensor | D
 def _stored(values: Tensor, like: Tensor) -> Tensor:
     """Convert float inputs to the stored type; images stay in their range."""
     if like.dtype == torch.uint8:
+        # the cast alone cuts off fractions, and is undefined out of range
         return (values * 255).round().clamp(0, 255).to(torch.uint8)
+    # four axes are images [n, c, h, w]; signals and rows have no range to keep
     if like.dim() == 4:
         values = values.clamp(0, 1)
     return values.to(like.dtype)

@@ -69,6 +69,7 @@ class Homogeneous(Devices):
 
     def available(self, clients: int, now: float) -> Sequence[int]:
         """All clients, or none outside the intervals."""
+        # a range and no list: this is asked each round, and there may be a million clients
         return range(clients if self.on is None or any(start <= now < stop for start, stop in self.on) else 0)
 
 
@@ -130,6 +131,7 @@ class LogNormal(Devices):
 
     def device(self, client: int) -> Device:
         """The device of one client."""
+        # both are drawn whatever limits are set, so that limits of bandwidth leave speeds as they are
         speed, bandwidth = generator(self.seed, "log_normal", client).standard_normal(2).tolist()
         return self._device(
             self.seconds_per_step * math.exp(self.sigma * speed), math.exp(self.bandwidth_sigma * bandwidth)

@@ -124,6 +124,7 @@ class Dirichlet(Partition):
                 "lower clients or min_size, or raise alpha"
             )
         client = np.empty(len(label), dtype=np.int64)
+        # rows in order of classes meet counts [K, clients] in order of classes
         client[_in_class_order(label, rng)] = np.repeat(np.tile(np.arange(self.clients), len(stock)), counts.ravel())
         return client
 
@@ -135,6 +136,7 @@ class Dirichlet(Partition):
             # Shares of some clients, divided by their sum, are a Dirichlet draw for these clients alone.
             takes = np.flatnonzero(held * self.clients <= stock.sum()) if self.balance else np.arange(self.clients)
             share = rng.dirichlet(np.full(len(takes), self.alpha))
+            # the last sum of shares may be rounded to above or below 1
             cuts = np.minimum(np.floor(np.cumsum(share) * rows), rows).astype(np.int64)
             cuts[-1] = rows
             counts[number, takes] = np.diff(cuts, prepend=0)
@@ -173,13 +175,16 @@ def _fill(slots: Ints, mixture: NDArray[np.float64], stock: Ints, rng: Generator
         # One sorted line for all clients: client c's cumulated shares lie in (c, c + 1], so one search serves
         # all draws.
         line = (np.minimum(np.cumsum(wish, axis=1), 1.0) + np.arange(len(wish))[:, None]).ravel()
+        # a client's stretch must end at a whole number exactly, or draws in the gap would be of the next client
         line[len(open_classes) - 1 :: len(open_classes)] = np.arange(1, len(wish) + 1)
         owner = slots[unfilled]
         cell = np.searchsorted(line, owner + rng.random(len(owner)), side="right")
+        # beside a large client number a draw just below 1 is rounded to 1, past the client's last class
         pick = np.minimum(cell - owner * len(open_classes), len(open_classes) - 1)
         order = _in_class_order(pick, rng)
         picked = np.bincount(pick, minlength=len(open_classes))
         start = np.cumsum(picked) - picked
+        # the random rank of each slot among those that drew the same class: the first ones get its rows
         place = np.arange(len(order)) - start[pick[order]]
         served = order[place < remaining[open_classes][pick[order]]]
         drawn[unfilled[served]] = open_classes[pick[served]]

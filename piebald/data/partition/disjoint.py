@@ -57,6 +57,7 @@ class Disjoint(Partition):
                 f"but {data.name} has {classes}: lower clients or classes_each, or raise shared_by"
             )
         rng = self.generator("deal")
+        # the number after the last group stands for none
         group = np.full(classes, groups)
         group[rng.permutation(classes)[: groups * self.classes_each]] = (
             np.arange(groups * self.classes_each) // self.classes_each

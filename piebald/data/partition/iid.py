@@ -42,6 +42,7 @@ class Iid(Partition):
         if self.sizes is None:
             client[shuffled] = np.arange(len(rows)) % self.clients
         else:
+            # explicit sizes may be fewer rows than there are: the rest stays with nobody
             holder = np.repeat(np.arange(self.clients), self.sizes.counts(self.clients, len(rows), rng))
             client[shuffled[: len(holder)]] = holder
         return client, Numbered(self.clients)

@@ -38,6 +38,7 @@ def with_suspects(keys: RowKeys, frame: Any, target: str | None, apart: Sequence
     columns = {name: series for name, series in frame.items() if name not in apart and _is_plain(series)}
     counts = {name: int(series.nunique()) for name, series in columns.items()}
     unique = {name for name, series in columns.items() if counts[name] == len(frame) and _names_things(series)}
+    # a number of each row would tell copies apart
     compared = frame[[name for name in columns if name not in unique]]
     content = _hashed(compared)
     if content is not None and _equal_by_chance(compared, content) > _MOST_PAIRS:
@@ -71,11 +72,13 @@ def identifiers(frame: Any, target: str | None) -> dict[str, Ints]:
     for name, series in list(frame.items())[:_LOOKED_AT]:
         if name == target or not _names_things(series):
             continue
+        # whole numbers may be amounts, of which neighbouring ones are alike without naming anything
         measured = getattr(series.dtype, "kind", "O") in "iu"
         codes, values = pandas.factorize(series, sort=measured)
         held = codes >= 0
         rows = np.bincount(codes[held], minlength=len(values))
         repeated = rows[rows > 1].sum()
+        # few values are categories, values of one row each betray nothing, and those of many rows are categories, too
         if len(values) < _FEWEST or repeated < 0.1 * held.sum() or held.sum() > _MOST_ROWS * len(values):
             continue
         goal = None if target is None or target not in frame else pandas.factorize(frame[target])[0]
@@ -112,14 +115,17 @@ def _alike(codes: Ints, others: Floats, goal: Ints | None, measured: bool) -> bo
     rows = np.bincount(codes)
     first = np.unique(codes, return_index=True)[1]  # a row of each value
     if goal is not None and len(np.unique(goal)) <= _MOST_ROWS:
+        # a column more than there are classes: a missing target is -1, which counts in the last one
         table = np.zeros((len(rows), int(goal.max()) + 2))
         np.add.at(table, (codes, goal[several]), 1)
         common = np.bincount(goal[goal >= 0]) / max(len(goal), 1)
         # neighbouring amounts have nearly always the same target; those of people's numbers differ as any two do
         unlike = not measured or (np.diff(goal[several][first]) != 0).mean() >= _ALIKE * (1 - (common**2).sum())
+        # where one class has nearly all rows, rows of any value agree in it
         if unlike and (table.max(1) / rows).mean() >= 0.95 > common.max():
             return True
     values = others[several]
+    # sums of squares stay finite; a missing value compares as false, so its column is dropped as well
     values = values[:, (np.abs(values) < LARGEST).all(0)] if values.size else values
     spread = values.var(0) if values.size else np.zeros(0)
     values, spread = values[:, spread > 0] if values.size else values, spread[spread > 0]
@@ -127,9 +133,11 @@ def _alike(codes: Ints, others: Floats, goal: Ints | None, measured: bool) -> bo
         return False
     sums = np.zeros((len(rows), values.shape[1]))
     np.add.at(sums, codes, values)
+    # divided by the degrees of freedom: each value's mean takes one
     within = ((values - (sums / rows[:, None])[codes]) ** 2).sum(0) / max(len(values) - len(rows), 1)
     if measured:  # what is left of a row beside the mean of its neighbours, one and a half times a variance
         spread = np.minimum(spread, (np.diff(values[first], 2, axis=0) ** 2).mean(0) / 4 / 1.5)
+    # a few columns that vary much within a value would decide a mean
     return bool(np.median(within / np.maximum(spread, 1e-300)) < _ALIKE)
 
 
@@ -154,6 +162,7 @@ def leaks(parts: Mapping[Split, Lists], keys: RowKeys) -> Iterator[str]:
         return
     for name, codes in keys.columns.items():
         crossing = np.intersect1d(codes[train], codes[tests])
+        # -1 is a missing value, which rows do not share as they share a name
         if count := int((crossing >= 0).sum()):
             yield (
                 f"column {name!r} looks like an identifier, and {count} of its {codes.max() + 1} values have rows for "

@@ -85,6 +85,7 @@ class NonIid(Partition):
         if not isinstance(self.classes_each, str):
             return self.classes_each or ()
         groups = re.findall(r"(\d+)x(\d+)", self.classes_each)
+        # `findall` skips what does not match, so only a text that its groups give back in full is accepted
         if ",".join("x".join(group) for group in groups) != self.classes_each.replace(" ", ""):
             raise ValueError(
                 f"classes_each must be a number, a list or groups like '8x1,4x1,3x8', got {self.classes_each!r}"
@@ -108,8 +109,10 @@ class NonIid(Partition):
         held = _draw(self.clients, self.classes_each, classes, rng)
         order = np.argsort(held.ravel(), kind="stable")
         cuts = np.searchsorted(held.ravel()[order], np.arange(1, classes))
+        # a place in the flat array over `classes_each` is the client's number
         holders = np.split(order // self.classes_each, cuts)
         for number, (members, count) in enumerate(zip(holders, np.bincount(label, minlength=classes), strict=True)):
+            # a holder without a row of it would not hold as many classes as asked for
             if len(members) > count:
                 raise self.refuse(
                     f"class number {number} has {count} rows for its {len(members)} holders: "
@@ -208,6 +211,7 @@ def pattern(each: Ints, sizes: Ints, stock: Ints, rng: Generator) -> Bools:
         # By rows left, classes that are used up last; equal ones in random order.
         order = np.lexsort((rng.random(len(stock)), -remaining, held.any(0) & (remaining <= 0)))[: each[client]]
         held[client, order] = True
+        # an even portion for each class; `fill` may deviate from it, so this may fall below 0
         remaining[order] -= sizes[client] / each[client]
     return held
 
@@ -259,6 +263,7 @@ def solve_pattern(
         raise TimeoutError
     if solution.x is None:
         return None, each
+    # the solver's whole numbers are whole within a tolerance only
     held: Bools = solution.x[: len(nothing)].reshape(clients, classes) > 0.5
     return held, held.sum(1)
 
@@ -277,9 +282,11 @@ def fill(held: Bools, sizes: Ints, stock: Ints) -> Ints | None:
         The counts, or None where no such counts exist.
     """
     ones = held.astype(np.int64)  # each pair gets one row first; the rest is fitted
+    # a class that nobody holds has no room, or its rows would count as available below
     row, column = sizes - ones.sum(1), np.where(held.any(0), stock - ones.sum(0), 0)
     if row.min() < 0 or column.min() < 0 or row.sum() > column.sum():
         return None
+    # sizes may sum up to less than the stock: then all classes give the same share of what is left
     fitted = _proportions(held, row, column * (row.sum() / max(int(column.sum()), 1)))
     # The flow adds what rounding down has left.  If that does not fit, it deals all rows, less evenly.
     for start in (np.floor(fitted + 1e-9).astype(np.int64), np.zeros_like(ones)):

@@ -98,7 +98,9 @@ class Partition(Component):
             out = self._held_out_first(labels(data, train), settings, keys.at(train))
             train, test = train[~out], train[out]
             whole = settings.fold is not None or isinstance(settings.test_amount, int)
+            # what is out already, by which the share for validation of the remaining rows is raised below
             share = float(out.mean()) if whole else settings.test_amount
+        # both are taken before rows are dealt, so that they have no row in common with each other or with a client
         server_rows, train = self._set_aside(data, train, "server_rows", self.server_rows, "centre")
         public_rows, train = self._set_aside(data, train, "public_rows", self.public_rows, "public")
         client, names = self._dealt(data, train)
@@ -154,6 +156,7 @@ class Partition(Component):
         dealt = self.deal(data, rows)
         if not isinstance(dealt, tuple) or len(dealt) != 2 or not isinstance(dealt[1], Sequence):
             raise self.refuse(f"deal must return the client of each row and the clients' names, got {shown(dealt)}")
+        # partitions may come from users, whose mistakes would surface much later as wrong rows
         client, names = np.asarray(dealt[0]), dealt[1]
         if client.shape != rows.shape or client.dtype.kind not in "iu":
             got = f"{client.dtype} {list(client.shape)}"
@@ -259,6 +262,7 @@ class Partition(Component):
             return rows
         stratum = self.strata(data)[rows]
         if side is not None:
+            # training and test rows are strata of their own, so that both shrink by the same share
             stratum = stratum * 2 + side
         return rows[thin(stratum, self.limit, key(self.seed, "limit"))]
 
@@ -275,6 +279,7 @@ def keys_of(data: DataSet, division: SplitSettings) -> RowKeys:
     if other := next((name for name in columns if name not in division.groups or name not in data.owners), None):
         raise unknown(f"kind of owners of {data.name} to divide by (split)", other, data.owners)
     codes = np.stack([data.owners[name].codes for name in division.groups])
+    # some versions of NumPy return the inverse with two axes
     return RowKeys(group=np.unique(codes, axis=1, return_inverse=True)[1].reshape(-1))
 
 

@@ -95,9 +95,11 @@ def codes_of(columns: Sequence[Any], names: Sequence[str]) -> Ints:
     for series, name in zip(columns, names, strict=True):
         _refuse_gaps(series, name)
         numbers = getattr(series.dtype, "kind", "O") in "iuf"
+        # whole numbers may be float at another site, where 3.0 must have the code of 3
         whole = numbers and bool((series == series.round()).all())
         text = (series.astype("int64") if whole else series).astype(str).str.strip()
         texts.append(text.to_numpy(dtype=object))
+    # a separator that no text has, or "ab", "c" and "a", "bc" would be one group
     joined = texts[0] if len(texts) == 1 else np.array(["\x1f".join(row) for row in zip(*texts, strict=True)], object)
     return pandas.util.hash_array(joined, categorize=True).view(np.int64)
 
@@ -131,6 +133,7 @@ def _dates(series: Any, name: str) -> Any:
     import pandas
 
     texts = series.astype(str).str.strip()
+    # times with offsets from UTC are put on one clock, or their order would be that of local times
     dates = pandas.to_datetime(texts, format="ISO8601", errors="coerce", utc=True)
     readings = date_readings(texts) if dates.isna().any() else {}
     if len(readings) > 1:
@@ -150,9 +153,11 @@ def _dates(series: Any, name: str) -> Any:
 def _refuse_cut(series: Any, name: str, group: Ints, groups: Sequence[str]) -> None:
     """Refuse a column of parts that puts rows of one group [n] into several."""
     part = _parts(series, name)
+    # rows of a group come one after the other, so a group that is cut has two parts side by side
     order = np.lexsort((part, group))
     cut = (group[order][1:] == group[order][:-1]) & (part[order][1:] != part[order][:-1])
     if cut.any():
+        # the first rows of the file, whatever the order of the groups' codes
         rows = min(sorted(order[place : place + 2].tolist()) for place in np.flatnonzero(cut))
         here, there = (f"{PARTS[part[row]]} in row {row_number(series, row)}" for row in rows)
         raise SettingError(

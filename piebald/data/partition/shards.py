@@ -48,8 +48,10 @@ class Shards(Partition):
             )
         rng = self.generator("deal")
         shuffled = rng.permutation(len(rows))
+        # the stable sort keeps the random order inside a class
         order = shuffled[np.argsort(label[shuffled], kind="stable")]
         holder = rng.permutation(pieces) // self.shards_each
         client = np.empty(len(rows), dtype=np.int64)
+        # exact in whole numbers: pieces differ by one row at most, and none is empty, since pieces <= n
         client[order] = holder[np.arange(len(rows)) * pieces // len(rows)]
         return client, Numbered(self.clients)

@@ -58,6 +58,7 @@ class Skewed(Sizes):
             )
         weight = self.ratio ** -(np.arange(clients) / max(clients - 1, 1))
         added = np.floor(rest * weight / weight.sum()).astype(np.int64)
+        # the odd rows go to the first clients, so that sizes still decrease
         added[: rest - int(added.sum())] += 1
         return np.asarray(stairs + added, dtype=np.int64)
 
@@ -86,7 +87,9 @@ class Quantity(Sizes):
 
     def counts(self, clients: int, rows: int, rng: Generator) -> Ints:
         # Logarithms of gamma variates (Marsaglia, Tsang 2000, section 6), which do not underflow where alpha is tiny.
+        # 1 - u is never 0, as u may be, so its logarithm is finite
         log = np.log(rng.standard_gamma(self.alpha + 1, clients)) + np.log1p(-rng.random(clients)) / self.alpha
+        # a common factor cancels in `apportion`, and the largest weight becomes 1
         return apportion(np.sort(np.exp(log - log.max()))[::-1], rows)
 
 
@@ -124,12 +127,15 @@ def apportion(weight: NDArray[np.float64], rows: int) -> Ints:
         raise SettingError(f"{n} clients of at least one row need more than the {rows} rows: lower clients")
     least = np.zeros(n, dtype=bool)
     while True:  # clients that would get less than one row get one, and the others share the rest
+        # no weight is left where all clients get the least, and tiny ones may have underflowed to 0
         scale = (rows - least.sum()) / max(float(weight[~least].sum()), np.finfo(float).tiny)
         share = np.where(least, 1.0, weight * scale)
         below = (share < 1) & ~least
         if not below.any():
             break
         least |= below
+    # a share that rounding left just below a whole number counts as it
     counts = np.floor(share + 1e-9).astype(np.int64)
+    # ties go to the first clients, so equal weights give the same counts on every machine
     counts[np.argsort(-(share - counts), kind="stable")[: rows - int(counts.sum())]] += 1
     return counts

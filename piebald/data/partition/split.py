@@ -32,6 +32,7 @@ def mixed(key: int, *columns: Ints) -> NDArray[np.uint64]:
     state = np.full(len(columns[0]), key, dtype=np.uint64)
     for rows in blocks(len(state)):
         part = state[rows]
+        # products and sums of uint64 wrap modulo 2 ** 64, as splitmix64 has it
         for column in columns:
             part = (part ^ column[rows].astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
             part = (part ^ (part >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -47,6 +48,7 @@ def places(client: Ints) -> Ints:
     if not len(client) or client[0] == client[-1]:
         return steps
     first = np.r_[True, client[1:] != client[:-1]]
+    # the running maximum is the place where each row's client begins
     return steps - np.maximum.accumulate(np.where(first, steps, 0))
 
 
@@ -85,6 +87,7 @@ def _of_whole_clients(client: Ints) -> Iterator[slice]:
     ends = np.r_[np.flatnonzero(client[1:] != client[:-1]) + 1, len(client)]
     first = 0
     while first < len(client):
+        # a client is never cut: its choice depends on how many rows it has
         last = int(ends[min(np.searchsorted(ends, first + BLOCK), len(ends) - 1)])
         yield slice(first, last)
         first = last
@@ -119,6 +122,7 @@ def _choose(client: Ints, share: int | Floats, label: Ints, unit: Ints | None, k
     # Within a client the classes come in random order (or all small clients would hold out their last class) and the
     # units of a class too; then every (1 / share)-th is taken.
     order = _shuffled(client, label, place if unit is None else unit, key) if by is None else _sorted(client, by)
+    # less the first number, or each block would count all clients before it as well
     sizes, chosen = np.bincount(client - client[0]), np.empty(len(client), dtype=bool)
     for rows in blocks(len(client)):  # `order` keeps the clients sorted, so these are the places after sorting, too
         size, at = sizes[client[rows] - client[0]], place[rows]
@@ -126,6 +130,7 @@ def _choose(client: Ints, share: int | Floats, label: Ints, unit: Ints | None, k
         if by is not None:
             held_out = at >= size - np.minimum(np.floor(size * part + 0.5), size - 1)
         else:
+            # the differences of a rounded line add up to its end, round(size * part), wherever they are taken
             held_out = np.floor((at + 1) * part + 0.5) > np.floor(at * part + 0.5)
             held_out &= (at > 0) | (np.floor(size * part + 0.5) < size)  # one row is left for training
         chosen[order[rows]] = held_out
@@ -133,6 +138,7 @@ def _choose(client: Ints, share: int | Floats, label: Ints, unit: Ints | None, k
 
 
 def _shuffled(client: Ints, label: Ints, unit: Ints, key: int) -> Ints:
+    # another key, or a class and a row of the same number would have the same random number
     return _sorted(client, mixed(key ^ 1, client, label), mixed(key, client, unit))
 
 
@@ -164,6 +170,7 @@ def folds_of(client: Ints, folds: int, key: int, label: Ints | None = None, grou
     classes: dict[int, Ints] = {}
     of_client = -1
     for unit in np.lexsort((mixed(key, client[first], group[first]), -rows, client[first])).tolist():
+        # loads start over for each client, so that its folds do not depend on other clients
         if client[first[unit]] != of_client:
             of_client, classes, load = int(client[first[unit]]), {}, np.zeros((folds, 2), dtype=np.int64)
         in_class = classes.setdefault(int(label[first[unit]]), np.zeros(folds, dtype=np.int64))
@@ -195,6 +202,7 @@ def forward_chain(client: Ints, folds: int, fold: int, order: Ints, group: Ints 
     place[np.lexsort((order, client))] = places(client)
     rows = np.bincount(client - client[0])[client - client[0]]
     size = rows // (folds + 1)
+    # counted from the end, so that rows left over by the division are in the first training part
     start = rows - (folds - fold) * size
     return np.where(place < start, -1, np.where(place < start + size, 0, 1))
 
@@ -211,6 +219,7 @@ def thin(stratum: Ints, keep: int, key: int) -> Bools:
     place = np.arange(n)
     order = np.lexsort((mixed(key, place), stratum))
     chosen = np.empty(n, dtype=bool)
+    # adds up to `keep` exactly, and takes every (n / keep)-th row of the strata in order
     chosen[order] = (place + 1) * keep // n > place * keep // n
     return chosen
 
@@ -231,6 +240,7 @@ def unseen_numbers(names: Sequence[str], unseen: float | Sequence[str], seed: in
         if strange := next((name for name in unseen if name not in number_of), None):
             raise unknown("client (unseen)", strange, number_of)
         held_out = {number_of[name] for name in unseen}
+    # True is an int, and would be one client
     elif isinstance(unseen, bool) or not isinstance(unseen, int | float) or not 0 <= unseen < math.inf:
         raise SettingError(
             f"unseen must be a number of clients (0, 1, ...), a share of them (0.2), or names of them, got {unseen!r}"

@@ -172,6 +172,7 @@ class SplitSettings(Settings):
 
     def with_(self, **changes: Any) -> Self:
         """Return the settings with some of them replaced."""
+        # anew and not by `model_copy`, which checks nothing; fields that were left out stay so
         return type(self)(**self.model_dump(exclude_unset=True) | changes)
 
 

@@ -75,6 +75,7 @@ def three_ways(
     def choose(name: Split, open_rows: Bools, amount: Amount | Floats) -> None:
         """Move an amount of each client's rows to a part, out of those that are open."""
         rows_left: Any = slice(None) if open_rows.all() else open_rows
+        # one client's numbers are one number broadcast, which a mask would write out for each row
         owner = client[rows_left] if len(lists) > 1 else client[: np.count_nonzero(open_rows)]
         chosen = hold_out(
             owner + first if first else owner,
@@ -101,9 +102,11 @@ def three_ways(
             size = np.bincount(client, minlength=len(lists))
             tested = np.bincount(client[part == place("test")], minlength=len(lists))
             share_left = 1 - tested / np.maximum(size, 1)
+            # a share of all rows of the client as one of those that are left; a client that only tests has none left
             amount = np.minimum(amount / np.maximum(share_left, 1e-9), 1.0)[client][part == 0]
         choose("validation", part == 0, amount)
     alone = np.isin(client, split.untrained(names))
+    # after all choices, since all rows of a client that does not train are for testing
     part[alone] = place("test")
     if group is not None and not keys.local:
         part = _together(part, client, group, alone)

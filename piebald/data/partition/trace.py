@@ -73,11 +73,13 @@ def _rows(file: str) -> tuple[Mapping[str, str], ...]:
             raise unknown("column of a trace called", name, COLUMNS)
     if not rows:
         raise SettingError(f"{file} must have a line for at least one client, got none")
+    # cells beyond the header are under the key None, and those that a short line lacks are None
     return tuple({key.strip(): (value or "").strip() for key, value in row.items() if key} for row in rows)
 
 
 @lru_cache(maxsize=8)
 def _read(file: str) -> tuple[Mapping[str, float], ...]:
+    # the header is line 1
     return tuple(_numbers(row, f"{file}, line {number}") for number, row in enumerate(_rows(file), 2))
 
 
@@ -93,6 +95,7 @@ def _numbers(row: Mapping[str, str], place: str) -> dict[str, float]:
         if not math.isfinite(value) or value < 0 or (name == "dropout" and value > 1):
             limit = "from 0 to 1" if name == "dropout" else "at least 0"
             raise SettingError(f"{place}: {name} must be {limit}, got {text}")
+        # a transfer at this speed would never end
         if not value and name in ("down", "up"):
             raise SettingError(f"{place}: {name} must be above 0, got {text}")
         numbers[name] = value
@@ -111,6 +114,7 @@ def _on(text: str, place: str) -> tuple[tuple[float, float], ...] | None:
     if not _INTERVALS.fullmatch(text):
         raise SettingError(message)
     try:
+        # the pattern lets through text like 1.2.3, which is no number
         pairs = [tuple(float(end) for end in pair.split("-")) for pair in text.split(";")]
     except ValueError:
         raise SettingError(message) from None

@@ -98,6 +98,7 @@ class Vertical(Division):
         both = len(rows) if self.overlap is None else self.overlap
         if both > len(rows):
             raise self._refuse(f"overlap must be at most the {len(rows)} rows, got {both}")
+        # sorted first, so that the choice does not depend on the order in which rows are given
         shuffled = rng.permutation(np.sort(rows))
         cut = both + math.floor((len(rows) - both) * self.active_share + 0.5)
         active, passive = np.sort(shuffled[:cut]), np.sort(np.r_[shuffled[:both], shuffled[cut:]])
@@ -113,6 +114,7 @@ class Vertical(Division):
         """Positions of the active party's features, increasing."""
         names = feature_names(data)
         if self.features is None:
+            # each party has one feature at least, whatever the share
             count = min(max(math.floor(len(names) * self.share + 0.5), 1), len(names) - 1)
             return np.sort(generator(self.seed, "vertical", "features").permutation(len(names))[:count])
         for name in self.features:

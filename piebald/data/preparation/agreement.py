@@ -81,6 +81,7 @@ def agree(
         warn_of_like_names(classes or (), f"target {name!r}: ", "classes")
         warn_of_unlike_classes({client: held.classes or () for client, held in zip(clients(), kinds_of)}, name)  # noqa: B905
     scale = {column: chosen for column, chosen in settings.scale.items() if kinds.get(column) == "number"}
+    # rows in one place have no client with a name
     held_units = {
         client: held.units for client, held in zip(clients() or map(str, range(len(kinds_of))), kinds_of, strict=True)
     }
@@ -109,6 +110,7 @@ def agree(
         for column in numbers:
             each = zip(clients(), moments_of[column], strict=True)
             moments_of[column] = [_on_line(moments, *lines[client][column]) for client, moments in each]
+    # merged after the change, so that mean and deviation are those of harmonised numbers
     pooled = {part: merged(moments) for part, moments in moments_of.items()}
     columns: list[Column] = []
     learnt = _Numbers(ask, question, pooled, {*next(iter(lines.values()), {})})
@@ -134,6 +136,7 @@ def agree(
             moments = pooled[column]
             true = round(float(moments.mean[0] * moments.present[0]))
             columns.append(BooleanColumn(
+                # a tie is false, as `SimpleImputer` takes the smaller of two values that are as frequent
                 name=column, gaps=bool(moments.missing[0]), common=2 * true > int(moments.present[0])
             ))  # fmt: skip
         elif kind == "date":
@@ -236,8 +239,10 @@ class _Numbers(dict[str, Numbers]):
         for name in names:
             values, error = order_statistics[name]
             scale: Scale = question.scale.get(name, "standard")
+            # the middle is the level 0.5, of 101 levels as of one
             median = float(values[len(values) // 2])
             if scale in ("standard", "log"):
+                # the logarithm keeps the order, so that of the median is the median of the logarithms
                 filled = _filled(pooled[name], math.log1p(median) if scale == "log" else median)
                 self[name] = _scores(median, filled, error, scale=scale)
             elif scale == "rank":
@@ -280,6 +285,7 @@ def _deviation(moments: Moments) -> float:
     rows, mean = int(moments.present[0]), float(moments.mean[0])
     variance = float(moments.scatter[0]) / max(rows, 1)
     epsilon = np.finfo(np.float64).eps
+    # the bound of scikit-learn's `_is_constant_feature`: a variance that rounding alone explains
     constant = variance <= rows * epsilon * variance + (rows * mean * epsilon) ** 2
     return 1.0 if constant else math.sqrt(variance)
 
@@ -302,12 +308,14 @@ def quantiles(
     intervals: dict[str, _Intervals] = {}
     for name, shares in levels.items():
         intervals[name] = _Intervals(moments[name], shares)
+    # 2 * 101 * 8 thresholds stay within the 2048 of a question; one median may have more parts and so fewer questions
     parts = 8 if any(len(shares) > 1 for shares in levels.values()) else 32
     for _ in range(math.ceil(math.log(1 / _RESOLUTION, parts)) if intervals else 0):
         limits = {name: interval.thresholds(parts) for name, interval in intervals.items()}
         try:
             answers = count({name: thresholds.ravel().tolist() for name, thresholds in limits.items()})
         except Unanswered as error:
+            # only ranks have so few parts
             if parts == 8:
                 raise SettingError(f"ranks need counts of each client: {error}") from None
             break  # the middle of an interval, whose ends are known
@@ -362,6 +370,7 @@ class _Intervals:
         around = simple(self._low, self._high) if self._narrowed else (self._low + self._high) / 2
         around[self._filled] = around[:, len(self._part) // 2].mean()  # the median of the values that are there
         below, above = around
+        # each quantile is rounded on its own and may fall below the one before, which `Numbers` refuses
         return np.maximum.accumulate(below + (above - below) * self._part), float((self._high - self._low).max())
 
 
@@ -375,9 +384,11 @@ def simplest(low: float, high: float) -> float:
     if not low < high:
         return high
     for digits in range(-math.ceil(math.log10(max(abs(low), abs(high), 1e-300))), 17 + 300):
+        # in decimal, since powers of 1 / 10 are no floats
         rounded = float(round(Decimal(high).scaleb(digits).to_integral_value("ROUND_FLOOR")) * Decimal(10) ** -digits)
         if low < rounded <= high:
             return rounded
+        # float64 has 17 digits that count
         if digits > 20 - math.log10(max(abs(high), 1e-300)):
             break
     return high
@@ -398,6 +409,7 @@ def _powers(
         for name, tried in exponents.items():
             gaps, filler = int(pooled[name].missing[0]), np.array([float(medians[name][0][0])])
             logarithms = sum(held.logarithms[name] for held in answers) + gaps * signed_logarithms(filler)
+            # a constant column has no likelihood, and keeps the exponent 0
             best = (-math.inf, 0.0, pooled[name])
             for place, exponent in enumerate(tried):
                 moments = _filled(

@@ -409,6 +409,7 @@ def date_forms(column: str, units: Mapping[str, Units]) -> list[str]:
     named = [(form, client) for client, of in units.items() for form in of.get(column, ()) if form]
     forms = sorted({form for form, _ in named if OR not in form})
     for form, client in named:
+        # the other clients' forms must leave exactly one reading, or days and months might be swapped unnoticed
         if OR in form and len({*form.split(OR)} & {*forms}) != 1:
             raise SettingError(
                 f"column {shown(column, 40)} has dates at {client} that may be {form}: write them like 2024-05-31, or "

@@ -89,6 +89,7 @@ class CodedTable:
         values, numbers = dict[str, tuple[str, ...]](), large_array((len(frame.columns), len(frame)), np.float64).T
         for place, name in enumerate(frame.columns):
             series = frame[name]
+            # numbers beyond 2 ** 53 travel as text, or different accounts would be one
             if is_numeric(series) and not _is_inexact(series):
                 numbers[:, place] = series.to_numpy(dtype=np.float64, na_value=np.nan)
                 continue
@@ -197,6 +198,7 @@ def _is_inexact(series: pd.Series) -> bool:
 def _text(value: Any) -> str:
     """Return a value as text without blanks around it: a date as ISO writes it, 3 for 3.0."""
     if isinstance(value, float):
+        # 15 digits are those that float64 keeps of any decimal: 0.1 + 0.2 and 0.3 are one value
         return str(int(value)) if value.is_integer() else f"{value:.15g}"
     return value.isoformat() if hasattr(value, "isoformat") else str(value).strip()
 
@@ -211,6 +213,7 @@ def factorized(series: pd.Series, gaps: Sequence[str] = ()) -> tuple[NDArray[np.
     import pandas as pd
 
     codes, different = pd.factorize(series)
+    # the last one is for gaps, whose code is -1
     texts = np.array([*map(_text, different), ""], dtype=object)
     empty = {*GAPS, *gaps}
     places = {word: place for place, word in enumerate(dict.fromkeys(word for word in texts if word not in empty))}
@@ -301,6 +304,7 @@ def are_classes(values: NDArray[Any]) -> bool:
 
 def in_order(classes: Iterable[str]) -> list[str]:
     """Return the different names of classes: numbers by their size, others as text."""
+    # sorted as text first: "1" and "1.0" are equal by size, and a set has another order in each process
     names = sorted({*classes})
     return sorted(names, key=float) if all(map(_NUMBER.fullmatch, names)) else names
 
@@ -364,6 +368,7 @@ def dates_of(series: pd.Series, gaps: Sequence[str] = (), forms: Sequence[str] =
     import pandas as pd
 
     days = _parsed(series, gaps, _day, "a date like 2024-05-31", lambda words: _days(words, forms))
+    # days times seconds may fall just short of a full hour, which would be the hour before
     moments = pd.Series(pd.to_datetime(np.round(days * _DAY), unit="s"))
     named = {"day": "day", "month": "month", "weekday": "day_of_week", "hour": "hour"}
     parts = {"days": days, **{part: getattr(moments.dt, named[part]).to_numpy(dtype=np.float64) for part in PARTS}}
@@ -405,6 +410,7 @@ def _parsed(
         read_all: reads values at once, for which `read` would take long, with NaN for those that it leaves to `read`.
     """
     codes, different = factorized(series, gaps)
+    # the last one is for gaps, whose code is -1
     numbers = np.full(len(different) + 1, np.nan)
     if read_all is not None and different:
         numbers[:-1] = read_all(different)

@@ -58,6 +58,7 @@ def harmonised(moments: Mapping[str, Sequence[Moments]], clients: Sequence[str])
         for client in range(len(clients)):
             place[:, client], spread[:, client] = _shrunk(count[:, client], place[:, client], spread[:, client])
     slope = 1 / np.sqrt(spread)
+    # from (x - grand) / pooled, less the place and over the root of the spread, back to units of the column
     offset = grand - slope * (grand + pooled * place)
     return {
         client: {name: (float(slope[j, i]), float(offset[j, i])) for j, name in enumerate(names)}
@@ -71,6 +72,7 @@ def _shrunk(count: Floats, place: Floats, spread: Floats) -> tuple[Floats, Float
     middle, around = spread.mean(), spread.var(ddof=1)
     if not around > 0:  # all columns have one spread, so nothing is to be shrunk
         return (count * width * place + spread * centre) / np.maximum(count * width + spread, 1e-300), spread
+    # the inverse gamma distribution with the mean and the variance of the client's spreads
     shape, rate = 2 + middle**2 / around, middle + middle**3 / around
     new_place, new_spread = place, spread
     for _ in range(_STEPS):

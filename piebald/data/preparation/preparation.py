@@ -143,6 +143,7 @@ class Preparation(Fields, WordedModel):
             return {}
         coded = [column for column in self.columns if isinstance(column, CategoryColumn)]
         counts = [len(column.categories) for column in coded if column.coding == "embedding"]
+        # the transformer has them after all other inputs
         first = len(self.feature_names_out) - len(counts)
         return {first + place: count for place, count in enumerate(counts)}
 
@@ -161,6 +162,7 @@ class Preparation(Fields, WordedModel):
             if isinstance(column, NumericColumn) and column.name in lines:
                 learnt = column.values
                 column = column.model_copy(update={"values": learnt.model_copy(update={
+                    # the score of slope x + offset is that of x by these constants, so no row changes
                     "median": (learnt.median - offset) / slope, "mean": (learnt.mean - offset) / slope,
                     "deviation": learnt.deviation / slope,
                 })})  # fmt: skip
@@ -271,6 +273,7 @@ class Preparation(Fields, WordedModel):
             if isinstance(column, CategoryColumn):
                 codes = {name: float(code) for code, name in enumerate(column.categories)}
                 words = parsed[column.name]
+                # a word that is no category has the number after the last one; a gap stays NaN
                 values[:, place] = words.map(codes).fillna(float(len(codes))).mask(words.isna()).astype(np.float64)
             else:
                 values[:, place] = parsed[f"{column.name}: days" if isinstance(column, DateColumn) else column.name]

@@ -128,6 +128,7 @@ def cached_file(name: str) -> Path | None:
         return None
 
 
+# keyed by the agreed hash: a file that is exchanged later has no effect on this process
 @lru_cache(maxsize=8)
 def _tokenizer(name: str, sha256: str, length: int) -> Any:
     """Return the tokenizer with this hash, which cuts and fills up texts to a length."""
@@ -163,6 +164,7 @@ def _agreed_content(name: str, sha256: str) -> bytes:
     """Return the bytes of the tokenizer that clients have agreed on."""
     gone = name.endswith(".json") and not Path(name).exists()
     content = b"" if gone else _content(name)
+    # a name may stand for another file on each machine, and later for another one on the Hub
     if hashlib.sha256(content).hexdigest() != sha256:
         raise SettingError(
             f"the tokenizer {shown(name, 200)} is not {'there' if gone else 'the agreed one'}, whose {TOKENIZER} has "
@@ -181,6 +183,7 @@ def _content(name: str) -> bytes:
                 f"tokenizer in [prepare] must be a {TOKENIZER}, or the name of a model on the Hugging Face Hub, and "
                 f"there is no file {shown(str(path))}"
             )
+        # no request to the Hub where the file is here already
         path = cached_file(name) or _fetched(name)
     return read_bytes(path, _LARGEST)
 

@@ -46,6 +46,7 @@ def groups(columns: Sequence[Column]) -> dict[str, list[str]]:
                 members.setdefault(f"parts {numbers.scale}" if place else f"numbers {numbers.scale}", []).append(name)
         else:
             members.setdefault(f"{column.kind} {getattr(column, 'coding', '')}".strip(), []).append(column.name)
+    # embeddings come last, where `Preparation.embedded` looks for them
     return {name: members[name] for name in sorted(members, key=_order)}
 
 
@@ -65,6 +66,7 @@ def unfitted(columns: Sequence[Column], least_rows: int) -> ColumnTransformer:
     for group, names in groups(columns).items():
         kind, _, scale = group.partition(" ")
         if kind in ("numbers", "parts"):
+            # a column without a value would be dropped otherwise, and all places after it move
             filled = SimpleImputer(strategy="median", keep_empty_features=True)
             step: Any = Pipeline([("gaps", filled), ("scale", _scaler(scale))])
         elif kind == "boolean":
@@ -136,6 +138,7 @@ def _learn(scaler: Any, scale: str, learnt: list[Numbers]) -> None:
         return
     if scale == "power":
         scaler.lambdas_ = np.array([part.exponent for part in learnt])
+    # scikit-learn has no public name for it
     scores = scaler._scaler if scale == "power" else scaler["score"] if scale == "log" else scaler
     scores.mean_ = np.array([part.mean for part in learnt])
     scores.scale_ = np.array([part.deviation for part in learnt])
@@ -145,12 +148,14 @@ def _learn(scaler: Any, scale: str, learnt: list[Numbers]) -> None:
 def _made_up(columns: Sequence[Column]) -> pd.DataFrame:
     """Return rows of the form of the training rows, with categories, twice each, and gaps where those have some."""
     counts = [len(column.categories) for column in columns if isinstance(column, CategoryColumn)]
+    # each category twice, or it would be rare itself; 101 rows, since there are no more quantiles than rows
     rows, table = 2 * max(counts, default=0) + 101, dict[str, Any]()
     for column in columns:
         if isinstance(column, CategoryColumn):
             values: list[Any] = [
                 value for value in [*column.categories, *([np.nan] if column.gaps else [])] for _ in (1, 2)
             ]
+            # once, which is too rare for a column of its own
             values += [_RARE] if column.rare else []
             table[column.name] = np.array(values + values[:1] * (rows - len(values)), dtype=object)
             continue

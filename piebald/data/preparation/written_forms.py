@@ -79,11 +79,14 @@ def number_readings(texts: Sequence[str]) -> Iterator[NumberReading]:
         pairs = rf"([{marks}]\d{{2}})*" if marks == "," else ""  # as in India: 12,34,567
         whole = rf"\d{{1,3}}{pairs}([{marks}]\d{{3}})+|\d+" if marks else r"\d+"
         form = re.compile(rf"[+-]?({whole})?([{points}]\d*)?([eE][+-]?\d+)?")
+        # the same mark cannot be both between thousands and before decimals
         if {*marks} & {*points} or not all(form.fullmatch(text) for text in bare):
             continue
         plain = [re.sub(f"[{marks}]", "", text) if marks else text for text in bare]
+        # in decimal, 12.3 % is 0.123, which 12.3 / 100 in float64 is not
         decimals = [Decimal(text.replace(",", ".")) for text in plain]
         numbers, hundredths = (np.array([float(number.scaleb(-places)) for number in decimals]) for places in (0, 2))
+        # two ways of writing that give the same numbers are one reading
         if not any(np.array_equal(numbers, others) for others in seen):
             seen.append(numbers)
             words = [f"{before} before decimals"] if any(mark in "".join(plain) for mark in points) else []
@@ -118,6 +121,7 @@ def date_readings(texts: pd.Series, forms: Collection[str] = ()) -> dict[str, pd
     if not len(texts) or some.str.fullmatch(_LIKE_A_DATE.pattern).mean() < MOSTLY:
         return readings
     for form, styles in DATE_FORMS.items():
+        # no values, in the type of dates, for forms that fit none
         dates = _dates(texts.iloc[:0], styles[0])
         for style in styles:
             if not _dates(some, style).isna().all():
@@ -135,6 +139,7 @@ def are_like_dates(texts: pd.Series) -> bool:
     import pandas as pd
 
     some = texts.iloc[:_LOOKED_AT]
+    # eight digits alone may be any number
     looks = some.str.fullmatch(_LIKE_A_DATE.pattern) & ~some.str.fullmatch(r"\d+")
     if looks.mean() < MOSTLY:
         return False

@@ -77,6 +77,7 @@ def pixels(residuals: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
     Changes its argument in place, to save memory.
     """
+    # uint8 sums wrap modulo 256, as the residuals were taken
     np.cumsum(residuals, axis=2, dtype=np.uint8, out=residuals)
     np.cumsum(residuals, axis=3, dtype=np.uint8, out=residuals)
     residuals[:, 0] += residuals[:, 1]

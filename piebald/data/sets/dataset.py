@@ -108,6 +108,7 @@ class DataSet:
                 "owners must be a mapping from kinds to the owner of each row, like {'writer': ['ann', 'bob', 'ann']}, "
                 f"got {shown(self.owners)}"
             )
+        # the only way to set a field of a frozen data class
         object.__setattr__(self, "owners", {name: _owners(name, kind) for name, kind in self.owners.items()})
         if any(part.dim() == 0 for tree in (self.x, self.y) for part in pytree.leaves(tree)):
             raise SettingError(f"data set {self.name!r}: x and y must have one entry for each row, got a single number")
@@ -157,6 +158,7 @@ class DataSet:
 
     def _check_classes(self, classes: Sequence[str]) -> None:
         y = self.targets
+        # in targets of several classes a row may have unknown ones, such as padding of a text
         counted = y[y != IGNORED] if y.dim() > 1 else y
         least, most = (int(counted.min()), int(counted.max())) if len(counted) else (0, 0)
         if not 0 <= least <= most < len(classes):

@@ -48,9 +48,11 @@ class Decoded:
     def __getitem__(self, rows: int | slice | Tensor | NDArray[Any] | Sequence[int]) -> Tensor:
         """One row [...], or rows [m, ...] in the given order."""
         if isinstance(rows, int):
+            # `range` takes numbers from the end as well, and raises IndexError as a tensor does
             return self[[range(len(self))[rows]]][0]
         if isinstance(rows, Tensor):
             rows = rows.numpy()
+        # masks, slices and numbers all become places, by NumPy's rules
         places = np.arange(len(self))[rows].tolist()
         decoded = np.empty((len(places), *self.shape[1:]), dtype=KINDS[self.dtype])
         for place, row in enumerate(places):

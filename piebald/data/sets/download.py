@@ -102,15 +102,18 @@ def official(folder: str, url: str, checksum: str) -> Path:
         places.insert(0, Path(root) / folder / file)
     for path in places:
         if path.is_file():
+            # checked on each call, since the user may have put another file there
             if not _is_published(path, checksum):
                 raise SettingError(f"{path} is not the published file (another checksum): delete or replace it")
             return path
     if _forbidden.get():
         raise SettingError(f"{file} is not here: loading it downloads it from {url}")
     put = f"{VARIABLE} to a folder and put it in {folder}/{file} there"
+    # it logs a line for each file, beside the bar that is shown here
     pooch.get_logger().setLevel("WARNING")
     try:
         return Path(pooch.retrieve(url, checksum, fname=file, path=places[-1].parent, downloader=_Resuming()))
+    # a SettingError is a ValueError, which below stands for a wrong checksum
     except SettingError:
         raise
     except ValueError:
@@ -161,6 +164,7 @@ def _continue(url: str, part: Path) -> bool:
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+        # a server may ignore the range and send the whole file, which must not be appended to the part
         resumed = response.status == 206
         have = have if resumed else 0
         length = response.headers.get("Content-Length")

@@ -69,6 +69,7 @@ def encode(
     scores = {}
     for column in numbers:
         values = frame[column].to_numpy(dtype=np.float64)
+        # of training rows alone, or test rows would have a say in the inputs
         mean, deviation = values[train].mean(), values[train].std()
         scores[column] = (values - mean) / (deviation or 1.0)
     table = pandas.DataFrame(scores, index=frame.index).join(frame[[*texts]].astype(str))
@@ -81,6 +82,7 @@ def owners(frame: DataFrame, columns: Mapping[str, Mapping[Any, str] | None]) ->
     kinds = {}
     for column, names in columns.items():
         values = frame[column].to_numpy()
+        # a column of text with gaps holds floats (NaN), which cannot be sorted among text
         if names is None and values.dtype.kind not in "iu":
             values = values.astype(str)
         present = None if names is None else {v: names.get(v, str(v)) for v in np.unique(values).tolist()}

@@ -100,6 +100,7 @@ def _data_set(
     speakers = [path.name.partition("_nohash_") for path in files]
     if all(nohash for _, nohash, _ in speakers):
         owners["speaker"] = Owners.of(np.array([speaker for speaker, _, _ in speakers]))
+    # the first file says the shape and type of all, so a lazy data set reads no other one
     first = read(files[0])
     kind = torch.uint8 if first.dtype == np.uint8 else torch.float32
     x = Decoded(len(files), first.shape, kind, lambda row: read(files[row]))
@@ -136,10 +137,12 @@ def recording(path: Path, length: int, rate: int) -> NDArray[np.float32]:
         raise SettingError(f"{path} has {recorded} samples per second, not {rate}: convert it, or pass rate={recorded}")
     if width not in (1, 2, 4):
         raise SettingError(f"{path} has samples of {8 * width} bits, which must be 8, 16 or 32: convert it")
+    # a file that was cut off may end within a sample
     values = np.frombuffer(
         raw[: len(raw) // (width * channels) * width * channels], {1: "u1", 2: "<i2", 4: "<i4"}[width]
     )
     mono = values.reshape(-1, channels)[:, 0].astype(np.float64)
+    # samples of 8 bits have no sign in WAV, and 128 is silence
     mono = (mono - 128) / 128 if width == 1 else mono / float(1 << (8 * width - 1))
     filled = np.zeros((1, length), dtype=np.float32)
     filled[0, : len(mono)] = mono

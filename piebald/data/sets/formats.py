@@ -42,6 +42,7 @@ def read_idx(path: Path) -> NDArray[np.generic]:
         raise SettingError(
             f"{path} must hold {expected} bytes of numbers {list(shape)}, got {len(raw) - start}: replace it"
         )
+    # the file is big-endian, and torch takes numbers in the machine's order alone
     return np.frombuffer(raw, kind, offset=start).reshape(shape).astype(kind.newbyteorder("="))
 
 

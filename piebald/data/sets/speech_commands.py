@@ -40,6 +40,7 @@ def speech_commands() -> DataSet:
         SettingError: the folder is missing and the archive cannot be downloaded, or has no recordings.
     """
     folder = _folder()
+    # _background_noise_ has long recordings that are no words
     files = sorted(path for path in folder.glob("*/*.wav") if not path.parent.name.startswith("_"))
     if not files:
         raise SettingError(f"there is no recording word/file.wav in {folder}: unpack the archive there again")
@@ -77,6 +78,7 @@ def _folder() -> Path:
     try:
         with tarfile.open(archive, "r:gz") as opened:
             opened.extractall(temporary, filter="data")
+        # it lacks the list of tests, or it would have been returned above
         if unpacked.exists():
             shutil.rmtree(unpacked)
         temporary.replace(unpacked)
