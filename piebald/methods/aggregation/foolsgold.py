@@ -46,6 +46,7 @@ class Foolsgold(Robust):
     def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
         changes, state = cohort.parameters, context.state
         size = changes.shape[1]
+        # evenly over all layers: the first numbers alone would be those of the first layer
         spread = torch.linspace(0, size - 1, min(self.numbers, size)).long()
         places = places_of(state, cohort.clients, cohort.version, self.remember)
         sums = resized(state.get("sums"), places, len(spread))
@@ -75,6 +76,7 @@ def confidence(history: Tensor) -> Tensor:
     # a client that never moved has length 0, and cosines must stay finite
     lengths = inner.diagonal().clamp(min=1e-60).sqrt()
     cosines = inner / (lengths[:, None] * lengths[None, :])
+    # or everybody's most similar client would be itself
     cosines.fill_diagonal_(-math.inf)
     most = cosines.max(dim=1).values
     pardon = torch.where(most[None, :] > most[:, None], most[:, None] / most[None, :], torch.ones_like(cosines))
@@ -82,5 +84,6 @@ def confidence(history: Tensor) -> Tensor:
     if float(alpha.max()) <= 0:
         return torch.zeros_like(alpha)
     alpha = alpha / alpha.max()
+    # the largest alpha is exactly 1 after rescaling, whose logit is infinite
     stretched = torch.log(alpha / (1 - alpha).clamp(min=1e-300)) + 0.5
     return torch.nan_to_num(stretched, nan=0.0, posinf=1.0, neginf=0.0).clamp(0, 1)

@@ -73,6 +73,7 @@ class ProductAverage(Aggregator):
             inner, outer, lost[pair.inner.name] = self._merged(pair, cohort, context, shares)
             for slot, new in ((pair.inner, inner), (pair.outer, outer)):
                 here = slice(slot.start, slot.stop)
+                # an average is a change, and the factors are models
                 average[here] = new.float().flatten() - context.model[here]
         if lost:
             context.note("lost_share", {name: round(share, 6) for name, share in lost.items()})
@@ -90,11 +91,13 @@ class ProductAverage(Aggregator):
 
         rank = pair.inner.shape[0]
         if self.average == "changes":
+            # the server's own product B A, to which weighted differences are added
             stack(context.model, rank, 1.0)
         for row, share in enumerate(shares):
             held_rank = _held_rank(pair.inner, cohort.held[row] if cohort.held else None)
             stack(cohort.model(row), held_rank, share)
             if self.average == "changes":
+                # the same factor negative: the stack subtracts what the client started from without forming a product
                 stack(cohort.sent[row], held_rank, -share)
         return truncated(torch.cat(inners), torch.cat(outers, 1), _view(context.spec.initial, pair.inner).double())
 
@@ -118,7 +121,9 @@ def truncated(inner: Tensor, outer: Tensor, fresh: Tensor) -> tuple[Tensor, Tens
     # the singular values of a product of thin matrices are those of a small one between their bases
     (left, above), (right, below) = torch.linalg.qr(outer), torch.linalg.qr(inner.T)
     u, values, v = torch.linalg.svd(above @ below.T)
+    # numerical zeros would become directions of noise, scaled up by the root
     count = min(len(fresh), int((values > _ROUNDING * values[0]).sum()))
+    # the scale is split evenly, as in FlexLoRA, so that neither factor dwarfs the other
     roots = values[:count].sqrt()
     a, b = fresh.clone(), outer.new_zeros(len(outer), len(fresh))
     a[:count] = roots[:, None] * (v[:count] @ right.T)
@@ -144,4 +149,5 @@ def _held_rank(inner: Slot, held: Tensor | None) -> int:
     """Return how many rows of A a client has."""
     if held is None:
         return inner.shape[0]
+    # the rows held are the first ones, so their number says which
     return int(((held >= inner.start) & (held < inner.stop)).sum()) // inner.shape[1]

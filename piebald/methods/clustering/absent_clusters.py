@@ -70,14 +70,14 @@ def adopted(
     for row, number in enumerate(adopted_names):
         companions = [place for place, name in enumerate(adopted_names) if name == number and place != row]
         earlier = known[row]
-        # only newcomers and clients of absent clusters are placed: others were compared with clients of their own cluster
+        # only newcomers and clients of absent clusters are placed: others were compared with their own clusters
         if number in absent or earlier not in (None, *absent):
             continue
         best = int(away[row].argmin())
         if companions and float(away[row, best]) < float(near[row, companions].mean()):
             adopted_names[row] = absent[best]
         elif not companions:
-            # divergences for a client alone, as they say how near a model is, where correlations say in which direction it lies
+            # divergences for a client alone: they say how near a model is, and correlations only in which direction
             model = int(pairs[row, count:].argmin())
             if pairs[row, count + model] <= max(far * usual, nearest[row] / 2):
                 adopted_names[row] = absent[model]

@@ -199,11 +199,13 @@ class LossyCompressor(Compressor):
             body, memory = self.encode(due.numpy(), state, context)
             sent = torch.from_numpy(self.decode(body, context))
         if self.remembers:
+            # of what the receiver makes of it, not of what was meant: rounding of the wire form is made up for as well
             memory = {**memory, MEMORY: due - sent}
         packed = np.concatenate([body, buffers.numpy().view(np.uint8)])
         return Compressed(torch.from_numpy(packed), torch.cat([sent, buffers]), memory)
 
     def unpack(self, packed: Bytes, context: WireContext) -> Numbers:
+        # from the end, since buffers have a known length and the body need not
         start = len(packed) - 4 * (context.layout.shared - context.trained)
         if start < 0:
             raise ValueError(f"{len(packed):,} bytes, fewer than the buffers take")
@@ -249,6 +251,7 @@ def as_floats(data: Bytes) -> Numbers:
     """
     if len(data) % 4:
         raise ValueError(f"{len(data):,} bytes are no float32 numbers")
+    # little-endian on every machine; a copy, since memory of bytes is read-only
     return np.frombuffer(data.tobytes(), dtype="<f4").copy()
 
 
