@@ -67,6 +67,7 @@ class Conditioning(Offsets):
         if clients is not None:
             for vector in (self.filter, self.gate):
                 if vector is not None:
+                    # replaced here, so that a client's own vectors and the shared matrices have the same names
                     vector.data = torch.zeros(units, whole("clients", clients))
         self.register_buffer("client", None if clients is None else torch.zeros(clients))
 
@@ -87,6 +88,7 @@ class _Gated(nn.Module):
     ) -> None:
         super().__init__()
         everywhere = clients is not None if bias is None else bias
+        # where all clients share the matrices nothing is private, so a bias reveals nothing
         f, g = everywhere or not filter, everywhere or not gate
         self.conditioning = Conditioning(units, filter, gate, clients) if filter or gate else None
         self.bias = Offsets(units, f, g) if f or g else None
@@ -315,6 +317,7 @@ def _parameters(sizes: Sequence[int], outputs: int, gates: bool) -> int:
 def _matched(sizes: Sequence[int], outputs: int) -> list[int]:
     """Sizes of plain layers in these proportions, with as many parameters as the gated classifier of these sizes."""
     target, first = _parameters(sizes, outputs, gates=True), sizes[1]
+    # gates double the parameters, which grow at least linearly with the widths: twice the widths is enough
     candidates = [
         [sizes[0], *(max(1, round(size * width / first)) for size in sizes[1:])] for width in range(1, 2 * first + 2)
     ]
