@@ -93,6 +93,7 @@ class Recipe(WordedModel):
         self._check_parts()
         extra = self.training.uploads()
         for transform in self.transforms:
+            # other vectors would leave without noise or clip
             if transform.protects_model_only and extra:
                 raise ValueError(
                     f"{transform.kind} protects only the model but {self.training.kind} also sends {extra[0]!r}: "
@@ -110,6 +111,7 @@ class Recipe(WordedModel):
             return
         looking: list[Component] = [] if computes_from_masked_sum(self.aggregation) else [self.aggregation]
         looking += [self.clustering] if self.clustering.requires_individual_updates else []
+        # the first one is enough for an error
         for component in (*looking, *self._colluding):
             raise ValueError(
                 f"{masking.kind} shows the server only sums but {component.kind} needs individual updates: "
@@ -150,6 +152,7 @@ class Recipe(WordedModel):
             raise ValueError(
                 f"{kind} counts rounds but {self.scheduling.kind} has none: {self.scheduling.rounds_advice}"
             )
+        # an optimizer without state of its own has nothing that would have to be averaged
         stateful = optimizer.overrides(ServerOptimizer.initial_state) or isinstance(optimizer, CachedAverage)
         if stateful or self.training.server_vectors(1):
             keeping: Component = optimizer if stateful else self.training
@@ -247,7 +250,9 @@ class Recipe(WordedModel):
     @property
     def compares_on_device(self) -> bool:
         """True if individual updates may be compared where clients' models are computed, on a GPU."""
+        # models that outlive their step would fill a GPU's memory
         kept = isinstance(self.server_optimizer, CachedAverage) or self.scheduling.round_kind() != "complete"
+        # `vars`, not `getattr`: a subclass must say so itself, since its own code may need the CPU
         return not kept and all(vars(type(part)).get("on_device") for part in (self.aggregation, self.clustering))
 
     @property
@@ -318,6 +323,7 @@ class Recipe(WordedModel):
             trainer = self.training
             if "clients" not in type(trainer).model_fields:
                 raise SettingError(f"training {trainer.kind!r} has no settings of single clients: leave them out")
+            # only fields that were set: the others must not count as given in the new trainer
             fields = {name: getattr(trainer, name) for name in trainer.model_fields_set}
             components["training"] = type(trainer)(**{**fields, "clients": settings})
         if shares:

@@ -336,7 +336,7 @@ def with_lora(
         lora_alpha=alpha,
         lora_dropout=dropout,
         target_modules=chosen,
-        # a language model's head has vocabulary x width weights, too many to train and send, and often those of embeddings
+        # a language model's head has vocabulary x width weights: too many to train and send, and often the embeddings' own
         modules_to_save=[*head] if task != "CAUSAL_LM" else None,
     )
     adapted: nn.Module = peft.get_peft_model(network, config)

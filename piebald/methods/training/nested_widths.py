@@ -81,6 +81,7 @@ class NestedWidths(Sgd):
         return self.dynamic and self.holds_parts
 
     def own_models(self, spec: ModelSpec) -> ClientModels | None:
+        # sorted, so that the numbers of models do not depend on the order of clients
         narrow = sorted({width for width in self.widths if width < 1})
         if not narrow:
             return None
@@ -128,6 +129,7 @@ class NestedWidths(Sgd):
         done = self._trained(inputs, context)
         if not self.static_batch_norm:
             return done
+        # statistics stay as they were sent, so their change is 0 and the server's mean of them does nothing
         return dataclasses.replace(done, model=torch.where(context.belongs(), done.model, inputs.model))
 
     def _trained(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
@@ -137,4 +139,5 @@ class NestedWidths(Sgd):
         return self.output(self.run_sgd(inputs, context, local_loss=self, own=classes), vectors=classes)
 
     def batch_loss(self, batch: LossBatch) -> Tensor:
+        # zeros, as the paper has it, and not minus infinity: absent classes keep a share of the softmax
         return batch.losses(batch.outputs * batch.own["classes"], batch.targets)

@@ -56,6 +56,7 @@ class TwoHeads(CustomSteps):
         shift = inputs.model.new_zeros(len(inputs.versions), inputs.model.shape[-1])
         if self.balanced:
             counts = context.label_counts()
+            # log n_c on the bias equals log n_c on the outputs, so the loss itself needs no change
             shift[:, inside & context.belongs(["*bias"])] = counts.clamp(min=_FEWEST).log()
         vectors = {"shift": shift, "inside": inside.expand(len(shift), -1), **inputs.state}
         return self.take_steps(inputs, context, vectors, keep=("head",))
