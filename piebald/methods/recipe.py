@@ -131,6 +131,7 @@ class Recipe(WordedModel):
         if not isinstance(self.server_optimizer, CachedAverage):
             return
         kind = self.server_optimizer.kind
+        # the cached sum is updated by one client's contribution, which only a weight of its own makes possible
         if not isinstance(self.aggregation, Linear):
             raise ValueError(
                 f"{kind} gives every client's last model a weight of its own but {self.aggregation.kind} weighs "
@@ -173,6 +174,7 @@ class Recipe(WordedModel):
             for transform in self.transforms
             if isinstance(transform, Compressor) and transform.keeps_state
         ]
+        # what a compressor keeps is as long as the part, which is another one at the next task
         if trainer.changes_parts and keeping:
             raise ValueError(
                 f"{trainer.kind} gives a client another part of the model for each task but {keeping[0]} keeps "
@@ -187,6 +189,7 @@ class Recipe(WordedModel):
             trainer: the kind of the trainer that makes parts; None where clients lack inputs, so that a weighted mean
                 leaves out what they lack.
         """
+        # where inputs are lacking, a weighted mean can itself leave out the numbers that a client does not have
         takes = self.aggregation.takes_parts or (trainer is None and computes_from_sum(self.aggregation))
         whole: list[Component] = [] if takes else [self.aggregation]
         whole += [] if self.clustering.is_single() else [self.clustering]
@@ -244,6 +247,7 @@ class Recipe(WordedModel):
             or self.server_optimizer.from_current_model
             or isinstance(self.server_optimizer, CachedAverage)
             or bool(self._colluding)
+            # outside whole rounds nobody but the server knows which updates a step has
             or self.scheduling.round_kind() != "complete"
         )
 

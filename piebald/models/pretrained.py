@@ -55,6 +55,7 @@ class PretrainedNetwork(nn.Module):
         Inputs may also come by the names that transformers gives them, such as `input_ids` and `attention_mask`.
         Without a mask, tokens with the padding id of the network's configuration are masked.
         """
+        # `x` is what engines pass, and the name that the network reads it by is transformers'
         if x is not None:
             inputs[self._reads] = x
         ids = inputs.get("input_ids")
@@ -62,6 +63,7 @@ class PretrainedNetwork(nn.Module):
             if ids.dtype.is_floating_point:
                 raise SettingError(f"this network reads token ids, which are whole numbers, got {ids.dtype}: {TOKENS}")
             inputs["input_ids"] = ids.long()
+            # transformers attends to padding unless a mask says otherwise
             if self._padding is not None and "attention_mask" not in inputs:
                 inputs["attention_mask"] = (ids != self._padding).long()
         logits: Tensor = self.network(**inputs).logits
@@ -231,6 +233,7 @@ def _loaded(network_class: Any, config: Any, source: WeightsFolder) -> Any:
 
 def _head(network: Any) -> list[str]:
     """Names of the layers on top of the network's body, which belong to its task."""
+    # transformers names the body, so what else has parameters belongs to the task
     body = network.base_model_prefix
     head = [name for name, layer in network.named_children() if name != body and any(True for _ in layer.parameters())]
     if not head:
@@ -336,7 +339,7 @@ def with_lora(
         lora_alpha=alpha,
         lora_dropout=dropout,
         target_modules=chosen,
-        # a language model's head has vocabulary x width weights: too many to train and send, and often the embeddings' own
+        # a language model's head is as large as its vocabulary, and often its embeddings: too much to train and send
         modules_to_save=[*head] if task != "CAUSAL_LM" else None,
     )
     adapted: nn.Module = peft.get_peft_model(network, config)

@@ -53,6 +53,7 @@ class ProductAverage(Aggregator):
                 "choose another aggregation"
             )
         shared = {slot.name for slot in spec.layout.slots if slot.stop <= spec.layout.shared}
+        # a product needs both factors: one that is averaged beside a private one means nothing
         if half := next((pair for pair in pairs if len(shared & {*pair}) == 1), None):
             private = half.inner if half.outer in shared else half.outer
             return (

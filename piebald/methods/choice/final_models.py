@@ -52,4 +52,5 @@ def own_choice(keep: str | Mapping[str, Any], split: Split | None) -> OwnChoice 
             raise SettingError(f"keep cannot set {name}, which the run says: leave it out")
     choice = build("query", table)
     assert isinstance(choice, OwnChoice)
+    # last, as rows to judge by are the run's matter and no setting of a table
     return choice.model_copy(update={"split": split})

@@ -103,11 +103,13 @@ class NestedWidths(Sgd):
                 "loss = 'classification'"
             )
         layout = spec.layout
+        # shared numbers that are not trained are running statistics
         if self.static_batch_norm and layout.shared == layout.shared_trained:
             return (
                 f"static_batch_norm of {self.kind} would have no effect: the model has no batch norm with running "
                 "statistics that are shared"
             )
+        # a client's private layers are kept in the width of one network, and here it meets several
         if layout.private and self.holds_parts and (self.dynamic or self.static_batch_norm):
             setting = "dynamic" if self.dynamic else "static_batch_norm"
             return (

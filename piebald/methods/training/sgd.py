@@ -232,6 +232,7 @@ class Sgd(Trainer):
         return self.optimizer.state_vectors(self.momentum)
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
+        # the budget follows from the sampling rate and the number of steps, which these settings change
         if self.clients and self.row_privacy() is not None:
             return (
                 f"{self.kind} states one privacy budget for all clients, which settings of single clients would "

@@ -117,6 +117,7 @@ class Compressor(Transform):
 
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
         masking = next((transform for transform in recipe.transforms if isinstance(transform, MaskingTransform)), None)
+        # numbers that are sent as they are at the same places add up under a mask, packed ones do not
         summed = isinstance(self, SendsSameNumbers) and self.same_for_all
         if masking is not None and not summed:
             return f"{masking.kind} adds masked updates number by number, but {self.why_not_summed} drop {self.kind}"
@@ -129,6 +130,7 @@ class Compressor(Transform):
         if alone[-1] is not self:
             return f"{self.kind} packs an update, so nothing can be done to it afterwards: put it last, once"
         noising = [transform for transform in transforms if transform.noises_mean()]
+        # the noise is scaled to the clip, so a longer update would be hidden by less than the budget says
         if noising and not self.keeps_clip:
             return (
                 f"{noising[0].kind} at the server counts on updates no longer than its clip, but what {self.kind} "
