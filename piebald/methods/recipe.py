@@ -111,7 +111,6 @@ class Recipe(WordedModel):
             return
         looking: list[Component] = [] if computes_from_masked_sum(self.aggregation) else [self.aggregation]
         looking += [self.clustering] if self.clustering.requires_individual_updates else []
-        # the first one is enough for an error
         for component in (*looking, *self._colluding):
             raise ValueError(
                 f"{masking.kind} shows the server only sums but {component.kind} needs individual updates: "

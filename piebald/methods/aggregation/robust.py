@@ -97,7 +97,7 @@ class ExpectsAttackers(Robust):
 
     def expected(self, count: int) -> int:
         """Return how many attackers to reckon with among `count` updates."""
-        # 0.1 * 30 is a little above 3 in floating point, and must not be rounded up to 4
+        # 0.28 * 25 is a little above 7 in floating point, and must not be rounded up to 8
         attackers = math.ceil(self.attackers * count - 1e-9) if isinstance(self.attackers, float) else self.attackers
         return min(int(attackers), self.tolerates(count))
 

@@ -133,7 +133,7 @@ def record(metrics: Mapping[str, float], rows: int) -> dict[str, Any]:
         choice["epochs"] = int(epochs)
     if chosen == "mixed":
         choice["mixture"] = {"of": marked_name("mixed/of", metrics), "share": float(metrics["mixed/share"])}
-    # only where there are rows to judge by
+    # without rows to judge by, both numbers are undefined
     if "judged" in choice and "alone/difference" in metrics:
         alone = finite(metrics)
         choice["alone"] = {"difference": alone["alone/difference"], "error": alone["alone/error"]}

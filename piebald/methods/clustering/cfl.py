@@ -62,7 +62,7 @@ class Cfl(Clustering):
         for label in sorted(set(labels)):
             rows = [row for row, number in enumerate(labels) if number == label]
             inner = gram(cohort.parameters[rows]).cpu()
-            # rounding can leave a length a little below 0
+            # rounding can leave a squared length a little below 0
             lengths = inner.diagonal().clamp(min=0).sqrt()
             # the mean of all inner products is the squared length of the mean, so no pass over the updates is needed
             longest, mean = float(lengths.max()), float(inner.mean().clamp(min=0).sqrt())
@@ -70,7 +70,6 @@ class Cfl(Clustering):
             if cohort.version < self.after or not (mean < self.eps1 * unit and longest > self.eps2 * unit):
                 continue
             far, cosine = self.halved(inner, lengths)
-            # a cosine may exceed 1 by rounding
             wide = self.gamma_max < math.sqrt(max(0.0, 1 - cosine) / 2)
             if wide and min(len(far), len(rows) - len(far)) >= self.least:
                 for place in far:

@@ -386,7 +386,7 @@ class Distfl(Clustering):
     ) -> None:
         # n^2 numbers of text at every step
         if len(clients) <= _SHOWN:
-            # four digits, since the record of a run is text
+            # four significant digits, since the record of a run is text
             rounded = [[float(f"{value:.4g}") for value in row] for row in matrix.tolist()]
             context.note("divergence", {"clients": clients, "matrix": rounded})
         context.note("clusters", {"clients": clients, "labels": names})

@@ -80,7 +80,7 @@ def moment_targets(module: nn.Module, layers: Sequence[str], moments: Tensor, sh
         channels = weight.shape[1]
         mean, variance = moments[start : start + channels], moments[start + channels : start + 2 * channels]
         chosen = largest(weight.detach().abs().transpose(0, 1).flatten(1).sum(1), share)
-        # uploaded variances pass transforms: noise or compression can leave a negative one
+        # clients may send any number, and a variance is not negative
         targets.append(BatchNormTarget(name, chosen, mean[chosen], variance[chosen].clamp(min=0)))
         start += 2 * channels
     return targets
@@ -88,7 +88,7 @@ def moment_targets(module: nn.Module, layers: Sequence[str], moments: Tensor, sh
 
 def largest(values: Tensor, share: float) -> Tensor:
     """Places of the largest values [k], at least one, in increasing order; of equal ones the first."""
-    # 0.1 * 30 is a little above 3 in floating point, and must not become 4
+    # 0.28 * 25 is a little above 7 in floating point, and must not become 8
     count = max(1, math.ceil(share * len(values) - 1e-9))
     # stable, so that equal scaling factors, as of fresh layers, choose the same channels on every machine
     return values.argsort(descending=True, stable=True)[:count].sort().values

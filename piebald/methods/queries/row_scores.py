@@ -205,7 +205,7 @@ class TrainingTotals(Query):
     def _ends(self, counts: Tensor) -> tuple[float, float]:
         """The edges between which the median lies."""
         place = int(torch.searchsorted(counts.cumsum(0), (counts.sum() / 2).clamp_min(0.5)))
-        # the outermost cells are open: a median beyond all edges is given as the last of them
+        # the outermost cells are open: a median beyond all edges is given as the nearest of them
         return self.edges[max(place - 1, 0)], self.edges[min(place, len(self.edges) - 1)]
 
     @property

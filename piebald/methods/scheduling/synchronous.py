@@ -53,7 +53,7 @@ class Synchronous(Scheduler):
         if self.sampling == "poisson":
             # everybody is offered, since chance decides for each client by itself
             return view.idle
-        # rounded first: 1.1 * 10 is a little above 11 in floating point, and would ask 12
+        # rounded first: 1.12 * 25 is a little above 28 in floating point, and would ask 29
         return min(view.idle, math.ceil(round(self.over_selection * self._cohort_size(view), 9)))
 
     def should_step(self, view: ServerView) -> bool:
