@@ -113,6 +113,7 @@ class ClientWork(ModelSpec):
         held, silent = self.held_of(task), self._silent_of(task)
         if silent is None:
             return held
+        # in places of the whole model first: `silent` counts in these, not in those of the client's part
         counts = torch.ones(self.layout.shared, dtype=torch.bool)
         counts[silent] = False
         places = counts.nonzero().flatten()
@@ -141,6 +142,7 @@ class ClientWork(ModelSpec):
         held, silent = self.held_of(task), self._silent_of(task)
         if (held is None and silent is None) or "model" not in update.vectors:
             return update
+        # 0 is no change, so numbers that a client does not have leave the mean's sum as it is
         change = update.vectors["model"].new_zeros(self.layout.shared)
         change[slice(None) if held is None else held] = update.vectors["model"]
         if silent is not None:
@@ -229,6 +231,7 @@ class ClientWork(ModelSpec):
 
     def result_form(self, task: Task, rows: Mapping[Split, int]) -> ResultForm:
         """Return what the result of a task may hold, from a client that has so many rows of each split."""
+        # lengths are those of the model that the task is about, so its work answers
         if (task_work := self.of_task(task)) is not self:
             return task_work.result_form(task, rows)
         if task.query is not None:
@@ -240,6 +243,7 @@ class ClientWork(ModelSpec):
         shapes: dict[str, tuple[int, ...] | None] = {"model": (self.layout.shared,)}
         for name in trainer.uploads():
             sent = task.vectors.get(name)
+            # a vector that the server sends comes back in the same form, others have the form that the trainer declares
             shapes[name] = declared.get(name) if sent is None else tuple(sent.shape)
         counts: dict[str, int] = {}
         if self.own_query is not None:
@@ -247,4 +251,5 @@ class ClientWork(ModelSpec):
             shapes |= form.vectors or {}
             counts = dict.fromkeys(form.vectors or {}, form.examples)
         steps = trainer.max_steps(count)
+        # a trainer that knows no limit of steps is still bounded: a client may claim any number
         return ResultForm(shapes, None, count, MOST_ROWS if steps is None else steps, counts)

@@ -93,6 +93,7 @@ class Recipe(WordedModel):
         self._check_parts()
         extra = self.training.uploads()
         for transform in self.transforms:
+            # other vectors would leave without noise or clip
             if transform.protects_model_only and extra:
                 raise ValueError(
                     f"{transform.kind} protects only the model but {self.training.kind} also sends {extra[0]!r}: "
@@ -129,6 +130,7 @@ class Recipe(WordedModel):
         if not isinstance(self.server_optimizer, CachedAverage):
             return
         kind = self.server_optimizer.kind
+        # the cached sum is updated by one client's contribution, which only a weight of its own makes possible
         if not isinstance(self.aggregation, Linear):
             raise ValueError(
                 f"{kind} gives every client's last model a weight of its own but {self.aggregation.kind} weighs "
@@ -150,6 +152,7 @@ class Recipe(WordedModel):
             raise ValueError(
                 f"{kind} counts rounds but {self.scheduling.kind} has none: {self.scheduling.rounds_advice}"
             )
+        # an optimizer without state of its own has nothing that would have to be averaged
         stateful = optimizer.overrides(ServerOptimizer.initial_state) or isinstance(optimizer, CachedAverage)
         if stateful or self.training.server_vectors(1):
             keeping: Component = optimizer if stateful else self.training
@@ -170,6 +173,7 @@ class Recipe(WordedModel):
             for transform in self.transforms
             if isinstance(transform, Compressor) and transform.keeps_state
         ]
+        # what a compressor keeps is as long as the part, which is another one at the next task
         if trainer.changes_parts and keeping:
             raise ValueError(
                 f"{trainer.kind} gives a client another part of the model for each task but {keeping[0]} keeps "
@@ -184,6 +188,7 @@ class Recipe(WordedModel):
             trainer: the kind of the trainer that makes parts; None where clients lack inputs, so that a weighted mean
                 leaves out what they lack.
         """
+        # where inputs are lacking, a weighted mean can itself leave out the numbers that a client does not have
         takes = self.aggregation.takes_parts or (trainer is None and computes_from_sum(self.aggregation))
         whole: list[Component] = [] if takes else [self.aggregation]
         whole += [] if self.clustering.is_single() else [self.clustering]
@@ -241,13 +246,16 @@ class Recipe(WordedModel):
             or self.server_optimizer.from_current_model
             or isinstance(self.server_optimizer, CachedAverage)
             or bool(self._colluding)
+            # outside whole rounds nobody but the server knows which updates a step has
             or self.scheduling.round_kind() != "complete"
         )
 
     @property
     def compares_on_device(self) -> bool:
         """True if individual updates may be compared where clients' models are computed, on a GPU."""
+        # models that outlive their step would fill a GPU's memory
         kept = isinstance(self.server_optimizer, CachedAverage) or self.scheduling.round_kind() != "complete"
+        # `vars`, not `getattr`: a subclass must say so itself, since its own code may need the CPU
         return not kept and all(vars(type(part)).get("on_device") for part in (self.aggregation, self.clustering))
 
     @property
@@ -318,6 +326,7 @@ class Recipe(WordedModel):
             trainer = self.training
             if "clients" not in type(trainer).model_fields:
                 raise SettingError(f"training {trainer.kind!r} has no settings of single clients: leave them out")
+            # only fields that were set: the others must not count as given in the new trainer
             fields = {name: getattr(trainer, name) for name in trainer.model_fields_set}
             components["training"] = type(trainer)(**{**fields, "clients": settings})
         if shares:

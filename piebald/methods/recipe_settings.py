@@ -47,8 +47,10 @@ def replace(
     fields_by_setting = {setting_name(axis, field): field for field in type(component).model_fields}
     recorded, handed = dict(fields), {}
     for setting, value in fields.items():
+        # a component in the place of the one that the setting chose would silently undo the setting
         if CHOICES.get(setting) == axis:
             raise SettingError(_lost(name, setting, value, f"{axis} {component.kind!r} replaces what it chooses"))
+        # the setting belongs to another axis, and stays with it
         if not holds(old, setting, value):
             continue
         if setting not in fields_by_setting:
@@ -62,6 +64,7 @@ def replace(
         else:
             handed[fields_by_setting[setting]] = getattr(old, fields_by_setting[setting])
     if handed:
+        # built anew, so that validators see the handed settings together with its own
         component = type(component)(**{field: getattr(component, field) for field in given_fields} | handed)
     return component, recorded
 
@@ -105,6 +108,7 @@ def plain(value: Any) -> Any:
 
 def _plain_like(held: Any, value: Any) -> Any:
     """A recorded value in the form of the one that a component holds: a table may leave out what is the default."""
+    # both sides are written out with their defaults before they are compared
     if isinstance(held, Component) and isinstance(value, Mapping | str):
         return plain(build(held.axis, value))
     if isinstance(held, Mapping) and isinstance(value, Mapping) and held.keys() == value.keys():

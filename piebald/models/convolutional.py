@@ -78,6 +78,7 @@ class Cnn1dBn(FeatureClassifier):
         super().__init__()
         depth, length = shape("cnn_1d_bn", input_shape, "channels length", least=4)
         first, second = widths("channels", channels, 2)
+        # an even kernel is made longer by one, as only with an odd one this padding keeps the length
         reach = whole("kernel", kernel) // 2
         self.features = nn.Sequential(
             nn.Conv1d(depth, first, 2 * reach + 1, padding=reach, bias=False),  # batch norm adds the bias
@@ -107,6 +108,7 @@ class MlpBn(FeatureClassifier):
         super().__init__()
         before, layers = size(shape("mlp_bn", input_shape, "")), []
         for width in widths("hidden", hidden):
+            # batch norm adds the bias
             layers += [nn.Linear(before, width, bias=False), nn.BatchNorm1d(width), nn.ReLU()]
             before = width
         self.features = nn.Sequential(nn.Flatten(), *layers)
@@ -270,6 +272,7 @@ class Cnn1d(FeatureClassifier):
             nn.ReLU(),
             nn.MaxPool1d(2),
             nn.Flatten(),
+            # two poolings, each of which drops an odd position at the end
             nn.Linear(second * (length // 4), whole("hidden", hidden)),
             nn.ReLU(),
         )

@@ -38,6 +38,7 @@ class Offsets(nn.Module):
     def forward(self) -> Tensor:
         """Both vectors, concatenated [2 * units], with zeros for a missing one."""
         halves = [self._half(vector) for vector in (self.filter, self.gate)]
+        # of a vector that is there, so that the zeros have its type and device
         some = next(half for half in halves if half is not None)
         return torch.cat([torch.zeros_like(some) if half is None else half for half in halves])
 
@@ -67,6 +68,7 @@ class Conditioning(Offsets):
         if clients is not None:
             for vector in (self.filter, self.gate):
                 if vector is not None:
+                    # replaced here, so that a client's own vectors and the shared matrices have the same names
                     vector.data = torch.zeros(units, whole("clients", clients))
         self.register_buffer("client", None if clients is None else torch.zeros(clients))
 
@@ -87,6 +89,7 @@ class _Gated(nn.Module):
     ) -> None:
         super().__init__()
         everywhere = clients is not None if bias is None else bias
+        # where all clients share the matrices nothing is private, so a bias reveals nothing
         f, g = everywhere or not filter, everywhere or not gate
         self.conditioning = Conditioning(units, filter, gate, clients) if filter or gate else None
         self.bias = Offsets(units, f, g) if f or g else None
@@ -133,6 +136,7 @@ class GatedUnit(_Gated):
         bias: bool | None = None,
     ) -> None:
         super().__init__(units, whole("inputs", inputs), filter, gate, clients, bias)
+        # filter and gate in one matrix product; the offsets are its bias, so that they cost no pass of their own
         self.product = nn.Linear(inputs, 2 * units, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -174,6 +178,7 @@ class GatedConvolution(_Gated):
         super().__init__(units, fan_in, filter, gate, clients, bias)
         layer = nn.Conv1d if axes == 1 else nn.Conv2d
         reach = whole("dilation", dilation)
+        # without a bias here: a shared one beside private vectors would reveal them
         self.product = layer(inputs, 2 * units, kernel, dilation=reach, padding="same", bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -301,6 +306,7 @@ class GatedCnn(FeatureClassifier):
 
 
 def _share(dropout: float) -> float:
+    # False is an int in Python and would pass for a share of 0
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise SettingError(f"dropout must be a share of at least 0 and below 1, got {dropout!r}")
     return float(dropout)
@@ -315,6 +321,7 @@ def _parameters(sizes: Sequence[int], outputs: int, gates: bool) -> int:
 def _matched(sizes: Sequence[int], outputs: int) -> list[int]:
     """Sizes of plain layers in these proportions, with as many parameters as the gated classifier of these sizes."""
     target, first = _parameters(sizes, outputs, gates=True), sizes[1]
+    # gates double the parameters, which grow at least linearly with the widths: twice the widths is enough
     candidates = [
         [sizes[0], *(max(1, round(size * width / first)) for size in sizes[1:])] for width in range(1, 2 * first + 2)
     ]

@@ -69,6 +69,7 @@ def count_parameters(name: str, input_shape: InputShape, outputs: int, most: int
         >>> count_parameters("logistic", [8], outputs=3, most=100)
         27
     """
+    # an experiment file may come from others, so sizes are checked before any memory is taken
     with bounded_build(f"model {name!r}", most, _TENSORS) as counts:
         network(name, input_shape, outputs, device="meta", **settings)
     return counts[0]
@@ -131,6 +132,7 @@ def network(
         raise SettingError(f"device must be one that torch knows, like 'cpu' or 'meta', got {shown(device)}") from None
     room = memory() // 8  # parameters and their gradients
     with (
+        # by name, so that networks do not share numbers; keys have 64 bits, and seeds of torch 63
         torch_seed(key(seed, "model", name) >> 1),
         target_device,
         bounded_build(f"model {name!r}", room, _MOST_TENSORS),
@@ -148,6 +150,7 @@ def _maker(name: str) -> tuple[Callable[..., Any], list[str]]:
     if not isinstance(name, Reference):
         raise unknown("model", name, _MODELS)
     maker = name.resolved("model")
+    # a module is callable, too, and would be called on its settings as if they were inputs
     if not callable(maker) or isinstance(maker, nn.Module):
         raise SettingError(f"model {name!r} must be a class or function that makes a module, got {maker!r}")
     parameters = inspect.signature(maker).parameters.values()

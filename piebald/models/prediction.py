@@ -71,6 +71,7 @@ class OutputMeaning:
             SettingError: outputs are no answers, as those of a language model.
         """
         width = math.prod(outputs)
+        # before all others: a vocabulary has a width like classes, and would pass for them
         if objective.name == "language_modelling":
             raise SettingError(
                 "a language model's outputs are tokens and no predictions of rows: call run.model(...) and generate"
@@ -83,6 +84,7 @@ class OutputMeaning:
             return cls("labels", tuple(classes) if classes is not None and len(classes) == width else numbered)
         if objective.name == "token_classification":
             return cls("places", tuple(classes or map(str, range(outputs[-1]))))
+        # without names, or with one output for several classes, there is no softmax to read
         if classes is None or not objective.classifies or len(outputs) > 1 or width < min(len(classes), 2):
             return cls("values", numbered)
         spare = (f"output {number}" for number in range(len(classes), width))
@@ -97,6 +99,7 @@ class OutputMeaning:
 
     def answers(self, outputs: Tensor) -> Tensor:
         """Return the numbers [n, names] that outputs [n, ...] mean, float64."""
+        # float64, since probabilities near 1 lose their difference from it in float32
         flat = (outputs.flatten(1) if outputs.dim() > 1 else outputs[:, None]).double()
         if self.kind == "classes":
             return functional.softmax(flat / self.temperature, dim=1)
@@ -125,6 +128,7 @@ class OutputMeaning:
 
         if self.kind not in ("classes", "labels"):
             raise SettingError("calibrate divides scores of classes by a temperature, and this model has none")
+        # class numbers are missing as a number, and labels also as NaN
         known = (targets != IGNORED) & ~torch.isnan(targets.double())
         if not bool(known.any()):
             raise SettingError("calibrate needs validation rows with a target, and there are none")
@@ -133,6 +137,7 @@ class OutputMeaning:
         measure: Any = (
             functional.cross_entropy if self.kind == "classes" else functional.binary_cross_entropy_with_logits
         )
+        # in the logarithm, so that a temperature stays above 0, and halving is as far as doubling
         edge = float(np.log(HOTTEST))
         best = minimize_scalar(
             lambda power: float(measure(scores / np.exp(power), labels)), bounds=(-edge, edge), method="bounded"
@@ -175,7 +180,9 @@ class RawInputs:
             rows = _read(Path(rows))
         tokens = any(leaf.dtype == torch.int64 for leaf in pytree.leaves(self.like))
         if self.preparation is not None:
+            # an array has no names, so its columns are taken to be in the order of training
             frame = rows if is_frame(rows) else self._frame(rows)
+            # a warning, not an error: rows that differ can be predicted, and the user may know why they do
             for sentence in self.preparation.unlike_training(frame):
                 _log.warning("%s", sentence)
             return self._checked(torch.from_numpy(self.preparation.transform(frame, self.client)))
@@ -186,6 +193,7 @@ class RawInputs:
                 )
             rows = numbers_of(rows, self.features, tokens)
         x = floats(pytree.mapped(torch.from_numpy, input_arrays(rows, "rows to predict", tokens)))
+        # in the order of training: features first, as standard scores are those of features
         if self.extractor is not None:
             x = embedding(self.extractor, x)
         if self.standardisation is not None:
@@ -255,10 +263,12 @@ class Predictor:
 
         if isinstance(rows, str | Path):
             rows = _read(Path(rows))
+        # before the rows become inputs, which have no labels
         index = rows.index if is_frame(rows) else None
         outputs = self.outputs(self.inputs.read(rows))
         table = self.meaning.table(outputs)
         if self.threshold is not None:
+            # logits, as the threshold was chosen: calibration divides scores, which would move it
             is_second = (outputs[:, 1] - outputs[:, 0]).double() > math.log(self.threshold / (1 - self.threshold))
             table["class"] = np.array(self.meaning.names, dtype=object)[is_second.long().numpy()]
         return pd.DataFrame(table, index=index)
@@ -287,6 +297,7 @@ class Predictor:
         with torch.no_grad():
             blocks = [
                 pytree.logits(pytree.run(self.module, pytree.take(x, slice(at, at + BLOCK))))
+                # one pass even without rows, for an empty result of the right width
                 for at in range(0, max(count, 1), BLOCK)
             ]
         return torch.cat(blocks).float()
@@ -297,6 +308,7 @@ class Predictor:
         Args:
             parts: rows with inputs as the model reads them, and with targets.
         """
+        # a client without validation rows must not stop the others
         labelled = [part for part in parts if len(part)]
         if not labelled:
             raise SettingError(
@@ -321,7 +333,9 @@ def mean_outputs(outputs: Sequence[Tensor], kind: AnswerKind) -> Tensor:
     """
     stack = torch.stack(list(outputs)).double()
     if kind in ("classes", "places"):
+        # the log of the summed probabilities: softmax divides by the number of models again
         return stack.log_softmax(-1).logsumexp(0)
+    # a mean of logits would not be the logit of the mean probability
     return torch.sigmoid(stack).mean(0).logit() if kind == "labels" else stack.mean(0)
 
 

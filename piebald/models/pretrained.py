@@ -55,6 +55,7 @@ class PretrainedNetwork(nn.Module):
         Inputs may also come by the names that transformers gives them, such as `input_ids` and `attention_mask`.
         Without a mask, tokens with the padding id of the network's configuration are masked.
         """
+        # `x` is what engines pass, and the name that the network reads it by is transformers'
         if x is not None:
             inputs[self._reads] = x
         ids = inputs.get("input_ids")
@@ -62,6 +63,7 @@ class PretrainedNetwork(nn.Module):
             if ids.dtype.is_floating_point:
                 raise SettingError(f"this network reads token ids, which are whole numbers, got {ids.dtype}: {TOKENS}")
             inputs["input_ids"] = ids.long()
+            # transformers attends to padding unless a mask says otherwise
             if self._padding is not None and "attention_mask" not in inputs:
                 inputs["attention_mask"] = (ids != self._padding).long()
         logits: Tensor = self.network(**inputs).logits
@@ -71,6 +73,7 @@ class PretrainedNetwork(nn.Module):
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
         """Buffers but those that no state dict holds: constants, like rotary embeddings', which need not travel."""
+        # non-persistent buffers are computed from the configuration, so each side has them already
         held = self.state_dict(prefix=f"{prefix}." if prefix else "").keys()
         for name, buffer in super().named_buffers(prefix, recurse, remove_duplicate):
             if name in held or not buffer.is_floating_point():
@@ -83,12 +86,14 @@ class PretrainedNetwork(nn.Module):
         network = self.network
         enable_own(
             network.get_base_model() if isinstance(network, PeftModel) else network,
+            # the reentrant form needs an input with a gradient, which frozen embeddings do not give
             activation_checkpointing_kwargs or {"use_reentrant": False},
         )
 
     def save_pretrained(self, save_directory: Path) -> None:
         """Write the folder that transformers reads, or peft's with the adapters and the head."""
         network: Any = self.network
+        # peft writes the configured rank, and a model cut to a lower one could not be loaded with it
         with _quiet(), _own_rank(network):
             network.save_pretrained(save_directory)
 
@@ -139,6 +144,7 @@ def pretrained(
             code of its own, or is none for this task; or the adapters do not fit it.
     """
     adapter_settings = {"rank": rank, "alpha": alpha, "dropout": dropout, "targets": targets}
+    # None means "not given": a default there could not be told from a setting without effect
     setting = next((name for name, value in adapter_settings.items() if value is not None), None)
     if adapter is None and setting is not None:
         raise SettingError(f"{setting} belongs to adapters but adapter is None: set adapter = 'lora', or leave it out")
@@ -177,6 +183,7 @@ def _network(transformers: Any, source: WeightsFolder, task: str, outputs: int |
         vocabulary = values.get("vocab_size")
         if outputs is not None and isinstance(vocabulary, int) and outputs > vocabulary:
             raise SettingError(f"targets have {outputs} tokens but the network's vocabulary has {vocabulary}")
+    # two is the default of transformers; names of classes are kept where their number fits
     elif outputs is not None and outputs != len(values.get("id2label", (0, 1))):
         for name in ("id2label", "label2id", "num_labels"):
             values.pop(name, None)
@@ -186,11 +193,13 @@ def _network(transformers: Any, source: WeightsFolder, task: str, outputs: int |
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise SettingError(f"the configuration in {source.path} does not fit {kind!r}: {error}") from None
     able = {name: getattr(transformers, classes) for name, (classes, _) in _TASKS.items()}
+    # for all tasks, so that the error can say which one would do
     able = {name: classes[type(config)] for name, classes in able.items() if type(config) in classes}
     if task not in able:
         hint = f"set task = {next(iter(able))!r}" if able else "choose another model"
         raise SettingError(f"transformers has no network {kind!r} for task {task!r}: {hint}")
     network_class = able[task]
+    # only shapes are asked for, and reading gigabytes of weights would fill no tensor
     if torch.get_default_device().type == "meta":
         return network_class(config)
     return _loaded(network_class, config, source)
@@ -213,6 +222,7 @@ def _loaded(network_class: Any, config: Any, source: WeightsFolder) -> Any:
         raise SettingError(f"{source.path} cannot be loaded as {network_class.__name__}: {message[:200]}") from None
     head = _head(network)
     absent = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
+    # a new head may lack weights, the body may not: it would silently begin with random numbers
     for name in sorted(absent):
         if not any(name == top or name.startswith(f"{top}.") for top in head):
             raise SettingError(
@@ -223,6 +233,7 @@ def _loaded(network_class: Any, config: Any, source: WeightsFolder) -> Any:
 
 def _head(network: Any) -> list[str]:
     """Names of the layers on top of the network's body, which belong to its task."""
+    # transformers names the body, so what else has parameters belongs to the task
     body = network.base_model_prefix
     head = [name for name, layer in network.named_children() if name != body and any(True for _ in layer.parameters())]
     if not head:
@@ -249,15 +260,18 @@ def _own_rank(network: Any) -> Iterator[None]:
         return
     adapted: Any = network  # whose types know no rank
     before = adapted.peft_config
+    # A has as many rows as the rank
     ranks = {len(parameter) for name, parameter in network.named_parameters() if ".lora_A." in name}
     for name, config in before.items():
         if len(ranks) == 1 and config.r not in ranks:
+            # a copy, as the configuration itself is put back afterwards
             lowered = copy.copy(config)
             lowered.r, lowered.lora_alpha = min(ranks), config.lora_alpha * min(ranks) / config.r
             adapted.peft_config = {**adapted.peft_config, name: lowered}
     try:
         yield
     finally:
+        # also when saving fails: the configuration belongs to the network in use
         adapted.peft_config = before
 
 
@@ -313,6 +327,7 @@ def with_lora(
     import peft
 
     chosen = targets_in(network, head, targets)
+    # a rank above the smaller side adds parameters but no matrix that a lower rank could not give
     smallest = min(min(_sides(network.get_submodule(name))) for name in chosen)
     if rank > smallest:
         raise SettingError(
@@ -324,6 +339,7 @@ def with_lora(
         lora_alpha=alpha,
         lora_dropout=dropout,
         target_modules=chosen,
+        # a language model's head is as large as its vocabulary, and often its embeddings: too much to train and send
         modules_to_save=[*head] if task != "CAUSAL_LM" else None,
     )
     adapted: nn.Module = peft.get_peft_model(network, config)
@@ -350,8 +366,10 @@ def targets_in(network: nn.Module, head: Sequence[str], targets: str | Sequence[
     chosen = []
     for word in words:
         hits = [name for name in linear if name == word or name.endswith(f".{word}") or fnmatchcase(name, word)]
+        # the words for attention are those of many architectures, of which each has only some
         if not hits and targets != "attention":
             raise _unknown(word, linear)
+        # patterns may overlap, and a layer gets one adapter
         chosen += [name for name in hits if name not in chosen]
     if not chosen:
         raise _unknown(targets, linear)

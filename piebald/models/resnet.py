@@ -31,6 +31,7 @@ class _Block(nn.Module):
             self.channels = channels
             layers = [*_convolution(depth, channels, 3, stride), nn.ReLU(), *_convolution(channels, channels, 3)]
         self.inside = nn.Sequential(*layers)
+        # only then can input and output be added without a projection (He et al. 2016, option B)
         same = stride == 1 and depth == self.channels
         self.shortcut = nn.Identity() if same else nn.Sequential(*_convolution(depth, self.channels, 1, stride))
         self.relu = nn.ReLU()
@@ -62,6 +63,7 @@ class Resnet18(FeatureClassifier):
         depth = width
         for stage, count in enumerate(self.blocks):
             for place in range(count):
+                # each stage but the first halves the image in its first block
                 block = _Block(depth, width << stage, 2 if stage and not place else 1, self.bottleneck)
                 layers.append(block)
                 depth = block.channels

@@ -55,15 +55,18 @@ def find(weights: str | Path, revision: str | None = None) -> WeightsFolder:
     Raises:
         SettingError: there is no such folder, or the weights cannot be fetched.
     """
+    # folders first: a folder of the user's may have a name like a model on the Hub
     if Path(weights).is_dir():
         if revision is not None:
             raise SettingError(f"a folder has no revision but {weights} is one, got {revision!r}: leave it out")
         return WeightsFolder(Path(weights), Path(weights).resolve().name)
     name = str(weights)
+    # a `Path` means a folder: a typo in it must not become a download
     if isinstance(weights, Path) or not _HUB_NAME.fullmatch(name):
         raise SettingError(
             f"weights must be a folder or the name of a model on the Hugging Face Hub, and there is no folder {name}"
         )
+    # the cache first, so that a run works without a network and needs no request to the Hub
     folder = cached(name, revision)
     return folder if folder is not None else _fetched(name, revision)
 
@@ -77,6 +80,7 @@ def cached(name: str, revision: str | None = None) -> WeightsFolder | None:
         path = Path(hub.snapshot_download(name, revision=revision, local_files_only=True, allow_patterns=_FILES))
     except (OSError, ValueError):  # not there, or no name that the Hub gives
         return None
+    # a download that was cut off leaves a folder without weights; its name is the commit
     return WeightsFolder(path, name, path.name) if _weight_files(path) else None
 
 
@@ -111,6 +115,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         values = read_json(path)
     except FileNotFoundError:
+        # a frequent mistake, since peft writes no config.json
         hint = "it holds an adapter: give the folder of the model that it belongs to"
         hint = hint if (folder / "adapter_config.json").is_file() else "give one with a config.json and safetensors"
         raise SettingError(f"{folder} holds no model: {hint}") from None
@@ -124,6 +129,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def _without_code(folder: Path, values: Any, depth: int = 0) -> Any:
     """A configuration, and those of the networks that it is made of, without what could fetch or run code."""
+    # a hostile file could nest as deeply as Python's stack allows
     if depth > DEEPEST:
         raise SettingError(f"{folder / 'config.json'} is nested too deeply for a configuration: choose another model")
     if isinstance(values, list):
@@ -131,10 +137,12 @@ def _without_code(folder: Path, values: Any, depth: int = 0) -> Any:
     if not isinstance(values, dict):
         return values
     for name, value in values.items():
+        # transformers makes a Python object for each layer before any limit on parameters can stop it
         if isinstance(value, int) and value > (_MOST_LAYERS if _DEEP.search(name) else _LARGEST):
             raise SettingError(
                 f"{folder / 'config.json'} has {name} = {shown(value)}, which no network has: replace it"
             )
+    # these name Python files beside the weights, which transformers would import
     if "auto_map" in values:
         raise SettingError(f"the model in {folder} needs code of its own, which is never run: choose another model")
     if "quantization_config" in values:
@@ -149,6 +157,7 @@ def _chooses_code(name: str, value: Any) -> bool:
     Sizes of convolutions are called kernels as well, and are numbers.
     """
     plain = value if isinstance(value, list) else [value]
+    # a flag such as `use_kernels = true` is an int in Python, and loads kernels
     sizes = all(isinstance(number, int) and not isinstance(number, bool) for number in plain)
     return "_implementation" in name or ("kernel" in name and not sizes)
 
@@ -166,6 +175,7 @@ def mapped_tensors(folder: Path) -> dict[str, Tensor]:
     """
     files = _weight_files(folder)
     if not files:
+        # looked for only to explain: unpickling runs whatever code a file holds
         pickled = next(iter(sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.ckpt")])), None)
         if pickled is not None:
             raise SettingError(
@@ -191,13 +201,16 @@ def _weight_files(folder: Path) -> list[Path]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise SettingError(f"{index} cannot be read as an index of weights: fetch the folder again") from None
     for part in parts:
+        # a name with a separator could lead out of the folder
         if not isinstance(part, str) or Path(part).name != part or not (folder / part).is_file():
             raise SettingError(f"{index} names {shown(part)}, which is no file in its folder: fetch the folder again")
+    # sorted, since a set has no order that repeats
     return [folder / part for part in sorted(parts)]
 
 
 def _mapped(file: Path) -> dict[str, Tensor]:
     try:
+        # a pipe or a device in place of a file would block or never end
         regular(file)
         with safe_open(str(file), framework="pt") as tensors:  # which maps the file into memory, privately
             return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 - it cannot be iterated

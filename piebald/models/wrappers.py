@@ -49,6 +49,7 @@ class NearestNeighbours(nn.Module):
             raise SettingError("module must end with a linear layer behind another one, and this one does not")
         if k < 1 or not 0 <= lam <= 1 or not scale > 0:
             raise SettingError(f"k must be at least 1, lam in [0, 1] and scale above 0, got {k}, {lam} and {scale}")
+        # evaluation mode: features must not depend on the rows that come along, nor on dropout
         self.module, self.k, self.lam, self.scale, self._last = module.eval(), k, lam, scale, last
         labelled = y >= 0
         if not bool(labelled.any()):
@@ -63,6 +64,7 @@ class NearestNeighbours(nn.Module):
         outputs, features = self._run(x)
         if self.lam == 0:
             return outputs
+        # of `outputs` only the number of classes is read
         remembered = RowOutputs(self.memory, outputs, self.labels)
         return interpolated(outputs, neighbour_shares(features, remembered, self.k, self.scale), self.lam)
 
@@ -94,6 +96,7 @@ class StandardisedInputs(nn.Module):
         if len(mean) != len(deviation):
             raise SettingError(f"mean and deviation must be as long, got {len(mean)} and {len(deviation)}")
         self.network = network
+        # float64, as the data were standardised: float32 would give other inputs than training had
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64))
         self.register_buffer("deviation", torch.tensor(deviation, dtype=torch.float64))
 
@@ -125,16 +128,19 @@ def with_embeddings(make: Callable[[int], nn.Module], width: int, categories: Ma
     module = make(width - len(sizes) + sum(sizes.values()))
     tables = [nn.Embedding(categories[place] + 2, size) for place, size in sizes.items()]
     for table in tables:
+        # with torch's deviation of 1, each of many random numbers would weigh as much as a standard score
         nn.init.normal_(table.weight, std=0.1)
     module.add_module("categories", nn.ModuleList(tables))
     plain = [place for place in range(width) if place not in sizes]
 
     def embed(own: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Replace numbers of categories by their embeddings; a copy of the module has its own."""
+        # looked up in `own`, not closed over: copies of the module would all train the first one's tables
         x, columns = inputs[0], own.get_submodule("categories")
         assert isinstance(columns, nn.ModuleList)
         parts = [x[:, plain]]
         for place, table in zip(sizes, columns, strict=True):
+            # shifted by 2 for gaps and others; clamped, as an index out of range stops a GPU with no message of use
             parts.append(table((x[:, place] + 2).long().clamp(0, categories[place] + 1)))
         return (torch.cat(parts, dim=1), *inputs[1:])
 

@@ -42,6 +42,7 @@ class Agnostic(Aggregator):
         assert cohort.matrix is not None
         weights = context.state.get("lambda")
         if weights is None:
+            # nobody is preferred before a loss is known
             weights = torch.full((context.known,), 1 / context.known, dtype=torch.float64)
         clients = torch.tensor(list(cohort.clients))
         rows = torch.tensor([float(update.examples) for update in cohort.updates], dtype=torch.float64)
@@ -68,4 +69,5 @@ def on_simplex(point: Tensor) -> Tensor:
     ordered = point.sort(descending=True).values
     counts = torch.arange(1, len(point) + 1, dtype=point.dtype)
     thresholds = (ordered.cumsum(0) - 1) / counts
+    # the largest count at which the smallest number that is kept stays above its threshold
     return (point - thresholds[int((ordered > thresholds).sum()) - 1]).clamp(min=0)

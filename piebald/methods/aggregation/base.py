@@ -69,6 +69,7 @@ def aggregated(aggregator: Aggregator, cohort: Cohort, context: ServerContext) -
     Raises:
         SettingError: the aggregator returns something else.
     """
+    # statistics of batch norms, which may be most of a vector's length, must not take part in a decision by lengths
     cut = cohort.matrix is not None and cohort.buffers.shape[1] > 0 and not aggregator.takes_statistics
     result = aggregator.aggregate(cohort.of_parameters() if cut else cohort, context)
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], torch.Tensor):
@@ -82,6 +83,7 @@ def aggregated(aggregator: Aggregator, cohort: Cohort, context: ServerContext) -
             f"{shown(result[1])}"
         )
     average, shares = result
+    # minus the buffers, which an aggregator without `takes_statistics` has not seen
     if cohort.matrix is not None and len(average) != cohort.matrix.shape[1] - cut * cohort.buffers.shape[1]:
         raise SettingError(
             f"aggregation {aggregator.kind!r} must return an average as long as each row of the cohort's matrix, got "
@@ -97,6 +99,7 @@ def averaged(cohort: Cohort, shares: Sequence[float]) -> Tensor:
     """
     buffers, whole = cohort.buffers, sum(shares)
     if cohort.matrix is not None and any(positions is not None for positions in cohort.held):
+        # buffers are the last columns
         held = held_mask(cohort.matrix, cohort.held)[:, cohort.matrix.shape[1] - buffers.shape[1] :]
         return held_mean(buffers, held, shares)[0]
     return divided(weighted_sum(buffers, shares), whole) if whole > 0 else torch.zeros_like(buffers[0])

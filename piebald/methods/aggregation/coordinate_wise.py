@@ -55,4 +55,5 @@ def middle(matrix: Tensor, cut: int) -> tuple[Tensor, Tensor]:
         values, places = block.sort(dim=0, stable=True)
         average[span] = values[cut : rows - cut].mean(0)
         used += torch.bincount(places[cut : rows - cut].flatten(), minlength=rows).double().cpu()
+    # a model without shared parameters has no columns
     return average, used / (remaining * max(columns, 1))

@@ -64,7 +64,9 @@ class Credit(Robust):
     def anomaly(self, surrogates: Tensor, version: int) -> Tensor:
         """Mean squared errors [n] in float64 of an auto-encoder trained on the surrogates [n, m]."""
         lengths = surrogates.square().mean(1, keepdim=True).sqrt()
+        # at most 1: a short update stays short
         tamed = surrogates * (lengths.median() / lengths.clamp(min=1e-30)).clamp(max=1.0)
+        # by version: the auto-encoder is trained anew at each step, and a run must repeat
         rng = torch_generator("credit", version)
         width, hidden = surrogates.shape[1], self.hidden
         sizes = [(width, 4 * hidden), (4 * hidden, hidden), (hidden, 4 * hidden), (4 * hidden, width)]
@@ -78,6 +80,7 @@ class Credit(Robust):
                 (_rebuilt(tamed, weights) - tamed).abs().mean().backward()  # type: ignore[no-untyped-call]
                 adam.step()
         with torch.no_grad():
+            # errors of the updates as they came: only training saw them cut to the median length
             return (_rebuilt(surrogates, weights) - surrogates).square().mean(1).double()
 
 

@@ -59,12 +59,14 @@ class Dvw(Linear):
             evaluators = select(evaluators, self.evaluators, "evaluators", context.spec.seed, context.version)
         query = Validate(classes=classes)
         rows = range(len(cohort.updates))
+        # answers that came with the updates save a model each on the way back
         answers_by_row = [self._self_evaluation(cohort, row, query, evaluators, context) for row in rows]
         asked = [(row, client) for row in rows for client in evaluators if client not in answers_by_row[row]]
         requests = [QueryRequest(client, query, {"model": cohort.model(row)}) for row, client in asked]
         for (row, client), answer in zip(asked, context.query(requests), strict=True):
             if answer is not None:
                 answers_by_row[row][client] = answer
+        # on the same rows for all models: an easy evaluator's score would lift whichever model it answers for
         everywhere = set(evaluators).intersection(*answers_by_row)
         updates = []
         for update, answers in zip(cohort.updates, answers_by_row, strict=True):
@@ -84,22 +86,27 @@ class Dvw(Linear):
         matrix = cohort.updates[row].vectors.get("confusion")
         if matrix is None or cohort.clients[row] not in evaluators or not bool(matrix.sum().isfinite()):
             return {}
+        # the sender's matrix has to pass the checks of any other answer: it is a claim about its own model
         answer = Update({"confusion": matrix}, int(matrix.sum()), 0, {})
         return {} if query.reject_reason(answer, context.spec) else {cohort.clients[row]: answer}
 
     def _scored(self, answers: list[Update], classes: int) -> float:
         """One model's score, from all evaluators' rows as if they lay in one place."""
         if classes:
+            # counts, not scores, are added: evaluators count by their rows
             total = torch.zeros(classes**2)
             for answer in answers:
                 total += answer.vectors["confusion"]
+            # Matthews' coefficient may be negative, and a weight may not
             return max(0.0, SCORES[self.score](total.view(classes, classes)))
         rows = sum(answer.examples for answer in answers)
         loss = sum(answer.metrics["loss"] * answer.examples for answer in answers)
+        # a loss of 0 must not make a weight infinite
         return rows / max(loss, 1e-12 * rows) if rows else 0.0
 
     def _sharpened(self, score: float, classes: int) -> float:
         above = score - 1 / classes if self.above_chance and classes else score
+        # a negative base would make a fractional power complex
         return float(max(0.0, above) ** self.power)
 
 

@@ -55,9 +55,11 @@ def trust(matrix: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
         root: the change [s] that the server's own rows make.
     """
     inner = gram(torch.cat([root[None], matrix]))
+    # squared lengths: an update of zeros gets the length 1e-30 instead of a division by 0
     lengths = inner.diagonal().clamp(min=1e-60).sqrt()
     scores = (inner[0, 1:] / (lengths[0] * lengths[1:])).clamp(min=0)
     whole = float(scores.sum())
+    # a root change of 0 has no direction by which to trust
     if whole <= 0 or float(inner[0, 0]) == 0:
         return torch.zeros_like(root), torch.zeros(len(matrix), dtype=torch.float64)
     shares = scores / whole

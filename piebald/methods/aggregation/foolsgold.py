@@ -76,6 +76,7 @@ def confidence(history: Tensor) -> Tensor:
     # a client that never moved has length 0, and cosines must stay finite
     lengths = inner.diagonal().clamp(min=1e-60).sqrt()
     cosines = inner / (lengths[:, None] * lengths[None, :])
+    # or everybody's most similar client would be itself
     cosines.fill_diagonal_(-math.inf)
     # the authors' program has a diagonal of 0: else a client unlike all others would be pardoned by a negative share,
     # and look like what it opposes
@@ -85,5 +86,6 @@ def confidence(history: Tensor) -> Tensor:
     if float(alpha.max()) <= 0:
         return torch.zeros_like(alpha)
     alpha = alpha / alpha.max()
+    # the largest alpha is exactly 1 after rescaling, whose logit is infinite
     stretched = torch.log(alpha / (1 - alpha).clamp(min=1e-300)) + 0.5
     return torch.nan_to_num(stretched, nan=0.0, posinf=1.0, neginf=0.0).clamp(0, 1)

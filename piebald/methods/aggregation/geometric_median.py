@@ -40,11 +40,13 @@ class GeometricMedian(Robust):
         lengths = norms(matrix)
         # relative to the updates, so that one default does for all learning rates
         least = max(self.smoothing * float(lengths.median()), 1e-30)
+        # v = 0, so the first distances are the lengths themselves
         shares, distances = start, lengths
         for _ in range(self.iterations):
             before, shares = shares, start / distances.clamp(min=least)
             shares = shares / shares.sum()
             average = mean(matrix, shares)
+            # waits for a GPU once an iteration, which costs little beside two passes over the matrix
             if float((shares - before).abs().max()) < 1e-6:
                 break
             distances = norms(matrix, average)

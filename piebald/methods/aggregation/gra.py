@@ -44,6 +44,7 @@ class Gra(Robust):
         count = len(matrix)
         labels = self._labels(matrix, cohort.version)
         averages, vectors, shares = [], [], torch.zeros(count, dtype=torch.float64)
+        # sorted, so that the order of the sum does not depend on that of a set
         for label in sorted(set(labels.tolist())):
             rows = torch.nonzero(labels == label).flatten()
             average, inner_shares = self._robust(matrix[rows], cohort)
@@ -61,6 +62,7 @@ class Gra(Robust):
             return torch.zeros(len(matrix), dtype=torch.int64)
         # a cohort's rows span at most n dimensions: k-means sees the same distances in n numbers as in s
         points = coordinates(matrix).cpu().numpy()
+        # KMeans warns and leaves groups empty where there are fewer distinct points than groups
         groups = min(groups, len({tuple(point) for point in points.round(12).tolist()}))
         labels = KMeans(groups, n_init=10, random_state=key("gra", version) % 2**32).fit_predict(points)
         return torch.from_numpy(labels).long()
@@ -71,5 +73,6 @@ class Gra(Robust):
             updates = cohort.updates[:count]  # equal weights: only their number is looked at
             inner = Cohort(cohort.clients[:count], cohort.versions[:count], updates, members, cohort.version)
             return GeometricMedian().merge(members, inner)
+        # at least one value must be left, so never more than for the median
         cut = (count - 1) // 2 if self.inside == "median" else min(int(self.trim * count + 0.5), (count - 1) // 2)
         return middle(members, cut)

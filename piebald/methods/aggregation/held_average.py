@@ -35,6 +35,7 @@ class HeldAverage(Aggregator):
         assert cohort.matrix is not None
         weights = [float(update.examples) if self.weights == "examples" else 1.0 for update in cohort.updates]
         apart = any("classes" in update.vectors for update in cohort.updates)
+        # where all clients have all numbers no mask, as large as the matrix, is needed
         if not apart and all(positions is None for positions in cohort.held):
             return self._plain(cohort.matrix, weights)
         held = held_mask(cohort.matrix, cohort.held)
@@ -55,8 +56,11 @@ class HeldAverage(Aggregator):
         last = head(context.spec.model)
         slots = [slot for slot in context.spec.layout.slots if slot.name in (f"{last}.weight", f"{last}.bias")]
         for row, update in enumerate(cohort.updates):
+            # 0 or below: a client may send any number here
             absent = update.vectors["classes"] <= 0
             for slot in slots:
+                # a private classifier is no part of the updates
                 if slot.stop <= held.shape[1]:
+                    # a view, so that the assignment changes the mask; a bias has one column
                     rows = held[row, slot.start : slot.stop].view(len(absent), -1)
                     rows[absent] = False

@@ -27,6 +27,7 @@ class Krum(ExpectsAttackers):
 
     def merge(self, matrix: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor]:
         best = ranked(squared_distances(matrix).cpu(), self.expected(len(matrix)))[:1]
+        # a clone, since an average may be written to, and the row is the client's update
         return matrix[best[0]].clone(), even(best, len(matrix))
 
 
@@ -91,6 +92,7 @@ def scores(distances: Tensor, expected: int) -> Tensor:
 
 def ranked(distances: Tensor, expected: int) -> Tensor:
     """Rows [n] from the lowest score of Krum up; of two that are each other's nearest, the one nearer to all first."""
+    # two that are each other's nearest have equal scores with few updates: sorting first by the sum breaks the tie
     order = distances.sum(1).argsort(stable=True)
     return order[scores(distances, expected)[order].argsort(stable=True)]
 
@@ -100,6 +102,7 @@ def _one_by_one(distances: Tensor, expected: int, size: int) -> Tensor:
     remaining = torch.arange(len(distances))
     for _ in range(size):
         best = ranked(distances[remaining][:, remaining], expected)[0]
+        # `best` is a place among those that remain, not a row of the whole matrix
         remaining = torch.cat([remaining[:best], remaining[best + 1 :]])
     is_chosen = torch.ones(len(distances), dtype=torch.bool)
     is_chosen[remaining] = False

@@ -38,16 +38,19 @@ class Linear(Aggregator):
         weights = [self.weight(u, stale) for u, stale in zip(cohort.updates, cohort.staleness, strict=True)]
         if cohort.matrix is not None and any(positions is not None for positions in cohort.held):
             return held_mean(cohort.matrix, held_mask(cohort.matrix, cohort.held), weights)
+        # undamped: damped weights over their own sum would let a single update count in full, however stale it is
         whole = sum(self.undamped_weight(update) for update in cohort.updates)
         if whole <= 0:  # no update counts (no client has rows): the average is no change
             like = cohort.updates[0].vectors["model"] if summed is None else summed.vectors["model"]
             return torch.zeros_like(like, dtype=torch.float32), [0.0] * len(weights)
         shares = [weight / whole for weight in weights]
+        # the sum has arrived, so dividing it is all that is left, and no single change is in memory
         if summed is not None:
             return divided(summed.vectors["model"], whole), shares
         if shares == [1.0]:  # an asynchronous step: the mean of one update is this update, to the bit
             only = cohort.updates[0].vectors["model"] if cohort.matrix is None else cohort.matrix[0]
             return only.clone(), shares  # an average may be written to, and an update lie in read-only memory
+        # without a matrix the changes may lie in files, and are read a block at a time
         if cohort.matrix is None:
             return weighted_mean([update.vectors for update in cohort.updates], "model", weights, whole), shares
         return divided(weighted_sum(cohort.matrix, weights), whole), shares
@@ -74,6 +77,7 @@ class EqualWeighted(Linear):
     on_device: ClassVar[bool] = True
 
     def reads_data(self) -> bool:
+        # a user's subclass may override any of these, and is then not trusted to weigh all alike
         methods = (EqualWeighted.weight, EqualWeighted.undamped_weight, EqualWeighted.aggregate, EqualWeighted.prepare)
         return self.overrides(*methods)
 
@@ -109,6 +113,7 @@ class FixedShares(Linear):
     def of_clients(self, names: Sequence[str]) -> FixedShares:
         """Return the aggregator with the shares of these clients by number."""
         patterns = [fitting_patterns(self.shares, name) for name in names]
+        # the first pattern is the most particular
         by_number = tuple(self.shares[fitting[0]] if fitting else 0.0 for fitting in patterns)
         return FixedShares(shares=self.shares, by_number=by_number)
 
@@ -149,6 +154,7 @@ def computes_from_sum(aggregator: Aggregator) -> TypeGuard[Linear]:
 
 def weighs_by_examples(aggregator: object) -> bool:
     """Return whether the weight of an update follows from its number of rows, and from nothing found in training."""
+    # the method and not the class: a subclass with a weight of its own is none of these
     from_rows = (ExampleWeighted.weight, EqualWeighted.weight)
     return isinstance(aggregator, Linear) and type(aggregator).weight in from_rows
 

@@ -55,6 +55,7 @@ class Normalized(Aggregator):
 
     def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
         assert cohort.matrix is not None
+        # without a step a_i is 0, and the change could not be divided by it
         counted = [update.examples if update.steps else 0 for update in cohort.updates]
         whole = sum(counted)
         if not whole:

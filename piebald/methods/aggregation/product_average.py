@@ -53,6 +53,7 @@ class ProductAverage(Aggregator):
                 "choose another aggregation"
             )
         shared = {slot.name for slot in spec.layout.slots if slot.stop <= spec.layout.shared}
+        # a product needs both factors: one that is averaged beside a private one means nothing
         if half := next((pair for pair in pairs if len(shared & {*pair}) == 1), None):
             private = half.inner if half.outer in shared else half.outer
             return (
@@ -73,6 +74,7 @@ class ProductAverage(Aggregator):
             inner, outer, lost[pair.inner.name] = self._merged(pair, cohort, context, shares)
             for slot, new in ((pair.inner, inner), (pair.outer, outer)):
                 here = slice(slot.start, slot.stop)
+                # an average is a change, and the factors are models
                 average[here] = new.float().flatten() - context.model[here]
         if lost:
             context.note("lost_share", {name: round(share, 6) for name, share in lost.items()})
@@ -90,11 +92,13 @@ class ProductAverage(Aggregator):
 
         rank = pair.inner.shape[0]
         if self.average == "changes":
+            # the server's own product B A, to which weighted differences are added
             stack(context.model, rank, 1.0)
         for row, share in enumerate(shares):
             held_rank = _held_rank(pair.inner, cohort.held[row] if cohort.held else None)
             stack(cohort.model(row), held_rank, share)
             if self.average == "changes":
+                # the same factor negative: the stack subtracts what the client started from without forming a product
                 stack(cohort.sent[row], held_rank, -share)
         return truncated(torch.cat(inners), torch.cat(outers, 1), _view(context.spec.initial, pair.inner).double())
 
@@ -118,7 +122,9 @@ def truncated(inner: Tensor, outer: Tensor, fresh: Tensor) -> tuple[Tensor, Tens
     # the singular values of a product of thin matrices are those of a small one between their bases
     (left, above), (right, below) = torch.linalg.qr(outer), torch.linalg.qr(inner.T)
     u, values, v = torch.linalg.svd(above @ below.T)
+    # numerical zeros would become directions of noise, scaled up by the root
     count = min(len(fresh), int((values > _ROUNDING * values[0]).sum()))
+    # the scale is split evenly, as in FlexLoRA, so that neither factor dwarfs the other
     roots = values[:count].sqrt()
     a, b = fresh.clone(), outer.new_zeros(len(outer), len(fresh))
     a[:count] = roots[:, None] * (v[:count] @ right.T)
@@ -144,4 +150,5 @@ def _held_rank(inner: Slot, held: Tensor | None) -> int:
     """Return how many rows of A a client has."""
     if held is None:
         return inner.shape[0]
+    # the rows held are the first ones, so their number says which
     return int(((held >= inner.start) & (held < inner.stop)).sum()) // inner.shape[1]

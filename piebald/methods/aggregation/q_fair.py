@@ -46,6 +46,7 @@ class QFair(Linear):
 
     def undamped_weight(self, update: Update) -> float:
         loss, rate = self._loss(update), _rate(update)
+        # the second term of h_k: q F^(q-1) |L d|^2 + L F^q, divided by L = 1 / lr
         step = self.q * loss ** (self.q - 1) * update.norm**2 / rate if rate > 0 else 0.0
         return self._share(update) * float(loss**self.q + step) if rate > 0 else 0.0
 
@@ -53,6 +54,7 @@ class QFair(Linear):
         return float(update.examples) if self.weights == "examples" else 1.0
 
     def _loss(self, update: Update) -> float:
+        # a loss below 0 has no power with a fractional q
         return max(0.0, initial_loss(update)) + 1e-10
 
 

@@ -92,10 +92,12 @@ class ExpectsAttackers(Robust):
         return 0.5
 
     def tolerates(self, count: int) -> int:
+        # strictly fewer than the share: half of an even number is too many already
         return max(0, math.ceil(self.most() * count) - 1)
 
     def expected(self, count: int) -> int:
         """Return how many attackers to reckon with among `count` updates."""
+        # 0.28 * 25 is a little above 7 in floating point, and must not be rounded up to 8
         attackers = math.ceil(self.attackers * count - 1e-9) if isinstance(self.attackers, float) else self.attackers
         return min(int(attackers), self.tolerates(count))
 
@@ -107,6 +109,7 @@ def shares_of(cohort: Cohort, weighting: Weighting) -> Tensor:
     """Shares [n] in float64 that sum to one: all alike, or by examples (which attackers can claim as they like)."""
     sizes = [float(update.examples) if weighting == "examples" else 1.0 for update in cohort.updates]
     shares = torch.tensor(sizes, dtype=torch.float64)
+    # all alike where nobody has rows, as shares must sum to one
     return shares / shares.sum() if float(shares.sum()) > 0 else torch.full_like(shares, 1 / max(1, len(shares)))
 
 

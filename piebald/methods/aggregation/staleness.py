@@ -57,6 +57,7 @@ class StalenessWeighted(Linear):
         return self.base.prepare(cohort, context)
 
     def reads_data(self) -> bool:
+        # damping counts server steps, which no client's data decide
         weighs = (StalenessWeighted.weight, StalenessWeighted.undamped_weight, StalenessWeighted.damping)
         is_other = self.overrides(*weighs, StalenessWeighted.aggregate, StalenessWeighted.prepare)
         return is_other or self.base.reads_data()

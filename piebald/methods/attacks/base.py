@@ -46,6 +46,7 @@ class Attack(Transform):
         struck = [row for row, client in enumerate(clients) if client in self.clients]
         if not struck:
             return vectors
+        # a clone: rows of honest clients share this tensor, and the caller may keep it
         change = vectors["model"].clone()
         change[struck] = self.corrupt(change[struck], [keys[row] for row in struck])
         return {**vectors, "model": change}
@@ -74,6 +75,7 @@ class Collusion(Attack):
         if not struck:
             return matrix
         matrix = matrix.clone()
+        # honest updates of the attackers only: they do not know those of others
         matrix[struck] = self.colluded_update(matrix[struck], len(clients))
         return matrix
 
@@ -109,11 +111,13 @@ def backdoor_success(model: nn.Module, rows: Rows, trigger: Trigger) -> float:
     """
     x, y = (single(part, "the backdoor's success") for part in (rows.x, rows.y))
     of_others = y != trigger.target
+    # rows of the target class prove nothing, since they belong there without a trigger
     if not bool(of_others.any()):
         return math.nan
     was = model.training
     model.eval()
     with torch.no_grad():
+        # in parts, as a whole test set need not fit a forward pass
         predicted = torch.cat([model(part).argmax(1) for part in torch.split(trigger.mark(x[of_others]), 1024)])
     model.train(was)
     return float((predicted == trigger.target).float().mean())

@@ -33,7 +33,9 @@ class LittleIsEnough(Collusion):
             return self.z
         honest = count - attackers
         supporters = count // 2 + 1 - attackers
+        # the attackers are the majority, so no honest client has to stand further out
         if honest < 1 or supporters < 1:
             return NormalDist().inv_cdf(0.99)
         share = (honest - supporters) / honest
+        # the inverse is infinite at 0 and 1
         return NormalDist().inv_cdf(min(max(share, 0.01), 0.99))

@@ -30,5 +30,6 @@ class ModelReplacement(Attack):
         if self.longest is None:
             return scaled
         norm = scaled.norm(dim=1, keepdim=True)
+        # after scaling, since a defence measures what is sent; at most 1, so that a short change is not lengthened
         cut: Tensor = scaled * (self.longest / norm.clamp(min=1e-30)).clamp(max=1.0)
         return cut

@@ -22,5 +22,6 @@ class RandomUpdate(Attack):
     sigma: float = Field(default=1.0, gt=0)
 
     def corrupt(self, change: Tensor, keys: Sequence[int]) -> Tensor:
+        # by each client's key and on the CPU, so that noise does not depend on which clients share a stack
         noise = [torch.randn(change.shape[1:], generator=torch_generator(key)) for key in keys]
         return self.sigma * torch.stack(noise).to(change)

@@ -35,6 +35,7 @@ def local_work(trainer: Trains, rows: int, steps: int) -> int:
     """
     plain = plain_sgd(trainer)
     each = max(1, -(-rows // plain.step_rows))
+    # fewer steps may come from a lone last row or a skipped step, and are full passes all the same
     return plain.epochs if steps <= plain.epochs * each else round(steps / each)
 
 
@@ -59,6 +60,7 @@ def train_alone(
     for task, epochs in zip(tasks, passes, strict=True):
         version, _, attempt = task.partition(".")
         task_inputs = replace(inputs, model=model, state=state, vectors={}, versions=[int(version)] * len(model))
+        # the same type as in the run: a key of text and one of a number are not the same
         again = context.with_rng(task if attempt else int(version))
         output = plain.model_copy(update={"epochs": epochs}).train(task_inputs, again)
         model, state = output.model, dict(output.state)

@@ -42,6 +42,7 @@ class BestForEach(OwnChoice):
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         offer = ClientCandidates(inputs, context, trainer, self.tasks, self.passes)
         names, count = list(offer.models), len(inputs.versions)
+        # row by row, not as means: the guard compares two models on the same rows, which hides how hard the rows are
         losses = _losses(offer.models, context, "validation")
         verdicts = [offer.verdict(client_losses, offer.shared, self.errors) for client_losses in losses]
         chosen = torch.stack([offer.models[names[verdict.chosen]][row] for row, verdict in enumerate(verdicts)])
@@ -61,6 +62,7 @@ class BestForEach(OwnChoice):
             scores, metrics["examples"] = context.score(model, "validation")
             metrics |= {f"validation/{name}/{metric}": value for metric, value in scores.items()}
         if self.split is not None:
+            # on rows that had no part in the choice: the best of several looks too good on the rows that chose it
             compared = {"chosen": chosen, "shared": offer.models[offer.fallback]}
             compared |= {"local": offer.models["local"]} if "local" in offer.models else {}
             metrics |= _judged(self.split, compared, context)
@@ -74,6 +76,7 @@ def _losses(models: Mapping[str, Tensor], context: ClientContext, split: Split) 
     """The losses [models, rows] of each client."""
     scored = [context.row_losses(model, split) for model in models.values()]
     counts = scored[0][1].tolist()
+    # clients of a stack have unlike numbers of rows: what is behind a client's last row is padding
     return [torch.stack([losses[row, :count] for losses, _ in scored]) for row, count in enumerate(counts)]
 
 
@@ -130,6 +133,7 @@ def record(metrics: Mapping[str, float], rows: int) -> dict[str, Any]:
         choice["epochs"] = int(epochs)
     if chosen == "mixed":
         choice["mixture"] = {"of": marked_name("mixed/of", metrics), "share": float(metrics["mixed/share"])}
+    # without rows to judge by, both numbers are undefined
     if "judged" in choice and "alone/difference" in metrics:
         alone = finite(metrics)
         choice["alone"] = {"difference": alone["alone/difference"], "error": alone["alone/error"]}
@@ -147,6 +151,7 @@ def plain_choice(chosen: str, why: str, metrics: Mapping[str, float], rows: int)
         "difference": values["difference"],
         "error": values["error"],
     }
+    # of no rows every score would be None
     if (judged := int(metrics.get("judged/rows", 0))) > 0:
         choice["judged"] = {"rows": judged, **grouped(values, "judged")}
     return choice
@@ -158,6 +163,7 @@ def loses(choice: Mapping[str, Any]) -> bool:
     """
     alone = choice.get("alone") or {}
     difference, error = alone.get("difference"), alone.get("error")
+    # an error is None for a single row, which decides nothing
     return difference is not None and error is not None and bool(difference > 2 * error)
 
 
@@ -208,6 +214,7 @@ def reason(verdict: Verdict, names: Sequence[str], shared: int, rows: int, words
         rows: validation rows.
         words: for the names.
     """
+    # with nothing shared `shared - 1` would be the last candidate
     chosen, best, fallback = (words[names[n]] for n in (verdict.chosen, verdict.best, max(shared - 1, 0)))
     result, error = f"so it keeps {fallback}", verdict.error
     if rows == 0:

@@ -96,11 +96,13 @@ class Candidates:
         chosen: list[tuple[float, int, Tensor]] = []
         start = 0
         for models in groups:
+            # `min` returns NaN where there is one, and the model that overflowed would be chosen
             losses = self._losses(models).nan_to_num(math.inf)
             best = zip(losses.min(1).values.tolist(), losses.argmin(1).tolist(), strict=True)
             # group by group, so that a long search need not hold all of its models
             offers = [(loss, start + number, models[number][row]) for row, (loss, number) in enumerate(best)]
             pairs = zip(chosen or offers, offers, strict=True)
+            # strictly below: of equal losses the first stays, which in tuning has the fewest passes
             chosen = [offer if offer[0] < earlier[0] else earlier for earlier, offer in pairs]
             start += len(models)
         return torch.stack([model for _, _, model in chosen]), [number for _, number, _ in chosen]
@@ -129,6 +131,7 @@ class ClientCandidates(Candidates):
             self.add_best_pass("fine_tuned", [self._tuned(inputs.model)], first=1)
             if tasks:
                 alone = train_alone(trainer, inputs, context, tasks, passes)
+                # further passes, as for "fine_tuned": the local model must not lose for having trained less
                 self.add_best_pass("local", [[alone, *self._tuned(alone)]])
             self.add_mixture(inputs.model, [name for name in self.models if name not in shared])
         self.put_in_order(CANDIDATES)
@@ -143,6 +146,7 @@ class ClientCandidates(Candidates):
         personal = trainer.personalize(inputs, self._context) if isinstance(trainer, Personalizes) else None
         if inputs.shared < inputs.model.shape[-1]:  # shared layers are of use only together with the client's own
             return {"personal": inputs.model if personal is None else personal}, {}
+        # beside a cluster's model the run's comes along; without clusters the model that was sent is the global one
         wide = inputs.vectors.get("global")
         shared = {"global": inputs.model} if wide is None else {"global": wide, "cluster": inputs.model}
         return shared, {} if personal is None else {"personal": personal}
@@ -200,6 +204,7 @@ def judge(losses: Tensor, shared: int, errors: float = 1.0, alone: int | None = 
         1
     """
     fallback, rows = max(shared - 1, 0), losses.shape[1]
+    # minus infinity as well, or a loss that is no number would be the lowest
     means = losses.double().mean(1).nan_to_num(math.inf, posinf=math.inf, neginf=math.inf)
     # with nothing shared there is nothing to keep instead, and any row is better than none
     enough = rows >= (FEWEST_ROWS if shared else 1)
@@ -207,8 +212,10 @@ def judge(losses: Tensor, shared: int, errors: float = 1.0, alone: int | None = 
         return Verdict(fallback, fallback)
     best = int(means.argmin())
     gaps = {number: paired(losses[number], losses[best]) for number in range(max(shared, 1))}
+    # the most widely shared model first, as it has seen the most rows
     preferred = range(shared) if alone is None else [*range(shared), alone]
     near = (n for n in preferred if _within(gaps.get(n) or paired(losses[n], losses[best]), errors))
+    # nobody preferred is near enough, so the lowest loss decides
     chosen = next(near, best)
     return Verdict(chosen, best, *gaps[fallback])
 
@@ -222,4 +229,5 @@ def paired(losses: Tensor, others: Tensor) -> tuple[float, float]:
 
 
 def _within(gap: tuple[float, float], errors: float) -> bool:
+    # without a standard error, as of a single row, no model counts as near
     return math.isfinite(gap[0]) and math.isfinite(gap[1]) and gap[0] <= errors * gap[1]

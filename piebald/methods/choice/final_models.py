@@ -38,6 +38,7 @@ def own_choice(keep: str | Mapping[str, Any], split: Split | None) -> OwnChoice 
         >>> own_choice({"kind": "knn_per", "k": [5]}, "test").k
         (5,)
     """
+    # these concern the run's models and put no question to clients
     if keep in _OF_ALL:
         return None
     table = {"kind": keep} if isinstance(keep, str) else dict(keep)
@@ -45,9 +46,11 @@ def own_choice(keep: str | Mapping[str, Any], split: Split | None) -> OwnChoice 
     query = Component.registry["query"].get(kind) if kind not in KEEPS else OwnChoice
     if kind in _OF_ALL or query is None or not issubclass(query, OwnChoice):
         raise unknown("version to keep called", kind, KEEPS)
+    # which rows judge and which work was done follow from the run: a table that sets them would contradict it
     for name in _OF_RUN:
         if name in table:
             raise SettingError(f"keep cannot set {name}, which the run says: leave it out")
     choice = build("query", table)
     assert isinstance(choice, OwnChoice)
+    # last, as rows to judge by are the run's matter and no setting of a table
     return choice.model_copy(update={"split": split})

@@ -59,6 +59,7 @@ class KnnPer(OwnChoice):
         outputs_by_client = context.row_outputs(model, "validation")
         choices = [self._chosen(*pair) for pair in zip(memories, outputs_by_client, strict=True)]
         metrics = {key: torch.tensor([choice[key] for choice in choices], dtype=torch.float64) for key in choices[0]}
+        # metrics are numbers, so a name travels as a mark
         metrics |= marked("base", [name] * len(choices), [name])
         tries = [(int(choice["k"]), choice["lam"]) for choice in choices]
         metrics |= self._scores(
@@ -67,6 +68,7 @@ class KnnPer(OwnChoice):
         metrics["examples"] = torch.tensor([len(outputs.labels) for outputs in outputs_by_client])
         vectors = {"model": model}
         if self.split is not None:
+            # the plain model is judged as an interpolation with the weight 0, to the bit
             used = [(k, lam if choice["chosen"] else 0.0) for (k, lam), choice in zip(tries, choices, strict=True)]
             rows = context.row_outputs(model, self.split)
             metrics |= self._scores("judged", ("shared", "chosen"), self.split, rows, memories, used, context)
@@ -97,13 +99,17 @@ class KnnPer(OwnChoice):
     def _chosen(self, memory: RowOutputs, queries: RowOutputs) -> dict[str, float]:
         """The best k and lam of one client, and whether they are better than the plain model by more than luck."""
         queries = _with_class(queries)
+        # a weight of 0 is the plain model, which is the first candidate already; without memory there is no other
         tries = [(k, lam) for k in self.k for lam in self.lam if lam] if len(memory.labels) else []
         losses = [functional.cross_entropy(queries.outputs, queries.labels, reduction="none")]
+        # each k once, whatever the number of weights: distances are what costs time
         for k in dict.fromkeys(k for k, _ in tries):
             shares = neighbour_shares(queries.features, memory, k, self.scale)
             mixtures = (interpolated(queries.outputs, shares, lam) for tried_k, lam in tries if tried_k == k)
             losses += [functional.nll_loss(mixture, queries.labels, reduction="none") for mixture in mixtures]
+        # the plain model comes first, as the only shared one, and so is the fallback
         verdict = judge(torch.stack(losses), 1, self.errors)
+        # less one, for the plain model in front
         k, lam = tries[verdict.best - 1] if verdict.best else (self.k[0], 0.0)
         choice = {"chosen": float(verdict.chosen > 0), "best": float(verdict.best > 0), "k": float(k), "lam": lam}
         return {**choice, "difference": verdict.difference, "error": verdict.error}
@@ -158,6 +164,7 @@ def _own_model(inputs: TrainInput, context: ClientContext, trainer: Trains) -> t
 
 def _with_class(rows: RowOutputs) -> RowOutputs:
     """The rows that have a class."""
+    # targets of -100 are unknown, and a row without a class has no vote
     has_class = rows.labels >= 0
     return RowOutputs(rows.features[has_class], rows.outputs[has_class], rows.labels[has_class])
 
@@ -178,7 +185,9 @@ def neighbour_shares(features: Tensor, memory: RowOutputs, k: int, scale: float)
     """
     count, classes = min(k, len(memory.features)), memory.outputs.shape[-1]
     parts = []
+    # by blocks, as distances of all rows to all remembered ones may not fit
     for block in torch.split(features, max(1, _PAIRS // len(memory.features))):
+        # the faster way by a matrix product loses small distances to rounding, and near rows are what counts
         apart = torch.cdist(block, memory.features, compute_mode="donot_use_mm_for_euclid_dist")
         near, rows = apart.topk(count, dim=1, largest=False)
         shares = functional.softmax(-near / scale, dim=1)  # exp(-d) over its sum, without underflow far away
@@ -190,6 +199,7 @@ def interpolated(outputs: Tensor, shares: Tensor, lam: float) -> Tensor:
     """Log probabilities lam * shares + (1 - lam) * softmax(outputs) [n, classes]; the outputs themselves for lam = 0,
     which have the same probabilities.
     """
+    # outputs, not their log-softmax, so that the plain model stays what it is to the bit
     if lam == 0:
         return outputs
     return (lam * shares + (1 - lam) * functional.softmax(outputs, dim=1)).log()

@@ -24,6 +24,7 @@ def absent_clusters(names: Sequence[int], clients: Sequence[int], known: Mapping
     here = set(clients)
     counts = Counter(known[client] for client in clients if client in known)
     elsewhere = {number for client, number in known.items() if client not in here}
+    # sorted, since the columns of the divergences are in this order
     return sorted(number for number in elsewhere if number not in names and counts[number] <= 1)
 
 
@@ -55,11 +56,13 @@ def adopted(
     whole = unlikeness(torch.from_numpy(divergence)).numpy()
     near, away = whole[:count, :count], whole[:count, count:]
     pairs = (divergence + divergence.T) / 2
+    # infinity on the diagonal, or everybody's nearest would be itself
     nearest = np.where(np.eye(count, dtype=bool), np.inf, pairs[:count, :count]).min(1)
     usual, adopted_names = float(np.median(nearest)), list(names)
     for name in sorted({name for name in names if name not in known}):
         rows = [row for row, number in enumerate(names) if number == name]
         best = int(away[rows].mean(0).argmin())
+        # a cluster of one is left to the second pass, which measures by what a client alone can be measured by
         free = absent[best] not in adopted_names and len(rows) > 1
         if free and found.threshold is not None and float(away[rows, best].mean()) <= found.threshold:
             for row in rows:
@@ -67,12 +70,14 @@ def adopted(
     for row, number in enumerate(adopted_names):
         companions = [place for place, name in enumerate(adopted_names) if name == number and place != row]
         earlier = known[row]
+        # only newcomers and clients of absent clusters are placed: others were compared with their own clusters
         if number in absent or earlier not in (None, *absent):
             continue
         best = int(away[row].argmin())
         if companions and float(away[row, best]) < float(near[row, companions].mean()):
             adopted_names[row] = absent[best]
         elif not companions:
+            # divergences for a client alone: they say how near a model is, and correlations only in which direction
             model = int(pairs[row, count:].argmin())
             if pairs[row, count + model] <= max(far * usual, nearest[row] / 2):
                 adopted_names[row] = absent[model]

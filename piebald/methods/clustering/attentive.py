@@ -48,6 +48,7 @@ class Attentive(Clustering):
     def mix(self, trained: Mapping[int, Tensor], context: ServerContext) -> dict[int, Tensor]:
         models: dict[str, Tensor] = context.state
         models.update({str(cluster): model for cluster, model in trained.items()})
+        # names are text, and as text "10" comes before "2"
         clusters = sorted(models, key=int)
         stacked = torch.stack([models[cluster] for cluster in clusters])
         count = context.spec.layout.shared_trained
@@ -60,5 +61,6 @@ class Attentive(Clustering):
         wide = parameters.double()
         apart = torch.cdist(wide, wide, compute_mode="donot_use_mm_for_euclid_dist").square()
         shares = (self.alpha / self.sigma * torch.exp(-apart / self.sigma)).fill_diagonal_(0)
+        # scaled down only where they exceed 1, which keeps a client's own weight at 0 or above
         shares = shares / shares.sum(1, keepdim=True).clamp(min=1)
         return (shares + torch.diag(1 - shares.sum(1))).to(parameters.dtype)

@@ -94,6 +94,7 @@ def assigned(clustering: Clustering, cohort: Cohort, known: Mapping[int, int], c
     if cohort.matrix is not None:  # statistics have no common scale with parameters, by which clients are compared
         cohort = dataclasses.replace(cohort, matrix=cohort.parameters)
     labels = clustering.assign(cohort, known, context)
+    # checked here since clusterings are plugins as well: a bad label would fail far from its cause
     fine = isinstance(labels, Sequence) and len(labels) == len(cohort.clients)
     if not fine or not all(isinstance(label, int | np.integer) and label >= 0 for label in labels):
         raise SettingError(

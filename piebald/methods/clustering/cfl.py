@@ -57,11 +57,14 @@ class Cfl(Clustering):
     def assign(self, cohort: Cohort, known: Mapping[int, int], context: ServerContext) -> list[int]:
         labels = [known.get(client, 0) for client in cohort.clients]
         scale: dict[str, float] = context.state.setdefault("scale", {})
+        # above all numbers that are known, also of clients that were not asked
         fresh, cuts = max([0, *known.values(), *labels]) + 1, list[dict[str, float]]()
         for label in sorted(set(labels)):
             rows = [row for row, number in enumerate(labels) if number == label]
             inner = gram(cohort.parameters[rows]).cpu()
+            # rounding can leave a squared length a little below 0
             lengths = inner.diagonal().clamp(min=0).sqrt()
+            # the mean of all inner products is the squared length of the mean, so no pass over the updates is needed
             longest, mean = float(lengths.max()), float(inner.mean().clamp(min=0).sqrt())
             unit = scale.setdefault(str(label), longest) if self.relative else 1.0
             if cohort.version < self.after or not (mean < self.eps1 * unit and longest > self.eps2 * unit):
@@ -95,6 +98,7 @@ class Cfl(Clustering):
         np.fill_diagonal(away, 0)
         sides = fcluster(linkage(squareform(away, checks=False), method="single"), 2, criterion="maxclust")
         first, second = np.flatnonzero(sides == 1), np.flatnonzero(sides == 2)
+        # the larger half keeps its number, and so the scale of its first step
         smaller = second if len(second) <= len(first) else first
         cosine = 1 - float(away[np.ix_(first, second)].min()) if len(first) and len(second) else 1.0
         return [int(place) for place in smaller], cosine

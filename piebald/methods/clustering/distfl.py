@@ -201,6 +201,7 @@ class Distfl(Clustering):
 
     def assign(self, cohort: Cohort, known: Mapping[int, int], context: ServerContext) -> list[int]:
         state = context.state
+        # None, not 0, for newcomers: `tracked` must not count them as members of cluster 0
         before = [known.get(client) for client in cohort.clients]
         if not self._groups_at(cohort.version + 1):
             return [self.main_cluster(state) if number is None else number for number in before]
@@ -218,8 +219,10 @@ class Distfl(Clustering):
             labels = dict(zip(sound, names, strict=True))
             state["normal"] = normal_cluster(self.normal, labels, cohort, known, self.voters, context)
             self._report(context, clients, names, matrix, search, synthesis, began)
+        # numbers that were ever used count too: one that is used again would inherit another cluster's model
         fresh = max([*used, *labels.values()]) + 1
         for row in far_rows:
+            # a client that already was a cluster of its own keeps that number, and with it its model
             earlier, client = before[row], cohort.clients[row]
             alone = earlier is not None and earlier not in {
                 number for member, number in known.items() if member != client
@@ -231,6 +234,7 @@ class Distfl(Clustering):
 
     def _groups_at(self, step: int) -> bool:
         """Return whether the uploads of this step, from 1 up, are grouped."""
+        # with `every` 0 the modulus would divide by it, and the only grouping is that of `first`
         since = step - self.first
         return since == 0 if self.every == 0 else since >= 0 and since % self.every == 0
 
@@ -248,6 +252,7 @@ class Distfl(Clustering):
         squares = [sum(model[part].square().sum().double() for part in trained) for model in models]
         lengths = torch.stack([torch.as_tensor(square).sqrt() for square in squares]).tolist()
         limit = self.reach * float(torch.tensor(lengths).median())
+        # where at least half of the models are all zeros the limit is 0, which would shut everybody else out
         far_rows = [row for row, length in enumerate(lengths) if length > limit > 0]
         for row in far_rows:
             context.exclude_update(
@@ -271,9 +276,11 @@ class Distfl(Clustering):
         else:
             spec.layout.load(module, self._pre_aggregated(cohort, rows, spec))
             probes = context.state.get("probes")
+            # a warm start: the models of two steps in turn are much alike, so that few steps of Adam are left
             start = moved(probes, device) if isinstance(probes, Tensor) and probes.shape == noise.shape else noise
             targets = self._targets(module, cohort, rows, spec)
             synthesis = synthesise(module, targets, start, self.steps, self.lr, self.fit, self.loss)
+            # on the host, since the component's state goes into checkpoints
             context.state["probes"] = synthesis.x.cpu()
         return (
             synthesis,
@@ -285,8 +292,10 @@ class Distfl(Clustering):
         """One model [p] for all (eq. 3): the mean of trained parameters, and the median of the running statistics."""
         mean_model = torch.zeros(spec.layout.size, device=cohort.sent[0].device)
         for model in self._uploads(cohort, rows, spec):
+            # a running sum: the whole cohort is never stacked a second time
             mean_model += model / len(rows)
         here = slice(spec.layout.shared_trained, spec.layout.shared)
+        # a median, as probes are fitted to these numbers: a single upload could move a mean of them as far as it likes
         mean_model[here] = median(torch.stack([cohort.model(row)[here] for row in rows]))
         return mean_model
 
@@ -301,6 +310,7 @@ class Distfl(Clustering):
     ) -> list[BatchNormTarget]:
         layers = self.layers
         uploaded = [cohort.updates[row].vectors["moments"] for row in rows if "moments" in cohort.updates[row].vectors]
+        # a mean over some clients only would describe other rows than those that the mean model has seen
         if layers and len(uploaded) == len(rows):
             moments = moved(torch.stack(uploaded).mean(0), next(module.parameters()).device)
             return moment_targets(module, layers, moments, self.channels)
@@ -315,6 +325,7 @@ class Distfl(Clustering):
             return by_gap(matrix)
         if self.find == "linked":
             return by_links(matrix, 0.2 if self.threshold is None else self.threshold)
+        # outliers leave before means are taken: one row of huge divergences would shift the centre of all others
         isolation = isolated(state, matrix, clients, version, self.remember, self.forget)
         inside = np.flatnonzero(isolation <= self.far)
         near = matrix[np.ix_(inside, inside)]
@@ -322,11 +333,13 @@ class Distfl(Clustering):
             state, near, [clients[place] for place in inside.tolist()], version, self.remember, self.forget
         )
         if len(clients) < FEW and self.clusters is None and self.threshold is None:
+            # infinity links everybody: models of a first round differ by chance as much as by their data
             search = by_links(near, self.apart if means.rounds > 1 else math.inf)
         else:
             rng = generator("one cloud", context.spec.seed, version)
             is_given = self.clusters is not None or self.threshold is not None
             search = self._cut(means.unlike, self.accept)
+            # a cut that the user asked for is not put to the test
             if not is_given:
                 search = believed(search, means, self._cut, self.accept, self.agree, self.deviations, rng)
         return with_outliers(search, inside, matrix)
@@ -354,6 +367,7 @@ class Distfl(Clustering):
         spec, count = context.spec, len(names)
         private = moved(spec.initial[spec.layout.shared :], probes.device)
         models = (torch.cat([moved(context.models[number], probes.device), private]) for number in absent)
+        # the same probes and the same way to normalise as for the uploads, or the divergences could not be compared
         theirs = responses(module, spec.layout, models, probes, self._afresh)
         whole = divergences(torch.cat([answers, theirs]))
         return adopted(names, [known.get(client) for client in clients], search, absent, whole.numpy(), count, self.far)
@@ -370,7 +384,9 @@ class Distfl(Clustering):
         synthesis: Synthesis,
         began: float,
     ) -> None:
+        # n^2 numbers of text at every step
         if len(clients) <= _SHOWN:
+            # four significant digits, since the record of a run is text
             rounded = [[float(f"{value:.4g}") for value in row] for row in matrix.tolist()]
             context.note("divergence", {"clients": clients, "matrix": rounded})
         context.note("clusters", {"clients": clients, "labels": names})
@@ -382,6 +398,7 @@ class Distfl(Clustering):
                 "surplus": search.surplus,
                 "threshold": search.threshold,
                 "tried": {str(count): score for count, score in search.tried.items()},
+                # NaN, which plain noise has for a mismatch, is no JSON
                 "mismatch": synthesis.mismatch if synthesis.mismatch == synthesis.mismatch else None,
                 "steps": synthesis.steps,
                 "seconds": time.perf_counter() - began,
@@ -393,6 +410,7 @@ def _reads_real_numbers(spec: ModelSpec) -> bool:
     """Return whether a model takes inputs that are made up, as one of tokens does not."""
     assert isinstance(spec.shape, tuple)
     try:
+        # a trial pass must not move the global random state, on which a seeded run depends
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             copied(spec.model).eval()(torch.zeros(1, *spec.shape))
     except (RuntimeError, TypeError, ValueError, IndexError):  # also PiebaldError of a model that says why

@@ -52,6 +52,7 @@ def batch_norm_targets(module: nn.Module, share: float, signed: bool = False) ->
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None:
             assert layer.running_var is not None
+            # without affine parameters all channels scale alike, and the first ones are taken
             scale = torch.ones_like(layer.running_mean) if layer.weight is None else layer.weight.detach()
             chosen = largest(scale if signed else scale.abs(), share)
             targets.append(
@@ -79,6 +80,7 @@ def moment_targets(module: nn.Module, layers: Sequence[str], moments: Tensor, sh
         channels = weight.shape[1]
         mean, variance = moments[start : start + channels], moments[start + channels : start + 2 * channels]
         chosen = largest(weight.detach().abs().transpose(0, 1).flatten(1).sum(1), share)
+        # clients may send any number, and a variance is not negative
         targets.append(BatchNormTarget(name, chosen, mean[chosen], variance[chosen].clamp(min=0)))
         start += 2 * channels
     return targets
@@ -86,7 +88,9 @@ def moment_targets(module: nn.Module, layers: Sequence[str], moments: Tensor, sh
 
 def largest(values: Tensor, share: float) -> Tensor:
     """Places of the largest values [k], at least one, in increasing order; of equal ones the first."""
+    # 0.28 * 25 is a little above 7 in floating point, and must not become 8
     count = max(1, math.ceil(share * len(values) - 1e-9))
+    # stable, so that equal scaling factors, as of fresh layers, choose the same channels on every machine
     return values.argsort(descending=True, stable=True)[:count].sort().values
 
 
@@ -109,12 +113,14 @@ def distance(
         away, wide = mean[target.chosen] - target.mean, variance[target.chosen] - target.variance
         for part in (away, wide):
             total = total + (part.square().sum() if loss == "squared" else torch.linalg.vector_norm(part))
+        # the mismatch only decides when to stop, and its gradient would cost a graph
         with torch.no_grad():
             spread = target.variance.clamp(min=1e-6)
             apart.append((away.abs() / spread.sqrt() + wide.abs() / spread).sum())
         count += len(target.chosen)
     # a GPU is waited for once, not for each layer
     mismatch = sum(torch.stack(apart).tolist()) / 2 if apart else 0.0
+    # without a target the loss is a constant, and there is nothing to divide
     return total, mismatch / max(count, 1)
 
 
@@ -140,16 +146,20 @@ def synthesise(
     """
     x = start.clone().requires_grad_()
     adam = torch.optim.Adam([x], lr=lr)
+    # the best inputs so far, as Adam's last step may well overshoot
     best, best_x, recent, since = math.inf, start, math.inf, 0
+    # one turn more than steps: the inputs after the last step are measured as well
     for step in range(steps + 1):
         adam.zero_grad()
         with torch.enable_grad():
             away, mismatch = distance(x, module, targets, loss)
         if mismatch < best:
             best, best_x = mismatch, x.detach().clone()
+        # steady but negligible progress must not use up all steps, so a gain below 2% does not reset the patience
         recent, since = (mismatch, 0) if mismatch < _PROGRESS * recent else (recent, since + 1)
         if mismatch <= fit or since >= _PATIENCE or step == steps or not math.isfinite(mismatch):
             break
+        # of x alone: backward() would fill the gradients of all the module's parameters, too
         (gradient,) = torch.autograd.grad(away, [x])
         x.grad = gradient
         adam.step()

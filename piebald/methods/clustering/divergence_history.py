@@ -52,14 +52,17 @@ def isolated(
         most: clients that are remembered.
         forget: what earlier rounds count from one to the next.
     """
+    # a prefix, since `pair_means` keeps a table of places of its own, of other clients, in the same state
     history = {name.removeprefix("far_"): value for name, value in state.items() if name.startswith("far_")}
     places = places_of(history, clients, version, most)
     table = resized(history.get("sums"), places, 2) * forget
+    # logarithms, so that the mean over rounds is geometric: one round at 50 must not outweigh many near 1
     logs = np.log(np.maximum(isolation(divergence), 1e-6)) if len(clients) >= FEW else np.zeros(len(clients))
     table[places.rows] += torch.stack([torch.from_numpy(logs).float(), torch.ones(len(clients))], dim=1)
     history["sums"] = table
     state |= {f"far_{name}": value for name, value in history.items()}
     sums = table[places.rows].double()
+    # + 1 is the round in which nobody is isolated: its logarithm adds 0
     isolations: Matrix = (sums[:, 0] / (sums[:, 1] + 1)).exp().numpy()
     return isolations
 
@@ -69,6 +72,7 @@ def pair_means(
 ) -> PairMeans:
     """Add this round's divergences [n, n] to the state and return the means over rounds; arguments as in `isolated`."""
     turn = int(state.get("turn", 0))
+    # groupings are counted, not versions: with `every` = 2 all versions that are grouped have one parity
     half, state["turn"] = f"{turn % 2}", turn + 1
     places = places_of(state, clients, version, most)
     tables = {name: resized_pairs(state.get(name), places) for name in _PAIRS}
@@ -80,10 +84,12 @@ def pair_means(
         [tables[name][rows].double() for name in names]
         for names in (("unlike0", "unlike1"), ("count0", "count1"), ("gram",))
     )
+    # after they were read: this round counts in full, and what it leaves to the next is damped
     for table in tables.values():
         table[rows] *= forget
     state |= tables
     whole = counts[0] + counts[1]
+    # all pairs or none: a half with gaps in its matrix cannot be clustered
     both = all(float(times.min()) > 0 for times in counts)
     halves = tuple((total / times).numpy() for total, times in zip(unlike, counts, strict=True)) if both else None
     return PairMeans(
@@ -119,13 +125,16 @@ def believed(
     """
     if means.rounds == 1 and found.score < (1 + accept) / 2:
         return dataclasses.replace(found, labels=np.zeros_like(found.labels), threshold=None)
+    # labels start at 0, so no label above it means one cluster
     if not found.labels.any():
         if means.halves is None:
             return found
+        # -1 is the least silhouette there is, so every cut passes: whether it is believed is for the agreement to say
         agreement = agree(*(cut(half, -1.0).labels for half in means.halves))
         if agreement < least:
             return dataclasses.replace(found, agreement=agreement)
         found = dataclasses.replace(cut(means.unlike, -1.0), agreement=agreement)
+    # of fewer points a random cloud is explained so well by clusters that true ones would fail the test
     if len(found.labels) < TESTED or not found.labels.any():
         return found
     surplus = evidence(means.gram, found.labels, rng)

@@ -56,10 +56,12 @@ class Ifca(Clustering):
             return self._first(cohort, context)
         chosen = [update.metrics.get("cluster", -1) for update in cohort.updates]  # NaN fails the comparison
         labels = [
+            # a choice is what a client claims: one that is out of range leaves it where it was
             int(number) if 0 <= number < self.k else known.get(client, 0)
             for number, client in zip(chosen, cohort.clients, strict=True)
         ]
         everyone = [*{**known, **dict(zip(cohort.clients, labels, strict=True))}.values()]
+        # sorted, so that of equally large clusters the smallest number wins
         context.state["main"] = max(sorted(set(everyone)), key=everyone.count)
         return labels
 
@@ -67,6 +69,7 @@ class Ifca(Clustering):
         return int(state.get("main", 0))
 
     def candidates(self, models: Mapping[int, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
+        # before the warm rounds are over there is one model, and nothing to choose from
         if self.warm and len(models) < 2:
             return {}
         count = max(models) + 1 if self.warm else self.k  # k-means forms no more clusters than there are clients
@@ -82,7 +85,9 @@ class Ifca(Clustering):
         models = torch.stack([cohort.model_parameters(row) for row in range(len(cohort.clients))])
         # n models span at most n dimensions: k-means sees the same distances in n numbers
         points = coordinates(models).cpu().numpy()
+        # KMeans warns and leaves clusters empty where there are fewer distinct points than clusters
         count = min(self.k, len({tuple(point) for point in points.round(12).tolist()}))
+        # seeds of NumPy's legacy generator, which scikit-learn takes, have 32 bits
         state = key("ifca", context.spec.seed) % 2**32
         labels: list[Any] = KMeans(count, n_init=self.restarts, random_state=state).fit_predict(points).tolist()
         return [int(label) for label in labels]
@@ -90,11 +95,13 @@ class Ifca(Clustering):
     def _drawn(self, number: int, models: Mapping[int, Tensor], spec: ModelSpec) -> Tensor:
         """A first model like the run's own, from other random numbers; in a warm run one that k-means left empty."""
         shared = spec.layout.shared
+        # beside trained models, nobody would choose random numbers
         if self.warm:
             return models[0]
         if number == 0:
             return spec.initial[:shared]
         module = copied(spec.model)
+        # keys have 64 bits without a sign, and seeds of torch 63
         with torch_seed(key("ifca", spec.seed, number) >> 1):
             for layer in module.modules():
                 if callable(reset := getattr(layer, "reset_parameters", None)):

@@ -39,12 +39,14 @@ def normal_cluster(
         context: what puts the questions, and takes a note of the losses.
     """
     if criterion == "largest":
+        # clients that were not asked count where they were, or the cluster that a round happens to draw would win
         counts = Counter({**known, **{cohort.clients[row]: number for row, number in labels.items()}}.values())
         return min(counts, key=lambda number: (-counts[number], number))
     models = _models(labels, cohort, context)
     if criterion == "server_rows":
         answers = context.query([QueryRequest(SERVER_ID, RootLoss(), {"model": model}) for model in models.values()])
         losses = dict(
+            # an answer that failed must not make its cluster the one with the smallest loss
             zip(models, (math.inf if answer is None else answer.metrics["loss"] for answer in answers), strict=True)
         )
     else:
@@ -55,10 +57,13 @@ def normal_cluster(
 
 def _models(labels: Mapping[int, int], cohort: Cohort, context: ServerContext) -> dict[int, Tensor]:
     """The mean model [s] of each cluster; of clusters that are absent, their model."""
+    # absent clusters stand for election, too: the normal one may have had no client in this step
     models = dict(context.models)
     for number in set(labels.values()):
         rows = [row for row, label in labels.items() if label == number]
+        # the mean of this step, since `context.models` is from before it
         models[number] = torch.stack([cohort.model(row) for row in rows]).mean(0)
+    # sorted: answers are matched to models by their order
     return dict(sorted(models.items()))
 
 

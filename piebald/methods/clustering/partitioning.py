@@ -75,21 +75,25 @@ def by_silhouette(
     alone = ClusterSearch(np.zeros(count, dtype=np.int64))
     if count < 2 or clusters == 1:
         return alone
+    # no checks: they reject matrices that rounding has left asymmetric in the last bit
     tree = linkage(squareform(distances, checks=False), method="average")
     if threshold is not None:
         labels = dissolved(distances, fcluster(tree, threshold, criterion="distance"), least)
         return ClusterSearch(labels, threshold, silhouette(distances, labels))
     cuts: dict[int, ClusterSearch] = {}
+    # more cuts than clusters are wanted, since small clusters of a cut are dissolved again
     for size in range(2, min(_MOST + count // least, count) + 1):
         labels = dissolved(distances, fcluster(tree, size, criterion="maxclust"), least)
         found_count = int(labels.max()) + 1
         # the first cut into so many large clusters has dissolved the fewest
         if 2 <= found_count <= _MOST and found_count not in cuts:
+            # halfway between the last merge below this cut and the first above it
             height = float(tree[count - size - 1, 2] + tree[count - size, 2]) / 2 if size < count else 0.0
             cuts[found_count] = ClusterSearch(labels, height, silhouette(distances, labels))
     tried = {number: cut.score for number, cut in sorted(cuts.items())}
     best = max(tried.values(), default=0.0)
     good = [number for number, score in tried.items() if score >= best - _MARGIN]
+    # `tried` is sorted by number, so the first good cut has the fewest clusters
     chosen = cuts.get(clusters, alone) if clusters is not None else cuts[good[0]] if good and best >= accept else alone
     return ClusterSearch(chosen.labels, chosen.threshold, chosen.score or best, tried)
 
@@ -100,17 +104,20 @@ def by_gap(divergence: Matrix) -> ClusterSearch:
     """
     count = len(divergence)
     pairs = np.sort(divergence[~np.eye(count, dtype=bool)])
+    # fewer than two values have no gap
     if len(pairs) < 2:
         return ClusterSearch(np.zeros(count, dtype=np.int64))
     gaps = np.diff(pairs)
     place = int(gaps.argmax())
     threshold = float((pairs[place] + pairs[place + 1]) / 2)
+    # where all divergences are equal, their range is 0
     score = float(gaps[place] / max(pairs[-1] - pairs[0], 1e-30))
     return dataclasses.replace(by_links(divergence, threshold), score=score)
 
 
 def by_links(divergence: Matrix, threshold: float) -> ClusterSearch:
     """Clients belong together that are linked by pairs whose divergence, in either direction, is below a threshold."""
+    # infinity links everybody, whatever their divergence: there was no comparison, and JSON has no infinity
     return ClusterSearch(_linked(divergence < threshold), None if math.isinf(threshold) else threshold)
 
 
@@ -132,6 +139,7 @@ def with_outliers(found: ClusterSearch, inside: Labels, divergence: Matrix) -> C
         pairs = (divergence + divergence.T) / 2
         away = pairs[np.ix_(outside, inside)].min(1)
         near = pairs[np.ix_(outside, outside)] < np.minimum(away[:, None], away[None, :]) / 2
+        # shifted past every label inside, of which there are at most that many
         labels[outside] = len(inside) + _linked(near)
     return dataclasses.replace(found, labels=renumbered(labels))
 
@@ -139,6 +147,7 @@ def with_outliers(found: ClusterSearch, inside: Labels, divergence: Matrix) -> C
 def _linked(near: np.ndarray[Any, np.dtype[np.bool_]]) -> Labels:
     from scipy.sparse.csgraph import connected_components
 
+    # either direction links: KL divergences are not symmetric
     return renumbered(connected_components(near | near.T, directed=False)[1])
 
 
@@ -157,10 +166,12 @@ def dissolved(distances: Matrix, labels: Labels, least: int) -> Labels:
     labels = renumbered(labels)
     sizes = np.bincount(labels)
     large = np.flatnonzero(sizes >= least)
+    # nobody to go to: all clusters are too small, so they are one
     if len(large) == 0:
         return np.zeros_like(labels)
     if len(large) == len(sizes):
         return labels
+    # distances to all large clusters at once: [n, n] @ [n, clusters] instead of a loop over clients
     member = np.eye(len(sizes))[labels][:, large]
     nearest = large[(distances @ member / sizes[large]).argmin(1)]
     return renumbered(np.where(sizes[labels] >= least, labels, nearest))
@@ -177,6 +188,7 @@ def agree(one: Labels, two: Labels) -> float:
 
 def renumbered(labels: Sequence[int] | Labels) -> Labels:
     """The same clusters with numbers from 0 up in order of first appearance."""
+    # by first appearance, so that numbers do not depend on how a library happens to number clusters
     names, first, inverse = np.unique(np.asarray(labels), return_index=True, return_inverse=True)
     rank = np.empty(len(names), dtype=np.int64)
     rank[np.argsort(first)] = np.arange(len(names))
@@ -208,6 +220,7 @@ def tracked(labels: Labels, known: Sequence[int | None], taken: Sequence[int]) -
             shared[label, place[number]] += 1
     fresh = max([-1, *taken, *old]) + 1
     names: dict[int, int] = {}
+    # the assignment also pairs clusters without a client in common, which is no identity
     for row, column in zip(*linear_sum_assignment(shared, maximize=True), strict=True):
         if shared[row, column] > 0:
             names[int(row)] = old[int(column)]
@@ -229,6 +242,7 @@ def gram_of(divergence: Matrix) -> Matrix:
     """
     pairs = (divergence + divergence.T) / 2
     inner = -(pairs - pairs.mean(0) - pairs.mean(1, keepdims=True) + pairs.mean()) / 2
+    # a trace of n makes rounds comparable, as divergences grow while models train apart
     scaled: Matrix = inner * len(inner) / max(float(np.trace(inner)), 1e-30)
     return scaled
 
@@ -248,15 +262,19 @@ def evidence(gram: Matrix, labels: Labels, rng: np.random.Generator) -> float:
         rng: for the turning.
     """
     if len(gram) > _POINTS:
+        # each of the clouds costs O(n^3) for its QR factorisation and its product
         places = np.sort(rng.choice(len(gram), _POINTS, replace=False))
         gram, labels = gram[places][:, places], renumbered(labels[places])
     clusters = int(labels.max()) + 1
+    # a cluster for each point explains everything, in a cloud as well
     if clusters < 2 or clusters >= len(gram):
         return 0.0
     gram = gram - gram.mean(0) - gram.mean(1, keepdims=True) + gram.mean()
+    # centred points span n - 1 dimensions; KL divergences are no squared distances, so some values may be negative
     lengths = np.linalg.eigvalsh(gram)[1:].clip(min=0)
     if lengths.sum() <= 0:
         return 0.0
+    # the clouds get the best cut of their own, so the points must have the choice of theirs as well
     explained = max(_explained(gram, labels), _explained(gram, _cut(gram, clusters)))
     clouds = [_turned(lengths, rng) for _ in range(_ROTATIONS)]
     alone = [_explained(cloud, _cut(cloud, clusters)) for cloud in clouds]
@@ -267,6 +285,7 @@ def _turned(lengths: Matrix, rng: np.random.Generator) -> Matrix:
     """Inner products of centred points with these squared lengths along their axes, in random directions."""
     count = len(lengths) + 1
     draw = rng.normal(size=(count, count - 1))
+    # centred columns are orthogonal to the vector of ones, so points that are turned stay centred
     directions: Matrix = np.linalg.qr(draw - draw.mean(0))[0]
     turned: Matrix = (directions * lengths) @ directions.T
     return turned
@@ -291,7 +310,9 @@ def _explained(gram: Matrix, labels: Labels) -> float:
         shares = np.eye(count)[labels]
         shares = shares / shares.sum(0)
         crossed = gram @ shares
+        # squared distances to means but for |x|^2, which is the same for all clusters
         moved = ((shares * crossed).sum(0) - 2 * crossed).argmin(1)
+        # a cluster that runs empty would leave fewer than the clouds are compared with
         if len(np.unique(moved)) < count or (moved == labels).all():
             break
         labels = moved

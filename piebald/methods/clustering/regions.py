@@ -69,7 +69,9 @@ class Regions(Clustering):
         totals: dict[str, float] = context.state.setdefault("weights", {})  # JSON has text for keys
         for number, weight in weights.items():
             totals[str(number)] = totals.get(str(number), 0.0) + weight
+        # versions count from 0, so the first step of all is that after `region_rounds` rounds
         if (context.version + 1) % self.region_rounds:
             return None
+        # weights add up over the rounds of a region only, not over the whole run
         context.state["weights"] = {}
         return {int(number): weight for number, weight in sorted(totals.items())}

@@ -33,6 +33,7 @@ def responses(module: nn.Module, layout: Layout, models: Iterable[Tensor], x: Te
     with torch.no_grad():
         for model in models:
             layout.load(module, moved(model, x.device))
+            # batch norms in training mode need all probes at once: blocks would each have a mean of their own
             vectors = [x] if afresh else torch.split(x, 256)
             answers.append(torch.cat([module(part).softmax(1) for part in vectors]))
     return torch.stack(answers).cpu()
@@ -53,6 +54,7 @@ def divergences(answers: Tensor) -> Tensor:
     logs = p.log().reshape(count, -1)
     p = p.reshape(count, -1)
     divergence = ((p * logs).sum(1, keepdim=True) - p @ logs.T) / probes
+    # the difference of two sums may round to slightly below 0, which no divergence is
     return divergence.clamp(min=0).fill_diagonal_(0)
 
 

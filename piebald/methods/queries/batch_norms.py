@@ -29,6 +29,7 @@ class BatchStatistics(Query):
         return self.network
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        # in batches, as norms saw them in training
         statistics, rows = context.batch_statistics(inputs.model, self.batch)
         return inputs.answered(vectors={"buffers": statistics}, metrics={"examples": rows})
 

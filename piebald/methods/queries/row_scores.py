@@ -66,6 +66,7 @@ class RowScores(ScoringQuery):
         for name, constants in self._constants(context).items():
             scores, metrics["examples"], rows = context.constant_scores(constants, self.split)
             metrics |= {f"{name}/{metric}": values for metric, values in scores.items()}
+            # answers with NaN are refused, and rows without a value must keep their place
             vectors |= {name: rows.nan_to_num(NO_VALUE)} if self.rows else {}
         if self.rows:
             model = used_model(inputs, context, trainer)
@@ -81,6 +82,7 @@ class RowScores(ScoringQuery):
             counts = context.label_counts()
             outputs, rows_known = constant(self.naive, counts.double()).float(), counts.sum(1, keepdim=True)
         elif self.naive == "equal":
+            # equal hazards: any constant would do, as survival losses compare rows
             return {NAIVE: torch.zeros(len(context.rows("train")), 1)}
         else:
             targets = [known_targets(rows) for rows in context.rows("train")]
@@ -123,6 +125,7 @@ class NaiveScores(RowScores):
         numbers, remembered = remember(answer.vectors)
         metrics = dict(answer.metrics)
         for model, values in answer.vectors.items():
+            # None for fewer than two rows, of which no error can be stated
             if (variance := _covariance(values, values)) is not None:
                 metrics[f"{model}/{STANDARD_ERROR}"] = variance**0.5
                 metrics[f"{model}/values"] = int((values != NO_VALUE).sum())
@@ -165,6 +168,7 @@ class TrainingTotals(Query):
     @classmethod
     def of(cls, naive: Naive) -> TrainingTotals:
         """The first question."""
+        # powers of two reach from a millionth to 10^18 on both sides, so nobody need tell a range first
         powers = tuple(2.0**exponent for exponent in range(-20, 64)) if naive == "median" else ()
         return cls(naive=naive, edges=(*(-edge for edge in reversed(powers)), *powers))
 
@@ -173,6 +177,7 @@ class TrainingTotals(Query):
             totals = context.label_counts()
         else:
             totals = torch.stack([self._totals(known_targets(rows)) for rows in context.rows("train")])
+        # the most rows that any output has a target of
         examples = totals.sum(1) if self._counts_only else totals.chunk(2, 1)[1].amax(1)
         return inputs.answered(vectors={"totals": totals.float()}, metrics={"examples": examples})
 
@@ -192,6 +197,7 @@ class TrainingTotals(Query):
         """The question with edges around the median, None where they are close."""
         sums = torch.stack([answer.vectors["totals"].double() for answer in answers]).sum(0)
         low, high = self._ends(sums) if self.edges else (0.0, 0.0)
+        # relative to the size, but absolute below 1, or a median of 0 would never be near enough
         if high - low <= _CLOSE * max(abs(low), abs(high), 1.0):
             return None
         return self.model_copy(update={"edges": tuple(np.linspace(low, high, _CELLS + 1).tolist())})
@@ -222,6 +228,7 @@ class TrainingTotals(Query):
         return int(counts[counts > 0].min()) if counts.any() else None
 
     def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
+        # a row moves a count by 1 at most, but a sum by as much as its target
         return {"totals": 1.0} if self._counts_only else {}
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
@@ -236,6 +243,7 @@ def known_targets(rows: Rows) -> Tensor:
     """The targets of rows [n, k], NaN where one is unknown."""
     values = pytree.leaves(rows.y)[0]
     values = values.reshape(len(values), -1).double()
+    # NaN, so that unknown labels of all kinds fall out of sums by one rule
     return torch.where(values == -100, torch.nan, values)
 
 
@@ -258,8 +266,10 @@ def constant(naive: Naive, totals: Tensor) -> Tensor:
     training rows lack finite.
     """
     if naive == "classes":
+        # a class without rows would have an output of minus infinity
         return (totals + 1).log()
     sums, counts = totals.chunk(2, -1)
+    # half a row of each kind, as a share of exactly 0 or 1 has an infinite logit
     return ((sums + 0.5) / (counts + 1)).logit() if naive == "labels" else sums / counts.clamp_min(1)
 
 
@@ -269,4 +279,5 @@ def _covariance(a: Tensor, b: Tensor) -> float | None:
     if len(a) != len(b) or not torch.equal(scored, b != NO_VALUE) or (count := int(scored.sum())) < 2:
         return None
     ours, theirs = (values[scored].double() - values[scored].double().mean() for values in (a, b))
+    # of the means, so once more by the number of rows
     return float(ours @ theirs) / (count - 1) / count

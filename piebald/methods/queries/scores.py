@@ -76,6 +76,7 @@ class Evaluate(ScoringQuery):
         return super().rows_read(personal and self.personal)
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        # beside private layers the shared ones are no model by themselves
         whole = inputs.shared == inputs.model.shape[-1]
         models = {"global": inputs.model} if whole else {}
         if self.personal and (isinstance(trainer, Personalizes) or not whole):
@@ -115,6 +116,7 @@ class Validate(ScoringQuery):
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         if not self.classes:
             scores, rows = context.score(inputs.model, self.split)
+            # without rows the loss is NaN, and answers must be finite; `examples` says that it counts nothing
             return inputs.answered(metrics={"loss": scores["loss"].nan_to_num(), "examples": rows})
         matrix = context.confusion(inputs.model, self.split).flatten(1)
         return inputs.answered(vectors={"confusion": matrix}, metrics={"examples": matrix.sum(1)})
@@ -163,6 +165,7 @@ class Confusion(ScoringQuery):
 
     def fewest_rows(self, answer: Update) -> int | None:
         held = answer.vectors["confusion"]
+        # an empty cell tells of nobody: policies limit the smallest count that is there
         held = held[held > 0]
         return int(held.min()) if len(held) else None
 
@@ -179,6 +182,7 @@ def matrix_reason(answer: Update, classes: int) -> str | None:
     if matrix is None or tuple(matrix.shape) != (classes**2,):
         sent = "nothing" if matrix is None else f"{list(matrix.shape)}"
         return f"must send {classes} x {classes} counts, sent {sent}"
+    # a weight follows from these counts, so a client that invents some must not pass
     if bool((matrix < 0).any()) or bool((matrix != matrix.round()).any()):
         return "sent counts that are no whole numbers of at least 0"
     if int(matrix.sum()) != answer.examples:
@@ -200,5 +204,6 @@ def counted(version: int, client: int, model: str, split: Split, matrix: Tensor)
     return [
         about | {"actual": place // classes, "predicted": place % classes, "count": int(count)}
         for place, count in enumerate(matrix.tolist())
+        # most cells are empty, and a table of C^2 rows for each client would be large
         if count
     ]

@@ -31,6 +31,7 @@ class RootTraining(Query):
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         end = trainer.train(inputs, context)
+        # shared numbers only, as in clients' updates that it is compared with
         change = (end.model - inputs.model)[:, : inputs.shared]
         return inputs.answered(vectors={"model": change})
 

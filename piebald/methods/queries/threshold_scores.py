@@ -47,8 +47,10 @@ class ThresholdScores(ScoringQuery):
                    for name in METRICS}  # fmt: skip
         judged, counts = _leads(model, context, self.split)
         for row, (threshold, rows) in enumerate(zip(self.thresholds(model, context), judged, strict=True)):
+            # NaN stays, which means that there is no score: a 0 would enter the mean over clients
             if threshold is None or not len(rows[0]) or not np.isfinite(rows[0]).all():
                 continue
+            # softmax of two outputs is a sigmoid of their difference, so probabilities are compared as logits
             for at, cut in ((AT_THRESHOLD, float(np.log(threshold / (1 - threshold)))), (AT_HALF, 0.0)):
                 for name, values in rates(np.array([cut]), *rows).items():
                     metrics[f"{at}/{name}"][row] = float(values[0])
@@ -119,6 +121,7 @@ class ThresholdCounts(ThresholdScores):
 
 def _cells(leads: np.ndarray, positive: np.ndarray) -> Tensor:
     """The numbers of rows of the first and of the second class in each cell between thresholds of the grid [2 * n]."""
+    # left: a row exactly at a threshold is below it, as in `rates`
     places = np.searchsorted(GRID, leads, side="left")
     return torch.from_numpy(np.concatenate([
         np.bincount(places[positive == ill], minlength=len(GRID) + 1) for ill in (False, True)
@@ -128,6 +131,7 @@ def _cells(leads: np.ndarray, positive: np.ndarray) -> Tensor:
 def _rows_of(counts: Tensor) -> Leads:
     """Rows in the middle of their cells, from which any metric at a threshold of the grid follows."""
     numbers = counts.numpy().astype(int).reshape(2, -1)
+    # any place inside a cell would do, since thresholds lie on its edges only
     middles = np.concatenate([[GRID[0] - 1], (GRID[1:] + GRID[:-1]) / 2, [GRID[-1] + 1]])
     leads = np.concatenate([np.repeat(middles, numbers[0]), np.repeat(middles, numbers[1])])
     return leads, np.arange(len(leads)) >= numbers[0].sum()
@@ -141,6 +145,7 @@ def _leads(model: Tensor, context: ClientContext, split: Split) -> tuple[list[Le
     leads, counts = context.row_values(model, split, _lead)
     labels = [pytree.single(rows.y, "a threshold") for rows in context.rows(split)]
     positive = [(y[TargetDomain().known_rows(y)] == 1).cpu().numpy() for y in labels]
+    # behind a client's last row of a stack is padding
     values = [row[: len(ill)].double().cpu().numpy() for row, ill in zip(leads, positive, strict=True)]
     return list(zip(values, positive, strict=True)), counts
 

@@ -71,8 +71,10 @@ sys.modules[__name__].__class__ = NamedLikeModules
 
 
 def __getattr__(name: str) -> Any:
+    # computed only when asked for, since it imports all recipes
     if name == "__all__":
         return __dir__()
+    # Python itself asks modules for such names, and looking them up would import every recipe
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if (named := find(name)) is None:

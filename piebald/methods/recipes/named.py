@@ -79,6 +79,7 @@ class _Named:
         recipe_made = self.function(**fields)
         if not isinstance(recipe_made, Recipe):
             raise SettingError(f"recipe {self.name!r} must return a Recipe, got {type(recipe_made).__name__}")
+        # a recipe's settings may choose components, so where a setting has its place is asked of the usual one
         usual = self.function() if fields else recipe_made
         for name, value in fields.items():  # one setting may choose a component that has no place for another one
             if home(usual, name) and not any(holds(component, name, value) for component in recipe_made.components):
@@ -129,6 +130,7 @@ def recipe(paper: str, trainer: type[Component]) -> Callable[[Callable[..., Reci
 
 def find(name: str) -> _Named | None:
     """The recipe of this name, Piebald's own or one of a plugin that has been imported, or None."""
+    # the module of that name first: importing all recipes takes much longer
     if name not in _made and name in modules(_HOME):
         imported(f"{_HOME}.{name}")
     return _made.get(name) or _all().get(name)  # a module can have recipes of other names
@@ -219,6 +221,7 @@ def lookup(name: str, resolver: Resolver) -> _Named:
     if not isinstance(name, Reference):
         if (entry := find(name)) is None:
             resolver.discover()
+            # again after plugins were imported, which may have registered it
             entry = _made.get(name)
         if entry is None:
             raise unknown_recipe(name)
@@ -230,6 +233,7 @@ def lookup(name: str, resolver: Resolver) -> _Named:
     if not inspect.isfunction(target):
         raise SettingError(f"{name} must be a recipe, or a function that returns one, got {target!r}")
     function = inspect.unwrap(target)
+    # the same function under its reference keeps its paper and trainer
     registered = _made.get(function.__name__)
     if registered is not None and inspect.unwrap(registered.function) is function:
         return registered
@@ -269,6 +273,7 @@ def toml(recipe: Recipe) -> str:
     """Write a recipe as the [recipe] section of an experiment file: its name and fields, and the components that were
     replaced.
     """
+    # a recipe built in Python has no name to write: any base does, as all axes that differ are written out
     name, fields = (recipe.name, recipe.fields) if find(recipe.name) or is_reference(recipe.name) else ("fedavg", {})
     base, table = make(name, **fields).model_dump(), recipe.model_dump()
     replaced = {axis: table[axis] for axis in Recipe.axes if table[axis] != base[axis]}

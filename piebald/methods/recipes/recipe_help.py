@@ -30,15 +30,18 @@ def home(recipe: Recipe, setting: str) -> tuple[type[Component], str] | None:
 def documented(part: type[BaseModel]) -> dict[str, str]:
     """The meaning of each field in the docstrings of a component, or of a section of a file, and of its parents."""
     found: dict[str, str] = {}
+    # parents first, so that a subclass may describe a field anew
     for base in reversed(part.__mro__):
         if not base.__module__.startswith("piebald.") or not issubclass(base, BaseModel) or "__doc__" not in vars(base):
             continue
         _, _, text = (inspect.getdoc(base) or "").partition("Attributes:")
         text = re.split(r"\n\s*(?:Raises|Returns|Examples?):", text)[0]
+        # docstrings put short entries on one line, two spaces apart
         entries = re.split(r"(?:\n|\s{2,})\s*(?=[a-z_0-9]+(?:, [a-z_0-9]+)*: )", "\n" + text.strip())
         for entry in entries:
             names, colon, description = entry.strip().partition(": ")
             if colon:
+                # a closing full stop goes, but "..." stays
                 description = re.sub(r"(?<!\.)\.$", "", " ".join(description.split()))
                 found |= {name: description for name in names.split(", ")}
     return found
@@ -63,6 +66,7 @@ def kind(annotation: Any) -> str:
     if origin is typing.Literal:
         return " or ".join(f'"{value}"' for value in inner)
     if origin in (typing.Union, types.UnionType):
+        # None means that a setting is left out, which no file can write
         return " or ".join(kind(inner_kind) for inner_kind in inner if inner_kind is not type(None))
     if origin is typing.Annotated:
         return kind(inner[0])

@@ -21,6 +21,7 @@ class NonBlockingScheduler(Scheduler):
     max_staleness: int | None = Field(default=None, ge=0)
 
     def num_to_request(self, view: ServerView) -> int:
+        # a cohort is here how many work at the same time, so those at work count
         return max(0, min(view.idle, cohort_size(self.cohort, view.available) - view.busy))
 
     def hopeless(self, view: ServerView) -> bool:
@@ -41,6 +42,7 @@ class Asynchronous(NonBlockingScheduler):
     """Step at every result; an idle client gets the newest model at once (Metis, section III)."""
 
     def num_to_request(self, view: ServerView) -> int:
+        # the step comes first, so that clients are sent the model with the update that has arrived
         return 0 if view.waiting else super().num_to_request(view)
 
     def should_step(self, view: ServerView) -> bool:
@@ -57,5 +59,6 @@ class Buffered(NonBlockingScheduler):
     buffer_size: int = Field(default=10, ge=1)
 
     def should_step(self, view: ServerView) -> bool:
+        # nobody is left to fill the buffer: waiting for more would be for ever
         nobody_else = not view.busy and not view.idle and bool(view.waiting or view.failed)
         return view.waiting >= self.buffer_size or nobody_else or (not view.waiting and self.hopeless(view))

@@ -64,6 +64,7 @@ class Scheduler(Component):
         return self
 
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
+        # amplification by sampling is counted for draws by chance alone
         hiding = next((part.kind for part in (recipe.training, *recipe.transforms) if part.protects), None)
         if self.choose == "uniform" or hiding is None:
             return None
@@ -122,6 +123,7 @@ class Scheduler(Component):
 
 
 def _cohort(cohort: float) -> float:
+    # 1.5 is neither a share nor a number of clients
     if not 0 < cohort < float("inf") or (cohort > 1 and cohort != int(cohort)):
         raise ValueError(
             f"must be a number of clients (1, 2, ...) or a share of them (0.1, or 1.0 for all), got {cohort}"
@@ -147,4 +149,5 @@ def cohort_size(cohort: float, known: int) -> int:
         >>> cohort_size(10, known=7), cohort_size(0.1, known=50)
         (7, 5)
     """
+    # the type decides, as 1 is one client and 1.0 all of them
     return min(int(cohort), known) if isinstance(cohort, int) else min(known, max(1, round(cohort * known)))

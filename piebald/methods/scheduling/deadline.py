@@ -40,5 +40,6 @@ class Deadline(NonBlockingScheduler):
         return not self.overrides(Deadline.num_to_request)
 
     def deadline(self, view: ServerView) -> float:
+        # without an update there is nothing to step with, and the next arrival wakes the server
         due = view.stepped + self.seconds
         return due if view.waiting and view.now < due else float("inf")

@@ -47,15 +47,19 @@ class Synchronous(Scheduler):
         return "complete" if self.over_selection == 1.0 else "partial"
 
     def num_to_request(self, view: ServerView) -> int:
+        # a round is asked for at once: whoever becomes idle in it waits for the next
         if view.requested or view.waiting:
             return 0
         if self.sampling == "poisson":
+            # everybody is offered, since chance decides for each client by itself
             return view.idle
+        # rounded first: 1.12 * 25 is a little above 28 in floating point, and would ask 29
         return min(view.idle, math.ceil(round(self.over_selection * self._cohort_size(view), 9)))
 
     def should_step(self, view: ServerView) -> bool:
         if view.outstanding and self.over_selection > 1.0:
             return view.waiting >= self._cohort_size(view)
+        # a round in which everybody failed must end as well, or the run would wait for ever
         return view.requested > 0 and not view.outstanding and bool(view.waiting or view.failed)
 
     def asks_once(self) -> bool:

@@ -50,4 +50,5 @@ class Yogi(_AdaptiveOptimizer):
     """FedYogi: v <- v - (1 - beta2) d^2 sign(v - d^2)."""
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        # v changes by at most (1 - beta2) d^2 at a step, so that small gradients cannot make it fall fast
         return v - (1 - self.beta2) * square * torch.sign(v - square)

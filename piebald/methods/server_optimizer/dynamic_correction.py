@@ -26,11 +26,13 @@ class DynamicCorrection(ServerOptimizer):
 
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
         trainer, aggregator = recipe.training, recipe.aggregation
+        # h is the mean of the clients' g_k only if both sides step it by the same alpha
         if not isinstance(trainer, DynamicRegularization) or trainer.alpha != self.alpha:
             return (
                 "dynamic_correction needs clients that train with the same alpha: use training = "
                 f"{{ kind = 'dynamic_regularization', alpha = {self.alpha:g} }}"
             )
+        # h sums changes of all clients alike, so another mean would not be the one that h corrects
         if not is_plain_mean(aggregator):
             return (
                 f"dynamic_correction needs the plain mean: use aggregation = 'equal_weighted', not {aggregator.kind!r}"
@@ -41,6 +43,7 @@ class DynamicCorrection(ServerOptimizer):
         return {"h": torch.zeros_like(model)}
 
     def step(self, model: Tensor, average: Tensor, context: StepContext) -> tuple[Tensor, dict[str, Tensor]]:
+        # with noise at the server the average is a sum over the number that was expected
         count = context.arrived if context.expected is None else context.expected
         h = context.state["h"] - self.alpha * (count / context.known) * average
         return model + average - h / self.alpha, {"h": h}

@@ -28,4 +28,5 @@ class Mixing(ServerOptimizer):
         return model + self.alpha * average, {}
 
     def statistics_weight(self, context: StepContext) -> float:
+        # a stale update has a share below 1, and moves statistics as little as parameters
         return self.alpha * min(1.0, sum(context.shares))

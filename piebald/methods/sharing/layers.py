@@ -59,6 +59,7 @@ class OneHot(Sharing):
     """
 
     def private(self, model: nn.Module) -> frozenset[str]:
+        # by the last word, as each gated unit has a buffer of this name
         buffers = frozenset(name for name, _ in model.named_buffers() if name.rpartition(".")[2] == "client")
         if not buffers:
             raise SettingError(
@@ -67,9 +68,11 @@ class OneHot(Sharing):
         return buffers
 
     def initial_private(self, private: Tensor, layout: Layout, client: int) -> Tensor:
+        # all clients start from the same private numbers, which must not be written to
         numbers = private.clone()
         for slot in layout.slots:
             if slot.start >= layout.shared:
+                # or the 1 would land in the next unit's buffer, and the client be somebody else there
                 if client >= slot.stop - slot.start:
                     raise SettingError(
                         f"the model's conditioning has clients = {slot.stop - slot.start}, too few for {client + 1} "

@@ -95,6 +95,7 @@ class AdaptiveFrequency(Sgd):
         return "by the number of steps how their loss on validation rows went"
 
     def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
+        # float64, as the steps of all clients together may exceed the whole numbers of float32
         past = {"staleness": torch.zeros(REMEMBERED), "seen": torch.zeros(1), "met": torch.zeros(2).double()}
         return super().initial_state(model, shared) | past
 
@@ -105,11 +106,13 @@ class AdaptiveFrequency(Sgd):
         before = context.score(inputs.model, "validation", metrics=False)[0]["loss"]
         for _ in range(self.cycles):
             walked = context.run_sgd(end.model, self.sgd_config(inputs, self.epochs), state=end.state)
+            # clients that have stopped compute along in the stack, without effect
             end = _merged_outcome(tail.active, end, walked)
             now = context.score(end.model, "validation", metrics=False)[0]["loss"]
             # written so that a loss that is not a number, as without validation rows, is a failure
             fell = (now < before) & (100 * (before - now) / before > least)
             tail.failures += (tail.active & ~fell).float()
+            # more than VC_tomb failures end the cycle, not as many
             tail.active &= tail.failures <= tolerated
             if self.limit_staleness:
                 tail.active &= ~tail.is_stale(end.steps)
@@ -118,6 +121,7 @@ class AdaptiveFrequency(Sgd):
                 break
         met = torch.cat([inputs.committed, end.steps.to(inputs.committed.dtype).unsqueeze(1)], dim=1)
         return self.output(
+            # losses were summed over steps; without a step there is none to divide by
             dataclasses.replace(end, loss=end.loss / end.steps.clamp(min=1)),
             state={"staleness": tail.past, "seen": tail.seen, "met": met},
         )
@@ -165,6 +169,7 @@ class _Tail:
 
     def _note(self, steps: Tensor) -> None:
         """Take down the effective staleness of the validation cycles before this task, of clients that had one."""
+        # an index in range also for clients whose 20 cycles are full: what they gather is written back unchanged
         place = self.seen.long().clamp(max=REMEMBERED - 1)
         fresh = (self.seen < REMEMBERED) & (steps > 0).unsqueeze(1)
         old = self.past.gather(1, place)

@@ -30,6 +30,7 @@ class ShareOfRows(LocalStep):
             raise SettingError(f"share must be above 0 and at most 1, got {shown(self.share)}")
 
     def seen(self, count: int) -> int | None:
+        # batch norm has no variance of a single row
         return max(2, math.ceil(self.share * count)) if self.share < 1 else None
 
 
@@ -44,6 +45,7 @@ class AggregationWeights:
 
     def update(self, w: Tensor, g: Tensor, state: Mapping[str, Tensor], settings: StepSettings) -> None:
         away = state["sent"] - state["local"]
+        # the chain rule for local + away * W
         state["weights"].sub_(settings.lr * g * away).clamp_(0, 1)
         w.copy_(state["local"] + away * state["weights"])
 
@@ -96,7 +98,9 @@ class AdaptiveLocalAggregation(Sgd):
 
     def _start(self, inputs: TrainInput, context: ClientContext) -> tuple[Tensor, Tensor, Tensor]:
         """The models [c, p] to train from, the weights W [c, p], and whether they have been learned before [c, 1]."""
+        # another stream of random numbers, so that the task's steps are those of FedAvg
         adaptive, sent, aside = context.belongs(self._layers), inputs.model, context.with_rng()
+        # outside the higher layers both models are one, so W has no gradient there and no effect
         local = torch.where(adaptive, inputs.state["local"], sent)
         state = {"weights": inputs.state["weights"], "local": local, "sent": sent}
         once = SgdConfig(
@@ -111,6 +115,7 @@ class AdaptiveLocalAggregation(Sgd):
         differ, begun = (sent != local).any(1, keepdim=True), inputs.state["begun"]
         model, weights, first = end.model, end.state["weights"], differ & (begun == 0)
         if self.first_passes > 1 and bool(first.any()):
+            # one of the passes is behind already
             rest = dataclasses.replace(once, epochs=self.first_passes - 1)
             again = aside.run_sgd(model, rest, state=state | {"weights": weights})
             model, weights = torch.where(first, again.model, model), torch.where(first, again.state["weights"], weights)

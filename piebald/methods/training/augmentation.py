@@ -96,10 +96,12 @@ class RandomCrop(_OfImages):
 
     def augment_inputs(self, x: Tensor, rng: torch.Generator) -> Tensor:
         height, width = x.shape[-2:]
+        # drawn on the CPU, so that a GPU draws the same places
         by = moved(torch.randint(0, 2 * self.padding + 1, (2, len(x)), generator=rng), x.device)
         down = (by[0].unsqueeze(1) + torch.arange(height, device=x.device))[:, None, :, None]
         right = (by[1].unsqueeze(1) + torch.arange(width, device=x.device))[:, None, None, :]
         row, channel = (torch.arange(size, device=x.device) for size in x.shape[:2])
+        # one gather for the whole batch, where a loop over images would cost a launch for each
         wide = functional.pad(x, [self.padding] * 4)
         return wide[row[:, None, None, None], channel[None, :, None, None], down, right]
 
@@ -120,6 +122,7 @@ class HorizontalFlip(_OfImages):
     probability: float = Field(default=0.5, ge=0, le=1)
 
     def augment_inputs(self, x: Tensor, rng: torch.Generator) -> Tensor:
+        # a choice of `where` and not of rows: shapes that depend on numbers would make a GPU wait
         flipped = moved(torch.rand(len(x), generator=rng) < self.probability, x.device)
         return torch.where(flipped[:, None, None, None], x.flip(-1), x)
 
@@ -154,6 +157,7 @@ class MixUp(Augmentation):
         drawn = np.random.Generator(np.random.Philox(int(torch.randint(1 << 62, (), generator=rng))))
         share = float(drawn.beta(self.alpha, self.alpha))
         first = pytree.leaves(rows.y)[0]
+        # a permutation, so that each row is a partner once
         order = moved(torch.randperm(len(rows), generator=rng), first.device)
         partners = rows[order]
         shares = torch.full((len(rows),), share, device=first.device)
@@ -195,6 +199,7 @@ class FunctionAugmentation(Augmentation):
     def augment(self, rows: Rows, rng: torch.Generator) -> Rows:
         if not self.by_row:
             return self._called(rows, rng)
+        # the function sees one row alone, whatever it does: the bound on a row's gradient holds only then
         single_rows = [self._called(rows[row : row + 1], rng) for row in range(len(rows))]
         return Rows(
             pytree.joined([row_result.x for row_result in single_rows]),
@@ -202,6 +207,7 @@ class FunctionAugmentation(Augmentation):
         )
 
     def _called(self, rows: Rows, rng: torch.Generator) -> Rows:
+        # copies, since a function that writes in place would change the client's rows for all later steps
         copied = [pytree.mapped(torch.clone, part) for part in (rows.x, rows.y)]
         try:
             x, y = plugins.find(self.function, "augmentation")(*copied, rng)

@@ -58,9 +58,11 @@ def checkpointed_layers(module: nn.Module, patterns: Iterable[str]) -> list[str]
         if not hit:
             raise unknown("layer of this model called", pattern, layers)
         lists = sorted(name for name in hit if isinstance(layers[name], _LISTS))
+        # a pattern may match a list along with its layers, which is fine
         if lists == sorted(hit):
             raise SettingError(f"{lists[0]!r} is a list of layers, which is never run itself: write '{lists[0]}.*'")
         names |= hit.difference(lists)
+    # a layer inside a checkpointed one would be computed a third time
     return sorted(name for name in names if not any(name.startswith(f"{outer}.") for outer in names))
 
 
@@ -75,6 +77,7 @@ def unsupported_checkpointing(patterns: tuple[str, ...], spec: ModelSpec) -> str
                 "name some, such as 'blocks.*'"
             )
         try:
+            # on a copy, as this only asks whether it can be done
             enable_own(copied(spec.model), {"use_reentrant": False})
         except Exception as error:  # whatever a module of others raises where it offers none after all
             reason = next(iter(str(error).splitlines()), type(error).__name__)

@@ -52,8 +52,10 @@ def settings_of(tables: Mapping[str, Mapping[str, Any]], name: str) -> dict[str,
     settings: dict[str, Any] = {}
     for pattern in fitting_patterns(tables, name):
         for setting, value in tables[pattern].items():
+            # patterns come from the most particular on, so the first value stays
             settings.setdefault(setting, value)
         if settings.keys() & {"epochs", "steps"}:  # one of them says how long
+            # after the first table that says how long: a vaguer one must not add steps to its epochs
             settings = {"epochs": None, "steps": None} | settings
     return settings
 

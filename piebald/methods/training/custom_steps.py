@@ -50,6 +50,7 @@ class CustomSteps(Sgd):
             keep: the names of those that become client state.
             batches: gradients of different batches in each step, see `contracts.ClientContext.run_steps`.
         """
+        # one rate for each client in any case: steps are written for vectors alone
         rates = inputs.model.new_ones(len(inputs.versions), 1) * self.rate(inputs)
         start = {"model": inputs.model, "lr": rates, **(vectors or {})}
         ended = context.run_steps(start, self.sgd_config(inputs), self.step, batches=batches)

@@ -36,6 +36,7 @@ class Decorrelation(Sgd):
         z, counted = batch.features["model"], batch.mask.unsqueeze(1)
         rows = counted.sum()
         degrees = (rows - 1).clamp(min=1)  # a lone row has the deviation 0, and so the term 0
+        # masked once more after centring: rows that fill up the batch would be minus the mean
         away = (z - (z * counted).sum(0) / rows) * counted
         z = away / (away.square().sum(0) / degrees + _EPS).sqrt()
         correlation = z.T @ z / degrees

@@ -82,6 +82,7 @@ class DpSgd(Sgd):
         norms = nn.modules.batchnorm
         for name, layer in copied(spec.model).train().named_modules():  # a frozen one does not go along
             remembers = isinstance(layer, norms._NormBase) and layer.track_running_stats  # instance norm can, too
+            # a row's gradient through such a norm depends on the other rows, so clipping it would bound nothing
             if layer.training and (isinstance(layer, norms._BatchNorm) or remembers):
                 return (
                     f"dp_sgd clips each row's own gradient but the norm {name!r} goes by many rows: take group norm "
@@ -91,6 +92,7 @@ class DpSgd(Sgd):
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         done = self.output(self.run_sgd(inputs, context, prox=self.mu))
+        # the mean training loss is a number without noise, and its release is in no budget
         return dataclasses.replace(done, metrics={})
 
     def sgd_config(self, inputs: TrainInput, epochs: int | None = None) -> SgdConfig:

@@ -59,10 +59,12 @@ class InheritedPrivate(Sgd):
 
 def discrepancy(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     """The squared maximum mean discrepancy of rows x and y [n, d], of which those with mask [n] 1 count."""
+    # signs turn the three sums of the MMD into one quadratic form; rows that only fill up the batch have 0
     both, signs = torch.cat([x, y]), torch.cat([mask, -mask])
     rows, counted = mask.sum(), signs.abs()
     apart = (both.unsqueeze(1) - both.unsqueeze(0)).square().sum(-1)
     pairs = counted.unsqueeze(1) * counted
+    # detached: the width is a scale of the kernels, and must not be minimized along
     width = (apart.detach() * pairs).sum() / (2 * rows * (2 * rows - 1)).clamp(min=1) + _EPS
     kernels = torch.stack([(-apart / (factor * width)).exp() for factor in _WIDTHS]).sum(0)
     return (kernels * signs.unsqueeze(1) * signs).sum() / (rows * rows).clamp(min=1)

@@ -44,10 +44,12 @@ class MetaLearning(CustomSteps):
     def step(self, at: Mapping[str, Tensor], slopes: Slopes) -> dict[str, Tensor]:
         """One step of w."""
         w = at["model"]
+        # another batch than the outer gradient's, as in the paper: on one batch both would share its noise
         adapted = w - self.alpha * slopes(w, 1).gradient
         outer = slopes(adapted, 0)
         g = gradient = outer.gradient
         if self.hessian == "differences":
+            # both on one batch, so that its noise cancels in the difference
             ahead, behind = (slopes(w + sign * self.delta * g, 2).gradient for sign in (1, -1))
             gradient = g - self.alpha * (ahead - behind) / (2 * self.delta)
         # outer.model differs from `adapted` in buffers only

@@ -44,5 +44,6 @@ class ModelContrastive(Sgd):
 
     def batch_loss(self, batch: LossBatch) -> Tensor:
         z, sent, previous = (batch.features[name] for name in ("model", *self.anchors))
+        # -log(e^a / (e^a + e^b)) = softplus(b - a), which does not overflow at low temperatures
         nearer = functional.cosine_similarity(z, sent) - functional.cosine_similarity(z, previous)
         return batch.losses(batch.outputs, batch.targets) + self.mu * functional.softplus(-nearer / self.temperature)

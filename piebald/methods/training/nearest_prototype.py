@@ -43,6 +43,7 @@ class NearestPrototype(Prototypes):
         layer = context.belongs(("classifier",))  # its weights, then its biases
         used = torch.zeros(len(biases), len(layer), device=biases.device)
         used[:, layer] = torch.cat([2 * prototypes.flatten(1), biases], dim=1)
+        # with no prototype at all every score would be the same, so the trained classifier stays
         replaced = present.any(1, keepdim=True) & layer
         return dataclasses.replace(done, state={**done.state, "used": torch.where(replaced, used, done.model)})
 

@@ -81,6 +81,7 @@ class NestedWidths(Sgd):
         return self.dynamic and self.holds_parts
 
     def own_models(self, spec: ModelSpec) -> ClientModels | None:
+        # sorted, so that the numbers of models do not depend on the order of clients
         narrow = sorted({width for width in self.widths if width < 1})
         if not narrow:
             return None
@@ -102,11 +103,13 @@ class NestedWidths(Sgd):
                 "loss = 'classification'"
             )
         layout = spec.layout
+        # shared numbers that are not trained are running statistics
         if self.static_batch_norm and layout.shared == layout.shared_trained:
             return (
                 f"static_batch_norm of {self.kind} would have no effect: the model has no batch norm with running "
                 "statistics that are shared"
             )
+        # a client's private layers are kept in the width of one network, and here it meets several
         if layout.private and self.holds_parts and (self.dynamic or self.static_batch_norm):
             setting = "dynamic" if self.dynamic else "static_batch_norm"
             return (
@@ -128,6 +131,7 @@ class NestedWidths(Sgd):
         done = self._trained(inputs, context)
         if not self.static_batch_norm:
             return done
+        # statistics stay as they were sent, so their change is 0 and the server's mean of them does nothing
         return dataclasses.replace(done, model=torch.where(context.belongs(), done.model, inputs.model))
 
     def _trained(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
@@ -137,4 +141,5 @@ class NestedWidths(Sgd):
         return self.output(self.run_sgd(inputs, context, local_loss=self, own=classes), vectors=classes)
 
     def batch_loss(self, batch: LossBatch) -> Tensor:
+        # zeros, as the paper has it, and not minus infinity: absent classes keep a share of the softmax
         return batch.losses(batch.outputs * batch.own["classes"], batch.targets)

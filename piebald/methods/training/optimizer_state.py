@@ -51,6 +51,7 @@ def averaged_start(kept: Sequence[StateVector], inputs: TrainInput) -> dict[str,
     state = {STEP.name: inputs.vectors[PREFIX + STEP.name]}
     for vector in kept:
         sent, private = inputs.vectors[PREFIX + vector.name], inputs.state.get(PREFIX + vector.name)
+        # in the order of a model's numbers, where private ones come last
         state[vector.name] = sent if private is None else torch.cat([sent, private], dim=1)
     return state
 
@@ -72,4 +73,5 @@ def average(
 
 def named(state: Mapping[str, Tensor], start: int = 0, stop: int | None = None) -> dict[str, Tensor]:
     """Columns of an optimizer's vectors with the names of client state; the number of steps is left out."""
+    # one number cannot be cut into a shared and a private part
     return {PREFIX + name: vector[:, start:stop] for name, vector in state.items() if name != STEP.name}

@@ -36,6 +36,7 @@ class Optimizer(Component):
     of_momentum: ClassVar[tuple[str, ...]] = ()  # settings that torch takes beside momentum alone
 
     def __init__(self, *values: Any, **fields: Any) -> None:
+        # pydantic would only call the field unknown, and the user would not learn where it belongs
         for name in _BESIDE:
             if name in fields and name not in type(self).model_fields:
                 raise SettingError(
@@ -154,6 +155,7 @@ class AdamOptimizer(Optimizer):
         if not isinstance(lr, Tensor) and not isinstance(settings.step, Tensor) and _can_fuse(w, g):
             self._fused(w, g, state, lr, decay, settings.step)
             return
+        # before the step, as in torch: the decay acts on the parameters that the gradient belongs to
         if decay and self.decoupled:
             w.mul_(1 - lr * decay)
         elif decay:
@@ -161,6 +163,7 @@ class AdamOptimizer(Optimizer):
         mean, square = state["exp_avg"].lerp_(g, 1 - beta1), state["exp_avg_sq"]
         square.mul_(beta2).addcmul_(g, g, value=1 - beta2)
         if self.amsgrad:
+            # in place, since the state's vectors are those that the caller keeps
             square = torch.maximum(state["max_exp_avg_sq"], square, out=state["max_exp_avg_sq"])
         root = square.sqrt()
         root.mul_(_bias_correction(beta2, settings.step) ** 0.5).add_(self.eps)
@@ -251,6 +254,7 @@ class AdagradOptimizer(Optimizer):
         if settings.weight_decay:
             g = g.add(w, alpha=settings.weight_decay)
         root = state["sum"].addcmul_(g, g).sqrt().add_(self.eps)
+        # steps count from 1, and the first one is not decayed
         _descend_quotient(w, g, root, settings.lr / (1 + (settings.step - 1) * self.lr_decay))
 
 
@@ -309,10 +313,12 @@ class RuleOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             vectors = self.rule.state_vectors(group["momentum"])
             for parameter in group["params"]:
+                # frozen, or not reached by the loss: torch's optimizers pass it over as well
                 if parameter.grad is None:
                     continue
                 state = self.state[parameter]
                 if not state:
+                    # at the first step, as in torch's own optimizers: a parameter without a gradient needs no state
                     state |= {vector.name: torch.full_like(parameter, vector.start) for vector in vectors}
                     state["step"] = torch.tensor(0.0)
                 state["step"] += 1

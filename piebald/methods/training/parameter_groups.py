@@ -43,6 +43,7 @@ class ParameterGroup(Settings):
 
 def unsupported(groups: tuple[ParameterGroup, ...], spec: ModelSpec) -> str | None:
     """Return why groups do not fit a model, or None: no tensor may be in two of them, and none may be empty."""
+    # a pattern such as "norm" also hits running statistics, which no optimizer steps
     trained = {slot.name for slot in spec.layout.slots if not slot.buffer}
     group_of_tensor = dict[str, int]()
     for number, group in enumerate(groups):
@@ -52,6 +53,7 @@ def unsupported(groups: tuple[ParameterGroup, ...], spec: ModelSpec) -> str | No
             return f"parameter_groups: {error}"
         if not tensors:
             return f"parameter_groups: number {number} holds no parameter: name other layers"
+        # sorted, so that the same error names the same parameter each time
         for name in sorted(tensors):
             if name in group_of_tensor:
                 return (

@@ -44,6 +44,7 @@ class PrivateFirst(Sgd):
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         model = inputs.model
+        # where nothing is private, a run with no parameter to train would still cost its passes
         if self.head_epochs and inputs.shared < model.shape[-1]:
             # two runs and not one: each part has an optimizer, and a schedule of steps, of its own
             head = replace(self.sgd_config(inputs, self.head_epochs), part="private")

@@ -84,10 +84,12 @@ class Prototypes(Sgd):
         self, vectors: Mapping[str, Tensor], means: Mapping[str, Tensor], context: StepContext
     ) -> dict[str, Tensor]:
         held = means["present"] > 0
+        # the mean over all clients over the share that has the class is the mean over these: absent ones send zeros
         mean = means["prototypes"] / means["present"].clamp(min=1e-12).unsqueeze(1)
         return {
             **super().update_server_vectors(vectors, means, context),
             "prototypes": torch.where(held.unsqueeze(1), mean, vectors["prototypes"]),
+            # a class stays known once anybody has had it
             "present": torch.maximum(held.float(), vectors["present"]),
         }
 
@@ -100,6 +102,7 @@ class Prototypes(Sgd):
     def batch_loss(self, batch: LossBatch) -> Tensor:
         labels = batch.targets.long()
         away = (batch.features["model"] - batch.own["prototypes"][labels]).square().mean(-1)
+        # by `present`: prototypes of classes that nobody has had are zeros, which must draw no features
         return batch.losses(batch.outputs, batch.targets) + self.lam * batch.own["present"][labels] * away
 
 

@@ -81,6 +81,7 @@ class PublicDistillation(Sgd):
         return super().initial_state(model, shared) | ({"begun": torch.zeros(1)} if self.public_steps else {})
 
     def uploads(self) -> tuple[str, ...]:
+        # "known" is only sent to clients: it says whether there is a consensus yet
         averaged = [name for name in super().uploads() if name not in ("outputs", "known")]  # of the optimizer's state
         return (*averaged, "outputs")
 
@@ -122,12 +123,14 @@ class PublicDistillation(Sgd):
             return inputs.model, 0, {}
         begun = inputs.state["begun"]
         state = {"begun": torch.ones_like(begun)}
+        # saves a whole run on the public rows once all clients of the stack have begun
         if not bool((begun == 0).any()):
             return inputs.model, 0, state
         tensors = {"targets": context.public_targets()}
         # another stream than the digestion's, which draws the same numbers whether this happens or not
         aside = context.with_rng().with_rng()
         end = aside.run_sgd(inputs.model, self._public_config(inputs, self.public_steps), local_loss=self, own=tensors)
+        # a stack runs as one: clients that had begun before compute along, and their result is thrown away
         return torch.where(begun == 0, end.model, inputs.model), end.steps * (begun[:, 0] == 0), state
 
     def _digest(self, model: Tensor, inputs: TrainInput, context: ClientContext) -> tuple[Tensor, Tensor | int]:

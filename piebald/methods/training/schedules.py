@@ -76,6 +76,7 @@ class Cosine(LrSchedule):
     floor: float = Field(default=0.0, ge=0, le=1)
 
     def factor(self, version: int) -> float:
+        # or the cosine would rise again in a run that is longer
         done = min(version / self.rounds, 1.0)
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
 
@@ -99,6 +100,7 @@ class Warmup(LrSchedule):
     def factor(self, version: int) -> float:
         if version < self.rounds:
             return (version + 1) / self.rounds
+        # the schedule that follows counts from the end of the rise, where its first factor is 1
         return self.after.factor(version - self.rounds)
 
 
@@ -178,6 +180,7 @@ class LinearStepSchedule(StepSchedule):
         rising = math.ceil(self.warmup * steps)
         if step < rising:
             return (step + 1) / rising
+        # no division by 0: where all steps rise, each of them has returned above
         return self.floor + (1 - self.floor) * self.remaining((step - rising) / (steps - rising))
 
     def remaining(self, done: float) -> float:
@@ -223,6 +226,7 @@ def called(reference: str, *numbers: int) -> float:
         factor = float(value)
     except Exception as error:  # whatever the user's own code may raise
         raise SettingError(f"the schedule {reference} fails at {numbers}: {type(error).__name__}: {error}") from error
+    # NaN, or a negative rate that climbs, would spoil the model without an error
     if not (math.isfinite(factor) and factor >= 0):
         raise SettingError(
             f"the schedule {reference} must return a finite number of at least 0, got {shown(value)} at {numbers}"

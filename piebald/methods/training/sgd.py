@@ -143,6 +143,7 @@ class Sgd(Trainer):
     @model_validator(mode="after")
     def _take_defaults(self) -> Self:
         if not isinstance(self.optimizer, SgdOptimizer):
+            # only what the user left open: a rate of SGD is far too large for Adam
             defaults = {"lr": self.optimizer.default_lr, "weight_decay": self.optimizer.default_weight_decay}
             # a frozen model: pydantic would refuse to set attributes after validation
             self.__dict__.update({name: value for name, value in defaults.items() if name not in self.model_fields_set})
@@ -153,6 +154,7 @@ class Sgd(Trainer):
         kind, sgd = self.optimizer.kind, self.optimizer
         if self.momentum and not sgd.takes_momentum:
             raise ValueError(f"momentum is no setting of {kind}, got {self.momentum:g}: leave it out")
+        # torch.optim would take dampening without momentum in silence
         if isinstance(sgd, SgdOptimizer) and not sgd.plain and not self.momentum:
             setting = "nesterov" if sgd.nesterov else "dampening"
             raise ValueError(f"{setting} needs momentum above 0: give momentum, or leave {setting} out")
@@ -230,6 +232,7 @@ class Sgd(Trainer):
         return self.optimizer.state_vectors(self.momentum)
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
+        # the budget follows from the sampling rate and the number of steps, which these settings change
         if self.clients and self.row_privacy() is not None:
             return (
                 f"{self.kind} states one privacy budget for all clients, which settings of single clients would "
@@ -251,6 +254,7 @@ class Sgd(Trainer):
         own = settings_of({name: table.model_dump(exclude_none=True) for name, table in self.clients.items()}, name)
         if own.get("epochs", 0) is None:
             del own["epochs"]  # which steps leave unread
+        # only fields that were set, so that the others count as defaults in the new trainer as well
         fields = {field: getattr(self, field) for field in self.model_fields_set if field != "clients"}
         return type(self)(**{**fields, **own})
 
@@ -284,6 +288,7 @@ class Sgd(Trainer):
             return optimizer_state.kept_start(self.state_vectors, inputs)
         if self.optimizer_state == "averaged":
             return optimizer_state.averaged_start(self.state_vectors, inputs)
+        # other state of a client belongs to a method, not to the optimizer
         return {name: vector for name, vector in inputs.state.items() if name == "velocity"}
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
@@ -295,6 +300,7 @@ class Sgd(Trainer):
         return self._steps(examples, self.epoch_steps(examples))
 
     def max_steps(self, examples: int) -> int:
+        # a last batch that is not full is a step of its own at most
         return self._steps(examples, -(-examples // self.step_rows))
 
     def _steps(self, examples: int, each: int) -> int:
@@ -339,6 +345,7 @@ class Sgd(Trainer):
             clip=self.clip,
             batch=self.batch,
             epochs=epochs or self.epochs,
+            # a caller that says how many passes means passes, whatever ends a task of the run
             steps=None if epochs else self.steps,
             step_limit=None if epochs else self.step_limit,
             rule=self.rule,
@@ -353,6 +360,7 @@ class Sgd(Trainer):
     def rate(self, inputs: TrainInput) -> float | Tensor:
         """The learning rate: one number where all clients of the stack have one version, else [c, 1]."""
         rates = [self.lr * self.lr_schedule.factor(version) for version in inputs.versions]
+        # a number where it can be one: kernels that step in one pass over memory take no vector of rates
         return rates[0] if len(set(rates)) == 1 else inputs.model.new_tensor(rates).unsqueeze(1)
 
     def output(self, end: SgdOutcome, **more: dict[str, Tensor]) -> TrainOutput:
@@ -360,11 +368,13 @@ class Sgd(Trainer):
         state, vectors = dict(more.get("state", {})), dict(more.get("vectors", {}))
         if self.momentum and self.keep_momentum and "velocity" in end.state:
             state["velocity"] = end.state["velocity"]
+        # one number for all parameters: it goes with the shared part, and private state has none
         ended = {optimizer_state.PREFIX + "step": end.state["step"]} if self.optimizer_state != "fresh" else {}
         if self.optimizer_state == "kept":
             state |= optimizer_state.named(end.state) | ended
         elif self.optimizer_state == "averaged":
             vectors |= optimizer_state.named(end.state, stop=end.shared) | ended
+            # what belongs to private layers has no average and stays with the client
             if end.model.shape[-1] > end.shared:
                 state |= optimizer_state.named(end.state, start=end.shared)
         return TrainOutput(end.model, end.steps, vectors=vectors, state=state, metrics={"loss": end.loss})

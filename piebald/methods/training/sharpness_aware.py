@@ -22,6 +22,7 @@ class Uphill(LocalStep):
 
     def gradients(self, point: StepPoint) -> Gradients:
         losses, gradients = point.gradients()
+        # for each client of the stack by itself, and over all of its tensors
         square = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(0)
         share = self.rho / (square.sqrt() + 1e-12)  # where there is no gradient, there is nowhere to climb
         away = (gradient * share.view(-1, *[1] * (gradient.dim() - 1)) for gradient in gradients)

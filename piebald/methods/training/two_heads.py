@@ -37,6 +37,7 @@ class TwoHeads(CustomSteps):
         if spec.objective.name != "classification" or len(spec.outputs) != 1:
             return "two_heads needs classification with one label for each row: choose another training"
         names = matching(spec.model, [self.head])
+        # both heads add up to one layer only if weight and bias belong to the same linear one
         owners = {name.rpartition(".")[0] for name in names}
         layer = spec.model.get_submodule(owners.pop()) if len(owners) == 1 else None
         if not isinstance(layer, nn.Linear) or layer.bias is None or layer.out_features != spec.outputs[0]:
@@ -56,6 +57,7 @@ class TwoHeads(CustomSteps):
         shift = inputs.model.new_zeros(len(inputs.versions), inputs.model.shape[-1])
         if self.balanced:
             counts = context.label_counts()
+            # log n_c on the bias equals log n_c on the outputs, so the loss itself needs no change
             shift[:, inside & context.belongs(["*bias"])] = counts.clamp(min=_FEWEST).log()
         vectors = {"shift": shift, "inside": inside.expand(len(shift), -1), **inputs.state}
         return self.take_steps(inputs, context, vectors, keep=("head",))

@@ -22,6 +22,7 @@ def pack(numbers: Whole, bits: int) -> Bytes:
     places = np.arange(bits)
     pieces = [
         np.packbits(((numbers[start : start + _PIECE, None] >> places) & 1).astype(np.uint8), bitorder="little")
+        # numbers of no bits take no bytes
         for start in range(0, len(numbers) if bits else 0, _PIECE)
     ]
     return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.uint8)
@@ -38,6 +39,7 @@ def unpack(data: Bytes, count: int, bits: int) -> Whole:
     _check_rest(data, count * bits, 0)
     numbers, places = np.zeros(count, dtype=np.int64), np.arange(bits)
     step = _PIECE * bits // 8
+    # numbers of no bits have a step of 0, which `range` refuses
     for piece, start in enumerate(range(0, len(data), max(step, 1))):
         flat = np.unpackbits(data[start : start + step], bitorder="little")
         here = min(_PIECE, count - piece * _PIECE)
@@ -48,6 +50,7 @@ def unpack(data: Bytes, count: int, bits: int) -> Whole:
 
 def pack_unary(numbers: Whole) -> Bytes:
     """Pack whole numbers [n] of at least 0, each as so many ones and a zero behind them; ones fill the last byte."""
+    # ones in the rest of the last byte: a zero there would read as one more number
     bits = np.ones(-(-int(numbers.sum() + len(numbers)) // 8) * 8, dtype=np.uint8)
     bits[np.cumsum(numbers + 1) - 1] = 0
     return np.packbits(bits, bitorder="little")
@@ -60,6 +63,7 @@ def unpack_unary(data: Bytes, count: int) -> Whole:
         ValueError: there are more or fewer, or more bytes than they need.
     """
     zeros = np.flatnonzero(np.unpackbits(data, bitorder="little") == 0)
+    # exactly as long as needed, so that each sequence of numbers has one form only
     if len(zeros) != count or len(data) != (-(-int(zeros[-1] + 1) // 8) if count else 0):
         raise ValueError(f"{len(zeros):,} numbers in {len(data):,} bytes, where {count:,} are due")
     return np.diff(zeros, prepend=-1) - 1

@@ -117,6 +117,7 @@ class Compressor(Transform):
 
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
         masking = next((transform for transform in recipe.transforms if isinstance(transform, MaskingTransform)), None)
+        # numbers that are sent as they are at the same places add up under a mask, packed ones do not
         summed = isinstance(self, SendsSameNumbers) and self.same_for_all
         if masking is not None and not summed:
             return f"{masking.kind} adds masked updates number by number, but {self.why_not_summed} drop {self.kind}"
@@ -129,6 +130,7 @@ class Compressor(Transform):
         if alone[-1] is not self:
             return f"{self.kind} packs an update, so nothing can be done to it afterwards: put it last, once"
         noising = [transform for transform in transforms if transform.noises_mean()]
+        # the noise is scaled to the clip, so a longer update would be hidden by less than the budget says
         if noising and not self.keeps_clip:
             return (
                 f"{noising[0].kind} at the server counts on updates no longer than its clip, but what {self.kind} "
@@ -199,11 +201,13 @@ class LossyCompressor(Compressor):
             body, memory = self.encode(due.numpy(), state, context)
             sent = torch.from_numpy(self.decode(body, context))
         if self.remembers:
+            # of what the receiver makes of it, not of what was meant: rounding of the wire form is made up for as well
             memory = {**memory, MEMORY: due - sent}
         packed = np.concatenate([body, buffers.numpy().view(np.uint8)])
         return Compressed(torch.from_numpy(packed), torch.cat([sent, buffers]), memory)
 
     def unpack(self, packed: Bytes, context: WireContext) -> Numbers:
+        # from the end, since buffers have a known length and the body need not
         start = len(packed) - 4 * (context.layout.shared - context.trained)
         if start < 0:
             raise ValueError(f"{len(packed):,} bytes, fewer than the buffers take")
@@ -249,6 +253,7 @@ def as_floats(data: Bytes) -> Numbers:
     """
     if len(data) % 4:
         raise ValueError(f"{len(data):,} bytes are no float32 numbers")
+    # little-endian on every machine; a copy, since memory of bytes is read-only
     return np.frombuffer(data.tobytes(), dtype="<f4").copy()
 
 

@@ -75,6 +75,7 @@ class Gaussian(Transform):
         self, vectors: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]
     ) -> Mapping[str, Tensor]:
         change = vectors["model"]
+        # the bound is a promise: a norm rounded down in float32 would let an update exceed the clip
         wide = change.to(float64_device(change.device))
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True, dtype=torch.float64)
         share = (self.clip / norm.clamp(min=1e-12)).clamp(max=1.0).to(change)
@@ -94,6 +95,7 @@ class Gaussian(Transform):
         # one client moves a mean by at most its share of the clip
         most = max(context.shares, default=0.0)
         if context.expected is not None:
+            # the mean over those who arrived becomes their sum over m, whoever is missing
             average, most = average * (context.arrived / context.expected), 1 / context.expected
         return NoiseSource.repeatable(context.rng_key).add_to(average, self.multiplier * self.clip * most)
 

@@ -52,6 +52,7 @@ class LowRank(WithErrorFeedback):
 
     def initial_state(self, spec: ModelSpec) -> dict[str, Tensor]:
         length = sum(matrix.columns * self.rank for matrix in _matrices(spec.layout, self.rank))
+        # random, since a start that is orthogonal to the change, such as zeros, would never find its directions
         basis = generator("low_rank", spec.seed).standard_normal(length).astype(np.float32)
         return super().initial_state(spec) | {BASIS: torch.from_numpy(basis)}
 
@@ -63,6 +64,7 @@ class LowRank(WithErrorFeedback):
         for matrix in _matrices(context.layout, self.rank):
             change = wanted[matrix.span].reshape(matrix.rows, matrix.columns).astype(np.float64)
             last = basis[at : at + matrix.columns * self.rank].reshape(matrix.columns, self.rank)
+            # without finite numbers there is no basis: NaN is sent in its place, and refused in the open
             finite = bool(np.isfinite(change).all())
             basis_left = np.linalg.qr(change @ last)[0] if finite else np.full((matrix.rows, self.rank), np.nan)
             # the server multiplies the numbers that are sent, so Q is computed from these
@@ -79,6 +81,7 @@ class LowRank(WithErrorFeedback):
         for matrix in matrices:
             whole[matrix.span] = False
         expected = int(whole.sum()) + sum(self.rank * (matrix.rows + matrix.columns) for matrix in matrices)
+        # before reshaping, so that a client's wrong length is reported as such
         if len(numbers) != expected:
             raise ValueError(f"{len(numbers):,} numbers, where {expected:,} are due")
         for matrix in matrices:
@@ -105,6 +108,7 @@ def _matrices(layout: Layout, rank: int) -> list[_Matrix]:
         if slot.stop > layout.shared_trained or len(slot.shape) < 2:
             continue
         rows, columns = slot.shape[0], math.prod(slot.shape[1:])
+        # strictly fewer: at equal numbers the whole matrix is exact
         if rank * (rows + columns) < rows * columns:
             matrices.append(_Matrix(slice(slot.start, slot.stop), rows, columns))
     return matrices

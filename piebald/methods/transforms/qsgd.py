@@ -48,13 +48,17 @@ class Qsgd(LossyCompressor):
     ) -> tuple[Bytes, Mapping[str, Tensor]]:
         starts = np.arange(0, len(wanted), self.bucket)
         exact = wanted.astype(np.float64)
+        # rounded to float32 before use, since that is what the receiver multiplies by
         lengths = np.sqrt(np.add.reduceat(exact * exact, starts)).astype(np.float32)
+        # a bucket of zeros has the length 0, and its levels are 0
         scaled = exact * self.levels / np.maximum(self._spread(lengths, len(wanted)), 1e-300)
         below = np.floor(scaled)
         draws = generator("qsgd", context.seed, context.client, context.version).random(len(wanted))
+        # a rounded length may be a little too short for the largest number, whose level would not fit the bits
         levels = np.clip(np.nan_to_num(below + (draws < scaled - below)), -self.levels, self.levels)
         return np.concatenate([
             as_bytes(lengths),
+            # shifted, since bit fields hold no negative numbers
             bit_fields.pack(levels.astype(np.int64) + self.levels, self.bits),
         ]), {}  # fmt: skip
 
@@ -65,10 +69,12 @@ class Qsgd(LossyCompressor):
         if 4 * len(lengths) != head:
             raise ValueError(f"{len(lengths):,} lengths, where {head // 4:,} are due")
         levels = bit_fields.unpack(body[head:], total, self.bits) - self.levels
+        # 2^bits codes for 2^bits - 1 levels: the last code is one that no honest client sends
         if bool((levels > self.levels).any()):
             raise ValueError("a level that does not exist")
         return (levels / self.levels * self._spread(lengths, total)).astype(np.float32)
 
     def _spread(self, lengths: Numbers, total: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Each bucket's length at each of its numbers [total]."""
+        # a bucket longer than the vector must not take memory for what is cut off again
         return np.repeat(lengths.astype(np.float64), min(self.bucket, total))[:total]

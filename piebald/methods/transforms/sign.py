@@ -27,6 +27,7 @@ class Sign(WithErrorFeedback):
     ) -> tuple[Bytes, Mapping[str, Tensor]]:
         sizes = _sizes(context)
         starts = np.cumsum([0, *sizes[:-1]])
+        # in float64, as the sum over a large tensor would lose its last terms in float32
         scales = np.add.reduceat(np.abs(wanted), starts, dtype=np.float64) / sizes
         return np.concatenate([as_bytes(scales), bit_fields.pack((wanted >= 0).astype(np.int64), 1)]), {}
 
@@ -42,4 +43,5 @@ class Sign(WithErrorFeedback):
 def _sizes(context: WireContext) -> list[int]:
     """Numbers of each trained tensor that is shared, without those of empty ones."""
     slots = [slot for slot in context.layout.slots if slot.stop <= context.trained]
+    # `reduceat` returns a single element, not 0, for an empty segment
     return [slot.stop - slot.start for slot in slots if slot.stop > slot.start]

@@ -59,6 +59,7 @@ def largest(sizes: Numbers, count: int) -> Whole:
     """The positions [count] of the largest numbers, in increasing order; of equal ones the first count."""
     if count == len(sizes):
         return np.arange(count)
+    # a partition is O(n), and where sizes are equal the positions do not depend on how it swaps
     least = np.partition(sizes, len(sizes) - count)[len(sizes) - count]
     above, equal = np.flatnonzero(sizes > least), np.flatnonzero(sizes == least)
     return np.sort(np.concatenate([above, equal[: count - len(above)]]))

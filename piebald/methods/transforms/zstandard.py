@@ -37,6 +37,7 @@ class Zstandard(Compressor):
     def compress(self, change: Tensor, state: Mapping[str, Tensor], context: WireContext) -> Compressed:
         planes = np.ascontiguousarray(change.numpy().view(np.uint8).reshape(-1, 4).T)
         packed = _module().ZstdCompressor(level=self.level).compress(planes.tobytes())
+        # a bytearray, since torch warns of tensors in memory that cannot be written to
         return Compressed(torch.frombuffer(bytearray(packed), dtype=torch.uint8), change)
 
     def unpack(self, packed: Bytes, context: WireContext) -> Numbers:
@@ -46,6 +47,7 @@ class Zstandard(Compressor):
             claimed = zstandard.get_frame_parameters(data).content_size
             if claimed != size:  # before any memory is taken for it
                 raise ValueError(f"a frame of {claimed:,} bytes, where {size:,} are due")
+            # no bytes behind the frame, so that an update has one form only
             content = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
         except zstandard.ZstdError:
             raise ValueError("bytes that zstandard cannot unpack") from None
