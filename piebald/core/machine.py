@@ -198,6 +198,7 @@ def existing_objects_frozen() -> Iterator[None]:
         gc.unfreeze()
         objects_are_frozen = False
         _seconds_frozen += time.monotonic() - began
+        # what was frozen was not collected meanwhile: many short contexts in a row must not pile up garbage
         if _seconds_frozen > _COLLECT_AFTER:
             _seconds_frozen = 0.0
             gc.collect()

@@ -279,6 +279,7 @@ class Concordance(_Accumulated):
         counted = known(time) & known(event)
         time, event, hazard = time[counted], event[counted], outputs.reshape(len(time))[counted]
         right = comparable = torch.zeros((), dtype=torch.int64)  # `right` in halves
+        # all pairs at once would take memory with the square of the examples
         for block in torch.split(torch.arange(len(time), device=hazard.device), _BLOCK):
             end, sooner = time[block].unsqueeze(1), hazard[block].unsqueeze(1)
             pairs = (end < time) | ((end == time) & (event == 0))

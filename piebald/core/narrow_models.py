@@ -113,6 +113,7 @@ def narrowed(model: nn.Module, ratio: float, shape: object, scaler: bool) -> nn.
         raise SettingError(_refusal(model, "computes something else with fewer channels than with the others at zero"))
     for name, layer in narrow.named_modules() if scaler else ():
         if name != last and type(layer) in _SCALED:
+            # only the class is exchanged: parameters keep their names and places, so the layout fits as before
             layer.__class__ = _SCALED[type(layer)]
             layer.ratio = ratio
     return narrow.train(model.training)

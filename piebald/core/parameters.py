@@ -131,6 +131,7 @@ class Layout:
     @cached_property
     def private(self) -> frozenset[str]:
         """Names of the tensors that stay with the client."""
+        # a tensor without numbers at the border starts and stops at `shared`: it has nothing to keep private
         return frozenset(slot.name for slot in self.slots if slot.start >= self.shared and slot.stop > self.shared)
 
     @cached_property

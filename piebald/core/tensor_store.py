@@ -176,11 +176,14 @@ def places_of(state: dict[str, Any], clients: Sequence[int], version: int, most:
     """
     empty = torch.zeros(0, dtype=torch.int64)
     names, seen_at = state.get(NAMES, empty), state.get(SEEN, empty)
+    # a client that is asked twice in a step has one row; `fromkeys` keeps the order
     now = torch.tensor(list(dict.fromkeys(clients)), dtype=torch.int64)
     present = torch.isin(names, now)
     fresh = now[~torch.isin(now, names)]
+    # this step's clients all need a row, also where they are more than `most`
     spare = max(0, len(names) + len(fresh) - max(most, len(now)))
     absent = torch.nonzero(~present).flatten()
+    # stable, so that among clients last seen at the same step it is always the same ones that go
     gone = absent[seen_at[absent].argsort(stable=True)[:spare]]
     stays = torch.ones(len(names), dtype=torch.bool)
     stays[gone] = False

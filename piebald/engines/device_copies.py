@@ -151,6 +151,7 @@ def chunk_order(layer: nn.RNNBase, device: torch.device) -> list[str]:
     """The names of a recurrent layer's tensors in the order in which cuDNN wants them in one piece, if any."""
     if device.type != "cuda":
         return []
+    # of a copy: flattening would move the layer's own weights out of the flat vector
     duplicate = copy.deepcopy(layer).to(device)
     type(duplicate).flatten_parameters(duplicate)
     tensors = {name: getattr(duplicate, name) for name in duplicate._flat_weights_names}
@@ -172,6 +173,7 @@ class InOneChunk:
     def __init__(self, layer: nn.RNNBase, names: Sequence[str]) -> None:
         self.names = names
         layer.register_forward_pre_hook(self._join)
+        # also after an error: the layer would keep the joined piece, and miss later writes to its weights
         layer.register_forward_hook(self._restore, always_call=True)
 
     def _join(self, layer: Any, _: object) -> None:

@@ -223,6 +223,7 @@ class ScoringEngine:
                 cells = target.long().flatten() * classes + out.argmax(1).flatten()
                 labelled = target.flatten() != IGNORED
                 own = matrices[row].view(-1)  # `bincount` would look for the largest cell, and make the host wait
+                # -100 would be no cell: such rows add 0 to the first one
                 own.index_add_(0, torch.where(labelled, cells, 0), labelled.to(own.dtype))
         return matrices
 
