@@ -49,6 +49,7 @@ def replaced(path: Path) -> Iterator[Path]:
     temporary = _part(path)
     try:
         yield temporary
+        # before it has the name that others know: a library made it, with a mode of its own
         temporary.chmod(0o600)
         os.replace(temporary, path)
     finally:

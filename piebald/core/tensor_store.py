@@ -117,6 +117,7 @@ class TensorStore:
     def _fetch(self, client: int) -> dict[str, Tensor]:
         assert self._file is not None
         place, kinds = self._far.pop(client)
+        # only a later spill can take the place, so the bytes are still there to be read below
         self._release(place, kinds)
         self._file.seek(place)
         tensors = {}

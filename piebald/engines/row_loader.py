@@ -292,6 +292,7 @@ def batches(
     ends = [*starts[1:], count]
     if only is not None:
         if only < planned:
+            # an epoch's order depends on its number alone, so a step is found without drawing those before it
             epoch, place = divmod(only, len(starts))
             order = places[permutation(count, "order", epoch, *rng_key)]
             yield order[starts[place] : ends[place]]

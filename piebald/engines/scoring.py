@@ -305,6 +305,7 @@ def bind(module: nn.Module, layout: Layout, vector: Tensor) -> list[Tensor]:
             path, _, leaf = slot.name.rpartition(".")
             module.get_submodule(path)._buffers[leaf] = view
         else:
+            # by `.data`: the parameter itself stays, and with it every other place of the module that it is tied to
             named[slot.name].data = view
             parameters.append(named[slot.name])
     return parameters

@@ -51,6 +51,7 @@ def check_text_table(path: Path, separators: str) -> None:
     """
     stored = regular(path)
     with unpacked(path) as file:
+        # bounded, since a file without line ends is a single line
         line = file.readline(_LINE)
         if separator_line(line) is not None:
             line = file.readline(_LINE)

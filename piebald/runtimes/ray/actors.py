@@ -169,6 +169,7 @@ class RayWorkerPool:
         for share, answer in zip(shares, answers, strict=True):
             buffer = ObjectBuffer(answer["arrays"])
             results |= zip(share, (unpack_result(values, buffer) for values in answer["results"]), strict=True)
+            # in the order of chunks and not of answers: float64 addition rounds by its order
             total.add(answer["weight"], {name: buffer.get(place) for name, place in answer["sums"].items()})
         return [results[place] for place in range(len(stacks))], total
 
@@ -244,6 +245,7 @@ class RayWorkerPool:
             self._idle.append(actor)
             return
         self._failed_starts += 1
+        # a node that goes may take all actors with it once
         if self._failed_starts > _DEATHS + self.count:
             raise RuntimeFault("Ray actors die before they are ready: look at Ray's logs, often memory ran out")
         self._replace(actor)
