@@ -156,6 +156,7 @@ def check_shared(layouts: Sequence[Layout], recipe: str) -> None:
         {slot.name: slot.shape for slot in layout.slots if slot.stop <= layout.shared} for layout in layouts
     ]
     for tensors in rest:
+        # in their order as well: what is averaged are positions in a vector, without names
         if list(tensors.items()) != list(first.items()):
             name = next(
                 (tensor for tensor in [*first, *tensors] if first.get(tensor) != tensors.get(tensor)), next(iter(first))

@@ -89,6 +89,7 @@ class _Accumulated:
 
     def update(self, outputs: Any, targets: Any) -> None:
         """Add examples: what the model returned, and the targets."""
+        # detached, or the graph of each batch would be kept until the metric is computed
         self._batches.append((logits(outputs).detach(), targets))
 
     def _all(self) -> tuple[Tensor, Any]:

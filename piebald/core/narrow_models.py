@@ -138,6 +138,7 @@ def _check_layers(model: nn.Module) -> None:
     layers = (nn.Linear, *_CONVOLUTIONS, *_BATCH_NORMS)
     for name, layer in model.named_modules():
         tensors_of_layer = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+        # by exact type: a subclass may use its channels in another way
         if tensors_of_layer and type(layer) not in layers:
             raise SettingError(_refusal(model, f"has a {type(layer).__name__} ({name or 'itself'})"))
         if isinstance(layer, _CONVOLUTIONS) and layer.groups != 1:

@@ -390,6 +390,7 @@ def frozen_digest(module: nn.Module) -> str:
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             has_frozen = True
+            # with name, type and shape: the same bytes may be another tensor's
             digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}\n".encode())
             digest.update(raw(parameter))
     return digest.hexdigest() if has_frozen else ""

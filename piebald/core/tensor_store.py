@@ -199,6 +199,7 @@ def places_of(state: dict[str, Any], clients: Sequence[int], version: int, most:
 
 def resized(table: Tensor | None, places: Places, columns: int) -> Tensor:
     """A table [size, columns] whose rows lie at their new places; those of new clients are 0."""
+    # most often the same clients are asked again, and the table need not be copied
     if table is not None and len(table) == places.size == len(places.kept):
         return table
     resized_table = torch.zeros(places.size, columns)

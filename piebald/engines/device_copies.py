@@ -119,6 +119,7 @@ class LaterNumbers:
 
 def fit_to_device(module: nn.Module, device: torch.device) -> None:
     """Let a module's layers run on a device with tensors that are views: hooks on those that could not."""
+    # the CPU's kernels take tensors wherever they lie
     if device.type == "cpu":
         return
     for layer in module.modules():

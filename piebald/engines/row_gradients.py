@@ -67,6 +67,7 @@ class RowGradients:
         def loss(parameters: dict[str, Tensor], x: Any, y: Any, key: Tensor) -> Tensor:
             if dropout is not None:
                 dropout.start(key)
+            # vmap takes the axis of rows away, and a model expects one
             x, y = (pytree.mapped(lambda leaf: leaf.unsqueeze(0), tree) for tree in (x, y))
             return self.loss(functional_call(self.module, {**parameters, **buffers}, *pytree.arguments(x)), y).mean()
 

@@ -193,6 +193,7 @@ class Stepper:
             shares = {steps: [schedule.factor(step, steps) for step in range(steps)] for steps in set(self.planned)}
             for row, steps in zip(factors, self.planned, strict=True):
                 row[:steps] = shares[steps]
+        # in float64 and rounded to float32 once, as the product of two Python numbers is (`_rate`)
         rates = factors if isinstance(config.lr, Tensor) else config.lr * factors
         client_rates = torch.from_numpy(rates).float()
         numbers = numbers.expand(client_rates.shape)

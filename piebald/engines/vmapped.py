@@ -102,6 +102,7 @@ class VmappedEngine(SequentialEngine):
         few = self.row_loader.trial_rows()
         few = few[[0, 0]] if len(few) < 2 else few[:2]  # batch norm refuses a single row
         rows = Rows(*(pytree.mapped(lambda x: moved(x, self.device).unsqueeze(0), part) for part in (few.x, few.y)))
+        # a copy: the trial is in training mode, and would move the running statistics that all clients start from
         start = self.work.initial.to(self.device, copy=True).unsqueeze(0)
         tensors = {name: view.contiguous() for name, view in self.work.layout.views(start).items()}
         keys = torch.zeros(1, dtype=torch.int64, device=self.device) if self.traits.dropout else None
@@ -207,6 +208,7 @@ class VmappedEngine(SequentialEngine):
         ordered, count = rows_of(run, order), len(plans)
         end = to_dense(ordered.model).clone(memory_format=torch.contiguous_format)
         planned = [len(plan) for plan in plans]
+        # NaN stays where a client has no step
         stepper, loss = self.stepper(ordered, end, planned), torch.full((count,), torch.nan, device=self.device)
         tables, forms = self._stack_tables(run, plans, rng_keys, stepper)
         rows, stack = self.static.rows(gathered, self.row_loader.lasts(gathered)), self._stack(count)
@@ -235,6 +237,7 @@ class VmappedEngine(SequentialEngine):
                 # clients are sorted by steps, so those that end here lie next to each other
                 ended = slice(sum(steps > number + 1 for steps in planned), sum(steps > number for steps in planned))
                 if ended.start < ended.stop:
+                    # before w is read: running statistics lie beside it in tensors of their own (`Leaves`)
                     leaves.finish(ended)
                     end[ended], loss[ended] = stack.w[ended], total[ended] / (number + 1)
                     for name, vectors in stepper.state.items():

@@ -109,4 +109,5 @@ def foreign_part(db: sqlite3.Connection, indexes: Collection[str]) -> str | None
 
 
 def _is_plain(sql: Any) -> bool:
+    # bounded first, since a pattern with repetitions may backtrack for long
     return isinstance(sql, str) and len(sql) < 10_000 and _TABLE.fullmatch(sql) is not None

@@ -230,6 +230,7 @@ class RayWorkerPool:
         return [answers[place] for place in range(len(chunks))]
 
     def _send(self, actor: Any, place: int, chunk: _Chunk, sum_request: SumRequest | None) -> None:
+        # shared ones as arguments of their own: Ray puts objects in place of references at the top level only
         reference = actor.serve.remote(chunk.stacks, sum_request, chunk.own, list(chunk.shared), *chunk.shared.values())
         self._serving[reference] = (actor, place)
 

@@ -65,6 +65,7 @@ class LaterWork:
     ) -> Iterator[tuple[dict[int, int], list[ClientStack], list[float], SumRequest | None]]:
         """Take all of it out, what is not summed in one piece: counts of stacks by number, then all stacks."""
         waiting, self._waiting = self._waiting, {}
+        # updates of different requests must not come into one sum
         single = {number: work for number, work in waiting.items() if work[2] is None}
         pieces = [{number: work} for number, work in waiting.items() if work[2] is not None]
         for piece in [single, *pieces] if single else pieces:
