@@ -89,8 +89,10 @@ def settled(value: Any, depth: int = 0, *, dates: bool = False) -> Any:
         raise ValueError(f"must be a number, text, true or false, a list or a table, got the date or time {value}")
     if isinstance(value, int) and not -LARGEST - 1 <= value <= LARGEST:
         raise ValueError(f"must be a whole number of at most 64 bits, got {shown(value)}")
+    # infinity passes here: `STRICT` refuses it
     if isinstance(value, float) and LARGEST_FLOAT < abs(value) < float("inf"):
         raise ValueError(f"must be a number that 32 bits can hold, got {value}")
+    # by exact type: a named tuple would lose its names
     if type(value) in (list, tuple):
         return tuple([settled(entry, depth + 1, dates=dates) for entry in value])
     if type(value) is dict:
@@ -231,6 +233,7 @@ def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
         return Any if annotation is inspect.Parameter.empty else annotation
     try:
         unwrapped = inspect.unwrap(function)
+        # text from the function's own source, never from anybody's settings
         return eval(
             annotation,
             vars(sys.modules[unwrapped.__module__]) if isinstance(unwrapped, type) else unwrapped.__globals__,

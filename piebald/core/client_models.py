@@ -134,6 +134,7 @@ def part_without(
     model, part = copied(module), layout.without(tensors)
     for name, parameter in model.named_parameters():
         if name in tensors:
+            # frozen, such tensors are in no model vector, and so never leave a client that lacks their inputs
             parameter.requires_grad_(False)
     held = nested_positions(layout, part)[: part.shared]
     slots = [slot for slot in layout.slots if slot.name in silent and slot.stop <= layout.shared]
@@ -155,6 +156,7 @@ def check_shared(layouts: Sequence[Layout], recipe: str) -> None:
         {slot.name: slot.shape for slot in layout.slots if slot.stop <= layout.shared} for layout in layouts
     ]
     for tensors in rest:
+        # in their order as well: what is averaged are positions in a vector, without names
         if list(tensors.items()) != list(first.items()):
             name = next(
                 (tensor for tensor in [*first, *tensors] if first.get(tensor) != tensors.get(tensor)), next(iter(first))
@@ -187,6 +189,7 @@ def fitting_patterns(patterns: Iterable[str], name: str) -> list[str]:
         ['ward 1', 'ward *', '*']
     """
     fitting = [pattern for pattern in patterns if pattern == name or fnmatchcase(name, pattern)]
+    # patterns of one length are ordered by themselves, for want of any other order that lasts
     return sorted(fitting, key=lambda pattern: (pattern != name, -len(pattern), pattern))
 
 

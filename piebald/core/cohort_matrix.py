@@ -25,6 +25,7 @@ def blocks(matrix: Tensor, copies: int = 1, budget: int = BUDGET) -> Iterator[tu
         budget: how many numbers a temporary may have.
     """
     rows, columns = matrix.shape
+    # a column at least, also where one alone is beyond the budget
     width = max(1, budget // max(1, rows * copies))
     for start in range(0, columns, width):
         span = slice(start, min(start + width, columns))
@@ -72,6 +73,7 @@ def median(matrix: Tensor, weights: Tensor | None = None) -> Tensor:
     """
     rows = len(matrix)
     if weights is None:
+        # the same place twice for an odd number of rows: their mean is then that value to the bit
         low, high = (rows - 1) // 2, rows // 2
         return by_column(matrix, lambda block: block.sort(dim=0).values[[low, high]].mean(0), copies=3)
     shares = (weights.double() / weights.double().sum()).to(matrix.device)
@@ -163,6 +165,7 @@ def held_mean(matrix: Tensor, held: Tensor, weights: Sequence[float]) -> tuple[T
     # the inner `where` keeps divisions finite, since torch computes both branches
     inverse = torch.where(somebody, 1 / torch.where(somebody, count, 1.0), 0.0)
     average = torch.where(somebody, summed / torch.where(somebody, count, 1.0), 0.0).float()
+    # 0 shares and not 0 / 0 where nobody holds anything
     numbers = max(int(somebody.sum()), 1)
     return average, [weight * float((held[row] * inverse).sum()) / numbers for row, weight in enumerate(weights)]
 

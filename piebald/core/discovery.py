@@ -56,6 +56,7 @@ def public_classes(package: str) -> dict[str, Any]:
     for name in sorted(modules(package)):
         module = imported(f"{package}.{name}")
         for public, value in vars(module).items():
+            # classes that a module only imports are offered by the one that defines them
             if isinstance(value, type) and value.__module__ == module.__name__ and not public.startswith("_"):
                 classes[public] = value
     return dict(sorted(classes.items()))

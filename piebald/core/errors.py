@@ -180,11 +180,13 @@ def unknown(
         >>> unknown("recipe", "Fed-Per", ["fedavg", "hdafl"], {"fedper": "hdafl keeps the classifier private, too"})
         SettingError("there is no recipe 'Fed-Per': hdafl keeps the classifier private, too")
     """
+    # sorted, since a set has another order in each process
     names = sorted(allowed)
     written = name if isinstance(name, str) else shown(name)
     plain = written[:100].lower().replace("-", "")
     if same := (elsewhere or {}).get(plain.replace("_", "")):
         return SettingError(f"there is no {what} {shown(written)}: {f'it is {same!r} here' if same in names else same}")
+    # difflib's time grows with the square of the length, and the name may be a stranger's
     near = difflib.get_close_matches(written[:100], names, n=1, cutoff=0.5) or [at for at in names if at == plain]
     hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(names) or 'none are known'}"
     return SettingError(f"there is no {what} {shown(written)}: {hint}")

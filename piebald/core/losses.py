@@ -49,6 +49,7 @@ def for_training(loss: Loss) -> Loss:
         if not isinstance(targets, MixedTargets):
             return loss(outputs, targets)
         first, second = loss(outputs, targets.first), loss(outputs, targets.second)
+        # a loss that is one mean already has room for one share only
         share = targets.share if first.dim() else targets.share.mean()
         return share * first + (1 - share) * second
 

@@ -129,6 +129,7 @@ def _computes(device: torch.device) -> bool:
         return True
     try:
         return bool((torch.ones(1, device=device) + 1).item() == 2)
+    # a device without room for one more number still computes
     except torch.OutOfMemoryError:
         return True
     except RuntimeError:
@@ -198,6 +199,7 @@ def existing_objects_frozen() -> Iterator[None]:
         gc.unfreeze()
         objects_are_frozen = False
         _seconds_frozen += time.monotonic() - began
+        # what was frozen was not collected meanwhile: many short contexts in a row must not pile up garbage
         if _seconds_frozen > _COLLECT_AFTER:
             _seconds_frozen = 0.0
             gc.collect()

@@ -89,6 +89,7 @@ class _Accumulated:
 
     def update(self, outputs: Any, targets: Any) -> None:
         """Add examples: what the model returned, and the targets."""
+        # detached, or the graph of each batch would be kept until the metric is computed
         self._batches.append((logits(outputs).detach(), targets))
 
     def _all(self) -> tuple[Tensor, Any]:
@@ -279,6 +280,7 @@ class Concordance(_Accumulated):
         counted = known(time) & known(event)
         time, event, hazard = time[counted], event[counted], outputs.reshape(len(time))[counted]
         right = comparable = torch.zeros((), dtype=torch.int64)  # `right` in halves
+        # all pairs at once would take memory with the square of the examples
         for block in torch.split(torch.arange(len(time), device=hazard.device), _BLOCK):
             end, sooner = time[block].unsqueeze(1), hazard[block].unsqueeze(1)
             pairs = (end < time) | ((end == time) & (event == 0))

@@ -64,6 +64,7 @@ def bounded_build(what: str, most: int, tensors: int) -> Iterator[list[int]]:
         if counts[1] > tensors:
             raise SettingError(f"{what} with these settings has more than {tensors:,} tensors of parameters")
 
+    # torch has such hooks for all modules of the process only, other threads' included
     handle = nn.modules.module.register_module_parameter_registration_hook(counted)
     try:
         yield counts

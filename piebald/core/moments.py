@@ -86,6 +86,7 @@ class Moments:
                 f"moments must have the same number of columns, got {len(self.mean)} and {len(other.mean)}"
             )
         present = self.present + other.present
+        # 0 and not 0 / 0 for a column in which neither side has a number
         share = other.present / np.maximum(present, 1)
         apart = other.mean - self.mean
         return Moments(

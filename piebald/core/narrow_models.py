@@ -113,6 +113,7 @@ def narrowed(model: nn.Module, ratio: float, shape: object, scaler: bool) -> nn.
         raise SettingError(_refusal(model, "computes something else with fewer channels than with the others at zero"))
     for name, layer in narrow.named_modules() if scaler else ():
         if name != last and type(layer) in _SCALED:
+            # only the class is exchanged: parameters keep their names and places, so the layout fits as before
             layer.__class__ = _SCALED[type(layer)]
             layer.ratio = ratio
     return narrow.train(model.training)
@@ -137,6 +138,7 @@ def _check_layers(model: nn.Module) -> None:
     layers = (nn.Linear, *_CONVOLUTIONS, *_BATCH_NORMS)
     for name, layer in model.named_modules():
         tensors_of_layer = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+        # by exact type: a subclass may use its channels in another way
         if tensors_of_layer and type(layer) not in layers:
             raise SettingError(_refusal(model, f"has a {type(layer).__name__} ({name or 'itself'})"))
         if isinstance(layer, _CONVOLUTIONS) and layer.groups != 1:

@@ -51,6 +51,7 @@ class NoiseSource:
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY:
             raise ValueError(f"key must have {KEY} bytes, got {len(key)}")
+        # the counter may begin at 0, since each stream has a key of its own
         self._stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
 
     @classmethod
@@ -71,6 +72,7 @@ class NoiseSource:
 
     def gaussian(self, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Return independent standard Gaussians [count], in float64 and not rounded."""
+        # Box and Muller give Gaussians in pairs; of an odd number the last one is dropped
         pairs = (count + 1) // 2
         numbers = np.empty(2 * pairs)
         for start in range(0, pairs, _PIECE):

@@ -123,6 +123,7 @@ class Objective:
         if not isinstance(targets, Tensor) or targets.dim() != 1 or targets.is_floating_point() or len(outputs) != 1:
             return None
         misfit = ClassNumbers().misfit(targets, outputs)
+        # a loss that refuses class 0 as well, which every model has an output for, tells nothing about the number
         if misfit is None or self._takes(targets[misfit.row], outputs) or not self._takes(targets[0] * 0, outputs):
             return None
         return misfit
@@ -155,6 +156,7 @@ class InUnit:
         return self.metric(self._told(outputs), self._told(targets))
 
     def __getattr__(self, name: str) -> Any:
+        # copying and unpickling ask before `metric` is set, and looking it up here would recurse without end
         if name.startswith("__") or name == "metric":
             raise AttributeError(name)
         return getattr(self.metric, name)
@@ -306,6 +308,7 @@ def _with_settings(table: dict[str, Any]) -> Objective:
 
 
 def _is_number(value: object) -> bool:
+    # bool is a subclass of int: without it `true` would pass for 1
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

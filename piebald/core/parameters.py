@@ -131,6 +131,7 @@ class Layout:
     @cached_property
     def private(self) -> frozenset[str]:
         """Names of the tensors that stay with the client."""
+        # a tensor without numbers at the border starts and stops at `shared`: it has nothing to keep private
         return frozenset(slot.name for slot in self.slots if slot.start >= self.shared and slot.stop > self.shared)
 
     @cached_property
@@ -389,6 +390,7 @@ def frozen_digest(module: nn.Module) -> str:
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             has_frozen = True
+            # with name, type and shape: the same bytes may be another tensor's
             digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}\n".encode())
             digest.update(raw(parameter))
     return digest.hexdigest() if has_frozen else ""

@@ -55,6 +55,7 @@ def printable(text: object, longest: int | None = None) -> str:
         >>> printable("red \x1b[31mtext\x1b[0m\nand a second line")
         'red text and a second line'
     """
+    # whole sequences first: without its escape character the rest of one would be visible text
     visible = "".join(
         " " if letter.isspace() else letter
         for letter in _SEQUENCE.sub("", str(text))
@@ -88,4 +89,5 @@ def cut(text: object, columns: int) -> str:
     from rich.cells import cell_len, chop_cells
 
     line = printable(text)
+    # one column is for the ellipsis, and a letter needs one at least
     return line if cell_len(line) <= columns else f"{chop_cells(line, max(columns, 2) - 1)[0]}{_MORE}"

@@ -29,9 +29,11 @@ def write_private(path: Path, text: str | bytes, lasting: bool = True) -> None:
             file.write(data)
             file.flush()
             if lasting:
+                # before the file has its name: else a power failure could leave the name with nothing in it
                 os.fsync(file.fileno())
         os.replace(temporary, path)
         if lasting:
+            # the name is an entry of the folder, which the file's own fsync does not write
             sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
@@ -47,6 +49,7 @@ def replaced(path: Path) -> Iterator[Path]:
     temporary = _part(path)
     try:
         yield temporary
+        # before it has the name that others know: a library made it, with a mode of its own
         temporary.chmod(0o600)
         os.replace(temporary, path)
     finally:

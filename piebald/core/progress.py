@@ -28,6 +28,7 @@ class LineClock:
 
     def reset(self) -> None:
         """Forget the runs so far."""
+        # a minute ago and not 0: the monotonic clock may begin near 0, and would hold a first line back
         self._written = self._ended = -_LINE_EVERY
 
     def begin(self) -> None:
@@ -129,6 +130,7 @@ class Bar:
         notebook: Any = display  # its functions have no types
         self._drawn = monotonic()
         value = "" if self.total is None else f" value='{self.done}' max='{max(self.total, 1)}'"
+        # escaped, as names and notes come from files and sites
         bar = f"{html.escape(self.text)} <progress{value}></progress> {self._count} {html.escape(self.note)}"
         if self._handle is None:
             self._handle = notebook.display(notebook.HTML(bar), display_id=True)
@@ -155,6 +157,7 @@ def line_writer(wanted: bool, log: Path | None = None) -> Callable[[str], None]:
         if log is None:
             print(text, file=sys.stderr, flush=True)
         elif sys.stderr.isatty():
+            # a line that wraps could not be cleared again by a return to its beginning
             print(f"\r\x1b[K{text[:79]}", end="", file=sys.stderr, flush=True)
         elif text and line_clock.is_due():
             print(text, file=sys.stderr, flush=True)

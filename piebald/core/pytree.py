@@ -71,6 +71,7 @@ def take(tree: Any, index: Any) -> Any:
 
 def joined(trees: Sequence[Any]) -> Any:
     """The rows of several trees of one form, one after another."""
+    # cat would copy even a single tree
     return trees[0] if len(trees) == 1 else mapped(lambda *parts: torch.cat(parts), *trees)
 
 

@@ -68,6 +68,7 @@ def search(folder: Path | str) -> None:
     place = Path(folder).resolve()
     if place not in _folders:
         _folders.append(place)
+    # at the end: a file in the folder must not take the place of an installed package
     if str(place) not in sys.path:
         sys.path.append(str(place))  # so that the modules there find one another, also in workers
 
@@ -102,6 +103,7 @@ class Resolver(ABC):
         Raises:
             SettingError: one of them is not allowed, does not exist, or fails.
         """
+        # text is a sequence of letters, each of which would pass for the name of a module
         if isinstance(modules, str) or not all(isinstance(module, str) for module in modules):
             raise SettingError(f"plugins must be a list of modules, like ['mylab'], got {modules!r}")
         for module in modules:
@@ -223,6 +225,7 @@ class Outside(Resolver):
         """See `Resolver`."""
         if not isinstance(holder, ModuleType | type):
             raise KeyError(name)
+        # not by getattr, with which a module's `__getattr__` or a descriptor would run code
         value = vars(holder)[name]
         # whatever can be called says where it was defined: a class and a function themselves, an instance by its class
         if isinstance(value, ModuleType) or (callable(value) and not self.lists(getattr(value, "__module__", None))):
@@ -250,6 +253,7 @@ def _top(module: str) -> str:
 
 
 def _refuse_standard(module: str) -> None:
+    # or a setting could name os.system, and call whatever else the standard library can do
     if _top(module) in sys.stdlib_module_names:
         raise SettingError(f"{module!r} is a module of Python itself, not a plugin")
 
@@ -259,6 +263,7 @@ def _imported(module: str, folder: Path | None = None) -> ModuleType:
     if not _WORDS.fullmatch(module):
         raise SettingError(f"a plugin is named like 'mylab' or 'mylab.models', got {shown(module)}")
     _refuse_standard(module)
+    # it has run already, wherever it lies, and looking into it imports nothing
     if (before := sys.modules.get(module)) is not None:
         return before
     try:
@@ -274,6 +279,7 @@ def _imported(module: str, folder: Path | None = None) -> ModuleType:
             ) from None
         raise failed(module, "cannot be imported", error) from None
     except (Exception, SystemExit) as error:
+        # SystemExit as well: a script without a guard may end itself when it is imported
         raise failed(module, "cannot be imported", error) from error
 
 
@@ -310,6 +316,7 @@ def _module_of_file(path: str, folder: Path | None = None) -> ModuleType:
     try:
         spec.loader.exec_module(loaded)
     except (Exception, SystemExit) as error:
+        # half a module must not be taken for the whole one at the next try
         del sys.modules[name]
         raise failed(path, "cannot be imported", error) from error
     return loaded

@@ -160,6 +160,7 @@ class NamelessFile:
         Raises:
             OSError: the file cannot be mapped.
         """
+        # mmap duplicates the handle, so the tensor may outlive this object
         return torch.frombuffer(mmap.mmap(self._handle, 0), dtype=dtype)
 
     def read_into(self, room: memoryview, start: int) -> None:
@@ -169,6 +170,7 @@ class NamelessFile:
             RuntimeFault: there are fewer.
         """
         while len(room):
+            # at an offset of the call's own: threads that share the handle do not move each other's position
             if not (count := os.preadv(self._handle, [room], start)):
                 raise RuntimeFault("a file of vectors is shorter than it was: run this again")
             room, start = room[count:], start + count

@@ -113,6 +113,7 @@ class ClassNumbers(TargetDomain):
             return _misfit(targets, mask[:, None] & odd, allowed) or _misfit(
                 targets.sum(1), mask & (targets.sum(1) != 1), allowed, part="the sum"
             )
+        # 1 << 62 where outputs are not known: no class number is too large then
         mask, classes = known(targets), (outputs[-1 if self.last else 0] if outputs else 1 << 62)
         wrong = mask & ((targets < 0) | (targets >= classes))
         allowed = f"class numbers from 0 to {classes - 1} (-100 where unknown)"

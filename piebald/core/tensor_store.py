@@ -117,6 +117,7 @@ class TensorStore:
     def _fetch(self, client: int) -> dict[str, Tensor]:
         assert self._file is not None
         place, kinds = self._far.pop(client)
+        # only a later spill can take the place, so the bytes are still there to be read below
         self._release(place, kinds)
         self._file.seek(place)
         tensors = {}
@@ -176,11 +177,14 @@ def places_of(state: dict[str, Any], clients: Sequence[int], version: int, most:
     """
     empty = torch.zeros(0, dtype=torch.int64)
     names, seen_at = state.get(NAMES, empty), state.get(SEEN, empty)
+    # a client that is asked twice in a step has one row; `fromkeys` keeps the order
     now = torch.tensor(list(dict.fromkeys(clients)), dtype=torch.int64)
     present = torch.isin(names, now)
     fresh = now[~torch.isin(now, names)]
+    # this step's clients all need a row, also where they are more than `most`
     spare = max(0, len(names) + len(fresh) - max(most, len(now)))
     absent = torch.nonzero(~present).flatten()
+    # stable, so that among clients last seen at the same step it is always the same ones that go
     gone = absent[seen_at[absent].argsort(stable=True)[:spare]]
     stays = torch.ones(len(names), dtype=torch.bool)
     stays[gone] = False
@@ -195,6 +199,7 @@ def places_of(state: dict[str, Any], clients: Sequence[int], version: int, most:
 
 def resized(table: Tensor | None, places: Places, columns: int) -> Tensor:
     """A table [size, columns] whose rows lie at their new places; those of new clients are 0."""
+    # most often the same clients are asked again, and the table need not be copied
     if table is not None and len(table) == places.size == len(places.kept):
         return table
     resized_table = torch.zeros(places.size, columns)

@@ -54,13 +54,16 @@ def best_threshold(leads: Floats, positive: NDArray[np.bool_], criterion: str) -
     cuts = GRID
     if not criterion.startswith(_POOLED):
         values = np.unique(leads)
+        # one cut between each two neighbours and one beyond either end: every way to divide the rows occurs once
         cuts = np.concatenate([[values[0] - 1], (values[1:] + values[:-1]) / 2, [values[-1] + 1]])
     shares = rates(cuts, leads, positive)
     if least is None:
         goodness = shares[name]
     else:
         other = shares[LEAST[1 - LEAST.index(name)]]
+        # below any share, so that a cut without the least share loses to each one that has it
         goodness = np.where(shares[name] >= least, other, -1.0)
+    # shares that are equal but for rounding tie, or the choice among them would be the processor's
     best = cuts[goodness >= goodness.max() - 1e-12]
     return 1 / (1 + math.exp(-float(best[np.abs(best).argmin()])))
 
@@ -68,6 +71,7 @@ def best_threshold(leads: Floats, positive: NDArray[np.bool_], criterion: str) -
 def rates(cuts: Floats, leads: Floats, positive: NDArray[np.bool_]) -> Mapping[str, Floats]:
     """The metrics of two classes where rows with a lead above a cut are taken for the second, each [cuts]."""
     ill, well = np.sort(leads[positive]), np.sort(leads[~positive])
+    # "right": a row whose lead is the cut itself is not above it
     missed, spared = (np.searchsorted(scores, cuts, side="right").astype(float) for scores in (ill, well))
     hit, wrong = len(ill) - missed, len(well) - spared
     mistakes = missed + wrong

@@ -55,6 +55,7 @@ def plain(message: str) -> str:
     >>> plain("Input should be greater than or equal to 1")
     'must be at least 1'
     """
+    # in this order: later patterns read what earlier ones have written
     for pattern, words in _PLAIN:
         message = re.sub(pattern, words, message)
     return message
@@ -90,6 +91,7 @@ def sentence(error: ValidationError, what: str, fields: Mapping[str, Any]) -> st
     if problem["type"] == "missing":
         return f"{what} needs a value for {name}"
     text = complaint(problem)
+    # messages of validators of ours may name the setting themselves
     complete = not name or (problem["type"] == "value_error" and text.startswith((name, "there is no")))
     return f"{what}: {text}" if complete else f"{what}: {name} {text}"
 

@@ -84,6 +84,7 @@ class BatchedEngine(VmappedEngine):
         """As `_gradients_of`, through the module in its batched form."""
         flat, passes = Rows(pytree.flattened(rows.x), pytree.flattened(rows.y)), run.config.passes
         whole.batched_pass.in_one_piece = run.direct and not self.bfloat16 and passes.precision == "float32"
+        # `clients` begins at 0, since all of a step's clients share its pass (`shares_passes`)
         losses = self.stack_losses(whole, tensors, clients.stop, flat, keys, mask, passes)
         return losses, torch.autograd.grad(losses.sum(), parameters, materialize_grads=True)
 
@@ -161,6 +162,7 @@ class _Shift(NamedTuple):
 def _shifts(run: SgdRun) -> list[_Shift]:
     """The shifts of gradients: the correction, and the proximal term's center where that is not the start."""
     shifts = [] if run.correction is None else [_Shift(FactoredVectors.of(run.correction), 1.0)]
+    # a center that is the start needs no term of its own: it joins the start's coefficient (`to_start`)
     if run.prox and run.prox_center is not None and run.prox_center is not run.model:
         shifts.append(_Shift(FactoredVectors.of(run.prox_center), -run.prox))
     return shifts
@@ -248,6 +250,7 @@ class _BatchedRun:
         straight = order == sorted(order)
         self.sorted = None if straight else moved(torch.tensor(order), engine.device)
         self.scalars = _Scalars(1.0, [0.0] * len(shifts), [], 0.0, [0.0] * len(shifts), [])
+        # each client ends with the coefficients of its own last step (`end`)
         self.history = [self.scalars]
         self.total = torch.zeros(len(order), device=engine.device)
         module.batched_pass.scale, module.batched_pass.shares = [], self._shares()
@@ -344,12 +347,14 @@ class _BatchedRun:
         if not self.module.factored:
             return
         now, lr, pull = self.scalars, self.run.rate, config.weight_decay + self.run.prox
+        # u' = m u - lr g with g = g_t + pull w - to_start W0 + sum_i share_i S_i, term by term; then w' = w + u'
         start = config.momentum * now.u_start - lr * (pull * now.start - self.to_start)
         shifts = [
             config.momentum * u - lr * (pull * b + shift.share)
             for u, b, shift in zip(now.u_shifts, now.shifts, self.shifts, strict=True)
         ]
         pairs = zip(now.u_gradients, now.gradients, strict=True)
+        # the gradient of this step enters the velocity with -lr, and the weights through it
         push = [*(config.momentum * u - lr * pull * c for u, c in pairs), -lr]
         gradients = [c + u for c, u in zip([*now.gradients, 0.0], push, strict=True)]
         moved = [b + u for b, u in zip(now.shifts, shifts, strict=True)]

@@ -215,6 +215,7 @@ class FactoredDense(Layer):
         total = scale.new_zeros(len(scale))
         for step, inner in enumerate(self.inner):
             coefficient = scale[: len(inner), step]
+            # each pair of steps once, and twice in the sum: the square of a sum of gradients
             earlier = (inner[:, :step] * scale[: len(inner), :step]).sum(1)
             total[: len(inner)].add_(coefficient * (coefficient * inner[:, step] + 2 * earlier))
         for place, share in enumerate(shares):
@@ -253,6 +254,7 @@ class _Product(Function):
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, hook: Tensor, layer: FactoredDense) -> Tensor:
         count = len(x)
         out, grams = layer.start_outputs(x.detach())  # else the whole graph behind it would be kept
+        # not strict: the last gram, of x with itself, belongs to this step, which has no gradient yet
         for gram, d, scale in zip(grams, layer.d, layer.batched_pass.scale, strict=False):
             out.baddbmm_(gram, d[:count], alpha=scale)
         if bias is not None:
@@ -267,6 +269,7 @@ class _Product(Function):
         layer.d.append(d)
         grams = [torch.bmm(d, past[:count].transpose(1, 2)) for past in layer.d]
         if to_x is not None:
+            # not strict: this step's own gradient is in no weights yet, so it has no coefficient
             for gram, x, scale in zip(grams, layer.x, layer.batched_pass.scale, strict=False):
                 to_x.baddbmm_(gram, x[:count], alpha=scale)
         inner = [(input_gram * two).sum((1, 2)) for input_gram, two in zip(ctx.grams, grams, strict=True)]
@@ -316,6 +319,7 @@ class EmbeddingTable(Layer):
         table = self.tensor("weight")
         assert table is not None
         count, size = self.batched_pass.count, table.shape[1]
+        # client k's rows begin at k * size of the joined tables: one lookup serves all clients
         offset = torch.arange(count, device=x.device).mul_(size).view(count, *[1] * x.dim())
         places = x.view(count, -1, *x.shape[1:]) + offset
         rows = functional.embedding(places, table.flatten(0, 1)).view(*x.shape, -1)
@@ -361,6 +365,7 @@ def batch_layers(
         if not names or not names & slots.keys():  # no tensors, or frozen ones that are the same for all clients
             continue
         form = _BATCHED.get(type(layer))
+        # without a path the model is a single layer, which has no parent that could hold its batched form
         if form is None or not path or not names <= slots.keys() or not _plain(layer):
             return None
         covered |= names
@@ -369,11 +374,13 @@ def batch_layers(
             factored_layers.append(FactoredDense(prefix, layer, batched_pass, slots[f"{prefix}weight"]))
         batched = factored_layers[-1] if f"{prefix}weight" in factored else form(prefix, layer, batched_pass)
         setattr(module.get_submodule(parent), name, batched)
+    # a number of the vector that is in no batched layer would be one for all clients
     return (module, batched_pass, factored_layers) if covered == slots.keys() else None
 
 
 def _plain(layer: nn.Module) -> bool:
     """Return whether a layer is used in the way that its batched form supports."""
+    # hooks are registered at the original, which its batched form does not call
     if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
         return False
     if isinstance(layer, nn.Embedding):

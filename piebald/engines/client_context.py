@@ -70,6 +70,7 @@ class EngineContext:
             clients, rng_versions, self.phase, model, config, prox, prox_center, correction, start_state,
             secret, local_loss, tensors,
         )  # fmt: skip
+        # the number of the run is part of its rng key: a second run of a task draws other batches
         self.phase += 1
         with torch.enable_grad():  # also where the caller only wants a model to use, inside torch.no_grad
             return replace(self.engine.run_sgd(run), shared=self.engine.work.layout.shared)
@@ -138,6 +139,7 @@ class EngineContext:
         labels = pytree.single(gathered.take(rows).y, "counting labels").long()
         owners = moved(torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)), self.engine.device)
         counts = torch.zeros(len(sizes) * classes, dtype=torch.int64, device=self.engine.device)
+        # an unknown class, -100, adds 0 in its client's first place: a mask would make the host wait
         counts.scatter_add_(0, owners * classes + labels.clamp_min(0), (labels >= 0).long())
         return counts.view(len(sizes), classes)
 
@@ -231,4 +233,5 @@ class _StepSlopes:
             end = self._engine.run_sgd(run)
         if not self._has_gradients:
             self.loss, self._has_gradients = end.loss, True
+        # parameters as they were at the point that was asked about, statistics as the batch has moved them
         return Slope(-to_dense(end.state["velocity"]), torch.where(self.trained, model, to_dense(end.model)))

@@ -119,6 +119,7 @@ class LaterNumbers:
 
 def fit_to_device(module: nn.Module, device: torch.device) -> None:
     """Let a module's layers run on a device with tensors that are views: hooks on those that could not."""
+    # the CPU's kernels take tensors wherever they lie
     if device.type == "cpu":
         return
     for layer in module.modules():
@@ -151,6 +152,7 @@ def chunk_order(layer: nn.RNNBase, device: torch.device) -> list[str]:
     """The names of a recurrent layer's tensors in the order in which cuDNN wants them in one piece, if any."""
     if device.type != "cuda":
         return []
+    # of a copy: flattening would move the layer's own weights out of the flat vector
     duplicate = copy.deepcopy(layer).to(device)
     type(duplicate).flatten_parameters(duplicate)
     tensors = {name: getattr(duplicate, name) for name in duplicate._flat_weights_names}
@@ -172,6 +174,7 @@ class InOneChunk:
     def __init__(self, layer: nn.RNNBase, names: Sequence[str]) -> None:
         self.names = names
         layer.register_forward_pre_hook(self._join)
+        # also after an error: the layer would keep the joined piece, and miss later writes to its weights
         layer.register_forward_hook(self._restore, always_call=True)
 
     def _join(self, layer: Any, _: object) -> None:

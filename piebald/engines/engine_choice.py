@@ -114,6 +114,7 @@ def stack_limit(work: ClientWork, device: torch.device | None = None, share: flo
         share: of the GPU that one process may fill, where several use it.
     """
     free = None if device is None else free_memory(device)
+    # 4 bytes for each float32
     numbers = _STACK_NUMBERS if free is None else int(free * share) // (4 * _VECTORS)
     return max(1, numbers // max(work.layout.size, 1))
 
@@ -181,11 +182,13 @@ def fastest(
                 with warnings.catch_warnings():
                     # vmap falls back to a loop
                     warnings.filterwarnings("error", message="There is a performance drop")
+                    # two clients at least, whose losses are compared with the sequential engine's
                     losses, seconds = _measure(engine, sample[: max(stack, 2)], stack)
             except _CANNOT_RUN as error:  # of this engine with this model, or with the memory that there is
                 raise_if_lost(error, device)
                 free_cached(device)
                 break
+            # a client without rows has the loss NaN with every engine
             if not torch.allclose(losses[:2], expected, rtol=_close(work, bfloat16), equal_nan=True):
                 break
             other = best[0] == "sequential" and kind is not SequentialEngine
@@ -193,6 +196,7 @@ def fastest(
                 best = EngineChoice(kind.name, stack, seconds)
         if best[0] == BatchedEngine.name and device.type == "cpu":
             break  # many clients through vmap would not be faster
+        # before the next one is made, since each keeps models and recordings on the device
         del engine
     free_cached(device)  # a stack that was tried may have taken ten times as much as what is chosen
     return best
@@ -211,6 +215,7 @@ def key_of(
         recorded: whether steps are recorded, where the device can.
     """
     counts, config = [count for count in rows if count is not None], trial(work)
+    # to a power of two, so that runs of about the same size share a measurement
     mean = round(math.log2(1 + sum(counts) / len(counts))) if counts else None
     model = tuple(map(type, work.model.modules())), repr(work.model), repr(work.shape), tuple(work.outputs)
     training = config.batch, config.momentum > 0, type(config.rule), len(config.groups), type(config.step)
@@ -307,6 +312,7 @@ def _measure(engine: SequentialEngine, clients: Sequence[int], stack: int) -> tu
                 change.total(start.new_ones(len(chosen)))
             stack_losses.append(end.loss)
         if engine.device.type == "cuda":
+            # a GPU has hardly begun when the host gets here, which would measure launches alone
             torch.cuda.synchronize(engine.device)
         return stack_losses
 
@@ -320,4 +326,5 @@ def _measure(engine: SequentialEngine, clients: Sequence[int], stack: int) -> tu
         began = now()
         losses = train()
         times.append(now() - began)
+    # the least of all repeats: whatever disturbs a measurement makes it longer
     return torch.cat(losses), min(times) / (len(clients) * _STEPS)

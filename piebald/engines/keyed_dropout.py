@@ -28,6 +28,7 @@ _MIX = (_signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB))
 
 def mix(z: Tensor) -> Tensor:
     """Hash int64 numbers to int64 numbers, wrapping like unsigned ones."""
+    # torch's shift of int64 drags the sign along; the masks make it the logical one that splitmix64 needs
     z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _MIX[0]
     z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _MIX[1]
     return z ^ ((z >> 31) & ((1 << 33) - 1))
@@ -49,11 +50,13 @@ class KeyedDropout(TorchFunctionMode):
 
     def uniform(self, shape: torch.Size | tuple[int, ...], device: torch.device) -> Tensor:
         """Uniform numbers in [0, 1) of this shape for the next call."""
+        # or two dropout layers of one pass would have the same mask
         self.call += 1
         clients = self.key.numel() if self.key.dim() else 1  # one key, or one for each client in the batch
         place = torch.arange(torch.Size(shape).numel() // clients, device=device)
         offset = _signed(self.call * _STEP % (1 << 64))  # Python's integers do not wrap
         start = mix(self.key + offset).unsqueeze(-1)
+        # 24 bits, which a float32 holds exactly: with more, rounding could give 1.0
         return ((mix(start + place * _STEP) >> 40) & 0xFFFFFF).view(shape).float() / float(1 << 24)
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -73,6 +76,7 @@ class KeyedDropout(TorchFunctionMode):
         if not training or p == 0.0:
             return input
         if p == 1.0:
+            # 1 / (1 - p) would be infinite, and 0 times infinity NaN
             return input * 0.0
         survives = (self.uniform(shape(input), input.device) >= p).to(input.dtype)
         return input * (survives / (1.0 - p))

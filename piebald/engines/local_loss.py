@@ -35,6 +35,7 @@ class LossEvaluator:
     ) -> None:
         self.local, self.spec, self.losses, self.module, self.device = local, spec, losses, module, device
         self._heads = [name] if local.reads_features and (name := head(module)) is not None else []
+        # a module of its own, since anchors run in evaluation mode while the other stays in training mode
         self._frozen = copied(spec.model, device).eval() if local.anchors else None
         if self._frozen is not None:
             fit_to_device(self._frozen, device)

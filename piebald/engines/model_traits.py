@@ -81,6 +81,7 @@ def probe(work: ClientWork, rows: Rows) -> Traits:
             raise SettingError(f"the loss must give one value an example or one mean, got shape {list(loss.shape)}")
         keyed = _run(module, x, 1, keyed=True) if random_plain else again
         random_keyed = random_plain and not _equal(_run(module, x, 0, keyed=True), keyed)
+        # with the seed of `again` and `keyed`, so that nothing but the last row differs
         changed = _run(module, pytree.mapped(_with_another_last, x), 1, keyed=random_plain and not random_keyed)
         pairs = zip(_rows(again if random_keyed else keyed, len(few)), _rows(changed, len(few)), strict=True)
         return Traits(

@@ -51,6 +51,7 @@ def updates(
     vectors: Mapping[str, Tensor] = {"model": change, **output.vectors}
     _check_uploads(engine, output, vectors, shared)
     trained = work.layout.shared_trained
+    # transforms change what is sent, and with it the length that bounds are for
     known_lengths = {n: None if work.transforms else _known_norms(output.model, inputs, n) for n in {trained, shared}}
     if not summed:
         vectors = {name: to_dense(part) for name, part in vectors.items()}
@@ -124,6 +125,7 @@ def add_to_sum(
     here = lengths.device.type == "cpu" or float64_device(lengths.device) != lengths.device
     if dense and not here and weighs_by_examples(request.weight):
         weights = [request.weight.weight(Update({}, rows, 0, {})) for rows in result.examples]
+        # in float64, as the host compares in `_reject_reason`: both must come to the same rows
         counts = lengths.isfinite() & (lengths.double() <= request.limit)
         for each in sums.values():
             counts &= each.isfinite()
@@ -169,7 +171,9 @@ def _sound_rows(result: StackResult, request: SumRequest, sums: Mapping[str, Seq
 
 def _only(part: Tensor, counts: Tensor, in_place: bool) -> Tensor:
     """Clients' tensors [c, ...] with nothing where a client does not count."""
+    # filled and not weighted by 0: 0 times NaN or infinity is NaN, and would spoil the whole sum
     mask = ~counts.view(-1, *[1] * (part.dim() - 1))
+    # in place only on the change, which `updates` made afresh: other vectors may be a trainer's own state
     return part.masked_fill_(mask, 0.0) if in_place else part.masked_fill(mask, 0.0)
 
 
@@ -257,6 +261,7 @@ def _finiteness(part: Tensor) -> Tensor:
 
 def _reject_reason(norm: float, limit: float) -> str | None:
     """Return why an update of this length may not count, or None."""
+    # NaN is above no limit, so it has to be asked for first
     if norm != norm or norm == float("inf"):
         return "not finite"
     return f"the step{TOO_LONG}" if norm > limit else None

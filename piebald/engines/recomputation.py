@@ -25,6 +25,7 @@ class Checkpointing:
     """
 
     def __init__(self, module: nn.Module, patterns: Sequence[str], random: bool) -> None:
+        # torch's reentrant form takes no context_fn, and gives no gradient where no input needs one
         self._options: dict[str, Any] = {
             "use_reentrant": False,
             "preserve_rng_state": random,

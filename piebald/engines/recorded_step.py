@@ -200,6 +200,7 @@ class Lane:
         if not self.recorder.records or count <= WARM_UP or count + planned < WORTH or form in self._refused:
             step()
         else:
+            # the counter with them: a step that is repeated has to read the same row of the tables again
             self._record(form, step, buffers[0], [*buffers[1], self.number])
 
     def _record(self, form: StepForm, step: Step, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
@@ -210,6 +211,7 @@ class Lane:
         """
         if len(self._replays) >= _MOST:  # together, see `CudaRecorder`
             self.forget()
+        # the step is carried out several times from here on, each time from the same numbers
         before = _copies(writes)
         step()
         outcome = _copies(writes)
@@ -266,6 +268,7 @@ class Lane:
 
     def forget(self) -> None:
         """Free all recordings."""
+        # first, since replays hold the graphs whose memory `close` gives back
         self._replays.clear()
         self._times_taken.clear()
         self.recorder.close()
@@ -282,6 +285,7 @@ def side_by_side(turns: Sequence[tuple[Recorder, Iterator[bool]]]) -> None:
         while waiting:
             for turn in list(waiting):
                 with turn[0].stream():
+                    # True is the default of an iterator that has ended; a step yields False
                     if next(turn[1], True):
                         waiting.remove(turn)
     finally:

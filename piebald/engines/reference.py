@@ -94,6 +94,7 @@ class ReferenceEngine(SequentialEngine):
         point = _PlainPoint(client, functools.partial(self._set_gradients, client, rows, draw), hidden)
         losses, gradients = client.run.config.step.gradients(point)
         for parameter, gradient in zip(client.parameters.values(), gradients, strict=True):
+            # the scaler divides by its scale before it steps
             parameter.grad = gradient[0] * client.scaler.get_scale()
         return losses.item()
 
@@ -196,6 +197,7 @@ class _PlainPoint:
     def gradients(self, away: Iterable[Tensor] | None = None) -> Gradients:
         """See `contracts.StepPoint`."""
         module, parameters = self._client.module, list(self._client.parameters.values())
+        # deep, since state_dict refers to the module's own tensors
         before = copy.deepcopy(module.state_dict())
         with torch.no_grad():
             for parameter, distance in zip(parameters, away or (), strict=away is not None):

@@ -67,12 +67,14 @@ class RowGradients:
         def loss(parameters: dict[str, Tensor], x: Any, y: Any, key: Tensor) -> Tensor:
             if dropout is not None:
                 dropout.start(key)
+            # vmap takes the axis of rows away, and a model expects one
             x, y = (pytree.mapped(lambda leaf: leaf.unsqueeze(0), tree) for tree in (x, y))
             return self.loss(functional_call(self.module, {**parameters, **buffers}, *pytree.arguments(x)), y).mean()
 
         parameters = {slot.name: tensors[slot.name].detach() for slot in slots if not slot.buffer}
         gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0, 0))(parameters, rows.x, rows.y, keys)
         square = torch.stack([part.reshape(len(rows), -1).square().sum(1) for part in gradients.values()]).sum(0)
+        # masked after shrinking: a row that only fills the batch up has a gradient as well
         share = shrink(square.sqrt(), clip) * mask
         return {name: torch.tensordot(share, part, 1) for name, part in gradients.items()}, (losses * mask).sum()
 
@@ -109,6 +111,7 @@ def noised(
     share = 1 / moved(torch.tensor(lots, dtype=first.dtype), first.device)
     parts = dict(summed)
     if deviation:
+        # a key for each step: the same noise in two steps would cancel in their difference
         sources = [NoiseSource.repeatable(long_key("hide", step, *rng_key)) for rng_key in rng_keys]
         drawn = torch.from_numpy(np.stack([source.gaussian(layout.size) for source in sources]))
         drawn = moved(drawn, float64_device(first.device))
@@ -116,6 +119,7 @@ def noised(
         for name, part in summed.items():
             noise = drawn[:, slots[name].start : slots[name].stop].view(part.shape)
             parts[name] = hidden(part, noise, deviation)
+    # divided last: `hidden` rounds the noisy sum, and what follows is post-processing, which tells nothing more
     return [part * share.view(-1, *[1] * (part.dim() - 1)) for part in parts.values()]
 
 
@@ -181,6 +185,7 @@ class ClippingEngine(ScoringEngine):
             except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, UserWarning) as error:
                 raise_if_lost(error, self.device)
                 return False
+        # loose, since vmap's kernels sum in another order; a model that vmap gets wrong is far off
         return all(torch.allclose(a, b, rtol=1e-2, atol=1e-4) for a, b in zip(sums, expected, strict=True))
 
     @cached_property

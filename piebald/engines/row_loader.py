@@ -157,6 +157,7 @@ class RowLoader:
         rows = [self._rows(client, split) for client in clients]
         ends = np.cumsum([len(part) for part in rows])
         places = [np.arange(end - len(part), end) for end, part in zip(ends, rows, strict=True)]
+        # one at least: without any there would be no form to join rows in
         filled = [part for part in rows if len(part)] or rows[:1]
         x, y = pytree.joined([part.x for part in filled]), pytree.joined([part.y for part in filled])
         return Gathered(pytree.moved(x, self.device), pytree.moved(y, self.device), places)
@@ -293,6 +294,7 @@ def batches(
     ends = [*starts[1:], count]
     if only is not None:
         if only < planned:
+            # an epoch's order depends on its number alone, so a step is found without drawing those before it
             epoch, place = divmod(only, len(starts))
             order = places[permutation(count, "order", epoch, *rng_key)]
             yield order[starts[place] : ends[place]]

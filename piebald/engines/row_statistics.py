@@ -45,6 +45,7 @@ def input_moments(engine: Engine, clients: Sequence[int], models: Tensor, layers
 def _moments(total: Tensor, squares: Tensor, count: int) -> Tensor:
     """Return means, then variances, from sums, sums of squares and a count."""
     mean = total / count
+    # E x^2 - (E x)^2 may round to just below 0, which is no variance
     return torch.cat([mean, (squares / count - mean.square()).clamp(min=0)]).float()
 
 
@@ -66,6 +67,7 @@ def class_features(engine: Engine, clients: Sequence[int], models: Tensor) -> tu
                 places_of = labels.clamp_min(0).to(total.device)
                 total.index_add_(0, places_of, features.to(total.device).double())
                 count.index_add_(0, places_of, labelled.to(total.device).double())
+            # 0 and not 0 / 0 for a class without rows, whose count is 0
             means.append((total / count.clamp(min=1).unsqueeze(1)).float())
             counts.append(count.float())
     return torch.stack(means).to(device), torch.stack(counts).to(device)
@@ -86,11 +88,13 @@ def batch_statistics(
     walked = _loaded(engine, module, clients, models, "train")
     for (gathered, places), client, version in zip(walked, clients, rng_versions, strict=True):
         total = torch.zeros(layout.shared - layout.shared_trained, dtype=torch.float64, device=device)
+        # batch norm refuses a single row
         count = len(places) if len(places) > 1 else 0
         for part in batches(places[:count], config, True, *rng_key(engine.work.seed, client, version, 0)):
             pytree.run(module, pytree.take(gathered.x, moved(torch.from_numpy(part), device)))
             buffers = dict(module.named_buffers())
             shared = [slot for slot in layout.slots if slot.buffer and slot.stop <= layout.shared]
+            # by rows, since the last batch may be shorter
             total += len(part) * torch.cat([buffers[slot.name].flatten() for slot in shared]).double()
         means.append((total / max(count, 1)).float())
         counts.append(count)

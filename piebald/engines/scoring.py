@@ -223,6 +223,7 @@ class ScoringEngine:
                 cells = target.long().flatten() * classes + out.argmax(1).flatten()
                 labelled = target.flatten() != IGNORED
                 own = matrices[row].view(-1)  # `bincount` would look for the largest cell, and make the host wait
+                # -100 would be no cell: such rows add 0 to the first one
                 own.index_add_(0, torch.where(labelled, cells, 0), labelled.to(own.dtype))
         return matrices
 
@@ -304,6 +305,7 @@ def bind(module: nn.Module, layout: Layout, vector: Tensor) -> list[Tensor]:
             path, _, leaf = slot.name.rpartition(".")
             module.get_submodule(path)._buffers[leaf] = view
         else:
+            # by `.data`: the parameter itself stays, and with it every other place of the module that it is tied to
             named[slot.name].data = view
             parameters.append(named[slot.name])
     return parameters

@@ -97,6 +97,7 @@ class SequentialEngine(ClippingEngine):
         self.loss = for_training(work.objective.loss)
         self.vector = moved(work.initial.clone(), device)
         self.parameters = bind(self.module, work.layout, self.vector)
+        # in no model vector, so each client has to begin with the template's (`_load`)
         self._integers = {
             name: value.clone() for name, value in self.module.named_buffers() if not value.dtype.is_floating_point
         }
@@ -166,6 +167,7 @@ class SequentialEngine(ClippingEngine):
         for row, steps in enumerate(planned):
             scale = LossScale.of(run.config.passes, self.device)
             with self._randomness(run, row) as dropout, self._saving_memory(run, steps, dropout):
+                # `rows` runs on from client to client: a batch too many here would shift those of all later ones
                 client_batches = itertools.islice(rows, steps)
                 losses.append(self._train_one(run, row, gathered, client_batches, keys[row], stepper, dropout, scale))
             end[row].copy_(self.vector)
@@ -194,6 +196,7 @@ class SequentialEngine(ClippingEngine):
             for rng_key, steps in zip(rng_keys, planned, strict=True)
             for step in range(steps)
         ]
+        # a single copy to the device: one for each client would cost more than what it carries
         return torch.split(moved(torch.tensor(drawn, dtype=torch.int64), self.device), list(planned))
 
     def stepper(self, run: SgdRun, models: Tensor, planned: Sequence[int], layout: Layout | None = None) -> Stepper:
@@ -297,6 +300,7 @@ class SequentialEngine(ClippingEngine):
     @property
     def lanes(self) -> list[Lane]:
         """All lanes on which this engine trains."""
+        # by `__dict__`, since asking for the property would make a lane
         return [engine.lane for engine in (self, *self._beside) if "lane" in engine.__dict__]
 
     def _lanes(self, count: int) -> list[SequentialEngine]:
@@ -328,6 +332,7 @@ class SequentialEngine(ClippingEngine):
         lengths, most = [[len(batch) for batch in plan] for plan in plans], max(stepper.planned)
         longest = max((length for client_lengths in lengths for length in client_lengths), default=0)
         width = max(longest, min(run.config.step_rows, 2 * longest))  # most often the same for all runs
+        # every client has `most` rows in the tables, so that client k's first step is at row k * most
         places = torch.cat([padded([*plan, *[_NOWHERE] * (most - len(plan))], width) for plan in plans])
         keys, first = None, run.first_step
         if self.traits.dropout:
@@ -367,6 +372,7 @@ class SequentialEngine(ClippingEngine):
     def form(self, run: SgdRun, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> StepForm:
         """The form of the steps of a run whose vectors are buffers, but for the rows of a batch."""
         loss = None if run.local_loss is None else self.evaluator(run.local_loss)
+        # a recording reads and writes addresses: with other buffers it would take freed memory for them
         places = tuple((buffer.data_ptr(), tuple(buffer.shape)) for buffer in (*reads, *writes))
         return StepForm((), repr(run.config), run.prox, loss, places)
 
@@ -470,6 +476,7 @@ class SequentialEngine(ClippingEngine):
         counted, counted_in_all = self.row_loader.counted(part.y), self.row_loader.counted(rows.y)
         if counted is None or counted_in_all is None:
             return len(part) / len(rows)
+        # no target of the step may be known: then its loss is 0 and not 0 / 0
         return counted.sum() / counted_in_all.sum().clamp(min=1)
 
     @staticmethod
@@ -533,6 +540,7 @@ class SequentialEngine(ClippingEngine):
         keys = row_keys(key.unsqueeze(0), len(batch))[0]
         at_once = self.vectorizes(batch) and not config.passes.checkpointing
         clipped = self._clipped if at_once else self._clipped_one_by_one
+        # a row at least, however large the model is
         size = max(1, MAX_NUMBERS // self.work.layout.size)
         size = size if config.passes.accumulate == 1 else min(size, config.batch)
         for start in range(0, len(batch), size):  # a Poisson sample may be empty: then the step is noise
@@ -565,6 +573,7 @@ class SequentialEngine(ClippingEngine):
         """Keyed dropout for models with dropout; a seeded global stream for models that draw other random numbers."""
         if self.traits.random:
             step = () if run.only_step is None else (run.only_step,)
+            # without the lowest bit, as torch's generators take 63 bits at most
             with torch_seed(key("torch", *self.rng_key(run, row), *step) >> 1, self.device):
                 yield None
         elif self.traits.dropout:
@@ -576,6 +585,7 @@ class SequentialEngine(ClippingEngine):
 
 def step_key(rng_key: RngKey, step: int) -> int:
     """The dropout key of one optimizer step."""
+    # 63 bits: keys are kept in int64 tensors, which could not hold an unsigned number of 64
     return key("dropout", step, *rng_key) >> 1
 
 

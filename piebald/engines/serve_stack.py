@@ -112,6 +112,7 @@ def train_input(engine: Engine, stack: ClientStack) -> TrainInput:
     trains = stack.query is None
     sizes = [engine.row_loader.size(client) if trains else 0 for client in stack.clients]
     examples = moved(torch.tensor(sizes, dtype=torch.float32), device).unsqueeze(1)
+    # float32 counts steps exactly up to 2^24 only, which a long run may pass
     wide = torch.float64 if float64_device(device) == device else torch.float32
     committed = moved(torch.tensor(stack.committed, dtype=wide), device).unsqueeze(1)
     statistics = layout.shared - layout.shared_trained

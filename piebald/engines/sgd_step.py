@@ -109,8 +109,10 @@ def plain_step(
     for span in spans:
         here = w[..., span]
         if center is not None:
+            # w - lr prox (w - center) in a single pass over w, and without a copy of the gradients
             here.lerp_(center[rows][..., span], lr * run.prox)
         elif decay:
+            # lr decay w is subtracted before the gradient, so that the pull is of the w that the gradient was taken at
             here.mul_(1 - lr * decay)
         if run.correction is not None:
             descend(here, run.correction[rows][..., span], lr)
@@ -144,9 +146,11 @@ def sgd_step(
         here = g[..., span]
         if run.correction is not None:
             here.add_(run.correction[rows][..., span])
+        # after the clip, as with torch, where clip_grad_norm_ comes before the optimizer adds its weight decay
         if config.weight_decay:
             here.add_(w[..., span], alpha=config.weight_decay)
         if u is not None:
+            # Metis' eq. 2 has the learning rate inside of the velocity; torch's SGD has it outside
             here = u[..., span].mul_(config.momentum).sub_(here.mul_(lr))
             w[..., span].add_(here)
         elif isinstance(lr, Tensor):
@@ -190,6 +194,7 @@ class LossScale:
 
     def unscale(self, gradients: Sequence[Tensor]) -> None:
         """Divide a step's gradients by the factor, in place, and look whether all of them are finite."""
+        # by way of float64, as GradScaler takes its reciprocal
         wide = self.factor.to(float64_device(self.factor.device)).double()
         inverse = wide.reciprocal().float().to(self.factor.device)
         torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), self._not_finite, inverse)
@@ -197,6 +202,7 @@ class LossScale:
     def takes_step(self) -> bool:
         """Return whether the step can be made, after its last `unscale`; the factor is then that of the next step."""
         torch._amp_update_scale_(self.factor, self._sound, self._not_finite, _GROWTH, _BACKOFF, _INTERVAL)
+        # the host waits for the device here, at each step, which is why float16 steps cannot be recorded
         sound = not bool(self._not_finite)
         self._not_finite.zero_()
         self.skipped += not sound
@@ -240,6 +246,7 @@ class StackPoint:
             return self._first()
         # buffers that lie in w are put back below; those that do not are left alone by `again`
         compute, self._asked = self._again if self._asked else self._first, True
+        # a copy, since adding the distance and subtracting it again would leave rounding errors in w
         before = self._w.detach().clone()
         with torch.no_grad():
             for parameter, distance in zip(self._parameters, away or (), strict=away is not None):
@@ -320,6 +327,7 @@ def passes(
             host_rows.append(PassRows(lo, hi, *pad_rows(batch), drawn, batch, rng_keys[lo:hi]))
             waiting += host_rows[-1].places.size
         steps.append(host_rows)
+        # a copy for each step would cost more than what it carries, and a whole run's positions would fill memory
         if waiting >= BLOCK:
             yield from _moved(steps, device)
             steps, waiting = [], 0
@@ -346,10 +354,12 @@ def _moved(steps: list[list[PassRows]], device: torch.device) -> Iterator[list[P
 def pad_rows(vectors: list[Places]) -> tuple[Array, Array | None]:
     """Positions [c, b], short batches filled up with their first row, and a mask [c, b] of real rows (None: all)."""
     lengths = np.fromiter(map(len, vectors), np.int64, len(vectors))
+    # a row of padding at least: layers may refuse a batch of no rows, as an empty Poisson sample is
     longest = max(1, int(lengths.max()))
     if bool((lengths == longest).all()):
         return np.stack(vectors), None
     real = np.arange(longest) < lengths[:, np.newaxis]
+    # any row will do that exists, since its mask is 0
     firsts = np.array([part[0] if len(part) else 0 for part in vectors])
     index = np.repeat(firsts[:, np.newaxis], longest, axis=1)
     index[real] = np.concatenate(vectors)
@@ -370,6 +380,7 @@ def lay_out_rows(plans: Sequence[Sequence[Places]]) -> tuple[Places, list[int]]:
     index = np.empty((len(plans), ends[-1]), dtype=np.int64)
     for row, plan in zip(index, plans, strict=True):
         row[:] = plan[0][0] if plan else plans[0][0][0]
+        # not strict: `ends` is longer by one, and clients with fewer steps stop early
         for batch, start in zip(plan, ends, strict=False):
             row[start : start + len(batch)] = batch
     return index, ends

@@ -98,6 +98,7 @@ class StackResult:
             count = len(results)
             return cls([0] * count, [0] * count, [nan] * count, [0] * count, {}, [str(reason) for reason in results])
         first = served[0]
+        # a client that failed keeps its place, so that row k of every list is still the stack's client k
         blank = cls(
             [0], [0], [nan], [0], {key: [nan] for key in first.metrics}, [None],
             {name: torch.zeros_like(part) for name, part in first.vectors.items()}, first.state,
@@ -131,6 +132,7 @@ class StackResult:
                 for name, values in self.metrics.items()
                 if isfinite(values[row]) or not name.startswith(_SCORES)
             },
+            # bounds are for what was trained; statistics that are not finite must show in the length all the same
             norm=self.trained_norms[row] if self.trained_norms and isfinite(self.norms[row]) else self.norms[row],
             partial_sum=partial_sum,
             nbytes=self.nbytes[row],
@@ -151,6 +153,7 @@ class RunningSum:
             if name in self.vectors:
                 self.vectors[name] += part.to(self.vectors[name].device)
             else:
+                # a copy even of float64: later stacks are added in place, and `part` belongs to who gave it
                 self.vectors[name] = part.to(float64_device(part.device)).to(torch.float64, copy=True)
 
     def add_rows(self, name: str, rows: Tensor, weights: Sequence[float]) -> None:

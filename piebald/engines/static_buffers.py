@@ -44,6 +44,7 @@ class StaticBuffers:
         """A buffer that begins with the rows of `values`, which may be on the host; it has room for more."""
         key, rows = (name, values.dtype, tuple(values.shape[1:])), len(values)
         if key not in self._held or len(self._held[key]) < rows:
+            # powers of two, so that runs of about the same length find the same memory, and recordings stay valid
             room = max(_ROOM, 1 << (rows - 1).bit_length() if rows else 0)
             self._held[key] = torch.zeros(room, *values.shape[1:], dtype=values.dtype, device=self.device)
         self._held[key][:rows].copy_(moved(values.contiguous(), self.device), non_blocking=True)
@@ -82,6 +83,7 @@ class StaticBuffers:
 
         lr = torch.ones(()) if isinstance(run.config.lr, Tensor) else 1.0  # which decides how a step is made
         step = run.config.step if run.config.step.changes_gradients else PLAIN_STEP
+        # steps that differ only in what tables hold must have one `StepForm`, which is told by the config's text
         config = dataclasses.replace(run.config, lr=lr, schedule=None, epochs=1, steps=None, step_limit=None, step=step)
         return dataclasses.replace(
             run,
@@ -127,6 +129,7 @@ class StepTables(NamedTuple):
     @staticmethod
     def row(table: Tensor | None, number: Tensor) -> Tensor | None:
         """A table's row of the step that a counter [1] on the device is at."""
+        # by a tensor: a recording would keep a number of the host for ever
         return None if table is None else table.index_select(0, number)[0]
 
     def of_step(self, number: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,6 +139,7 @@ class StepTables(NamedTuple):
 
 def padded(batches: Sequence[np.ndarray[Any, Any]], width: int) -> Tensor:
     """Positions of batches as rows of one width [s, width], filled up with zeros."""
+    # zeros are never read: a step takes its batch's length of them (`SequentialEngine._take_step`)
     rows = np.zeros((len(batches), width), dtype=np.int64)
     for row, batch in zip(rows, batches, strict=True):
         row[: len(batch)] = batch

@@ -43,6 +43,7 @@ def joined(tensors: Sequence[GroupSpan]) -> tuple[GroupSpan, ...]:
     spans: list[GroupSpan] = []
     for group in tensors:
         last = spans[-1] if spans else None
+        # each span costs a call of the rule, with its kernels, at every step
         if last is not None and last.span.stop == group.span.start and last[1:] == group[1:]:
             spans[-1] = group._replace(span=slice(last.span.start, group.span.stop))
         else:
@@ -55,6 +56,7 @@ def group_settings(config: SgdConfig, module: nn.Module) -> dict[str, tuple[floa
 
     def of(group: GroupSettings) -> tuple[float, float]:
         decay = config.weight_decay if group.weight_decay is None else group.weight_decay
+        # as a share of the base rate: schedules and rates of single clients then scale all groups alike
         return 1.0 if group.lr is None else group.lr / config.base_lr, decay
 
     return {name: of(group) for group in config.groups for name in matching(module, group.layers)}
@@ -109,6 +111,7 @@ class Stepper:
             return
         add_prox_and_clip(w, g, run, self.spans, rows)
         if run.correction is not None:
+            # after the clip, as in `sgd_step`: a correction may be longer than what gradients are cut to
             for span in self.spans:
                 g[..., span].add_(run.correction[rows][..., span])
         self._update(w, [(group, g[..., group.span]) for group in self.groups], rows, taken, skipped)
@@ -136,6 +139,7 @@ class Stepper:
         client_state = {name: vector[rows] for name, vector in self.state.items()}
         for (span, share, decay), g in parts:
             state = {name: vector[..., span] for name, vector in client_state.items()}
+            # lr may be a tensor, for which a factor of 1 would be a kernel at each step
             rate = lr if share == 1.0 else lr * share
             rule.update(w[..., span], g, state, StepSettings(rate, decay, momentum, step))
 
@@ -174,6 +178,7 @@ class Stepper:
         if config.schedule is None:
             return lr
         planned = [self.planned[rows]] if isinstance(rows, int) else self.planned[rows]
+        # most clients of a stack have equally many steps, so a schedule is asked once for each number of them
         factor_by_steps = {steps: config.schedule.factor(number, steps) for steps in set(planned)}
         if len(factor_by_steps) == 1:
             return lr * factor_by_steps[planned[0]]
@@ -188,6 +193,7 @@ class Stepper:
             shares = {steps: [schedule.factor(step, steps) for step in range(steps)] for steps in set(self.planned)}
             for row, steps in zip(factors, self.planned, strict=True):
                 row[:steps] = shares[steps]
+        # in float64 and rounded to float32 once, as the product of two Python numbers is (`_rate`)
         rates = factors if isinstance(config.lr, Tensor) else config.lr * factors
         client_rates = torch.from_numpy(rates).float()
         numbers = numbers.expand(client_rates.shape)
@@ -198,6 +204,7 @@ class Stepper:
 
     def ended(self, steps: Tensor) -> dict[str, Tensor]:
         """The state after so many steps [c] of each client, as in `SgdOutcome`."""
+        # only rules read the number of their step, as Adam's bias correction does; eq. 2 has no use for it
         if self.run.config.rule is None or not self.state:
             return dict(self.state)
         before = 0.0 if self.behind is None else self.behind
@@ -217,6 +224,7 @@ class TableStepper(Stepper):
 
     def __init__(self, whole: Stepper, run: SgdRun, of_step: Callable[[], tuple[Tensor, Tensor]]) -> None:
         self.run, self.spans, self.groups, self.tensors = run, whole.spans, whole.groups, whole.tensors
+        # `behind` is None, since the tables' numbers contain it: it would be added twice
         self.planned, self.behind, self.state, self._of_step = whole.planned, None, dict(run.state), of_step
 
     def rate(self, rows: slice | int) -> Tensor:
@@ -237,6 +245,7 @@ def state_vectors(run: SgdRun) -> tuple[StateVector, ...]:
 def _started(kind: StateVector, like: Tensor, state: Mapping[str, Tensor]) -> Tensor:
     """A vector of the state [c, p] to write to."""
     if kind.name in state:
+        # a rule writes to its state in place, and the caller's must stay as it was sent
         return to_dense(state[kind.name]).clone(memory_format=torch.contiguous_format)
     vector = torch.zeros_like(like, memory_format=torch.contiguous_format)
     return vector.fill_(kind.start) if kind.start else vector

@@ -67,8 +67,10 @@ class VmappedEngine(SequentialEngine):
         w = ordered.model.clone(memory_format=torch.contiguous_format)
         stepper = self.stepper(ordered, w, [len(plan) for plan in plans])
         total = torch.zeros(len(plans), device=self.device)
+        # a second matrix as large as the stack: plain steps, and rules along gradients alone, do without
         g = None if run.plain or stepper.direct else torch.zeros_like(w)
         leaves = Leaves(self.work.layout, w, run.config.part)
+        # DP-SGD divides by the expected rows of a batch: the number that was drawn would tell of single rows
         lots = [float(min(run.config.step_rows, len(gathered.places[row]))) for row in order]
         for step, shared in enumerate(self.passes(plans, rng_keys, run.first_step)):
             for pass_rows in shared:
@@ -89,6 +91,7 @@ class VmappedEngine(SequentialEngine):
                     self.step(stepper, leaves, w, g, gradients, slice(lo, hi), step)
         leaves.finish()
         steps = moved(torch.tensor([float(len(plan)) for plan in plans]), self.device)
+        # a client without steps has the loss 0 / 0, NaN, as in the sequential engine
         return restored_order(w, steps, total / steps, stepper.ended(steps), order)
 
     @cached_property
@@ -99,6 +102,7 @@ class VmappedEngine(SequentialEngine):
         few = self.row_loader.trial_rows()
         few = few[[0, 0]] if len(few) < 2 else few[:2]  # batch norm refuses a single row
         rows = Rows(*(pytree.mapped(lambda x: moved(x, self.device).unsqueeze(0), part) for part in (few.x, few.y)))
+        # a copy: the trial is in training mode, and would move the running statistics that all clients start from
         start = self.work.initial.to(self.device, copy=True).unsqueeze(0)
         tensors = {name: view.contiguous() for name, view in self.work.layout.views(start).items()}
         keys = torch.zeros(1, dtype=torch.int64, device=self.device) if self.traits.dropout else None
@@ -166,6 +170,7 @@ class VmappedEngine(SequentialEngine):
         stacks = self._stacks
         if count not in stacks:
             if len(stacks) == _STACK_SIZES:
+                # recordings write to addresses of the models that go, so they must go with them
                 stacks.pop(next(iter(stacks))).lane.forget()
             assert self.make_recorder is not None
             stacks[count] = _ResidentStack(self.work.layout, count, Lane(self.make_recorder, self.device, self.notes))
@@ -203,6 +208,7 @@ class VmappedEngine(SequentialEngine):
         ordered, count = rows_of(run, order), len(plans)
         end = to_dense(ordered.model).clone(memory_format=torch.contiguous_format)
         planned = [len(plan) for plan in plans]
+        # NaN stays where a client has no step
         stepper, loss = self.stepper(ordered, end, planned), torch.full((count,), torch.nan, device=self.device)
         tables, forms = self._stack_tables(run, plans, rng_keys, stepper)
         rows, stack = self.static.rows(gathered, self.row_loader.lasts(gathered)), self._stack(count)
@@ -217,6 +223,7 @@ class VmappedEngine(SequentialEngine):
                 [*self.module_reads(resident), *reads, *tables.held, *pytree.leaves(rows.x), *pytree.leaves(rows.y)],
                 [*writes, *self._integer_buffers],
             ]
+            # how many steps of a form are still to come decides whether recording it pays (`Lane.step`)
             form, remaining = self.form(resident, *buffers), Counter(forms)
             step = functools.partial(self._take_stack_step, stack, inner, leaves, total, tables, rows, gradients_of)
             for number, (width, active, masked) in enumerate(forms):
@@ -227,8 +234,10 @@ class VmappedEngine(SequentialEngine):
                     remaining[width, active, masked],
                     (buffers[0], buffers[1]),
                 )
+                # clients are sorted by steps, so those that end here lie next to each other
                 ended = slice(sum(steps > number + 1 for steps in planned), sum(steps > number for steps in planned))
                 if ended.start < ended.stop:
+                    # before w is read: running statistics lie beside it in tensors of their own (`Leaves`)
                     leaves.finish(ended)
                     end[ended], loss[ended] = stack.w[ended], total[ended] / (number + 1)
                     for name, vectors in stepper.state.items():
@@ -255,6 +264,7 @@ class VmappedEngine(SequentialEngine):
             lengths = [len(plan[step]) for plan in plans if len(plan) > step]
             for row, length in enumerate(lengths):
                 mask[step, row, length:] = 0
+            # clients beyond the active ones are computed in vain: each other width would need a recording of its own
             forms.append((end - start, _halved(count, len(lengths)), min(lengths) < end - start))
         masked = any(form[2] for form in forms)
         keys = None
@@ -300,6 +310,7 @@ class VmappedEngine(SequentialEngine):
             total[here] += losses.detach()
             g = next(iter(stack.gradient(stepper)), None)
             self.step(stepper, leaves, stack.w, g, gradients, here, 0)
+            # on the device and not on the host: a recorded step moves on by itself at each replay
             number += 1
 
     # -- training with DP-SGD
@@ -335,6 +346,7 @@ class VmappedEngine(SequentialEngine):
         gathered = self.row_loader.for_training(run.clients, run.config)
         rng_keys = [self.rng_key(run, row) for row in range(len(run.clients))]
         plans = [list(self.batches_of(run, row, places)) for row, places in enumerate(gathered.places)]
+        # with most steps first, the clients still active are always the first rows: a view of the stack, no copy
         order = sorted(range(len(plans)), key=lambda row: (-len(plans[row]), -len(gathered.places[row]), row))
         return gathered, [plans[row] for row in order], [rng_keys[row] for row in order], order
 
@@ -361,6 +373,7 @@ class VmappedEngine(SequentialEngine):
     def ranges(self, lengths: list[int]) -> Iterator[tuple[int, int]]:
         """Ranges of the active clients that can share one forward pass."""
         if not self.traits.mixes and self.traits.each:
+            # padding may only be masked where each row has its own loss and changes no other row's output
             yield 0, len(lengths)
             return
         lo = 0
@@ -386,6 +399,7 @@ class VmappedEngine(SequentialEngine):
             tensors_of_loss = {name: stacked[clients] for name, stacked in run.own.items()}
             evaluator, passes = self.evaluator(run.local_loss), run.config.passes
             losses = self._local_losses(evaluator, tensors, tensors_of_loss, rows, keys, mask, passes)
+        # materialized: a parameter that the loss does not reach, as of an unused head, has a gradient of zeros
         return losses, torch.autograd.grad(losses.sum(), parameters, materialize_grads=True)
 
     def _losses(
@@ -453,6 +467,7 @@ class VmappedEngine(SequentialEngine):
                 return self.row_gradients.clipped_sum(tensors, Rows(x, y), mask, keys, clip, dropout)
 
             summed, losses = vmap(of_client)(dict(tensors), rows.x, rows.y, counts, row_keys(steps, shape[1]))
+        # the clamp is for an empty Poisson sample, whose loss is 0 and not 0 / 0
         counted = self.row_loader.counted(rows.y, counts, axes=2)
         return losses / (counts if counted is None else counted).sum(1).clamp(min=1), summed
 
@@ -504,6 +519,7 @@ class Leaves:
         self._made: dict[tuple[int, int], tuple[dict[str, Tensor], list[Tensor]]] = {}
 
     def __call__(self, lo: int, hi: int) -> tuple[dict[str, Tensor], list[Tensor]]:
+        # leaves stay valid from step to step, since w is only ever written in place
         if (lo, hi) not in self._made:
             views = self.layout.views(self.w[lo:hi])
             parameters = [views[slot.name].detach().requires_grad_() for slot in self.trained]

@@ -45,6 +45,7 @@ class BoundedConnection(sqlite3.Connection):
         # honest queries take a few instructions for each byte; a damaged tree of pages may lead in a circle
         self._most = 1000 + size // 10_000
         self.set_progress_handler(self._ticked, _TICK)
+        # the schema of a stranger's file may call functions in views, triggers and defaults
         self.execute("PRAGMA trusted_schema = OFF")
         self.execute("PRAGMA cell_size_check = ON")
 
@@ -70,6 +71,7 @@ def connected(path: Path, uri: str | None = None) -> BoundedConnection:
         sqlite3.Error: it cannot be opened.
     """
     size = regular(path, links=False) if path.exists() or path.is_symlink() else 0
+    # SQLite opens these by itself, and would follow a link or wait for a pipe
     for suffix in ("-wal", "-shm", "-journal"):
         beside = path.with_name(path.name + suffix)
         if beside.exists() or beside.is_symlink():
@@ -107,4 +109,5 @@ def foreign_part(db: sqlite3.Connection, indexes: Collection[str]) -> str | None
 
 
 def _is_plain(sql: Any) -> bool:
+    # bounded first, since a pattern with repetitions may backtrack for long
     return isinstance(sql, str) and len(sql) < 10_000 and _TABLE.fullmatch(sql) is not None

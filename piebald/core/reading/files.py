@@ -58,6 +58,7 @@ def _size(path: Path | str, about: os.stat_result) -> int:
     if not stat.S_ISREG(about.st_mode):
         kind = _KINDS.get(stat.S_IFMT(about.st_mode), "no file")
         raise UnfitFile(f"it is {kind}, and only files are read", path=path)
+    # st_blocks counts 512 bytes, whatever the blocks of the file system are
     stored = getattr(about, "st_blocks", 0) * 512
     if about.st_size > max(SMALL, stored):  # holes are read as zeros
         stored = _with_data(path, about.st_size) if stored == 0 else stored
@@ -100,6 +101,7 @@ def check_size(path: Path | str, wanted: int, stored: int) -> None:
 
 def memory() -> int:
     """The bytes of memory that this process may have: of the machine, or its own limit if that is lower."""
+    # Windows has no sysconf, and a guess is better than no limit
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 << 30
     try:
         import resource

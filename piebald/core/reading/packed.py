@@ -80,6 +80,7 @@ def tar_members(path: Path, names: Sequence[str]) -> dict[str, bytes]:
     with unpacked(path) as file, tarfile.open(fileobj=file, mode="r|") as archive:
         for member in archive:
             name = member.name.rsplit("/", 1)[-1]
+            # a sparse member claims holes of any size in a few bytes; a link would lead elsewhere
             if name in names and member.isfile() and not member.issparse():
                 check_size(path, member.size, regular(path))
                 stream = archive.extractfile(member)
@@ -94,6 +95,7 @@ def check_members(path: Path | str, entries: Sequence[zipfile.ZipInfo], stored: 
         UnfitFile: one is, or all together do.
     """
     for entry in entries:
+        # bzip2 and LZMA expand far further than zlib, and some Pythons lack them
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise UnfitFile(f"{path} is packed in a way that is not read: pack it again with an ordinary zip")
     check_size(path, sum(entry.file_size for entry in entries), stored)
@@ -139,6 +141,7 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> NDAr
                 f"{path} cannot be read as npz: {entry.filename} holds Python objects, which are never unpickled: save "
                 "numbers, or text with array.astype(str)"
             )
+        # NumPy makes room for what the header claims before it reads, so a few bytes could fill the memory
         if math.prod(shape) * dtype.itemsize > entry.file_size:
             raise SettingError(f"{path}: {entry.filename} claims to be {list(shape)} but has {entry.file_size} bytes")
     with archive.open(entry) as file:
@@ -170,5 +173,6 @@ def state_dict(path: Path) -> Any:
     with opened(path) as file:
         with zipfile.ZipFile(file) as archive:
             check_members(path, archive.infolist(), regular(path))
+        # the archive was read through the same handle: what was checked is what is loaded
         file.seek(0)
         return torch.load(file, map_location="cpu", weights_only=True)

@@ -51,6 +51,7 @@ def check_text_table(path: Path, separators: str) -> None:
     """
     stored = regular(path)
     with unpacked(path) as file:
+        # bounded, since a file without line ends is a single line
         line = file.readline(_LINE)
         if separator_line(line) is not None:
             line = file.readline(_LINE)
@@ -60,6 +61,7 @@ def check_text_table(path: Path, separators: str) -> None:
             raise SettingError(f"{path} has a first line of more than {_LINE:,} bytes, which are no names of columns")
         memory = 0
         while line:
+            # 8 bytes for each cell: as a float64 it takes so many, however short its text is
             memory += len(line) + 8 * sum(line.count(letter.encode()) for letter in f"{separators}\n")
             check_size(path, memory, stored)
             line = file.read(_CHUNK)

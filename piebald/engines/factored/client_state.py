@@ -54,6 +54,7 @@ class StatePacker:
     def pack(self, vectors: FactoredVectors, clients: Sequence[int]) -> list[Tensor] | None:
         """Each client's vector packed, or None where that is impossible or saves too little."""
         slots = sorted((factor.slot for factor, _ in vectors.factors), key=lambda slot: slot.start)
+        # one list of rows for each layer: a layer that is in two factors has no packed form
         packable = bool(slots) and len({slot.start for slot in slots}) == len(slots) and set(slots) <= set(self._slots)
         whole = vectors.shape[1] == self.work.layout.shared and not vectors.matrices
         if not packable or not whole or list(vectors.spans) != self._rest(slots):
@@ -125,6 +126,7 @@ class StatePacker:
             counts.append(count)
             lengths += [0 if from_client else count * slot.shape[1], count * slot.shape[0]]
         lengths.insert(0, rest[-1][1].stop if rest else 0)
+        # a view of a single zero: a client without state takes no memory
         numbers = row.new_zeros(()).expand(sum(lengths)) if row.dim() == 1 else row[0, 1 + len(slots) :]
         own_numbers, *vectors = torch.split(numbers, lengths)
         parts = [own_numbers]
@@ -181,6 +183,7 @@ def client_row_places(
     for row, (plan, client_places) in enumerate(zip(plans, places, strict=True)):
         order = client_places.argsort()
         which[row] = order[np.searchsorted(client_places, index[row], sorter=order)]
+        # backwards, so that the first occurrence of a row is what is written last
         for batch, start in zip(reversed(plan), reversed(ends[: len(plan)]), strict=True):
             first[row, which[row, start : start + len(batch)]] = np.arange(start, start + len(batch))
     return torch.from_numpy(which), torch.from_numpy(first)
@@ -195,6 +198,7 @@ def in_step_rows(
     unseen = first < 0
     if bool(unseen.any()) and bool((d.abs().sum(2) * unseen).any()):
         return None
+    # one row more than there are, for what is in no step: all zeros, and cut off below
     gradients = d.new_zeros(len(d), x.shape[1] + 1, d.shape[2])
     gradients.scatter_(1, torch.where(unseen, x.shape[1], first).unsqueeze(2).expand_as(d), d)
     return Factor(factor.slot, [x], [gradients[:, :-1]], x, order, places, factor.key)
@@ -220,6 +224,7 @@ def dense_inputs(model: nn.Module, layout: Layout, x: pytree.Tree) -> list[Dense
     hooks = []
     for path, layer in model.named_modules():
         slot = slots.get(f"{path}.weight")
+        # by exact type: a subclass may compute something other than W x + b
         if type(layer) is nn.Linear and slot is not None:
 
             def note(_: nn.Module, inputs: tuple[Tensor, ...], slot: Slot = slot) -> None:
@@ -230,6 +235,7 @@ def dense_inputs(model: nn.Module, layout: Layout, x: pytree.Tree) -> list[Dense
     was = model.training
     try:
         with torch.no_grad():
+            # in training mode this pass would move batch norm's statistics
             pytree.run(model.eval(), x)
     finally:
         model.train(was)

@@ -184,6 +184,7 @@ class Weights:
         total = some.new_zeros(count)
         flat = [(m.flatten(-2), a if isinstance(a, float) else a.flatten()) for m, a in self.matrices]
         for place, (m1, a) in enumerate(flat):
+            # each pair once, with the factor 2 for both of its orders
             for m2, b in flat[: place + 1]:
                 inner = (m1 * m2).sum(-1) if m1.dim() == m2.dim() else m2 @ m1 if m1.dim() == 1 else m1 @ m2
                 total += inner * a * b * (1 if m1 is m2 else 2)
@@ -206,6 +207,7 @@ def concatenated(steps: Sequence[Tensor], clients: int) -> Tensor:
 def _added(total: Tensor | None, part: Tensor, share: float | Tensor, count: int) -> Tensor:
     """`made` plus share * more, in place."""
     if isinstance(share, Tensor):
+        # in place: `part` is a fresh product, which nobody else holds
         part = part.mul_(share[:count])
     elif share != 1.0:
         part = part.mul_(share)
@@ -267,6 +269,7 @@ def once(x: Tensor, d: Tensor, known: KnownProducts) -> Tensor:
     for rows, other_d, total in known:
         if rows is x:
             flat, before = d.flatten(), other_d.flatten()
+            # least squares gives the only multiple that D can be; the clamp is for a known D of zeros
             share = torch.dot(flat, before) / torch.dot(before, before).clamp(min=1e-30)
             # torch's norm of infinite order takes ten times as long
             remainder, most = (vector.abs().amax() for vector in (flat.addcmul(before, -share), flat))

@@ -145,6 +145,7 @@ class FactoredVectors(Tensor):
             if not start <= slot.start < stop:
                 continue
             layer = columns[:, slot.start - start : slot.stop - start]
+            # `columns` begins without values: where there are no matrices, a layer's first product has to overwrite
             factor.into(layer, scale, add=bool(self.matrices) or slot.start in written)
             written.add(slot.start)
         return columns
@@ -198,6 +199,7 @@ class FactoredVectors(Tensor):
             if factor.whole is None:
                 total[here].add_(factor.summed(coefficients).flatten())
                 continue
+            # by identity: comparing rows by their numbers would read all of them
             key, (_, d) = (here.start, id(factor.whole)), factor.rows(coefficients)
             together[key] = (factor, together[key][1] + d if key in together else d)
         for factor, d in together.values():
@@ -214,6 +216,7 @@ class FactoredVectors(Tensor):
             total += (self.own[:, place] - self.start.part(here)).square().sum(1)
         for layer in sorted({factor.slot.start for factor, _ in self.factors}):
             total += self.moved[layer]
+        # squares of layers that are products are sums with both signs, which rounding may leave below 0
         return total.clamp(min=0).sqrt()
 
     def sums(self) -> Tensor:

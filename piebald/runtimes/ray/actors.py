@@ -169,6 +169,7 @@ class RayWorkerPool:
         for share, answer in zip(shares, answers, strict=True):
             buffer = ObjectBuffer(answer["arrays"])
             results |= zip(share, (unpack_result(values, buffer) for values in answer["results"]), strict=True)
+            # in the order of chunks and not of answers: float64 addition rounds by its order
             total.add(answer["weight"], {name: buffer.get(place) for name, place in answer["sums"].items()})
         return [results[place] for place in range(len(stacks))], total
 
@@ -229,6 +230,7 @@ class RayWorkerPool:
         return [answers[place] for place in range(len(chunks))]
 
     def _send(self, actor: Any, place: int, chunk: _Chunk, sum_request: SumRequest | None) -> None:
+        # shared ones as arguments of their own: Ray puts objects in place of references at the top level only
         reference = actor.serve.remote(chunk.stacks, sum_request, chunk.own, list(chunk.shared), *chunk.shared.values())
         self._serving[reference] = (actor, place)
 
@@ -244,6 +246,7 @@ class RayWorkerPool:
             self._idle.append(actor)
             return
         self._failed_starts += 1
+        # a node that goes may take all actors with it once
         if self._failed_starts > _DEATHS + self.count:
             raise RuntimeFault("Ray actors die before they are ready: look at Ray's logs, often memory ran out")
         self._replace(actor)

@@ -186,6 +186,7 @@ class RayConnection:
         return self._put_as_arrays(clients)
 
     def _put_as_arrays(self, value: Any) -> Any:
+        # for this value alone: what actors read without copying it cannot be written to
         self.ray.util.register_serializer(Tensor, serializer=as_array, deserializer=as_tensor)
         try:
             return self.ray.put(value)
@@ -198,6 +199,7 @@ def actors_that_fit(nodes: Sequence[Mapping[str, float]], gpus: float) -> int:
     actors = 0
     for node in nodes:
         cores, node_gpus = int(node.get("CPU", 0)), int(node.get("GPU", 0))
+        # 1e-6, since rounding may leave the quotient just below a whole number
         actors += min(cores, node_gpus * int(1 / gpus + 1e-6)) if gpus else cores
     return actors
 

@@ -106,6 +106,7 @@ class DeviceTimes:
         intervals = self._device(task.client).on
         if not intervals:
             return None
+        # an interval without an end cuts nothing off, so the task counts as one of a device that stays
         return next((stop for start, stop in intervals if start <= sent < stop and stop < math.inf), None)
 
     def finished(self, event: Event) -> float:

@@ -254,6 +254,7 @@ class Simulation:
     def _begin(self, events: list[Event]) -> None:
         """Give tasks to the workers: in one piece if their updates are summed, else stack by stack."""
         costs = [self._cost(event) for event in events]
+        # clients of about as many rows share a stack, in which none waits long; ties by number, to repeat the stacks
         order = sorted(range(len(events)), key=lambda i: (-costs[i], events[i].task.client, events[i].task.id))
         stacks, sum_request = self._cut(order, events), events[0].sum_request
         for together in [stacks] if sum_request is not None else [[stack] for stack in stacks]:
@@ -280,6 +281,7 @@ class Simulation:
         """Set the true times of tasks that were served."""
         ids = {event.task.id for event in events}
         self._due = [Due(self._ends(due), due.id, due.event) if due.id in ids else due for due in self._due]
+        # true times may be later than the earliest ones by which the heap was ordered
         heapq.heapify(self._due)
 
     def _ends(self, due: Due) -> float:
@@ -292,6 +294,7 @@ class Simulation:
             return finished
         if event.counts:
             self.state_store.settle(event.task, kept=False)
+        # the client's state was given up above as well: it goes on from where it was before the task
         event.failure, event.update, event.counts = GONE, None, False
         return leaves
 

@@ -135,6 +135,7 @@ class Simulated(RuntimeSettings):
             if engine == "auto":
                 stacks = stack_sizes(work, device, -(-expected // max(workers or 1, 1)))
                 count = min(len(clients), max(stacks))
+                # by the run's seed, so that a run that is repeated measures the same clients
                 sample = generator("measure", work.seed).choice(len(clients), count, replace=False).tolist()
                 chosen = self._fastest_or_plain(work, clients, device, sample, stacks)
                 engine, seconds_per_step = chosen.engine, chosen.seconds_per_step  # type: ignore[assignment]
@@ -142,6 +143,7 @@ class Simulated(RuntimeSettings):
         if stack is None:
             stack = self._default_stack(engine)
         if workers is None:
+            # not known where the engine is named: ten batches a client are then assumed
             rows = clients.size(sample[0], "train") if self.engine == "auto" else None
             batch = work.trainer.batch if isinstance(work.trainer, Sgd) else 20
             seconds = (
@@ -153,6 +155,7 @@ class Simulated(RuntimeSettings):
             small = self.engine == "auto" and seconds < _SMALL_ROUND
             workers = min(cores, expected) if forks and cores > 1 and expected > 1 and not small else 0
         workers = min(workers, len(clients))  # others would have nothing to do
+        # larger stacks than each worker's share of the clients would leave other workers without any
         stack = min(stack, stack_limit(work, device, self.share_of_gpu()), -(-expected // max(workers, 1)))
         return self.model_copy(update={"engine": engine, "stack": stack, "workers": workers})
 

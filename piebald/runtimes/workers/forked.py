@@ -88,9 +88,11 @@ class ForkedWorkers:
                     worker.receive()
         total = RunningSum()
         for worker in self.workers:
+            # in the order of workers and not of answers: float64 addition rounds by its order
             if worker in begun.sums:
                 weight, vectors, part = begun.sums[worker]
                 total.add(weight, vectors)
+                # after the addition: the sums are views of memory that the worker may then write to again
                 worker.release(part)
         return [begun.results[place] for place in range(len(begun.stacks))], total
 
@@ -100,6 +102,7 @@ class ForkedWorkers:
         used = self.room
         for place in queue:
             if used + len(stacks[place].clients) > self.room:
+                # a stack alone always goes, even where it is larger than the room: what does not fit lies in files
                 pieces.append([])
                 used = 0
             pieces[-1].append(place)
@@ -108,6 +111,7 @@ class ForkedWorkers:
 
     def close(self) -> None:
         for worker in self.workers:
+            # all pipes before anybody is waited for, so that workers end at the same time
             worker.pipe.close()
             if worker.sent:  # nobody will read what it is computing
                 worker.process.kill()
@@ -190,6 +194,7 @@ class _Worker:
             raise RuntimeFault(answer["error"])
         message, get = self.sent.popleft(), self.outbox.get
         begun = message.begun
+        # exactly 0 for an idle worker: what rounding leaves would decide who gets the next stack
         self.load = self.load - message.load if self.sent or self._queue else 0.0
         results = (unpack_result(values, self.outbox) for values in answer["results"])
         begun.results |= zip(message.places, results, strict=True)
@@ -239,6 +244,7 @@ def _serve_until_closed(
         try:
             while not messages or pipe.poll():
                 messages.append(json.loads(pipe.recv_bytes()))
+        # not by sys.exit: this process must not run what its parent has registered for its own end
         except (EOFError, OSError):
             os._exit(0)
         message = messages.popleft()
@@ -309,6 +315,7 @@ def in_fork(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, see `forked.ForkedWorkers`
         process.start()
+    # this process's copy would keep the pipe open, and the end of the child would never be noticed
     theirs.close()
     try:
         answer: dict[str, Any] = json.loads(ours.recv_bytes())

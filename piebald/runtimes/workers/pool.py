@@ -65,6 +65,7 @@ class LaterWork:
     ) -> Iterator[tuple[dict[int, int], list[ClientStack], list[float], SumRequest | None]]:
         """Take all of it out, what is not summed in one piece: counts of stacks by number, then all stacks."""
         waiting, self._waiting = self._waiting, {}
+        # updates of different requests must not come into one sum
         single = {number: work for number, work in waiting.items() if work[2] is None}
         pieces = [{number: work} for number, work in waiting.items() if work[2] is not None]
         for piece in [single, *pieces] if single else pieces:
@@ -159,6 +160,7 @@ def share_out(costs: Sequence[float], workers: int, loads: Sequence[float] = ())
     for place in sorted(range(len(costs)), key=lambda place: (-costs[place], place)):
         worker = loads.index(min(loads))
         queues[worker].append(place)
+        # stacks that cost nothing would all go to the same worker
         loads[worker] += max(costs[place], 1e-9)
     return [sorted(queue) for queue in queues]
 
@@ -211,7 +213,9 @@ def _serve_each(
         held = "; it holds one client" if len(stack.clients) == 1 else f": set stack to less than {len(stack.clients)}"
         raise RuntimeFault(f"the memory of device {str(engine.device)!r} ran out{held}") from error
     except Exception as error:
+        # first: on a lost GPU each client would fail in turn, and look as if its own work had
         raise_if_lost(error, engine.device)
+        # a setting or a component that cannot work is the run's fault, not that of these clients
         if isinstance(error, PiebaldError) and not isinstance(error, CannotTrain):
             raise
         if SERVER_ID in stack.clients and (stack.query is None or stack.query.asked_of == "server"):

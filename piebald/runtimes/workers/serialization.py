@@ -55,6 +55,7 @@ class Arena:
         self._bytes = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
         self._free = self._stop = self._part = 0
         self._folders: dict[int, Path] = {}  # of files, by part
+        # of the folders and not of the arena itself, which this reference would keep alive
         weakref.finalize(self, _remove, self._folders)
         self._stored: dict[int, list[Any]] = {}
         self._alive: list[Tensor] = []
@@ -88,6 +89,7 @@ class Arena:
             return self._written(tensor)
         if length:
             self._view(start, tensor.shape, tensor.dtype).copy_(tensor)
+        # torch views bytes as wider numbers only where they begin at a multiple of their size
         self._free += -(-length // _ALIGN) * _ALIGN
         return start
 
