@@ -299,6 +299,7 @@ class ClientSession:
             for id, body in self._answers.items():
                 return Delivery(id, False, body)
             for done in self.store.done:
+                # of a task that the server has forgotten, `_has` decides when the server sends it or another one
                 if done.id not in self._delivered and not _forgotten(done, self.welcome):
                     return Delivery(done.id, True, self.store.result(done.id))
         return None

@@ -145,6 +145,7 @@ class TaskWatch:
             finally:
                 task.end()
         except _Ended:
+            # a second time, as the error may have come before the first had begun
             task.end()
             raise Declined(task.reason) from None
         return result
