@@ -90,7 +90,7 @@ def unpack_kit(kit: Path, folder: Path | None = None) -> Path:
                 read(fresh)  # nothing of the folder is replaced before these are known to be sound
             except SettingError as error:
                 raise SettingError(str(error).replace(unpacked, str(kit))) from None
-            # credentials.json last: where it is, the other files are those that belong to it
+            # credentials.json last, so that a folder that was filled in part is not taken for credentials
             for name in _OF_SITE[1:4] + _OF_SITE[:1]:
                 (fresh / name).replace(folder / name)
     for name in ("site.toml", *_OF_ALL):

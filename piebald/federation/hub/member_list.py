@@ -193,7 +193,7 @@ class Member:
         before = (self.hello.incarnation, self.hello.ready, self.refused) if self.hello else None
         if hello.incarnation not in self.processes:
             self.processes = (*self.processes, hello.incarnation)[-_PROCESSES:]
-        # a restarted site is the last of them from its first hello on, so only a process that others followed counts
+        # a restarted process is the last of them from its first hello on, so only those count that another one followed
         self.returned += hello.incarnation != self.processes[-1]
         if hello.doing != (self.hello.doing if self.hello else ""):
             self.busy, self.told = time.monotonic() if hello.doing else None, 0.0

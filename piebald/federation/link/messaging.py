@@ -158,7 +158,7 @@ class Link:
         sentence = printable(sentence, 500)
         topic = sentence.partition(" ")[0]
         with self._lock:
-            # strangers share one budget of sentences, or each invented name would bring a new one
+            # strangers share one budget of sentences, or each address of theirs would bring a new one
             reported = self._reported[topic if topic.isalpha() or self.knows(topic) else ""]
             if sentence in reported or len(reported) >= _REPORTS:
                 return

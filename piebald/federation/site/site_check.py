@@ -154,7 +154,7 @@ def _checked_with_server(work: SiteWork, rows: Check, patience: float) -> list[C
 def _reply(link: Link, patience: float) -> tuple[CheckReply | None, float, float]:
     """The server's answer, how long it took, and this machine's clock in the middle of that time."""
     until = time.monotonic() + patience
-    # a trouble will not pass in the rest of the time, and is told at once
+    # a trouble that has a name is told at once, and not after the whole patience
     while time.monotonic() < until and not link.trouble:
         began = time.time()
         answer = link.request(SERVER, "check", CheckRequest(version=__version__), timeout=min(5.0, patience))
