@@ -54,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     line_clock.reset()  # a process may run several commands, which tell nothing about each other
     try:
         code = _command()(words or ["--help"], prog_name="piebald", standalone_mode=False)
+        # inside the block, so that a reader that has gone is noticed here and not when Python ends
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); without this, Python would fail again when it closes stdout.

@@ -25,6 +25,7 @@ app = typer.Typer(
     name="piebald",
     help="Federated learning for clients that are not alike.",
     rich_markup_mode=None,
+    # such tracebacks can show local variables, which may hold rows
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -133,7 +134,9 @@ def command(
             show_log(options.verbose)
             return function(options, **values)
 
+        # evaluated, since annotations are text in files with `from __future__ import annotations`
         _, *parameters = inspect.signature(function, eval_str=True).parameters.values()
+        # by keyword only, so that a parameter without a default may follow one that has one
         signature = inspect.Signature([*(parameter.replace(kind=kind) for parameter in parameters), *added])
         call.__signature__ = signature  # type: ignore[attr-defined]
         return group.command(name)(call)

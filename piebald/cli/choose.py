@@ -120,6 +120,7 @@ def _experiment_of_table(
     if options.progress:
         print("".join(f"! {printable(sentence)}\n" for sentence in seen.warnings), end="", file=sys.stderr)
     experiment = tomllib.loads(seen.experiment)
+    # a recipe in the file would be raced as if the user had asked for it
     del experiment["recipe"]
     # validation rows choose among many methods, test rows check the one: both need more than a single run does
     experiment["split"] |= {"validation": 0.25, "test": 0.25}

@@ -61,6 +61,7 @@ def _print_narrow(comparison: Comparison, rows: list[dict[str, Any]], pairs: Map
     base_name = "alone" if base == comparison.made_by("local") else base
     head = ["label", shown.name, f"against {base_name}", "worst tenth", "MB"]
     body = [[_plain(cell) for cell in cells] for cells in body]
+    # cells and not letters, as some letters take two of them on a terminal
     room = WIDTH - sum(max(cell_len(printable(cells[column])) for cells in [head, *body]) + 2 for column in range(1, 5))
     head[2] = cut(head[2], cell_len(printable(head[2])) + min(0, room - _SHORTEST))
     for cells in body:
@@ -117,6 +118,7 @@ def _losers(comparison: Comparison, base: str) -> str:
     listed = [f"{name} ({_plain(shown.difference(gains[name]))})" for name in behind]
     seeds = ", in the mean over seeds" if comparison.scores[best].values.shape[0] > 1 else ""
     gaps = row_differences(comparison.scores[best], comparison.scores[base])
+    # Bonferroni's correction: so many clients are looked at, at once
     tested = [gaps[name].p * len(behind) for name in behind if name in gaps]
     chance = ", none beyond the chance of its rows" if len(tested) == len(behind) and min(tested) >= ERROR_RATE else ""
     return f"Worse with {best} than with {base}{seeds}: {names(listed)}{chance}."

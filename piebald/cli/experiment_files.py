@@ -82,6 +82,7 @@ def out_folder(settings: ExperimentSettings, name: str | None = None) -> Path:
 
 def free_folder(parent: Path, name: str, occupied: Collection[str] = ()) -> Path:
     """Return the first folder NAME, NAME-2, ... that does not exist and is not occupied."""
+    # a label may have slashes, which would be folders, and blanks, which a shell would split at
     stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
     folder, number = parent / stem, 1
     while folder.exists() or str(folder) in occupied:

@@ -247,6 +247,7 @@ def up(
 
     flags = federation_flags(file, options.sets)
     if local is not None:
+        # before the user's own settings, which come later and so prevail
         flags = [f"partition.clients={local}", *flags] if file is None else flags
         count = len(ExperimentSettings.load(file, flags).divisions()[0].plan().clients)
         if count != local:
@@ -308,6 +309,7 @@ def stop(
     with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
         os.kill(pid, signal.SIGTERM)
     until = time.monotonic() + wait
+    # by its number: a service may have started another process meanwhile
     while running_process(folder) == pid:
         if time.monotonic() > until:
             raise SettingError(f"process {pid} has not ended within {wait:g} seconds: inspect it, or wait longer")

@@ -50,6 +50,7 @@ def approve(
     from piebald.federation.credentials.provisioning import read
     from piebald.federation.site import consent
 
+    # says what is wrong with the folder, where `consent` would only find nothing in it
     read(credentials)
     if digest is not None:
         consent.approve(credentials, digest)

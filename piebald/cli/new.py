@@ -43,6 +43,7 @@ def notebook(cells: list[tuple[str, str]]) -> dict[str, Any]:
     code: dict[str, Any] = {"execution_count": None, "outputs": []}
     return {
         "nbformat": 4,
+        # format 4.5 demands an id of each cell
         "nbformat_minor": 4,
         "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
         "cells": [
@@ -62,6 +63,7 @@ def new(
     """Make a folder to start from: an experiment that runs at once, a test and a notebook."""
     contents, cells = template(kind)
     try:
+        # fails where it exists, so that nothing of the user's is overwritten
         folder.mkdir(parents=True)
         for name, text in {**contents, "notebook.ipynb": json.dumps(notebook(cells), indent=1) + "\n"}.items():
             (folder / name).write_text(text, "utf-8")

@@ -113,6 +113,7 @@ def _of_run(
         is_lacking = own and run.meta.get("threshold") is not None and predictor.threshold is None
         if rows_are_read or not is_lacking:
             return predictor.predict(rows), lacking if is_lacking else predictor.naming
+    # reading the run's rows is slow, so it is done only where what the folder has kept does not suffice
     return _of_run(place, plugins, rows, client, own, reads=True, **chosen)
 
 

@@ -70,6 +70,7 @@ def print_table(
         table.add_row(*(Text(row[column]) for column in shown))
     with console.capture() as printed:
         console.print(table)
+    # rich fills lines with blanks up to the width
     print(*(line.rstrip() for line in printed.get().splitlines()), sep="\n")
     if lost := [name for column, name in enumerate(heading) if column not in shown]:
         print(f"\nnot shown: {', '.join(lost)} (--wide shows them)")
@@ -80,6 +81,7 @@ def _fitting(heading: Sequence[str], cells: list[list[str]], width: int) -> tupl
     shown, room = list[int](), width
     for column, name in enumerate(heading):
         values = [row[column] for row in cells]
+        # never the first, without which a row has no name
         if column and set(values) <= {"-", ""}:
             continue
         longest = max(map(len, [name, *values]))

@@ -51,6 +51,7 @@ def add(
 
     server, queue = _opened(credentials)
     flags = federation_flags(file, with_sites(file, options.sets, server.sites()), credentials=str(server.folder))
+    # without the sites: the server adds those that it has when the experiment's turn comes (`_settings`)
     settings = ExperimentSettings.load(file, federation_flags(file, options.sets, credentials=str(server.folder)))
     if settings.compares:
         raise SettingError(f"{file} describes several runs: add one file for each")
@@ -167,6 +168,7 @@ def _wait(server: Credentials, queue: ExperimentQueue) -> None:
 
     log.info("the queue is empty: waiting for piebald queue add %s", server.folder)
     while queue.next() is None:
+        # the status does not change meanwhile, and a check of health would take the process for ill after a minute
         give_sign(server.folder)
         time.sleep(_LOOK)
 
@@ -234,6 +236,7 @@ def _carry_out(server: Credentials, queue: ExperimentQueue, entry: Queued, optio
                 start = replace(options, start_from=Path(entry.start_from) if entry.start_from else None)
                 carry_out(_settings(entry, options, server), None, start, [StepLog()], folder)
     except (KeyboardInterrupt, Interrupted):
+        # Ctrl-C or SIGTERM, which end the server: the experiment stays "running", and the next process goes on with it
         if not watch.interrupted:
             raise KeyboardInterrupt from None
         return "stopped"
@@ -273,6 +276,7 @@ class Watch:
         self._before: Any = None
 
     def __enter__(self) -> Self:
+        # the handler before the thread, whose signal would otherwise be taken for Ctrl-C
         self._before = signal.signal(signal.SIGINT, self._interrupt)
         self._armed = True
         self._thread.start()
@@ -281,8 +285,10 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # first, so that a signal that is under way interrupts nothing behind the block
         self._armed = False
         self._over.set()
+        # before the old handler is back, which would take a late signal for Ctrl-C
         self._thread.join()
         signal.signal(signal.SIGINT, self._before)
 

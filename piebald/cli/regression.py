@@ -129,6 +129,7 @@ def survival(
         print(name)
         columns = (curve.times, curve.at_risk, curve.events, curve.survival, curve.errors, *curve.interval.T)
         heading = ["time", "at risk", "events", "survival", "std. error", "2.5 %", "97.5 %"]
+        # about a dozen lines of each curve
         shown = range(0, len(curve.times), max(len(curve.times) // 12, 1))
         print_narrow(heading, [[f"{column[place]:.6g}" for column in columns] for place in shown])
         print()
@@ -153,8 +154,10 @@ def _fitted(
         from piebald.statistics.experiment import model_of_sites
 
         refuse_local_flags(options.client, None, None)
+        # "ties" tells Cox's model from curves, which are stratified or not as well
         if wanted.get("stratified") is False and "ties" in wanted:
             raise SettingError("--pooled compares rows of different clients, which sites do not show: leave it out")
+        # 0 for commands that have no such option
         if wanted.get("times", 0) is None:
             raise SettingError("sites count rows at times that they are asked about: give --times, such as 30:3600:30")
         if "target" in wanted:
@@ -181,6 +184,7 @@ def _times(text: str) -> list[float]:
     """Return the times FIRST, FIRST + STEP, ... up to LAST."""
     try:
         first, last, step = map(float, text.split(":"))
+        # rounding may leave the quotient just below a whole number, and LAST would be lost
         count = math.floor((last - first) / step + 1e-9) + 1
         if not 1 <= count <= 10_000:
             raise ValueError

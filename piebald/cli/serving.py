@@ -62,6 +62,7 @@ def locked(credentials: Path) -> Iterator[None]:
     with explained(f"{credentials} cannot be used"):
         lock = RunLock(credentials)
     try:
+        # under the lock: without it they could be those of a process that is writing
         clear_parts(credentials)
         end_on_term()
         yield
@@ -99,6 +100,7 @@ def relayed(run: Path, tell: Callable[[str], None]) -> Iterator[None]:
         for path in sorted(run.glob("**/federation/*/log.txt")):
             with path.open("rb") as file:
                 file.seek(read.setdefault(path, 0))
+                # whole lines only, as a site may be in the middle of one
                 whole = file.read().rpartition(b"\n")[0]
             read[path] += len(whole) + bool(whole)
             for line in whole.decode(errors="replace").splitlines():
@@ -116,6 +118,7 @@ def relayed(run: Path, tell: Callable[[str], None]) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+        # once more, for what came after the thread's last look
         relay()
 
 

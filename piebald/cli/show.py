@@ -199,6 +199,7 @@ def _properties(name: str, only_local: bool) -> dict[str, Any]:
     from piebald.data.sets.download import forbidden
 
     try:
+        # a list of all data sets must not download each of them
         with forbidden() if only_local else nullcontext():
             loaded = data_sets.load(name)
     except SettingError as error:

@@ -222,6 +222,7 @@ def _ledger(file: Path | None, budget: float | None, delta: float | None) -> Led
 
 
 def _bounds(text: str) -> tuple[str, tuple[float, float]]:
+    # the last one, as a column's name may have others
     name, equals, ends = text.rpartition("=")
     low, colon, high = ends.partition(":")
     try:
@@ -263,6 +264,7 @@ def _print(answer: FederatedStatistics) -> None:
             _print_long(("from", "to", "count"), list(bins))
     for name, text in answer.texts.items():
         print(f"\n{printable(name)}")
+        # a stable sort: values that are equally frequent stay in their order
         counts = sorted(text.counts.items(), key=lambda item: -item[1])
         counts += [*([("(other)", text.other)] if text.other else []), ("(missing)", text.missing)]
         _print_long(("value", "count"), [(value, round(count)) for value, count in counts])
@@ -310,6 +312,7 @@ def print_narrow(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     first = min(widths[0], 26)
     parts: list[list[int]] = [[]]
     for place in range(1, len(heading)):
+        # no empty table before a column that is too wide for any
         if first + sum(widths[column] for column in parts[-1]) + widths[place] > _WIDTH and parts[-1]:
             parts.append([])
         parts[-1].append(place)

@@ -85,6 +85,7 @@ class AuditLog:
             OSError: it cannot be written; nothing was appended.
         """
         with self._lock:
+            # the flag below refuses a link too, where the system has it; this says why
             if self.path.is_symlink():
                 raise SettingError(f"{self.path} is a link, and the log would be written elsewhere: remove it")
             self._rotate()
@@ -102,6 +103,7 @@ class AuditLog:
                     _write_at(file.fileno(), size, text[:-1] + f',"digest":"{digest}"}}\n'.encode())
                     os.fsync(file.fileno())
                 except OSError:
+                    # no line could follow from a part of one
                     os.truncate(file.fileno(), size)
                     raise
             self._line, self._head = self._line + 1, digest
@@ -116,6 +118,7 @@ class AuditLog:
 
     def _rotate(self) -> None:
         """Rename a file that is long, so that the next line begins another one."""
+        # the first write of a process may still have to cut off what a killed one has left
         if not self._read or self.path.stat().st_size < LONG:
             return
         with opened(self.path) as file:
@@ -127,6 +130,7 @@ class AuditLog:
         size = file.seek(0, os.SEEK_END)
         if self._read:
             return int(size)
+        # a torn line and the whole one before it are within twice the longest
         file.seek(max(0, size - 2 * _LONGEST))
         tail = file.read()
         whole = tail[: tail.rfind(b"\n") + 1]
@@ -295,6 +299,7 @@ def _lines(path: Path, number: int | None, head: str | None) -> Iterator[tuple[i
     """Yield the lines of one file, which follow from the line before (None: from any)."""
     try:
         with opened(path) as file:
+            # bounded, as a damaged file may have no ends of lines at all
             while line := file.readline(_LONGEST + 1):
                 if not line.endswith(b"\n"):
                     place = "the first line" if number is None else f"line {number + 1}"
@@ -320,6 +325,7 @@ def _checked(path: Path, line: bytes, number: int | None, head: str | None) -> t
     """
     place = "the last line" if number is None else f"line {number + 1}"
     match = _END.fullmatch(line[-_END_BYTES:])
+    # the digest is of the line before it was put in, which ended with the brace
     if match is None or hashlib.sha256(line[:-_END_BYTES] + b"}").hexdigest() != match[1].decode():
         raise SettingError(f"{place} of {path} is not as it was written: its digest is another one")
     try:

@@ -45,6 +45,7 @@ class Authority:
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .sign(key, hashes.SHA256())
         )
+        # the certificate last: `at` takes an authority for complete where it is
         write_private(folder / "key.pem", _key_bytes(key))
         write_private(folder / "authority.pem", certificate.public_bytes(_PEM))
         return cls(certificate, key)
@@ -86,6 +87,7 @@ class Authority:
         # the certificate of a site cannot serve, so that no site can pretend to be the server
         use = ExtendedKeyUsageOID.SERVER_AUTH if party == SERVER else ExtendedKeyUsageOID.CLIENT_AUTH
         issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        # certificates are dated in whole seconds, and one of the second of the revocation counts as revoked
         issued = max(datetime.now(UTC), (revoked or datetime.min.replace(tzinfo=UTC)) + timedelta(seconds=1))
         certificate = (
             _builder(_name(party), self._certificate.subject, key.public_key(), expires, issued)
@@ -130,6 +132,7 @@ def _builder(
 
 def _usage(signs: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
+        # TLS 1.3 does nothing but sign with the key of a certificate, so a party's is good for nothing else
         digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, content_commitment=False,
         key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
     )  # fmt: skip

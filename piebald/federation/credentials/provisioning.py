@@ -123,6 +123,7 @@ def describe(path: Path) -> Description:
 
 def _check_names(path: Path, sites: Sequence[str]) -> None:
     for name in sites:
+        # sites are folders beside those of the server and the authority
         if not _NAME.fullmatch(name) or name in (SERVER, "authority"):
             raise SettingError(
                 f"{path}: sites are named by letters, digits, - and _, at most 63, and not server or authority, "

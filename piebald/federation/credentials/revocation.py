@@ -45,6 +45,7 @@ def read_revoked(folder: Path) -> dict[str, datetime]:
 
 def write_revoked(folder: Path, sites: list[str]) -> dict[str, datetime]:
     """Add sites to the list, with the present time, and return the whole list."""
+    # certificates are dated in whole seconds: one of this very second is revoked as well
     now = datetime.now(UTC).replace(microsecond=0)
     revoked = read_revoked(folder) | dict.fromkeys(sites, now)
     write_private(folder / _FILE, json.dumps({site: at.isoformat() for site, at in sorted(revoked.items())}) + "\n")

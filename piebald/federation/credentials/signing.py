@@ -54,6 +54,7 @@ class SignatureCheck:
             if not self._is_of(certificate, client) or not isinstance(key, ec.EllipticCurvePublicKey):
                 return False
             key.verify(signature[4 + length : 4 + length + size], self._message(text), _SIGN)
+        # the bytes are another site's, and whatever is wrong with them makes them no signature
         except (ValueError, TypeError, struct.error, InvalidSignature, UnsupportedAlgorithm, x509.ExtensionNotFound):
             return False
         return True
@@ -65,6 +66,7 @@ class SignatureCheck:
     def _is_of(self, certificate: x509.Certificate, client: int) -> bool:
         """Return whether a certificate is that of a client's site, issued by this authority and valid today."""
         certificate.verify_directly_issued_by(self._authority)
+        # the server's certificate, of the same authority, must not stand for a client
         use = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
         names = [name.value for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         today = certificate.not_valid_before_utc <= datetime.now(UTC) <= certificate.not_valid_after_utc
@@ -97,6 +99,7 @@ class CertificateSigner(SignatureCheck):
         signature = b"".join(struct.pack("<H", len(part)) + part for part in parts)
         if len(signature) > SIGNATURE:
             raise SettingError(f"the site's certificate is too long: {len(signature)} bytes with a signature")
+        # DER signatures differ in length by a few bytes, and the contract has one length for all
         return signature.ljust(SIGNATURE, b"\0")
 
 

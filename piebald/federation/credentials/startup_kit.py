@@ -36,6 +36,7 @@ def write_kit(credentials: Credentials, folder: Path) -> Path:
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for name, content in contents.items():
             member = tarfile.TarInfo(f"{credentials.party}/{name}")
+            # owner and time of each file stay 0: a kit tells nothing of the users of the machine that made it
             member.size, member.mode = len(content), 0o600
             archive.addfile(member, io.BytesIO(content))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -72,6 +73,7 @@ def unpack_kit(kit: Path, folder: Path | None = None) -> Path:
     folder = kit.with_name(kit.name.removesuffix(SUFFIX)) if folder is None else folder
     before = read(folder, connects=False) if (folder / "credentials.json").exists() else None  # it may have expired
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # inside the folder: `replace` is one step only within a file system
     with TemporaryDirectory(prefix=".new-", dir=folder) as unpacked:
         fresh = Path(unpacked)
         for name in _OF_SITE:
@@ -82,11 +84,13 @@ def unpack_kit(kit: Path, folder: Path | None = None) -> Path:
                 f"{folder} is of {before.party} in {before.federation!r}, and the kit of {renewed.party} in "
                 f"{renewed.federation!r}: unpack it elsewhere, with --into FOLDER"
             )
+        # a kit of earlier days must not take the place of credentials that were renewed since
         if before is None or renewed.expires >= before.expires:
             try:
                 read(fresh)  # nothing of the folder is replaced before these are known to be sound
             except SettingError as error:
                 raise SettingError(str(error).replace(unpacked, str(kit))) from None
+            # credentials.json last, so that a folder that was filled in part is not taken for credentials
             for name in _OF_SITE[1:4] + _OF_SITE[:1]:
                 (fresh / name).replace(folder / name)
     for name in ("site.toml", *_OF_ALL):

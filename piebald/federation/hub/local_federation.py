@@ -51,6 +51,7 @@ class LocalFederation:
         provision(Description(name="local", host="127.0.0.1", port=port, days=365, sites=names), root)
         for name in names:  # all rows are on this machine, so scores are shown beside noise and sums, too
             settings = root / name / "site.toml"
+            # only what nobody has touched: a folder that is used again may have settings of its user
             if read_text(settings) == SITE_TOML:
                 kinds = Component.registry["query"]
                 queries, modules = sorted(kinds), {kind.__module__ for kind in kinds.values()}
@@ -68,12 +69,14 @@ class LocalFederation:
 
     def open(self) -> None:
         """Start a process for each site.  They end with this process, however it ends."""
+        # sites share this machine's cores, and each would begin a thread for every one of them
         environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         command = [sys.executable, "-m", "piebald.cli", "site", "up"]
         search = [word for folder in folders() for word in ("--search", str(folder))]
         for name in self._sites:
             credentials = self._folder / name
             with (credentials / "log.txt").open("ab") as output:
+                # a session of its own: Ctrl-C reaches this process alone, which then ends the sites in order
                 process = subprocess.Popen(
                     [*command, str(credentials), "--with-parent", str(os.getpid()), *search],
                     stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True,
@@ -108,12 +111,14 @@ class LocalFederation:
 
     def close(self) -> None:
         """End the sites."""
+        # all are told before any is waited for, so that they end side by side
         until = time.monotonic() + 5
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
         for process in self.processes:
             try:
+                # the last ones get a moment as well, where the first have used up the time
                 process.wait(max(until - time.monotonic(), 0.1))
             except subprocess.TimeoutExpired:
                 process.kill()
@@ -129,6 +134,7 @@ def free_port() -> int:
     so it is still free when it is used a moment later.
     """
     for _ in _PORTS:
+        # a prime, so that processes with neighbouring ids begin far from each other
         port = _PORTS[(os.getpid() * 97 + next(_tried)) % len(_PORTS)]
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port

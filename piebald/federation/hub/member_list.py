@@ -61,6 +61,7 @@ class OpenTask:
         """Count bytes that have arrived."""
         if more > 0:
             now = time.monotonic()
+            # before the first bytes `moved` is 0, so that their number alone bounds what they may have taken
             self.transfer_time += min(now - self.moved, more / SLOWEST)
             self.moved = now
 
@@ -132,11 +133,13 @@ class Member:
         """Return whether something new of it is logged: a site that says so with each hello would fill the disk."""
         now = time.monotonic()
         lines = max(0.0, self.lines[0] - (now - self.lines[1]) / _LINE_EVERY)
+        # bounded, so that a site is heard again soon after a flood of lines, however long that was
         self.lines = min(lines + 1, _LINES + 1.0), now
         return lines < _LINES
 
     def sign(self) -> None:
         """Record a sign of life that is no hello: on a slow link hellos wait behind the pieces of a result."""
+        # only a hello makes a site present, since it alone says under which terms
         if self.heard is not None:
             self.heard, self.seen = time.monotonic(), time.time()
 
@@ -190,6 +193,7 @@ class Member:
         before = (self.hello.incarnation, self.hello.ready, self.refused) if self.hello else None
         if hello.incarnation not in self.processes:
             self.processes = (*self.processes, hello.incarnation)[-_PROCESSES:]
+        # a restarted process is the last of them from its first hello on, so only those count that another one followed
         self.returned += hello.incarnation != self.processes[-1]
         if hello.doing != (self.hello.doing if self.hello else ""):
             self.busy, self.told = time.monotonic() if hello.doing else None, 0.0
@@ -204,6 +208,7 @@ class Member:
             if open_task.delivered_to != self.hello.incarnation:
                 return open_task
             lost = open_task.trains and open_task.task.id not in self.hello.held
+            # a hello that was under way when the task arrived does not list it yet, hence the seconds
             if lost and self.heard is not None and self.heard > open_task.delivered_at + 5:  # the site lost it
                 return open_task
         return None

@@ -44,6 +44,7 @@ def read_values(body: bytes | bytearray) -> dict[str, Any]:
         values = json.loads(bytes(body))
     except (ValueError, RecursionError) as error:
         raise SettingError(f"the run's terms cannot be read: {type(error).__name__}") from None
+    # level by level, as so deep a nesting would end a walk by recursion
     level = [values]
     for _ in range(_LEVELS):
         tables = [
@@ -155,6 +156,7 @@ class RunTerms(BaseModel):
             SettingError: they are from another version, or have another form.
         """
         theirs = str(values.get("piebald"))[:40]
+        # before their form is checked, as other versions have other fields, and the message would name one of these
         if theirs != __version__:
             raise SettingError(f"this site has Piebald {__version__}, the server {theirs}: install the same on both")
         try:
@@ -328,4 +330,5 @@ def terms(
         trains=work.trains,
         lineage=lineage,
     )
+    # sorted, since their digest is what somebody at a site approves, whatever the order of settings
     return json.dumps(run_terms.model_dump(), sort_keys=True).encode()

@@ -63,6 +63,7 @@ class ServerMessages:
         self._state, self._terms, self._work = state, terms, work
         self._folder = credentials.folder
         self.audit = AuditLog(credentials.folder)
+        # 4 bytes for a value in float32
         self._longest_result = _OVERHEAD + 4 * _VECTORS * work.layout.size
         address = ("0.0.0.0", credentials.port)
         self.link = make_link(SERVER, address, credentials.folder, state.number.__contains__, log.warning)
@@ -96,6 +97,7 @@ class ServerMessages:
                 self.audit.write("does not take part", site=origin, reason=refused)
             if hello.pending and not (member.hello and member.hello.pending) and member.worth_a_line():
                 log.warning("%s waits until somebody there approves the experiment", origin)
+            # `take_hello` changes all three
             before, here, doubled = member.hello, member.rows is not None, member.doubled
             is_known = hello.incarnation in member.processes
             welcome = self._state.take_hello(member, hello, refused)
@@ -159,6 +161,7 @@ class ServerMessages:
             open_task = member.open.get(piece.id)
             ours = (piece.run, piece.epoch) == (state.run, state.epoch)
             if not ours or open_task is None or open_task.trains != piece.trains:
+                # counted by its first piece, as all pieces of a late result come here
                 member.late += piece.start == 0
                 member.settle(piece.id)
                 return encode(Reply(status="known"))
@@ -169,6 +172,7 @@ class ServerMessages:
                 open_task.receive(reply.received)
                 outcome = None if body is None else self._unpacked(member, open_task, body)
                 if outcome is not None and body is not None:
+                    # noted before it counts: if the log cannot be written, the site keeps the result and sends it again
                     fields = {"trains": piece.trains, "bytes": len(body), "body": piece.digest, **contents(body)}
                     self.audit.write("received", site=origin, run=state.run, task=piece.id, **fields)
             except Refused as error:  # a second attempt would bring the same
@@ -244,8 +248,10 @@ class ServerMessages:
             while not state.closing:
                 for member in state.members:
                     if member.open and not member.sending and self._next(member) is not None:
+                        # here and not in the thread, or the next look might start a second
                         member.sending = True
                         threading.Thread(target=self._send_tasks, args=(member,), daemon=True).start()
+                # at least every second: that a site has fallen silent is a matter of the clock, which notifies nobody
                 state.changed.wait(1.0)
 
     def _next(self, member: Member) -> OpenTask | None:
@@ -259,13 +265,16 @@ class ServerMessages:
             with state.lock:
                 open_task = None if state.closing else self._next(member)
                 if open_task is None:
+                    # under the lock in which nothing was found, or a task added in between would wait for the next look
                     member.sending = False
                     return
+                # before it is sent: a process that starts meanwhile does not have the task
                 incarnation = member.hello.incarnation if member.hello else ""
             if self._send_task(member, open_task):
                 with state.lock:
                     open_task.delivered_to, open_task.delivered_at = incarnation, time.monotonic()
             else:
+                # the site is away or not ready, and the loop must not spin meanwhile
                 time.sleep(0.2)
 
     def _send_task(self, member: Member, open_task: OpenTask) -> bool:
@@ -298,6 +307,7 @@ class ServerMessages:
         if status != "refused":
             return status in ("done", "known")
         with state.lock:
+            # its result may have arrived, or the server given it up, before the refusal did
             if id in member.open:
                 state.end_task(member, open_task, None, "refused by the site, whose log says why")
         return True

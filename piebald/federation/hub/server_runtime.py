@@ -102,6 +102,7 @@ class FederationServer:
         self._heartbeat = Heartbeat(self.waits_for)
         self._heartbeat.start()
         fields = {"piebald": __version__, "terms": self.shared.terms, "lineage": lineage, "sites": sites}
+        # before it listens, so that the log has its first line before a site is heard
         self._messages.audit.write("started", party=SERVER, recipe=dict(experiment).get("recipe"), **fields)
         self._messages.start()
         listens = {"event": "listening", "port": self.credentials.port, "sites": len(sites)}
@@ -109,6 +110,7 @@ class FederationServer:
         self._watching = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._watching.start()
         if local is not None:
+            # last: these sites connect as soon as they run
             local.open()
 
     def waits_for(self) -> str:
@@ -147,11 +149,13 @@ class FederationServer:
                 if shared.clock() >= until:
                     shared.now = max(shared.now, until)
                     return None
+                # nothing is under way that could arrive, and without a time limit this would wait for ever
                 if until == float("inf") and not any(member.open for member in shared.members):
                     present = shared.ready_clients()
                     if present != self._seen:  # a site came or left, so there may be a client to ask
                         shared.now = shared.clock()
                         return None
+                    # all are here, so no arrival is worth waiting for either
                     if len(present) == len(shared.members):
                         return None
                 self._changed.wait(min(_TICK, max(until - shared.clock(), 0.0)))
@@ -209,6 +213,7 @@ class FederationServer:
         while time.monotonic() < until:
             with self._lock:
                 present = [member for member in self.shared.members if member.silent() < silence]
+                # in a run shorter than that, a site that is missing may only not have been heard yet
                 complete = len(present) == len(self.shared.members) or dismissed - self.shared.began > silence
                 if complete and all(member.heard is not None and member.heard > dismissed for member in present):
                     return
@@ -296,6 +301,7 @@ class FederationServer:
                         fields = {"site": member.name, "reason": shut}
                         self._disk.attempt("the audit log", partial(self._messages.audit.write, "shut out", **fields))
                         member.refused = shut
+                    # a copy, as `end_task` removes from it
                     for open_task in list(member.open.values()):
                         if self._gathered and (reason := self._give_up_reason(member, open_task)):
                             self.shared.end_task(member, open_task, None, reason)
@@ -307,6 +313,7 @@ class FederationServer:
                 self._disk.attempt("the status", self._write_status)
                 rested = time.monotonic() + _STATUS_SHARE * (time.monotonic() - began)  # with thousands of sites
             with self._changed:
+                # a plain `wait` would return at each change, and a look at thousands of sites would follow each result
                 self._changed.wait_for(lambda: self.shared.closing, 1.0)
 
     def _log_presence(self, member: Member) -> None:
@@ -329,6 +336,7 @@ class FederationServer:
         timeouts, seconds = self.shared.timeouts, self.shared.clock() - open_task.sent - open_task.transfer_time
         unready = member.unready_for(self.shared.terms, timeouts.silence)
         patience = timeouts.patience if open_task.trains else timeouts.silence
+        # a resumed server has heard nobody yet: silence counts from its own start at the earliest
         if min(member.silent(), time.monotonic() - self.shared.began) > patience:
             return f"silent for more than {patience:g} seconds"
         if member.refused:
@@ -337,6 +345,7 @@ class FederationServer:
             return "still owes the result of an earlier task"
         if seconds > timeouts.task_timeout:
             return self._overdue(member, open_task, f"took more than {timeouts.task_timeout:g} seconds")
+        # both, as a task may be new where the site has been unready for long, and the other way round
         if min(seconds, unready) > timeouts.patience:
             return self._overdue(member, open_task, f"present but not ready for {timeouts.patience:g} seconds")
         return None
@@ -383,6 +392,7 @@ class FederationServer:
         try:
             return serve(self._engine, stack).update(0), None
         except Exception as error:
+            # nobody else answers these, so the run ends with the error; other queries go on with the answers of sites
             if task.query is None or task.query.asked_of == "server":
                 raise
             return None, failure_reason(error)

@@ -149,6 +149,7 @@ class FederationState:
         with self.lock:
             now = self._activity_now(gathered)
             if now.state != self._activity[0].state:
+                # the first state is no change
                 if self._activity[0].state:
                     told = {"event": "state", "state": now.state, "ends": f" until {now.ends}" if now.ends else ""}
                     log.info("state: %(state)s%(ends)s", told)

@@ -30,6 +30,7 @@ from piebald.federation.link.wire_messages import LONGEST, PIECE, WINDOW, Refuse
 FRAMING = 1  # version of the opening and of the head of a frame
 FRAME = LONGEST + (1 << 16)  # bytes of a frame, at most; a message a little too long is dropped, and no more
 _MAGIC = b"piebald"
+# "<": little-endian and without padding on every machine
 _HEAD = struct.Struct("<IBQB")
 _LENGTH = 4  # bytes of the length, which does not count itself
 _LAST_WORD = 2.0  # seconds in which the other end can read why the connection ends
@@ -88,12 +89,15 @@ def decode_frame(data: bytearray) -> Frame:
     if len(data) < _HEAD.size:
         raise Refused("a frame without a whole head")
     _, kind, number, name = _HEAD.unpack_from(data)
+    # the ValueError of `FrameKind` would end the connection without a reason, a Refused is told to the other end
     if kind not in set(FrameKind):
         raise Refused(f"a frame of kind {kind}, which is not used here")
     start = _HEAD.size + name
     topic = bytes(data[_HEAD.size : start])
+    # a slice past the end is short without an error
     if len(topic) < name or not topic.isascii():
         raise Refused("a frame without a whole topic")
+    # a view: the message, often a piece of a model, is not copied again
     return Frame(FrameKind(kind), number, topic.decode("ascii"), memoryview(data)[start:])
 
 
@@ -130,6 +134,7 @@ class Connection(SharedSocket):
             Refused: the other end speaks another protocol, or another version of it.
         """
         with self._sending:
+            # sent before the other's is read, at both ends, so that neither waits for the other
             self._greet(QUIET)
         opening = bytearray()
         if not receive(self.recv, opening, len(_MAGIC) + 1):
@@ -144,8 +149,10 @@ class Connection(SharedSocket):
 
     def send_frame(self, kind: FrameKind, number: int, topic: str, message: bytes | memoryview) -> bool:
         """Send a frame, however long it takes while the network takes bytes; return whether it took all of it."""
+        # outside the lock, since this copies the message while other threads may send
         frame = encode_frame(kind, number, topic, message)
         with self._sending:
+            # nothing may follow a farewell
             if self.ended:
                 return False
             try:
@@ -162,8 +169,10 @@ class Connection(SharedSocket):
         read until it does.
         """
         with self._room:
+            # no time limit of its own: `send_frame` gives up after `QUIET`, and then the queue empties at once
             self._room.wait_for(lambda: len(self._answers) < _ANSWERS)
             self._answers.append((number, message))
+            # one thread at a time keeps the order of the answers, and an idle connection costs none
             if self._is_answering:
                 return
             self._is_answering = True
@@ -173,10 +182,12 @@ class Connection(SharedSocket):
         while True:
             with self._room:
                 if not self._answers:
+                    # under the lock, so that `answer` finds either a thread that will take its message or none
                     self._is_answering = False
                     return
                 number, message = self._answers.popleft()
                 self._room.notify()
+            # outside the lock: while the network is slow, requests are still read and answered
             self.send_frame(FrameKind.REPLY, number, "", message)
 
     def read_frame(self) -> Frame | None:
@@ -196,20 +207,24 @@ class Connection(SharedSocket):
             return None
         frame = decode_frame(data)
         if frame.kind is FrameKind.FAREWELL:
+            # a character has at most 4 bytes in UTF-8; the text is the other end's, and goes to this end's terminal
             self.farewell = printable(bytes(frame.message[: 4 * _REASON]).decode("utf-8", "replace"), _REASON)
             return None
         return frame
 
     def end(self, reason: str) -> None:
         """Tell the other end why the connection ends, and close it once that was read, or some time has passed."""
+        # first of all, so that no thread sends a frame behind the farewell
         self.ended = True
         until = time.monotonic() + _LAST_WORD
         with suppress(OSError, ValueError):
             if self._sending.acquire(timeout=_LAST_WORD / 2):  # else it does not read, so it reads no reason either
                 try:
+                    # without an opening the other end would take the reason for another protocol
                     self._greet(_LAST_WORD / 2)
                     word = encode_frame(FrameKind.FAREWELL, 0, "", reason[:_REASON].encode())
                     self.sendall(word, seconds=_LAST_WORD / 2)
+                    # the other end sees the end of the stream and closes, which ends the loop below before its time
                     self.shutdown(socket.SHUT_WR)
                 finally:
                     self._sending.release()
@@ -220,6 +235,7 @@ class Connection(SharedSocket):
 
     def close(self) -> None:
         """Close it, unless `end` is about to."""
+        # the thread that reads closes when it returns, while another may still be sending the last word
         if not self.ended:
             super().close()
 

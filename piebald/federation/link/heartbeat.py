@@ -55,6 +55,7 @@ class Heartbeat(logging.Filter):
             return self.stop()
         if activity := self._waits_for():
             self._tell(activity)
+        # also where nothing is waited for, or it would be asked every second from then on
         self._last = self._clock()
 
     def start(self) -> None:

@@ -68,6 +68,7 @@ class Link:
         self._reported = defaultdict[str, set[str]](set)
         self._handlers: dict[str, tuple[type[Message], Handler]] = {}
         self._open = defaultdict[str, list[Connection]](list)  # by party, the oldest first
+        # `next` of it is one step of the interpreter, so threads need no lock; 0 is the number of a farewell
         self._numbers = itertools.count(1)
         self._replies: dict[int, tuple[Connection, Future[memoryview]]] = {}  # that are waited for
         self._listener: Listener | None = None
@@ -91,6 +92,7 @@ class Link:
         run = partial(keep_connecting, self._address, *handlers, self._stopping)
         if self._admission is not None:
             try:
+                # bound in the caller's thread, so that a port in use is an error of `start` and not of a thread
                 self._listener = Listener((host or "0.0.0.0", port), *handlers, self._reject_reason)
             except OSError as error:
                 why = (error.strerror or str(error)).lower()
@@ -100,12 +102,14 @@ class Link:
 
     def stop(self) -> None:
         """Disconnect.  Requests that still wait for a reply return None."""
+        # before the connections are listed: `_carry` ends by itself those that register later
         self._stopping.set()
         if self._listener is not None:
             self._listener.shutdown()
             self._listener.server_close()
         with self._lock:
             connections = itertools.chain(*self._open.values())
+            # side by side: each may take two seconds until the other end has read the reason
             ending = [threading.Thread(target=peer.end, args=(self.last_word,), daemon=True) for peer in connections]
         for thread in ending:
             thread.start()
@@ -116,9 +120,12 @@ class Link:
         """Send a request, and return its reply, which is cancelled where none can come any more."""
         number, reply, data = next(self._numbers), Future[memoryview](), encode(head, body)
         with self._lock:
+            # the newest first: an older one may hang until its time limit after the site has connected again
             connection = next((one for one in reversed(self._open.get(target, ())) if not one.ended), None)
         if connection is not None:
+            # before the frame is sent, as its reply may be read before `send_frame` returns
             self._replies[number] = connection, reply
+            # an answer, a timeout and a cancellation all end here, so that `_replies` cannot grow
             reply.add_done_callback(lambda _: self._replies.pop(number, None))
         if connection is not None and connection.send_frame(FrameKind.REQUEST, number, topic, data):
             with self._lock:
@@ -137,10 +144,12 @@ class Link:
         except (TimeoutError, CancelledError):
             return None
         finally:
+            # without effect where it has come; after a timeout, its number would stay until the connection ends
             reply.cancel()
         self._is_answered = True
         with self._lock:
             self.trouble = ""
+            # the same trouble is logged again when it comes back after an answer
             self._troubles.clear()
         return answer
 
@@ -149,16 +158,19 @@ class Link:
         sentence = printable(sentence, 500)
         topic = sentence.partition(" ")[0]
         with self._lock:
+            # strangers share one budget of sentences, or each address of theirs would bring a new one
             reported = self._reported[topic if topic.isalpha() or self.knows(topic) else ""]
             if sentence in reported or len(reported) >= _REPORTS:
                 return
             reported.add(sentence)
+        # outside the lock, which a slow log must not hold from the threads that send
         self._report(sentence)
 
     # -- one connection, from its handshake to its end
 
     def _carry(self, connection: Connection) -> None:
         """Handle what arrives over a connection until it ends."""
+        # a valid certificate proves who it is, not that it takes part here
         if not self.knows(connection.name):
             self.report(f"{connection.name or 'someone without a name'} is not one of this federation's parties")
             return connection.end(f"{connection.name!r} is not one of this federation's parties")
@@ -172,6 +184,7 @@ class Link:
         except Refused as error:
             self.report(f"{connection.name} sent {error}")
             connection.end(f"it sent {error}")
+        # a connection that breaks is no fault: a site connects again, and `_forget` says that it ended
         except OSError:
             pass
         finally:
@@ -185,14 +198,17 @@ class Link:
 
     def _take(self, connection: Connection, frame: Frame) -> None:
         """Hand a frame to whoever waits for it, or answer it."""
+        # frames that were under way when this end said farewell, after which no answer may follow
         if connection.ended:
             return
         with self._lock:
             self.received[connection.name] += len(frame)
+        # dropped before a handler decodes it; the connection, whose framing is intact, goes on
         if len(frame) > LONGEST:
             self.report(f"{connection.name} sent {len(frame):,} bytes, where at most {LONGEST:,} are allowed")
         elif frame.kind is FrameKind.REPLY:
             receiver, reply = self._replies.get(frame.number, (None, None))
+            # numbers can be guessed: no party may answer a request that went to another, or over an older connection
             if reply is not None and receiver is connection:
                 with suppress(InvalidStateError):  # it is not waited for any more
                     reply.set_result(frame.message)
@@ -208,6 +224,7 @@ class Link:
         with self._lock:
             if was_open := connection in self._open[connection.name]:
                 self._open[connection.name].remove(connection)
+        # a copy, as each cancellation removes its entry (`send`)
         for receiver, reply in list(self._replies.values()):
             if receiver is connection:
                 reply.cancel()
@@ -234,6 +251,7 @@ class Link:
             if is_site:
                 self.trouble = trouble
             return
+        # anybody can connect to a server's port and break off, which is worth no line
         if not is_site:
             return
         trouble = (error.strerror if isinstance(error, OSError) and error.strerror else str(error)).lower()

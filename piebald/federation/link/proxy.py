@@ -36,14 +36,18 @@ def proxy_for(host: str, port: int) -> Proxy | None:
         SettingError: `HTTPS_PROXY` is not the address of an HTTP proxy.
     """
     setting = getproxies().get("https")
+    # with the port, as an entry of NO_PROXY may name one
     if not setting or is_loopback(host) or proxy_bypass(f"{host}:{port}"):
         return None
+    # curl and others take HOST:PORT for an HTTP proxy too
     parts = urlsplit(setting if "://" in setting else f"http://{setting}")
     try:
+        # `port` raises where it is no number up to 65535
         number = parts.port or 80
     except ValueError:
         number = 0
     if parts.scheme != "http" or not parts.hostname or not number:
+        # the setting may hold a login, so only its scheme and host are repeated
         raise SettingError(
             f"HTTPS_PROXY must be http://HOST:PORT, got {parts.scheme}://{parts.hostname or ''}...: correct it, or "
             f"name {host} in NO_PROXY"
@@ -67,6 +71,7 @@ def connect(address: tuple[str, int], timeout: float) -> socket.socket:
     host, port = address
     if (proxy := proxy_for(host, port)) is None:
         return socket.create_connection(address, timeout=timeout)
+    # an IPv6 address has brackets before a port (RFC 3986, section 3.2.2)
     host = f"[{host}]" if ":" in host else host
     headers = {"Host": f"{host}:{port}"} | ({"Proxy-Authorization": proxy.login} if proxy.login else {})
     through = HTTPConnection(proxy.host, proxy.port, timeout=timeout)

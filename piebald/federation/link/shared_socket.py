@@ -47,6 +47,7 @@ class SharedSocket(ssl.SSLSocket):
         if ends and self.certificate:
             self._expires = ssl.cert_time_to_seconds(self.certificate["notAfter"])
         self._turn, self._patience = threading.Lock(), patience
+        # nobody may hold the turn while waiting for the network: `_in_turn` polls without it
         self.settimeout(0)
 
     def recv(self, buflen: int = 1024, flags: int = 0, seconds: float | None = None) -> bytes:
@@ -80,9 +81,11 @@ class SharedSocket(ssl.SSLSocket):
 
     def close(self) -> None:
         """Close it, and send nothing from then on."""
+        # before the turn: it wakes the threads that poll, which closing the file would leave waiting
         with suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)
         with self._turn:
+            # in turn: no thread is inside OpenSSL when the connection's memory and file number are given back
             self._ended = True
             super().close()
 
@@ -96,6 +99,7 @@ class SharedSocket(ssl.SSLSocket):
             with self._turn:
                 if self._ended:
                     raise OSError("the connection is closed")
+                # the handshake has checked it once, and a connection may last for weeks
                 if time.time() > self._expires:
                     raise OSError("the certificate of the other end has expired")
                 try:
@@ -105,6 +109,7 @@ class SharedSocket(ssl.SSLSocket):
                 except ssl.SSLWantWriteError:
                     event = select.POLLOUT
                 ready = select.poll()  # `select.select` knows the first 1024 files of a process only
+                # still in turn: after `close`, the number is -1 or that of another file
                 ready.register(self.fileno(), event)
             if not ready.poll(None if seconds == math.inf else 1000 * seconds):
                 raise TimeoutError(f"no byte was transferred for {seconds:g} seconds")

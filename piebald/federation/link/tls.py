@@ -86,6 +86,7 @@ class RenewedContext:
         """Return the context for the next connection; while files are being replaced, the one before."""
         if (stamp := self._look()) != self._stamp:
             with suppress(OSError):  # an `ssl.SSLError` is one: a new certificate beside the old key
+                # the stamp is older than what is read: files that are replaced meanwhile are read again next time
                 self._context, self._stamp = context(*self._arguments), stamp
         return self._context
 
@@ -126,8 +127,10 @@ class Listener(ThreadingTCPServer):
             then on; the connection ends where it returns a reason.
     """
 
+    # a server that restarts gets its port although old connections linger in TIME_WAIT
     allow_reuse_address = daemon_threads = True
     block_on_close = False
+    # all sites connect again at once when a server restarts, and socketserver's default is 5
     request_queue_size = 128
 
     def __init__(
@@ -146,6 +149,7 @@ class Listener(ThreadingTCPServer):
         One member cannot take all threads and files of the server, and a site whose old connections hang gets through.
         """
         try:
+            # the handshake is in this thread as well, so that who stalls in it holds up no other connection
             secured = self._contexts.secure(request)
         except (OSError, ValueError) as error:
             return self._refusal(client_address[0], error)
@@ -164,6 +168,7 @@ class Listener(ThreadingTCPServer):
 
     def service_actions(self) -> None:
         """Once a second, end the connections of parties that are not admitted any more (called by `serve_forever`)."""
+        # `serve_forever` calls this after each connection too
         if time.monotonic() < self._looked + 1:
             return
         self._looked = time.monotonic()
@@ -175,6 +180,7 @@ class Listener(ThreadingTCPServer):
 
     def _drop(self, secured: SharedSocket) -> None:
         with self._lock:
+            # `_end_soon` and the thread that carries it both drop it, in either order
             if secured in self._open:
                 self._open.remove(secured)
 
@@ -211,6 +217,7 @@ def refusal(who: str, error: ssl.SSLError) -> str:
         who: the other end.
         error: how it failed.
     """
+    # OpenSSL's names begin with SSLV3_ or TLSV1_, by the age of the alert
     if any((error.reason or "").endswith(f"ALERT_{alert}") for alert in _ALERTS):
         return f"{who} does not accept this end: {reason(error)}"
     return f"{who} did not prove that it belongs to this federation: {reason(error)}"

@@ -86,8 +86,10 @@ class _Sending:
     def ask(self) -> None:
         """Ask how much is there; replies to earlier pieces are not looked at any more."""
         if self._there == self._broken_at and self._sent > self._there:  # all that was under way is lost, again
+            # a link that breaks under load gets something through with less under way: from 4 MiB down to 16 KiB
             self._window = max(self._window // 4, _LEAST)
         self._broken_at, self._sent, self._asked = self._there, self._there, time.monotonic()
+        # replies to earlier pieces still go to the old queue, which nobody reads
         self._replies = SimpleQueue()
         self._send(0, memoryview(b""))
 
@@ -95,12 +97,15 @@ class _Sending:
         """Send a piece, or wait for a reply where enough is under way."""
         is_full = self._asked > 0 or self._sent >= min(self._there + self._window, len(self._body))
         if not is_full:
+            # a single piece may not exceed a window that has become shorter than `PIECE`
             data = piece_at(self._body, self._sent, min(PIECE, self._window))
             self._send(self._sent, data)
             self._sent, self.moved = self._sent + len(data), time.monotonic()
         try:
+            # does not wait while there is room, as a pause for replies would leave the link idle
             reply = self._replies.get(is_full, _TICK)
         except Empty:
+            # a receiver that drops a message sends no reply at all (`messaging.serve`)
             if self._asked and time.monotonic() - self._asked > _ANSWER:
                 self.ask()
             return
@@ -120,8 +125,10 @@ class _Sending:
         except Refused as error:
             self.status = "again"
             return self._link.report(f"{self._target} answered with {error}")
+        # the receiver may claim anything, and an offset past the end would leave nothing to send
         there = min(reply.received, len(self._body))
         grows = there > self._there
+        # the answer to `ask`; to a piece, "again" says that the receiver is not ready, which ends this attempt
         if self._asked and reply.status == "again":
             self._there = self._sent = there
             self._asked = 0.0
@@ -161,7 +168,9 @@ def fetch_terms(
             link.report(f"the server sent {error}")
             return None
         if isinstance(body, bytearray):
+            # the assembly has compared with the digest that the pieces name, which need not be the one asked for
             return body if digest(body) == known_by else None
+        # a server that repeats a piece would keep this loop running for ever
         if reply.received <= received:
             return None
         received, tries = reply.received, 0
@@ -227,11 +236,13 @@ class Assembly:
             raise Refused("more bytes than declared")
         try:
             self._add(piece.start, data)
+        # a part of the piece may be on the disk, after which offset and digest no longer agree
         except OSError:
             self.drop()
             raise
         if self._there < piece.size:
             return self._reply("go on"), None
+        # dropped before it is compared: a damaged body would count as complete, and could not be sent again
         reply, body, body_digest = self._reply("done"), self._body, self._hash.hexdigest()
         self.drop()
         if body_digest != piece.digest:
@@ -240,10 +251,12 @@ class Assembly:
 
     def _add(self, start: int, data: bytes | memoryview) -> None:
         if start > self._there:
+            # an honest sender has at most a window under way; what exceeds it is dropped without an answer of its own
             room = WINDOW - sum(map(len, self._ahead.values()))
             if start <= self._there + WINDOW and len(data) <= room and len(self._ahead) < _AHEAD:
                 self._ahead[start] = bytes(data)
             return
+        # pieces overlap where a sender goes on with shorter ones; of one that is there already, nothing is left
         self._append(data[self._there - start :])
         while self._ahead and (first := min(self._ahead)) <= self._there:
             late = self._ahead.pop(first)

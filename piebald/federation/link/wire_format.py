@@ -97,9 +97,11 @@ class Body:
         start, stop, _ = part.indices(len(self))
         pieces = [
             part[max(start - edge, 0) : stop - edge]
+            # not strict: the last edge is the end, where no part begins
             for part, edge in zip(self._parts, self._edges, strict=False)
             if edge < stop and edge + len(part) > start
         ]
+        # within one tensor no byte is copied; only the few pieces across an edge are joined
         return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
     def __bytes__(self) -> bytes:
@@ -115,6 +117,7 @@ class Body:
 
 def _tensor_head(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[memoryview]]:
     """The head of tensors as safetensors has it, and their bytes in its order."""
+    # wide elements first keeps every tensor aligned; then by name, so that equal tensors give equal bytes
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     entries, raws, start = dict[str, Any](), list[memoryview](), 0
     for name in order:
@@ -123,6 +126,7 @@ def _tensor_head(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[memoryview]
         entries[name] = {"dtype": kind, "shape": list(tensors[name].shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(entries, separators=(",", ":")).encode()
+    # padded as by safetensors, so that the data begin at a multiple of 8
     return text + b" " * (-len(text) % 8), raws
 
 
@@ -173,11 +177,13 @@ def unpack(body: bytes | bytearray | memoryview | StoredBody) -> tuple[dict[str,
     try:
         text, head, start = _heads(body)
         values = json.loads(text, parse_constant=_no_constant)
+        # before safetensors reads a byte, also where the tensors are in memory
         places = _places(head, start, len(body))
         tensors: Mapping[str, Tensor]
         tensors = (
             body.vectors(places) if isinstance(body, StoredBody) else load(bytes(memoryview(body)[4 + len(text) :]))
         )
+    # RecursionError: JSON that is nested deeply. Whatever it is, the message ends and the server does not
     except (ValueError, RecursionError, SafetensorError, KeyError, TypeError) as error:
         raise Refused(f"a body that cannot be read: {type(error).__name__}") from None
     if not isinstance(values, dict) or len(tensors) > MOST_TENSORS:
@@ -194,7 +200,9 @@ def _heads(body: bytes | bytearray | memoryview | StoredBody) -> tuple[bytes, by
         Refused: it is cut off.
     """
     read = body.read if isinstance(body, StoredBody) else lambda start, stop: bytes(memoryview(body)[start:stop])
+    # a length that is cut off reads as the longest there is, which is refused below
     (length,) = struct.unpack("<I", read(0, 4).ljust(4, b"\xff"))
+    # a stored body is larger than what may be read into memory, where the others are already
     if 4 + length > len(body) or (isinstance(body, StoredBody) and length > HEAD):
         raise Refused("a body that is cut off")
     (size,) = struct.unpack("<Q", read(4 + length, 12 + length).ljust(8, b"\xff"))
@@ -218,12 +226,14 @@ def _places(head: bytes, start: int, end: int) -> dict[str, Place]:
         if (kind := _TYPES.get(str(entry["dtype"]))) is None:
             raise Refused(f"a tensor of type {str(entry['dtype'])[:20]!r}")
         shape, (first, last) = entry["shape"], entry["data_offsets"]
+        # `type`, as True is an int to `isinstance`; 2**53 bounds the sizes that are computed from them
         if not all(type(number) is int and 0 <= number < 1 << 53 for number in (*shape, first, last)):
             raise Refused("a tensor whose shape is invalid")
         places[name] = Place(kind, tuple(shape), start + first)
         if places[name].nbytes != last - first:
             raise Refused("a tensor of another length than its shape has")
         spans.append((first, last))
+    # overlaps would let a short body claim much memory, and bytes in gaps would escape every check
     spans.sort()
     edges = [0, *(last for _, last in spans)]
     if [first for first, _ in spans] != edges[:-1] or start + edges[-1] != end:
@@ -237,6 +247,7 @@ def _no_constant(name: str) -> NoReturn:
 
 def contents(body: bytes | bytearray | memoryview | StoredBody) -> dict[str, Any]:
     """Return what a result carries: shapes of tensors, names of numbers, and the reason why there is none."""
+    # not checked again: the body was packed here, or unpacked before
     text, head, _ = _heads(body)
     values = json.loads(text)
     tensors = {name: entry["shape"] for name, entry in json.loads(head).items() if name != "__metadata__"}
@@ -302,6 +313,7 @@ def unpack_update(
     try:
         head = _ResultHead.model_validate(values)
     except ValidationError as error:
+        # only names of fields are repeated; that of a metric is the sender's text
         first = error.errors()[0]
         field = next((str(name) for name in first["loc"] if name in _ResultHead.model_fields), "its head")
         raise Refused(f"a result that cannot be read: {field}: {first['type']}") from None
@@ -317,6 +329,7 @@ def unpack_update(
         tensors = near
     if form is not None and (reason := form.reject_reason(near, head.examples, head.steps, head.metrics)):
         raise Refused(f"a result of another form ({reason})")
+    # never the sender's own number: clipping and filters rely on it
     norm = _norm(near.get("model"))
     return Update(tensors, head.examples, head.steps, head.metrics, norm, None, min(head.nbytes, bytes_received)), None
 

@@ -21,6 +21,7 @@ HEAD = 1 << 20  # bytes of a head, at most
 LONGEST = PIECE + HEAD + 64  # bytes of a message, at most
 MOST_IDS = 10_000
 
+# what a reader of JSON that computes in doubles holds exactly
 Id = Annotated[int, Field(ge=0, lt=1 << 53)]
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]  # a digest or a random number, in hexadecimal
 ShortText = Annotated[str, Field(max_length=300), AfterValidator(printable)]  # it ends up in logs, tables, terminals
@@ -184,12 +185,14 @@ def decode(kind: type[SomeMessage], data: bytes | bytearray | memoryview | None)
     whole = memoryview(data or b"")
     if len(whole) > LONGEST:
         raise Refused(f"a message of {len(whole):,} bytes, where at most {LONGEST:,} are allowed")
+    # a message without a length is refused as one that claims too much
     length = struct.unpack_from("<I", whole)[0] if len(whole) >= 4 else HEAD + 1
     if length > HEAD or 4 + length > len(whole):
         raise Refused("a message without a whole head")
     try:
         return kind.model_validate_json(bytes(whole[4 : 4 + length])), whole[4 + length :]
     except ValidationError as error:
+        # the field and the kind of error: the value is the sender's text, of any length
         first = error.errors()[0]
         field = ".".join(str(name) for name in first["loc"]) or "its head"
         raise Refused(f"a message that is no {kind.__name__.lower()}: {field}: {first['type']}") from None

@@ -172,6 +172,7 @@ class ExperimentQueue:
         if not self.folder.is_dir():
             return []
         paths = sorted(path for path in self.folder.iterdir() if _ENTRY.fullmatch(path.name))
+        # by number: as text, 10000 comes before 9999
         return sorted((self._read(path) for path in paths), key=lambda entry: entry.number)
 
     def entry(self, number: int) -> Queued:
@@ -228,6 +229,7 @@ class ExperimentQueue:
     def _read(self, path: Path) -> Queued:
         number = int(path.name.removesuffix(".json"))
         values = _read_entry(path) or {}
+        # two files, so that the server and whoever adds experiments never write the same one
         values |= _read_entry(self._path(number, ".state.json")) or {}
         try:
             entry = Queued(**{"number": number, **values})
@@ -235,6 +237,7 @@ class ExperimentQueue:
             raise SettingError(f"{path} does not hold an experiment of a queue: remove it") from None
         if entry.state not in get_args(State):
             raise SettingError(f"{path} does not hold an experiment of a queue: remove it")
+        # takes effect without a server that would record it
         stopped = entry.state == "waiting" and self.stop_wanted(entry)
         return replace(entry, state="stopped") if stopped else entry
 

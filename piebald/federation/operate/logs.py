@@ -55,6 +55,7 @@ class JsonLines(OneLine):
             "event": fields.pop("event", "message"),
             "message": printable(record.getMessage()),
         }
+        # a field of a message cannot take the place of the time or the level
         line |= {name: _plain(value) for name, value in fields.items() if name not in line}
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
@@ -65,6 +66,7 @@ class _StandardError(logging.StreamHandler[Any]):
     """Writes to what standard error is at the time, so that a progress bar makes room for a line."""
 
     def __init__(self) -> None:
+        # not that of StreamHandler, which assigns `stream`, a property here
         logging.Handler.__init__(self)
 
     @property
@@ -76,6 +78,7 @@ class _PrivateFile(RotatingFileHandler):
     """A log file that only its owner can read."""
 
     def _open(self) -> Any:
+        # the mode is given when it is created, so that there is no moment in which others can read it
         return open(self.baseFilename, "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600))
 
 
@@ -91,6 +94,7 @@ def start_log(level: Level = "info", as_json: bool = False, file: Path | None = 
         SettingError: the file cannot be written.
     """
     logger = logging.getLogger(_LOGGER)
+    # only those of an earlier call: a program around this may have handlers of its own
     for old in [
         handler_of_log
         for handler_of_log in logger.handlers

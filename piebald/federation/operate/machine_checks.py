@@ -83,6 +83,7 @@ def check_certificate(folder: Path, name: str = "certificate") -> Check:
 
 def check_space(folder: Path, needed: int = SPACE) -> Check:
     """Check that the disk of a folder, or of the nearest one that exists, has this many bytes."""
+    # the folder may not exist yet, and the root always does
     place = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(place).free
     if free < needed:
@@ -153,6 +154,7 @@ def server_run(
         sites = sites_of(credentials, plan.clients)
         checks.append(Check("sites", True, ", ".join(sites)))
     except PiebaldError as error:
+        # what was being looked at when it failed
         checks.append(Check("sites" if checks else "experiment", False, str(error)))
     if out is None:
         return checks

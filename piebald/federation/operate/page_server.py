@@ -119,6 +119,7 @@ class Token:
             self._warned = True
             return False
         self._warned = False
+        # in a time that does not depend on how much agrees; as bytes, since it takes no text beyond ASCII
         return secrets.compare_digest(given.encode(), token.encode())
 
 
@@ -140,10 +141,12 @@ class WrongTokens:
     def add(self, address: str) -> None:
         """Count a wrong token; the log has the first of an address, and then each time that they have doubled."""
         count = self._known.pop(_network(address), (0, 0.0))[0] + 1
+        # the exponent is bounded, as a count without limit would overflow the float
         wait = 0.0 if count < FREE else min(_LONGEST_WAIT, 2.0 ** min(count - FREE, 10))
         self._known[_network(address)] = count, self._clock() + wait
         while len(self._known) > _MOST_ADDRESSES:
             self._known.popitem(last=False)
+        # at powers of two: a million attempts are twenty lines of the log
         if not count & (count - 1):
             fields = {"event": "wrong token", "address": address, "count": count}
             log.warning("%(address)s has asked for the status page with wrong tokens: %(count)d so far", fields)
@@ -176,13 +179,16 @@ class FewConnections(socket.socket):
     def at(cls, address: PageAddress) -> FewConnections:
         """Listen on an address."""
         listener = socket.create_server((address.host, address.port), family=_family(address.host))
+        # detached, as the first object would close the file when it is collected
         return cls(fileno=listener.detach())
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection."""
         accepted = super().accept()
+        # one that was closed has the number -1
         still = [connection for connection in self._accepted if connection.fileno() >= 0]
         ends = max(0, len(still) + 1 - MOST_CONNECTIONS)
+        # shut down and not closed, as the event loop still watches their files, and closes them itself
         for oldest in still[:ends]:
             with contextlib.suppress(OSError):  # it has ended itself
                 oldest.shutdown(socket.SHUT_RDWR)
@@ -327,6 +333,7 @@ class _Guarded:
                 message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
             await send(message)
 
+        # other kinds, such as websockets, would pass without a token
         if scope["type"] == "http":
             await (self._refusal(scope) or self._app)(scope, receive, sending)
 
@@ -336,11 +343,14 @@ class _Guarded:
         from starlette.responses import PlainTextResponse
 
         headers = Request(scope).headers
+        # DNS rebinding: a web page can have its name resolve to this machine, but not change the Host that is sent
         if self._loopback and not _names_this_machine(headers.get("host", "")):
             return PlainTextResponse("this page is read under the name localhost\n", 421)
+        # it tells whether the server is alive and nothing else, so that a monitor needs no token
         if scope["path"] == "/healthz" or not self._token.needed:
             return None
         token, address = _token_of(headers), (scope.get("client") or ("an unknown address",))[0]
+        # before it is compared: guesses that are not waited for would be free
         if token is not None and (wait := self._wrong.wait(address)):
             later = {"Retry-After": str(math.ceil(wait))}
             return PlainTextResponse("too many wrong tokens: try again later\n", 429, headers=later)

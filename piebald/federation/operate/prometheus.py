@@ -30,6 +30,7 @@ def exposition(view: RunView) -> tuple[bytes, str]:
     """
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+    # of its own: the global one also tells of Python and of this process
     registry = CollectorRegistry()
     registry.register(_Collector(view))
     return generate_latest(registry), CONTENT_TYPE_LATEST
@@ -82,6 +83,7 @@ class _Collector:
         for number, (name, row) in enumerate(rows):
             ready.add_metric([name], float(row.get("state") == "ready"))
             if row.get("heard") is not None:
+                # the machine's clock may have been set back
                 word.add_metric([name], max(0.0, time.time() - row["heard"]))
             if curve := self._view.losses.get(number):
                 loss.add_metric([name], curve[-1][1])

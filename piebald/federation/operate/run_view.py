@@ -65,6 +65,7 @@ class Viewer:
     def view(self) -> RunView:
         """Return the federation now."""
         with self._lock:
+            # under the lock, so that many readers at once cost one reading
             if time.monotonic() - self._read > _FRESH:
                 self._view = self._fresh()
                 self._read = time.monotonic()
@@ -85,6 +86,7 @@ class Viewer:
     def _of(self, status: Mapping[str, Any], store: RunStore) -> RunView:
         meta, version = store.meta, store.version
         stride = max(1, version // POINTS)
+        # the last step in any case, since the page shows its loss as the present one
         steps = store.query(
             "SELECT version, loss FROM step WHERE loss IS NOT NULL AND (version % ? = 0 OR version = ?) "
             "ORDER BY version", stride, version,

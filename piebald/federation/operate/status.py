@@ -160,6 +160,7 @@ def running_process(folder: Path) -> int | None:
         regular(folder / _LOCK)
         with (folder / _LOCK).open("r+") as file:
             try:
+                # a lock ends with its process, however that dies; a number in a file may belong to another one by then
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 text = file.read(20).strip()

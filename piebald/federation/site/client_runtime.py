@@ -117,6 +117,7 @@ class FederationClient:
         try:
             while not self._over.is_set():
                 expiry.look()
+                # before the hello: what changes while it is said asks for another one at once
                 self._hello_due.clear()
                 self._disk.attempt("what the server says", self._say_hello)
                 self._disk.attempt("the status", self._write_status)
@@ -161,6 +162,7 @@ class FederationClient:
     def stop(self) -> None:
         """Stop the site.  Finished results stay on its disk until the server has them."""
         self._over.set()
+        # wakes the loops that wait for a task, so that they end
         self._training_queue.put(None)
         self._query_queue.put(None)
         for event in (self._hello_due, self.session.has_deliveries):
@@ -175,6 +177,7 @@ class FederationClient:
 
     def _exchange(self, doing: str = "") -> Welcome | None:
         """Send a hello, and return the server's welcome, None where none came."""
+        # before the request, which clears it once there is an answer
         away = bool(self._link.trouble)
         changes = {"pending": self._consent.waits, "doing": doing}
         hello = self.session.hello(self._incarnation).model_copy(update=changes)
@@ -214,6 +217,7 @@ class FederationClient:
             models |= {} if session.latest_global is None else {"global": session.latest_global}
             site_choice.leave(session.store, self._terms, version, models)
             with self._secrets:
+                # the run is over and nobody needs its keys: what is not kept cannot be taken
                 session.store.save_secrets({})
             return self._choose()
         model = session.runner.personalize(version, global_model, session.store.state(before=1 << 53))
@@ -261,6 +265,7 @@ class FederationClient:
                 client_log.joined(prepared, runner)
         except PiebaldError as error:
             message = str(error).replace(str(self.credentials.folder), "its credentials")  # the server is told this
+            # a hello takes no longer one (`ShortText`), and without hellos the server would not hear of the refusal
             refused = " ".join(message.split())[:300]
         except Exception as error:
             log.exception("the terms cannot be met")
@@ -270,6 +275,7 @@ class FederationClient:
         elif self._consent.waits:
             log.warning("an experiment waits for approval: look at it with piebald approve %s", self.credentials.folder)
         values = {"terms": welcome.terms, "recipe": recipe, "policy": self._policy.digest, "rows": rows}
+        # in the log before the hello that says so, which may bring the first task
         verdict = "declined" if refused else "waits for approval" if self._consent.waits else "accepted"
         self._disk.insist(
             "the audit log", lambda: self._audit.write(verdict, run=welcome.run, **values, reason=refused or None)
@@ -345,6 +351,7 @@ class FederationClient:
         update, failure, state = started.runner.serve(started.task, started.state)
         if update is None:
             return None, failure, None
+        # before it is masked and kept: from then on it may leave, also after a crash
         self._disk.insist("the number of updates", self._updates.add)
         with self._secrets:
             update, failure = started.runner.mask(update, started.task, started.store)

@@ -126,6 +126,7 @@ class ClientSession:
             if welcome.run and (before is None or before.run != welcome.run):
                 self.begin_run(welcome.run)
             self.welcome = welcome
+            # another process of the server: what was delivered to the one before may not be in its checkpoint
             if before is None or before.epoch != welcome.epoch:
                 self._delivered.clear()
                 self._queries.clear()
@@ -158,6 +159,7 @@ class ClientSession:
         with self.lock:
             if self.store is None or not form or not (self._folder / lineage).is_dir():
                 return
+            # ids are below 2**53, so this is the state after all tasks
             state = ClientStore(self._folder / lineage).state(before=1 << 53)
             form_of_state = None if state is None else {name: tuple(tensor.shape) for name, tensor in state.items()}
             if state is None or form_of_state != form:
@@ -175,6 +177,7 @@ class ClientSession:
         if self.store is None:
             return
         for id, job in self._jobs.items():
+            # the checkpoint knew of it, so the resumed server waits for its result under its own epoch
             if id in welcome.unsaved and id <= welcome.restored:
                 job.epoch = welcome.epoch
         for done in self.store.done:
@@ -199,10 +202,12 @@ class ClientSession:
                 return Reply(status="not wanted"), None
             if self._has(piece, welcome, store):
                 return Reply(status="known"), None
+            # 4 bytes for a value in float32
             reply, body = self._assembly.take(piece, data, _OVERHEAD + 4 * _VECTORS * runner.every.largest)
             if body is None:
                 return reply, None
             task = unpack_task(body)
+            # the body is what counts: `_has` and the server's books went by what the piece claims of it
             if task.client != runner.client or (task.query is None) != piece.trains:
                 raise Refused("a task that is not for this site")
             self._accept(task, piece.digest, welcome.epoch)
@@ -262,6 +267,7 @@ class ClientSession:
         """Save the result of a training task, unless the task was dropped meanwhile."""
         id = job.task.id
         with self.lock:
+            # by identity: after another run began, or another task came under this id, nobody waits for this result
             if self._jobs.get(id) is not job or self.store is not started.store:
                 return
             done = FinishedTask(id, job.digest, job.epoch, len(body), str(job.task.rng_version), steps)
@@ -293,6 +299,7 @@ class ClientSession:
             for id, body in self._answers.items():
                 return Delivery(id, False, body)
             for done in self.store.done:
+                # of a task that the server has forgotten, `_has` decides when the server sends it or another one
                 if done.id not in self._delivered and not _forgotten(done, self.welcome):
                     return Delivery(done.id, True, self.store.result(done.id))
         return None

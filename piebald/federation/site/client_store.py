@@ -64,6 +64,7 @@ class ClientStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # not `parents=True`, which gives a new parent the default mode, for others to read
         folder.parent.mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         self._base = self._read(folder / _BASE)
@@ -75,6 +76,7 @@ class ClientStore:
                 path.unlink()
                 continue
             self._chain[done.id] = (done, state)
+        # by number: as text, done-10 comes before done-9
         self._chain = dict(sorted(self._chain.items()))
 
     @property
@@ -97,6 +99,7 @@ class ClientStore:
 
     def begin_with(self, state: Mapping[str, Tensor], lineage: str) -> bool:
         """Begin with the client state of another run; returns whether this one had none yet."""
+        # a site that restarts must not fall back behind what it has trained in this run
         if self._base is not None or self._chain:
             return False
         write_private(self.folder / _BASE, save(dict(state), {"trained": "[]", "lineage": lineage}))
@@ -110,6 +113,7 @@ class ClientStore:
 
     def finish(self, done: FinishedTask, result: bytes, state: Mapping[str, Tensor] | None) -> None:
         """Save the result of a task and the new client state (None: unchanged)."""
+        # on disk before it is in `done`: what a hello lists as held must outlive this process
         self._write(done, result, state)
         self._chain[done.id] = (done, None if state is None else dict(state))
 
@@ -134,6 +138,7 @@ class ClientStore:
 
     def discard(self, id: int) -> None:
         """Discard this task and all after it, with the client state that they led to."""
+        # the last first, so that a crash leaves a chain without a gap
         for number in sorted((number for number in self._chain if number >= id), reverse=True):
             del self._chain[number]
             self._path(number).unlink(missing_ok=True)
@@ -156,8 +161,10 @@ class ClientStore:
         return self.folder / f"done-{id}.safetensors"
 
     def _write(self, done: FinishedTask, result: bytes, state: Mapping[str, Tensor] | None) -> None:
+        # a bytearray, as torch warns of memory that cannot be written
         tensors = {"result": torch.frombuffer(bytearray(result), dtype=torch.uint8)}
         tensors |= {_STATE + name: tensor.contiguous() for name, tensor in (state or {}).items()}
+        # `has_state`: a state without tensors and an unchanged one look alike in the file
         values = {"id": done.id, "digest": done.digest, "epoch": done.epoch, "has_state": state is not None}
         values |= {"rng_version": done.rng_version, "steps": done.steps}
         write_private(self._path(done.id), save(tensors, {"about": json.dumps(values)}))

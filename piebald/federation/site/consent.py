@@ -63,6 +63,7 @@ class Consent:
 
     def was_given(self) -> bool:
         """Return whether a person has approved the terms that wait; True once only."""
+        # read from the disk each time, as another process writes the approval
         if not self._waiting or self._waiting not in approved(self._folder):
             return False
         self._settle()
@@ -86,6 +87,7 @@ def _asks(terms: Mapping[str, Any]) -> bool:
         if isinstance(questions, list)
         else []
     )
+    # a kind that is unknown here may be a plugin's that policies must name
     registry = Component.registry["query"]
     return any(kind not in registry or registry[kind].by_name for kind in kinds)  # type: ignore[attr-defined]
 
@@ -114,6 +116,7 @@ def approve(folder: Path, digest: str) -> None:
         SettingError: something else waits, or nothing does.
     """
     waiting = pending(folder)
+    # by digest, so that nobody approves terms that have changed since somebody looked at them
     if waiting is None or waiting["terms"] != digest:
         state = "nothing waits" if waiting is None else f"{waiting['terms']} waits"
         raise SettingError(f"{state} for approval in {folder}, got {digest[:80]}: approve what waits by its digest")

@@ -57,6 +57,7 @@ class Deliveries:
         with suppress(Ended):
             while not self._over.is_set():
                 event.wait(LOOK)
+                # before the look: a result that is finished meanwhile sets it again
                 event.clear()
                 while not self._over.is_set() and (delivery := self._session.next_delivery()) is not None:
                     if not self.deliver(delivery):
@@ -66,6 +67,7 @@ class Deliveries:
 
     def deliver(self, delivery: Delivery) -> bool:
         """Deliver one result, and return whether the server has received it."""
+        # read once: another may arrive while sending, and the result counts for the epoch that it was sent to
         welcome = self._session.welcome
         assert welcome is not None
         head = Piece(
@@ -95,5 +97,6 @@ class Deliveries:
             except OSError as error:
                 log.error("the audit log cannot be written, so nothing leaves this site: %s", error.strerror)
                 return False
+            # after the write, so that one that failed is tried again
             self._noted.add(this)
         return True

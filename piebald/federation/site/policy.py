@@ -131,6 +131,7 @@ class Policy(BaseModel):
     @property
     def digest(self) -> str:
         """The SHA-256 of the policy, by which the audit log names it."""
+        # sorted, so that the order of settings in a file does not change it
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -183,9 +184,11 @@ class Policy(BaseModel):
             return f"updates would answer a query: {reason}"
         if work.own_query is not None and self.least_rows is not None:
             return f"updates would answer {work.own_query.kind!r} exactly, at a site that hides small numbers of rows"
+        # for one row: what counts here is only whether there is any noise to count
         if self.training is not None and work.trains and task_mechanism(work, 1) is None:
             return "training has a privacy budget at this site but the recipe adds no noise here: use 'dp_sgd'"
         last = work.transforms[-1] if work.transforms else None
+        # as the last one only: a transform behind it would change the masks, which then leave a rest in the sum
         masking = last if isinstance(last, SecureAggregation) else None
         if masking is None and self.secure_aggregation is not None:
             return (
@@ -323,6 +326,7 @@ class Policy(BaseModel):
                 return (
                     f"the answer carries {name!r} of shape {list(vector.shape)}, which {query.kind!r} does not declare"
                 )
+        # so many numbers could be a model, or a gradient of one
         long = sum(vector.numel() for vector in answer.vectors.values()) >= work.layout.shared
         if hiding and long and query.hiding() is None and not query.names_only:
             return f"the answer is as long as the model, beside {hiding}"
@@ -388,6 +392,7 @@ class ExaminedModels:
         digest = hashlib.blake2b(
             b"".join(model.detach().cpu().contiguous().numpy().tobytes() for model in models)
         ).digest()
+        # all are checked before any is noted, so that a model that is refused does not count as examined
         for split in rows:
             if len(self._seen.get((task.version, split), set()) | {digest}) > most:
                 return f"this site examines {most} of the models of one version on its {split} rows, and no more"

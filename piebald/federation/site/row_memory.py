@@ -60,6 +60,7 @@ class RowMemory:
             number = next(same, secrets.randbits(_BITS))
             before = [n for n, (*source, _) in self._entries.items() if source == [rows, run, name] and n != number]
             for old in [*before, number]:
+                # its own number as well: what is added anew below becomes the newest, and the oldest are dropped
                 self._entries.pop(old, None)
             self._entries[number] = rows, run, name, vector.detach().cpu()
             numbers[name] = number

@@ -70,7 +70,9 @@ def _of_frame(frame: Any, client: str | None, site: str) -> Records:
     total = np.zeros(len(frame), dtype=np.uint64)
     for _, column in frame.items():
         numbers = is_numeric_dtype(column)
+        # float64 for all numbers: 1 and 1.0, as another reader or a missing value beside it gives it, are one row
         plain = column.to_numpy("float64", na_value=np.nan) if numbers else column.astype(str).to_numpy(object)
+        # sums of hashes are meant to wrap around at 2**64
         with np.errstate(over="ignore"):
             total += pandas.util.hash_array(plain)
     return np.unique(total)

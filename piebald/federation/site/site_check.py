@@ -154,6 +154,7 @@ def _checked_with_server(work: SiteWork, rows: Check, patience: float) -> list[C
 def _reply(link: Link, patience: float) -> tuple[CheckReply | None, float, float]:
     """The server's answer, how long it took, and this machine's clock in the middle of that time."""
     until = time.monotonic() + patience
+    # a trouble that has a name is told at once, and not after the whole patience
     while time.monotonic() < until and not link.trouble:
         began = time.time()
         answer = link.request(SERVER, "check", CheckRequest(version=__version__), timeout=min(5.0, patience))
@@ -169,6 +170,7 @@ def _reply(link: Link, patience: float) -> tuple[CheckReply | None, float, float
 
 def _clock(ahead: float, trip: float) -> Check:
     """Check that the server's clock agrees with this one, as far as a round trip tells."""
+    # the server's time is of some moment of the round trip, so up to half of that says nothing
     if abs(ahead) - trip / 2 > CLOCK:
         way = "behind" if ahead > 0 else "ahead of"
         return Check("clock", False, f"this clock is {abs(ahead):,.0f} s {way} the server's: set both by NTP")
@@ -194,6 +196,7 @@ def _met(work: SiteWork, rows: Check, body: bytes) -> list[Check]:
         return [rows, Check("run", False, str(error) if isinstance(error, PiebaldError) else type(error).__name__)]
     layout = prepared.work.layout
     summary = f"client {prepared.client + 1} of {len(prepared.clients)}, a model of {layout.size:,} parameters"
+    # 4 bytes for a number in float32
     space = check_space(work.credentials.folder, SPACE + 4 * _COPIES * layout.size)
     return [
         Check("rows", True, described(prepared.clients, prepared.client)),

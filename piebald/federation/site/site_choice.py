@@ -55,6 +55,7 @@ def leave(store: ClientStore, terms: bytes, version: int, models: Mapping[str, T
         models: "model" [s], the last model of the site's cluster, and "global" [s] where there are other clusters.
     """
     metadata = {"terms": terms.decode(), "version": str(version)}
+    # copies, as safetensors refuses tensors that share memory
     tensors = {name: tensor.contiguous().clone() for name, tensor in models.items()}
     write_private(store.folder / LEFT, save(tensors, metadata))
 
@@ -94,5 +95,6 @@ def make(path: Path, runner: TaskRunner, folder: Path) -> None:
         runner.work.layout.save(chosen, file_path)
     describe_model(folder, terms, version)
     write_private(folder / record_file(choice), json.dumps({"version": version, **record}, indent=2))
+    # last: after a crash the choice is made once more, from the same models
     path.unlink()
     log.info("the model after step %d is in %s: %s", version, target, record["why"])

@@ -138,6 +138,7 @@ class SiteWork:
             terms = with_own_tokenizer(terms, self.settings.weights, self.folder)
         terms.use_plugins(author)
         limits = self.settings.policy.work
+        # before settings are built from them, which could take the memory that the numbers in them claim
         if reason := limits.terms_reject_reason(terms) or _model_reason(terms, limits):
             raise _refusal(reason, weights)
         settings = ExperimentSettings.of_table(terms.experiment, "the server's experiment", author)
@@ -245,6 +246,7 @@ def _name_reason(terms: RunTerms, settings: ExperimentSettings, author: Resolver
     recipe = lookup(name, author).make(**plain).for_clients(settings.client_settings or {})
     table = recipe.training.of_client(client).table()
     table.pop("clients", None)  # of other sites
+    # through JSON as the terms came, where tuples are lists
     if json.loads(json.dumps(table)) == terms.training:
         return None
     return f"the run calls itself {name!r}, and its training is not that of this recipe"
@@ -421,6 +423,7 @@ def join(work: SiteWork, stays: bool, parent: int | None) -> str:
 
 
 def _stop_with(site: FederationClient, parent: int) -> None:
+    # a killed process tells nobody, but its children get another parent
     while os.getppid() == parent:
         time.sleep(0.5)
     site.stop()

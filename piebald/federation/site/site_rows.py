@@ -141,6 +141,7 @@ class SiteRows:
         self.common: Rows | None = None
         self.public_rows, self.records = public, records
         self._number, self._rows = number, rows
+        # no rows, but with the shapes and types of rows
         self._none = rows["train"][:0]
 
     def __len__(self) -> int:
@@ -261,6 +262,7 @@ def missing_source(source: SiteSource, folder: Path, allowed: Collection[str] | 
         return None
     path, colon, _ = source.source.rpartition(":")
     if colon and not path.endswith(".py"):
+        # with the dot: who allows `rows` does not allow `rows_of_others`
         if allowed is None or any(path == module or path.startswith(f"{module}.") for module in allowed):
             return None
         return f"this site's policy does not allow the module {path!r}: name it in plugins of [policy], if you trust it"
@@ -434,6 +436,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def _is_table(value: Any) -> bool:
+    # by name: neither package need be installed, nor imported for this
     return type(value).__module__.partition(".")[0] in ("pandas", "datasets")
 
 

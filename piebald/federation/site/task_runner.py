@@ -107,6 +107,7 @@ def rows_of(clients: Clients, client: int) -> Records:
     for rows in (clients.rows(client, split) for split in SPLITS):
         if len(rows):
             records.append(records_of([bytes_of(leaf) for leaf in (*pytree.leaves(rows.x), *pytree.leaves(rows.y))]))
+    # sorted and once each: another order or division of the same rows does not make them other rows
     return np.unique(np.concatenate(records)) if records else records_of([np.zeros((0, 1))])
 
 
@@ -214,6 +215,7 @@ class TaskRunner:
             return None, "the run's terms say that nothing is trained", None
         if query is not None:
             question = self._digest(task, query, state)
+            # in this order, so that a question that a rule refuses spends nothing of a budget
             refused = (
                 self._policy.query_reject_reason(query, self.work)
                 or self._policy.work.steps_reject_reason(query.most_steps())
@@ -251,6 +253,7 @@ class TaskRunner:
         reason = infinite_reason(update.vectors) or (None if math.isfinite(update.norm) else "not finite")
         if reason is not None:  # the update cannot count, so the client forgets the attempt
             return None, reason, None
+        # after the checks, which need the change and not its packed form
         if served.packed and self.work.masking is None:
             update = replace(update, vectors={**update.vectors, "model": served.packed[0]})
         return update, None, {name: rows[0].clone() for name, rows in served.state.items()}
@@ -328,6 +331,7 @@ class TaskRunner:
             return answer, f"scores leave this site with noise, and {query.kind!r} has none that noise can hide"
         noise = self.questions.noise(question)
         scores = {
+            # bounds are processing of what the noise has hidden already, so that they tell nothing more
             name: min(max(value + deviation * influence[name] * float(noise.gaussian(1)[0]), 0.0), 1.0)
             for name, value in scores.items()
         }
@@ -399,6 +403,7 @@ class TaskRunner:
             log.exception("the keys of a secure aggregation failed")
             outcome = None, f"{type(error).__name__} at the site, whose log says more"
         try:
+            # after an error as well: a part of the secrets may have been used before it
             store.save_secrets(client_secrets.kept)
         except OSError as error:  # nothing leaves whose secrets are not kept
             log.error("%s cannot be written (%s): make room, or mend it", store.folder, (error.strerror or "").lower())

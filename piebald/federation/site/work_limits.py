@@ -79,6 +79,7 @@ class WorkLimits(BaseModel):
         return self.gigabytes or 0.75 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
 
     def _training_reason(self, training: Mapping[str, Any]) -> str | None:
+        # such loops are nested, so their numbers multiply; a 0 must not hide the others
         passes = math.prod(max(training[name], 1) for name in _PASSES if _is_number(training.get(name)))
         settings = {"epochs": passes, **{name: training.get(name) for name in ("steps", "batch", "lr")}}
         limits = {"epochs": self.epochs, "steps": self.steps, "batch": self.batch, "lr": self.lr}
@@ -89,6 +90,7 @@ class WorkLimits(BaseModel):
 
     def _model_reason(self, terms: RunTerms) -> str | None:
         shapes = [*pytree.shapes(pytree.formed(terms.shape)), terms.outputs, *(shape for _, shape in terms.layout)]
+        # a negative length would make a product small that others have made large
         if len(shapes) > _TENSORS or any(number < 0 or len(shape) > 16 for shape in shapes for number in shape):
             return f"this site does not work with a model of {len(terms.layout):,} tensors of these shapes"
         size = sum(math.prod(shape) for _, shape in terms.layout)
@@ -101,6 +103,7 @@ class WorkLimits(BaseModel):
         size, batch = sum(math.prod(shape) for _, shape in terms.layout), terms.training.get("batch", 1)
         row = sum(math.prod(shape) for shape in pytree.shapes(pytree.formed(terms.shape)))
         rows = row * (batch if _is_number(batch) else 1)
+        # 4 bytes for a number in float32
         gigabytes, allowed = 4 * (_COPIES * size + 2 * rows) / 1e9, self.most_gigabytes
         if gigabytes <= allowed:
             return None
@@ -135,12 +138,14 @@ class TaskWatch:
         threading.Thread(target=task.watch, daemon=True).start()
         try:
             try:
+                # inside the block, as from here on the error may come before any instruction
                 task.begun.set()
                 result = work()
                 task.look()  # what was quick to end and late to be looked at
             finally:
                 task.end()
         except _Ended:
+            # a second time, as the error may have come before the first had begun
             task.end()
             raise Declined(task.reason) from None
         return result
@@ -169,6 +174,7 @@ class _Watched:
                 self.look()
             except _Ended:
                 with self._lock:
+                    # under the lock of `end`, so that nothing is raised in a thread that has gone on to other work
                     if not self._over.is_set():
                         _raise_in(self._thread, _Ended)
                 self._over.wait(1.0)  # and again, where somebody kept it
@@ -251,6 +257,7 @@ def _used_gigabytes() -> float:
     """Return the memory of this process in gigabytes; 0 where the system does not say."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
+            # the second number is that of resident pages (proc(5))
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9
     except OSError:
         return 0.0
