@@ -87,6 +87,7 @@ def spent(comparison: Comparison) -> Chart | None:
         rows = [row for row in runs[0].spent if row["epsilon"] is not None]
         for unit in dict.fromkeys(row["unit"] for row in rows):
             of_unit = [row for row in rows if row["unit"] == unit]
+            # plotly reads markup in names, and a label may hold anything
             name = html.escape(f"{label}, {unit}", quote=False)
             points = [row["version"] for row in of_unit], [row["epsilon"] for row in of_unit]
             data.append(line_trace(name, *points, *series(comparison.labels, label)) | {"meta": label})
@@ -202,6 +203,7 @@ def partition(history: History) -> Chart | None:
         "blank means none, and the colours start at zero.",
         [
             heat_map(
+                # None stays blank, where 0 would have the lightest colour
                 [[row[place] or None for row in shown] for place in range(len(counts[0]))],
                 clients,
                 [short(str(name)) for name in classes],
