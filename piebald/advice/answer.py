@@ -437,6 +437,7 @@ class Advice:
 
     def save(self, folder: Path) -> None:
         """Write answer.json, answer.html, recommended.toml and, where there is one, ensemble.toml into a folder."""
+        # the page comes last, so that whoever sees it finds the files that it names
         (folder / "answer.json").write_text(json.dumps(self.plain(), indent=1, ensure_ascii=False), encoding="utf-8")
         (folder / RECIPE).write_text(self.toml(), encoding="utf-8")
         if self.ensemble is not None:
@@ -534,6 +535,7 @@ class Advice:
         """Return what averaging the predictions of several methods would gain, and how that is done."""
         if self.ensemble is None:
             return ""
+        # training alone sends nothing, and nothing has no multiple
         times = self.ensemble.bytes / self.cost.bytes if self.cost.bytes else 0.0
         score = MetricFormat(self.metric).value(self.ensemble.score)
         sends = f"{times:.2g} times as much" if times else size(round(self.ensemble.bytes))
@@ -595,6 +597,7 @@ def noise_of_privacy(rounds: int, rows: int, numbers: float) -> float:
         4.2
     """
     log = math.log(1 / _DELTA)
+    # epsilon = rho + 2 sqrt(rho log) solved for rho, a quadratic equation in its root
     rho = (math.sqrt(log + EPSILON) - math.sqrt(log)) ** 2
     return math.sqrt(rounds / (2 * rho) * numbers) / rows
 

@@ -159,7 +159,6 @@ def _blank_values(settings: ExperimentSettings) -> SitesPrepared | None:
     """
     if settings.rows_at_sites or not wants_preparation(settings):
         return None
-    # a copy, since settings cache the clients that they have read
     clients = settings.model_copy().clients()  # which keep what they agree on for a training
     if (agreed := preparation_of(clients)) is None:
         return None

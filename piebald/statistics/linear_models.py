@@ -418,7 +418,7 @@ def _pooled(model: ModelOfRows, common: _Pairs) -> PooledGlm:
     # DerSimonian and Laird 1986: tau^2 = (Q - (k - 1)) / (sum w - sum w^2 / sum w), at least 0
     scale = weight - squares / weight
     between = np.where(scale > 0, np.maximum(heterogeneity - (count - 1), 0) / np.where(scale > 0, scale, 1), 0.0)
-    # a third question: weights with tau^2 need each client's own variance, which never leaves it
+    # a third question: weights with tau^2 need each client's own variance, which the sums so far do not tell
     _, weight, apart, _, _ = sums(fixed, between)
     point, part = fixed + apart / weight, slice(0, len(model.names))
     fields = model.estimates(np.zeros(width), np.eye(width)) | {

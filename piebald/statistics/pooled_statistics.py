@@ -164,7 +164,7 @@ class FederatedStatistics:
         """Return a table of the columns of numbers, with its heading as the first row."""
         shares = next(iter(self.numbers.values())).quantiles if self.numbers else {}
         heading = ["column", "count", "missing", "mean", "sd", *(f"{100 * share:g}%" for share in shares)]
-        # most columns have none, so their count is shown only where it is not 0; noise alone rounds to 0
+        # most columns have none, so their count is shown only where it is not 0
         infinite = any(round(column.infinite) for column in self.numbers.values())
         heading[3:3] = ["infinite"] if infinite else []
         rows = []

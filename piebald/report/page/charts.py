@@ -144,6 +144,7 @@ def distribution(comparison: Comparison) -> Chart | None:
 def _summary(values: list[float]) -> dict[str, Any]:
     import numpy as np
 
+    # plotly draws a box from these five numbers, so the page has no value of single clients
     low, first, median, third, high = (float(q) for q in np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95)))
     boxes = {
         "q1": first,

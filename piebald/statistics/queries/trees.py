@@ -160,7 +160,7 @@ class TreesQuery(BoostingQuery):
     def fewest_rows(self, answer: Update) -> int | None:
         """See `Query`: the rows of the smallest leaf or class, or the rows that are scored."""
         if "forest" in answer.vectors:
-            # each leaf is a number of the rows that end in it, so the smallest one singles out the fewest
+            # a leaf's weight tells of the rows in it, so the leaf of the fewest rows decides
             table = answer.vectors["forest"]
             counts = table[:, :, 3][table[:, :, 0] == -1]
         elif self.ask == "sums" and self.classes:
@@ -268,7 +268,7 @@ class MaskedTreeSumsQuery(BoostingQuery):
             return summed_loss(margins, rows.y["validation"], self.target, self.boosting)
         summed = SummedRows(rows.x["train"], rows.y["train"], self.target, self.boosting)
         grown = forest_of(inputs.vectors["grown"][place], width, depth)
-        # histograms have a place for each open node, which the question had to say before the trees came
+        # the size of the answer follows from `nodes`, so the trees that came must have as many open nodes
         if len(grown) != self.target.groups or self.level >= depth or len(open_nodes(grown, self.level)) != self.nodes:
             raise ValueError(f"the trees that came do not have {self.nodes} open nodes on level {self.level}")
         words = self.seed, "trees", inputs.clients[place], self.round

@@ -170,6 +170,7 @@ class Target:
     def base_score(self, start: Floats32) -> list[float]:
         """Return the start in the form of xgboost's files."""
         if self.objective == "binary":
+            # xgboost's files keep the start as a probability, and apply the logit when they are read
             return [float(1 / (1 + np.exp(-np.float64(start[0]))))]
         return [float(margin) for margin in start]
 
