@@ -94,7 +94,7 @@ class Runner:
 
     def with_run(self, scores: Scores, rung: int, seed: int, folder: Path, cost: Cost, is_last: bool) -> Runner:
         """The same with a run of one more seed, or with one more rung of its run."""
-        # a rung that is there already is another seed's, which joins its scores; a new rung replaces what came before
+        # a rung that is there already has another seed's scores, which these join; a new rung begins with these
         count = len(self.folders) if rung in self.scores else 0
         if count:
             values, seeds = np.concatenate([self.last.values, scores.values]), [*self.last.seeds, seed]

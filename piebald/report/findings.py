@@ -150,7 +150,6 @@ def without_rows(comparison: Comparison) -> str:
     lacking = dict[str, None]()
     for table in comparison.scores.values():
         for place, seed in enumerate(table.seeds):
-            # a value that is not equal to itself is NaN
             scored = [name for name, value in zip(table.clients, table.values[place], strict=True) if value == value]
             with_error = table.rows.keys() | table.errors.keys()
             lacking |= dict.fromkeys(name for name in scored if not table.counted and (seed, name) not in with_error)

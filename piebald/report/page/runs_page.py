@@ -53,7 +53,7 @@ def _box(path: str) -> Markup:
 
 
 def _link(path: str) -> Markup:
-    # nothing is safe in a query as it is, since a path may hold "&" and "#"
+    # safe="", since a path may hold "&" and "#", which would end the value
     return Markup(f'<a href="/run?run={quote(path, safe="")}">{markup.text(printable(path, 80))}</a>')
 
 
