@@ -109,6 +109,7 @@ def advise(
         RunFolderError: `out` holds something else.
         RuntimeFault: Local, FedAvg and all others failed.
     """
+    # clients that depend on the seed are raced as those of the first one, so that all recipes see the same rows
     federation = clients_of(clients(seeds[0]) if callable(clients) else clients)
     if len(federation) < 2:
         raise SettingError("there is one client, which has nobody to train with: give at least two, or use run")
@@ -118,9 +119,11 @@ def advise(
     limit = Budget.of(BUDGET * rounds if budget is None else budget)
     runs = TrialRuns.of({}, federation, model, rungs_of(rounds, RUNGS, FACTOR), options)
     judge = Judge(runs)
+    # recipes that these clients cannot train drop out before any budget is spent on them
     field, unusable = entrants(federation, _fleet(runs), shared, raced_too, families, refused=judge.refused)
     if not field:
         raise SettingError(f"no method can be trained by these clients: {next(iter(unusable.values()))}")
+    # with the metric that the usable recipes are judged by, which is known only once they were prepared
     runs = judge.runs
     describe = {
         "kind": "advise", "rounds": rounds, "seeds": list(seeds), "budget": str(limit), "clients": len(federation),
@@ -129,6 +132,7 @@ def advise(
     }  # fmt: skip
     with ExitStack() as stack:
         folder = Path(out if out is not None else stack.enter_context(tempfile.TemporaryDirectory()))
+        # before the first line is written: a folder of another search stays as it is
         claim(folder, describe)
         say = line_writer(progress, None if out is None else folder / "log.txt")
         look_text = _look_text(runs, model) if look else None
@@ -142,9 +146,11 @@ def advise(
             runners, runs, {**unusable, **failed}, spent, seeds, None if out is None else folder, settings, folder
         )
         if more_data:
+            # by label, since the race keeps one runner of each method
             chosen = next(runner for runner in runners if runner.label == advice.recommended)
             gains_of_more, cost = train_with_parts(chosen, runs, folder, limit, spent, say)
             advice = replace(advice, more=gains_of_more, spent=spent + cost)
+        # after the runs with parts of the rows, whose updates were sent as well
         advice = replace(advice, look=look_text, privacy=spent_together(folder))
         advice.save(folder)
         say("")
@@ -179,6 +185,7 @@ def _look_text(runs: TrialRuns, model: Model) -> str:
 def _conditions(runs: TrialRuns, unusable: Mapping[str, str]) -> list[str]:
     """Return the lines before the race: the rows that are looked at, and the methods that cannot be used."""
     lines = [f"{label} cannot be used: {reason}" for label, reason in unusable.items()]
+    # first, since it changes what all scores below it are of
     if runs.choosing.held_out:
         lines.insert(
             0, "no client has validation rows: a fifth of each client's training rows is held out while choosing"
@@ -189,6 +196,7 @@ def _conditions(runs: TrialRuns, unusable: Mapping[str, str]) -> list[str]:
 def _same_rung(alone: Runner, runners: Sequence[Runner]) -> tuple[Scores | None, Scores | None]:
     """The scores of Local and of the method with one model for all that came furthest, at the last rung of both."""
     furthest = _one_model(runners)
+    # scores after different numbers of rounds cannot be compared
     rungs = furthest.scores.keys() & alone.scores.keys() if furthest else set[int]()
     return (alone.scores[max(rungs)], furthest.scores[max(rungs)]) if furthest and rungs else (None, None)
 
@@ -213,6 +221,7 @@ def _misfits(together: Runner | None, runs: TrialRuns, folder: Path) -> list[str
 
 def _has_one_model(recipe: Recipe) -> bool:
     """Return whether all clients use the same model."""
+    # a recipe that shares all and then personalises ends with a model of each client
     shares_all = isinstance(recipe.sharing, Full) and isinstance(recipe.clustering, SingleCluster)
     return shares_all and not isinstance(recipe.training, Personalizes)
 
@@ -232,6 +241,7 @@ def _answer(
     settings: Mapping[str, Any] | None,
     folder: Path,
 ) -> Advice:
+    # single rows are read once nothing is trained any more, and give differences the noise of rows
     finished = [_with_rows(runner, runs) for runner in runners if runner.state == "finished"]
     if not finished:
         raise RuntimeFault(f"no method could be trained to the end: {runners[0].why if runners else 'none is left'}")
@@ -250,6 +260,7 @@ def _answer(
     plain = runs.naive(tested[0].folders) if chosen.label in opened else naive
     histories = [History(place) for checked in tested for place in checked.folders.values()]
     skewed = "" if runs.metric == "balanced_accuracy" else imbalance(histories)
+    # closed before the folders are read anew or, where they are temporary, removed
     for history in histories:
         history.close()
     pair = {runner.label: runner.last for runner in (chosen, alone) if runner is not None}
@@ -314,6 +325,7 @@ def rounds_of(chosen: Runner, runs: TrialRuns) -> tuple[int, list[str]]:
         tables = {step: runs.scores(histories, step) for step in [*range(runs.every, last, runs.every), last]}
     sign = 1 if runs.higher_is_better else -1
     steps = max((step for step, table in tables.items() if table.present), key=lambda step: sign * tables[step].mean)
+    # paired over clients and seeds: the best of many steps is ahead by chance, so one standard error is asked for
     lead = difference(tables[steps], tables[last])
     if steps == last or lead is None or sign * lead.mean <= (lead.error or 0.0):
         return last, []
@@ -362,8 +374,10 @@ def recommended(alike: Sequence[Runner], best: Runner, runs: TrialRuns) -> Runne
         # both bounds: a noisy difference may hide a large lag, and a small error a lag that matters to nobody
         if runner is best or (lag <= point and (error is None or lag <= error)):
             near.append(runner)
+    # a method that sends a little less is no reason to give up the best mean
     least = CLEARLY_LESS * _traffic(best)
     cheap = [runner for runner in near if _traffic(runner) < least]
+    # of equal traffic, such as none at all, the simpler method
     return min(cheap, key=lambda runner: (_traffic(runner), runner.entrant.rank)) if cheap else best
 
 
@@ -374,6 +388,7 @@ def _traffic(runner: Runner) -> int:
 def _table(runners: Sequence[Runner], best: Runner, runs: TrialRuns) -> list[dict[str, Any]]:
     sign = -1 if runs.higher_is_better else 1
     rows = []
+    # those that went furthest first: a score after few rounds is no rank among later ones
     for runner in sorted(runners, key=lambda runner: (-runner.reached, sign * runner.mean)):
         # scores after different numbers of rounds say nothing about the methods
         comparable = runner.reached == best.reached

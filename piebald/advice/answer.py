@@ -194,8 +194,10 @@ class Advice:
         That is training alone, where it was tried, so that the two differ by the gain that is told.
         """
         tables = {checked.label: checked.scores for checked in self.tested}
+        # of the first two tables: the recommendation and what it is held against
         seeds = common_seeds(list(tables.values())[:2])
         shared = {label: table.of_seeds(seeds) for label, table in tables.items()}
+        # a method without these seeds is told with its own rather than not at all
         return {label: table.mean if table.present else tables[label].mean for label, table in shared.items()}
 
     def _named(self, label: str) -> str:
@@ -236,6 +238,7 @@ class Advice:
             return {"Gain": f"not known by name: {reason}."}
         unit = " points" if self.metric in SHARES else ""
         groups: dict[str, list[str]] = {"Gain": [], "Lose": [], "Open": []}
+        # shrunken gains, since the largest raw gains are those of clients with few rows
         for client in sorted(self.clients, key=lambda client: -abs(client.shrunk or 0.0)):
             if client.shrunk is not None:
                 group = {1: "Gain", -1: "Lose", 0: "Open"}[client.sign]
@@ -262,6 +265,7 @@ class Advice:
     @property
     def _sent(self) -> float:
         """Bytes that a site sends in a round of the recommendation."""
+        # bytes are counted both ways, and about half of them go up
         return self.cost.bytes / 2 / max(1, self.rounds) / max(1, len(self.clients))
 
     def _leaves(self) -> str:
@@ -278,6 +282,7 @@ class Advice:
         if any(isinstance(transform, SecureAggregation) for transform in transforms):
             return True
         try:
+            # recipes refuse what does not go together when they are built, so building is the test
             self.recipe.with_(transforms=[*transforms, SecureAggregation()])
         except SettingError:
             return False
@@ -290,6 +295,7 @@ class Advice:
         sizes = [client.train for client in self.clients if client.train]
         if not self.cost.bytes or not sizes:
             return ""
+        # a number has 4 bytes; the smallest site's step is drowned first
         ratio = noise_of_privacy(self.rounds, min(sizes), self._sent / 4)
         times = f"{float(f'{ratio:.1g}'):,g} times"
         cost = "would drown what it learns" if ratio > 1 else "would cost accuracy"
@@ -330,10 +336,12 @@ class Advice:
         """Return how many more rows or clients would find a difference that matters four times in five."""
         evidence = self.evidence
         near = nearness(self.metric, self.verdict.best)
+        # three points first: if even they could not be found, one point is out of reach for now
         sizes = [gain for gain in (3 * near, near) if evidence.error and evidence.error * FOUND > gain]
         if evidence.error is None or not sizes:
             return ""
         rows = sum(client.rows or 0 for client in self.clients) if evidence.noise == "rows" else len(self.clients)
+        # standard errors fall with the root of the rows
         missing = rows * ((FOUND * evidence.error / sizes[0]) ** 2 - 1)
         unit = f"{evidence.rows} rows" if evidence.noise == "rows" else "clients"
         return f"{round_up(missing):,} more {unit} would settle {self._points(sizes[0])}" if rows else ""
@@ -405,6 +413,7 @@ class Advice:
         Where the search was started from Python, data, model and partition are for the user to write.
         """
         head = f"# {printable(self.headline())}\n# Chosen by validation rows; see answer.json.\n"
+        # printable, since a client's name with a line break would become a setting of the file
         head += "".join(f"# {printable(client)}: stay alone\n" for client in self.better_alone)
         length = {"rounds": self.best_rounds or self.rounds} | ({"keep": self.keep} if self.keep else {})
         return self._experiment(head, length, {"recipe": _section(self.recipe)})
@@ -428,6 +437,7 @@ class Advice:
 
     def save(self, folder: Path) -> None:
         """Write answer.json, answer.html, recommended.toml and, where there is one, ensemble.toml into a folder."""
+        # the page comes last, so that whoever sees it finds the files that it names
         (folder / "answer.json").write_text(json.dumps(self.plain(), indent=1, ensure_ascii=False), encoding="utf-8")
         (folder / RECIPE).write_text(self.toml(), encoding="utf-8")
         if self.ensemble is not None:
@@ -525,6 +535,7 @@ class Advice:
         """Return what averaging the predictions of several methods would gain, and how that is done."""
         if self.ensemble is None:
             return ""
+        # training alone sends nothing, and nothing has no multiple
         times = self.ensemble.bytes / self.cost.bytes if self.cost.bytes else 0.0
         score = MetricFormat(self.metric).value(self.ensemble.score)
         sends = f"{times:.2g} times as much" if times else size(round(self.ensemble.bytes))
@@ -586,6 +597,7 @@ def noise_of_privacy(rounds: int, rows: int, numbers: float) -> float:
         4.2
     """
     log = math.log(1 / _DELTA)
+    # epsilon = rho + 2 sqrt(rho log) solved for rho, a quadratic equation in its root
     rho = (math.sqrt(log + EPSILON) - math.sqrt(log)) ** 2
     return math.sqrt(rounds / (2 * rho) * numbers) / rows
 

@@ -78,6 +78,7 @@ def gain_picture(gains: Sequence[ClientGain], factor: float) -> str:
         return ""
     bars.sort(key=lambda bar: -bar[1])
     omitted = max(0, len(bars) - _DRAWN)
+    # the middle is left out: the largest gains and losses are what a reader looks for
     del bars[_DRAWN // 2 : _DRAWN // 2 + omitted]
     note = "Right of the line a client is better off together than alone, left of it worse."
     if any(low < high for *_, low, high in bars):
@@ -86,6 +87,7 @@ def gain_picture(gains: Sequence[ClientGain], factor: float) -> str:
             "clients differ; one that crosses the line may be chance."
         )
     note += f" {omitted:,} clients between the largest and the smallest gains are not drawn." if omitted else ""
+    # 0 is among the levels, since the line without a gain is drawn there
     levels = markup.round_levels(min(0.0, *(bar[2] for bar in bars)), max(0.0, *(bar[3] for bar in bars)))
     form = "{:+.1f}" if factor == 100 else "{:+.3g}"
     body = markup.dot_chart(bars, levels, lambda value: form.format(value).replace("-", MINUS) if value else "0")

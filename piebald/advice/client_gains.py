@@ -85,6 +85,7 @@ def client_gains(tested: Sequence[Checked], chosen: str, alone: str | None, runs
 
 def with_shrunk(gains: Sequence[ClientGain]) -> list[ClientGain]:
     """Return gains with their shrunk values and intervals, where the errors are known."""
+    # a gain of error 0 or without error cannot be weighed against the spread between clients
     known = [gain for gain in gains if gain.gain is not None and gain.error]
     values, errors = shrunken(*(np.array([getattr(gain, name) for gain in known]) for name in ("gain", "error")))
     halves = _QUANTILE * errors
@@ -113,12 +114,15 @@ def shrunken(gains: Floats, errors: Floats) -> tuple[Floats, Floats]:
         [0.07, 0.03, 0.05, 0.062, 0.038, 0.05]
     """
     count, variances = len(gains), np.square(errors)
+    # the factor (count - 3) / (count - 1) would be 0 or negative: nothing can be shrunk
     if count < 4:
         return gains, errors
+    # starts from the raw variance, which contains the noise and is too large; the iteration takes it out
     between = float(np.var(gains, ddof=1))
     for _ in range(_ROUNDS):
         weights = 1 / (variances + between)
         mean = float(np.average(gains, weights=weights))
+        # what a squared distance from the mean exceeds the client's own noise by, with Bessel's correction
         spread = count / (count - 1) * np.square(gains - mean) - variances
         between = max(0.0, float(np.average(spread, weights=weights)))
     weights = 1 / (variances + between)
@@ -128,6 +132,7 @@ def shrunken(gains: Floats, errors: Floats) -> tuple[Floats, Floats]:
     typical = float(np.average(variances, weights=weights))
     # the spread between clients is estimated, too: what was shrunk far may have been shrunk too far
     doubt = 2 / (count - 3) * factors**2 * (typical + between) * weights * np.square(gains - mean)
+    # the mean is estimated as well: a client with a large weight in it is shrunk towards itself
     squares = variances * (1 - (1 - weights / weights.sum()) * factors) + doubt
     return gains - factors * (gains - mean), np.sqrt(squares)
 

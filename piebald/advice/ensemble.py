@@ -79,9 +79,11 @@ def ensemble(finished: Sequence[Runner], chosen: Runner, runs: TrialRuns) -> Ens
         (seed, name): of_rows
         for seed, of_seed in zip(seeds, cells, strict=True)
         for name, (_, of_rows) in zip(runs.names, of_seed, strict=True)
+        # single rows count all or not at all: their mean must be the client's value
         if np.isfinite(of_rows).all()
     }
     scores = runs.table(values, seeds, rows=rows)
+    # only the seeds of all members, so that both means are of the same rows and starts
     gain = compared(scores, chosen.last.of_seeds(seeds)) if scores.present else None
     if gain is None:
         return None

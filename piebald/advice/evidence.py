@@ -103,6 +103,7 @@ def whether_it_pays(
 
 
 def _compared(ours: Scores, alone: Scores, rows: Split, runs: TrialRuns) -> Evidence:
+    # no Bonferroni: on test rows one comparison is made, and on validation rows leave-one-out keeps it fair
     gain = compared(ours, alone)
     if gain is None:
         return Evidence("cannot be told", rows)
@@ -123,6 +124,7 @@ def _left_out(runners: Sequence[Runner], higher: bool) -> Scores:
     present = np.isfinite(values) * votes
     # leave one out: the sum over all clients less each client's own, by their votes
     sums = np.nansum(values * votes, axis=(1, 2))[:, None] - np.nansum(values * votes, axis=1)
+    # a method that only this client has scored has nothing left out to be chosen by, hence the floor
     means = sums / np.maximum(present.sum((1, 2))[:, None] - present.sum(1), 1e-12) * (1 if higher else -1)
     chosen = means.argmax(0)
     names = list(tables[0].clients)
@@ -181,6 +183,7 @@ def check(runners: Sequence[Runner], runs: TrialRuns, folder: Path, split: Split
         split: of the rows.
     """
     clients = runs.clients if split == "test" else runs.choosing
+    # "!= 0" and not truth: None is a number that is not known, so there may be rows
     if not any(clients.size(client, split) != 0 for client in range(len(clients))):
         return []
     checked = []
@@ -195,6 +198,7 @@ def check(runners: Sequence[Runner], runs: TrialRuns, folder: Path, split: Split
 
 def _scored(runner: Runner, seed: int, copy: Path, runs: TrialRuns, split: Split) -> None:
     """Evaluate the last version of a run on other rows, in a copy."""
+    # the run of the race keeps its validation scores, since an interrupted search reads them again
     if not copy.exists():
         # renamed when it is complete, so that an interrupted copy is not taken for a run
         partial = copy.with_name(f"{copy.name}.part")

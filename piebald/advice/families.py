@@ -122,9 +122,11 @@ def entrants(
         points += [(recipe.name, {}), *((recipe.name, {"lr": rate}) for rate in RATES)]
     if names is not None and (TOGETHER in names or not {*names} - {ALONE}):
         points += [(TOGETHER, {"lr": rate}) for rate in RATES]
+    # fast clients wait for slow ones in each round, which is what a buffered server is for
     waiting = fleet is not None and _ratio(fleet, len(clients)) >= UNEQUAL
     if names is None and waiting:
         points += [("fedbuff", {"lr": rate, "buffer_size": 5}) for rate in RATES]
+    # what comes before is raced in any case, and the limit counts settings of the portfolio only
     first = len(points)
     known = [(str(point["recipe"]), {k: v for k, v in point.items() if k != "recipe"}) for point in portfolio_settings]
     points += [(name, point) for name, point in known if names is None or name in names]
@@ -133,17 +135,21 @@ def entrants(
     for place, (name, point) in enumerate(points):
         before = len(field) if place == first else before
         label, base = labels.get(name, name), bases.setdefault(name, shared(recipes.make(name), training))
+        # asked once for each label, since the answer does not depend on the rate
         if label not in {*reasons, *(entrant.label for entrant in field)}:
             few = len(clients) < FEWEST.get(name, 0) and name not in labels
             reason = f"it needs at least {FEWEST[name]} clients, and there are {len(clients)}" if few else ""
             reasons |= {label: reason} if (reason := reason or refused(base, label)) else {}
         if label in reasons or (place >= first and len(field) - before == MOST):
             continue
+        # a recipe of the caller may lack a setting that the portfolio has
         taken = {setting: value for setting, value in point.items() if has_setting(base, setting)}
         recipe = with_settings(base, taken) if taken else base
+        # the portfolio and the rates above overlap, and the same recipe must not be paid for twice
         if all(recipe != entrant.recipe for entrant in field):
             shown = taken or ({"lr": setting_of(recipe, "lr")} if has_setting(recipe, "lr") else {})
             field.append(Entrant(label, recipe, title_of(name) or name, shown))
+    # FedAvg is the measure of one model for all, so it is there even where the portfolio left it out
     if all(entrant.recipe.name != TOGETHER for entrant in field):
         recipe = with_settings(bases[TOGETHER], {"lr": RATES[0]})
         field.append(Entrant(TOGETHER, recipe, TITLES[TOGETHER], {"lr": RATES[0]}, late=True))
@@ -170,4 +176,5 @@ def check_training(training: Mapping[str, Any]) -> None:
 
 def _ratio(fleet: Fleet, clients: int) -> float:
     seconds = [fleet.device(client).seconds_per_step for client in range(clients)]
+    # an instant device beside a slow one is infinitely faster, and all instant ones are equal
     return max(seconds) / min(seconds) if min(seconds) > 0 else (float("inf") if max(seconds) > 0 else 1.0)

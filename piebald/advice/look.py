@@ -206,6 +206,7 @@ def look(
 
 def _sizes(clients: HoldsRows, split: Split) -> list[int] | None:
     sizes = [clients.size(client, split) for client in range(len(clients))]  # type: ignore[arg-type]
+    # one unknown size makes sums and medians wrong, so none is told
     return None if any(size is None for size in sizes) else [size or 0 for size in sizes]
 
 

@@ -109,10 +109,12 @@ def _with_part(
     fewer = replace(runs, choosing=clients)  # type: ignore[arg-type]  # as far as a run needs them
     try:
         run = fewer.train(chosen.recipe, place, chosen.label, seed, rounds)
+    # fewer rows may be too few for a recipe; that is an answer and no error of the search
     except SettingError as error:
         return str(error), None, Cost()
     scores, cost = fewer.scores([run], rounds), cost_of([run])
     run.close()
+    # names of the whole federation, by which the parts are paired with the run of all clients
     return "", Scores(scores.values, [runs.names[number] for number in numbers], [seed]), cost
 
 

@@ -42,8 +42,10 @@ def far_amounts(amounts: NDArray[np.float64]) -> NDArray[np.bool_]:
     """
     if not np.isfinite(amounts).any():
         return np.zeros(len(amounts), bool)
+    # the median and a quantile, which a few far amounts do not move, in place of mean and deviation
     away = np.abs(amounts - np.nanmedian(amounts))
     usual = float(np.nanquantile(away, 0.95))  # of 95 % of the rows, whatever the others are
+    # where 95 % of the amounts are the same nothing is far: most targets are 0 in counts of rare events
     return np.asarray((np.nan_to_num(away) > FAR * usual) & (usual > 0))
 
 
@@ -99,6 +101,7 @@ def odd_sites(
     contradicting = [name for name, gap in worse.items() if gap.high < 0]
     # few rows hide that others are like them, as in a federation of two kinds of sites
     suspected = [name for name, gap in worse.items() if gap.mean < -_SUSPECTED * (gap.error or 0.0)]
+    # the looser bound is for the question whether others are like them, where missing some would accuse the rest
     if contradicting and len(suspected) <= _MOST * len(worse):
         largest = min(worse[name].mean for name in contradicting)
         sentences.append(
@@ -146,6 +149,7 @@ def misfits(judged: Scores, seen: Scores, constants: Sequence[Scores]) -> list[s
         return []
     compared = np.isfinite(shares) & np.isfinite(right)
     angles, votes = _arcsine(shares, sizes), judged.votes * compared
+    # the lowest constant answer of each site: being no better than each of them is being no better than this
     constant = np.nanmin([table.client_means() for table in constants], axis=0) if constants else np.ones(len(rows))
     places = []
     for place in np.flatnonzero(compared & (right <= constant)).tolist():
@@ -156,10 +160,13 @@ def misfits(judged: Scores, seen: Scores, constants: Sequence[Scores]) -> list[s
             continue
         mean = float(np.average(np.nan_to_num(angles), weights=others))
         spread = float(np.average(np.nan_to_num(angles - mean) ** 2, weights=others)) * effective / (effective - 1)
+        # variance of a new site around an estimated mean, as in a prediction interval
         of_others = spread * (1 + 1 / effective)
         variance = of_others + 1 / (4 * rows[place] + 2)
+        # only the spread between sites is estimated; the variance of an arcsine by its rows is known
         freedom = min(variance**2 / max(of_others**2 / (effective - 1), 1e-12), 1e6)
         distance = float(_arcsine(right[place], rows[place]) - mean) / variance**0.5
+        # one-sided: sites that do better than expected are no misfits
         if stdtr(freedom, distance) < ERROR_RATE / compared.sum():
             places.append(place)
     named = [f"{judged.clients[x]} ({right[x] * rows[x]:.0f} of {rows[x]:.0f} rows right)" for x in places]
@@ -180,6 +187,7 @@ def over_rows(a: Scores, b: Scores) -> Scores:
 
 def _arcsine(shares: Any, rows: Any) -> Any:
     """The angles of shares of rows, whose variance is 1 / (4 rows + 2) whatever the share."""
+    # Anscombe's correction keeps the variance constant down to a few rows, and defined at shares of 0 and 1
     return np.arcsin(np.sqrt((shares * rows + 0.375) / (rows + 0.75)))
 
 
@@ -195,6 +203,7 @@ def _gaps(a: Scores, b: Scores, sign: int) -> dict[str, Difference]:
 
     Each end of the intervals holds for all sites together (Bonferroni), by Student's t for what few rows say of noise.
     """
+    # half of the clients: each end is one-sided, and an interval of 95 % has two of them
     gaps = row_differences(a, b, comparisons=math.ceil(len(a.clients) / 2))
     ends = {name: sorted((sign * gap.low, sign * gap.high)) for name, gap in gaps.items() if gap.error}
     return {

@@ -35,6 +35,7 @@ def own_methods(
     clients = list(scores[usual].clients)
     best = {name: (0.0, usual) for name in clients}
     for label, table in scores.items():
+        # without an error a gain cannot be shrunk, and the largest of many noisy gains is one by chance
         known = {name: gap for name, gap in row_differences(table, scores[usual]).items() if gap.error}
         if label == usual or len(known) < FEWEST:
             continue

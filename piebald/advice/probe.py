@@ -72,10 +72,12 @@ def inputs_of(x: Tensor) -> Floats | None:
     if x.dtype.is_floating_point:
         inputs = flat(x).double().numpy()
         if inputs.shape[1] > MOST_NUMBERS:
+            # the key has no client and no seed: the inputs of all rows must lose the same numbers
             inputs = inputs[:, generator("look", "columns").permutation(inputs.shape[1])[:MOST_NUMBERS]]
         return inputs
     tokens = x.long().flatten(1)
     most = int(tokens.max()) + 1
+    # counts of a whole vocabulary would be wider than a probe of a few hundred rows can learn from
     if most > MOST_TOKENS or int(tokens.min()) < 0:
         return None
     # the last token has the largest weight: in next-token tasks it says most about the target
@@ -128,6 +130,7 @@ def _matched(label: Ints, is_own: NDArray[np.bool_], rng: np.random.Generator) -
         count = min(len(of_rest), max(1, round(len(of_client) * share)))
         if not count:
             continue
+        # sorted, so that rows that lie beside each other fall into one block and are held out together
         ours.append(np.sort(rng.choice(of_client, min(count, len(of_client)), replace=False)))
         drawn_theirs.append(np.sort(rng.choice(of_rest, len(ours[-1]), replace=False)))
         # Classes with few rows start at different blocks, or the first block would have all of them.
@@ -147,10 +150,12 @@ def _separability(inputs: Floats, block: Ints) -> float:
     """2 AUC - 1 of a probe that tells the first half of the rows from the second, held-out rows only."""
     n = len(inputs) // 2
     side = np.repeat([1.0, 0.0], n)
+    # one kernel for all folds; each takes its rows and columns of it
     kernel = _kernel(inputs)
     parts = []
     for fold in np.unique(block):
         test = block == fold
+        # all rows in one block leave nothing to learn from
         if test.all():
             return 0.0
         score = _scores(kernel, side[:, None], ~test, test)[:, 0]
@@ -180,6 +185,7 @@ def _lost_accuracy(inputs: Floats, label: Ints, classes: Ints, block: Ints) -> F
 
 def _kernel(inputs: Floats) -> Floats:
     squares = (inputs**2).sum(1)
+    # rounding of the expanded square may leave a distance below 0
     distance = np.maximum(squares[:, None] + squares[None, :] - 2 * inputs @ inputs.T, 0.0)
     # the median heuristic, without the zeros of the diagonal
     typical = float(np.median(distance[~np.eye(len(distance), dtype=bool)]))
@@ -198,6 +204,7 @@ def _scores(kernel: Floats, target: Floats, train: NDArray[np.bool_], test: NDAr
 
 def binned(y: Floats, bins: int = BINS) -> Ints:
     """Real targets [n] as classes of about the same size."""
+    # ties make edges equal, and a class between equal edges would have no row
     edges = np.quantile(y, np.arange(1, bins) / bins)
     return np.searchsorted(np.unique(edges), y, side="right")
 
@@ -206,4 +213,5 @@ def together(results: Sequence[ProbeResult], what: str) -> tuple[float, float]:
     """The mean of one number over clients, and its standard error."""
     values = np.array([getattr(result, what) for result in results])
     errors = np.array([getattr(result, f"{what}_error") for result in results])
+    # errors of clients are taken as independent, though the others' rows are partly the same
     return float(values.mean()), float(np.sqrt((errors**2).sum()) / len(errors))

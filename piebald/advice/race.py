@@ -94,6 +94,7 @@ class Runner:
 
     def with_run(self, scores: Scores, rung: int, seed: int, folder: Path, cost: Cost, is_last: bool) -> Runner:
         """The same with a run of one more seed, or with one more rung of its run."""
+        # a rung that is there already has another seed's scores, which these join; a new rung begins with these
         count = len(self.folders) if rung in self.scores else 0
         if count:
             values, seeds = np.concatenate([self.last.values, scores.values]), [*self.last.seeds, seed]
@@ -127,6 +128,8 @@ class Race:
         """Return what was trained, the reasons why other methods were not, and the cost of the race."""
         self.runners = [Runner(entrant) for entrant in field]
         with closing(Record(self.folder)) as self._record:
+            # the order of stages is that of their worth: halving finds the best, two seeds show that it was not luck,
+            # measures come next, and further seeds have what is left of the budget
             self._halve([number for number, entrant in enumerate(field) if not entrant.late])
             self._repeat(2)
             self._train_late()
@@ -149,13 +152,16 @@ class Race:
             # without other seeds, nothing is kept back for them
             limit = self.budget.part(SHARES[-1 - later] if len(self.seeds) > 1 else SHARES[-1 - later] / SHARES[-1])
             for number in numbers:
+                # measures are trained without regard to the budget: without Local and one rival there is no answer
                 if number not in measures and not limit.has_room(self.spent, rung - self.runners[number].reached):
                     self._drop(number, "the budget was used up")
                 else:
                     self._train(number, self.seeds[0], rung)
+            # only those that reached this rung: others failed, or the budget ended before them
             numbers = self._best_first(number for number in numbers if self.runners[number].reached == rung)
             measures = self._measures(numbers)
             if later:
+                # a dict keeps the order and drops a measure that is among the best already
                 kept = [*dict.fromkeys([*numbers[: KEPT[-later]], *measures])]
                 for number in numbers:
                     if number not in kept:
@@ -173,12 +179,14 @@ class Race:
             waiting = [n for n, count in counts.items() if count < needed and n not in self._not_repeated]
             if not waiting:
                 return
+            # the fewest seeds first, so that those that are compared have seeds in common when the budget ends
             number = min(waiting, key=lambda number: counts[number])
             self._train(number, self.seeds[counts[number]], self.runs.rungs[-1])
 
     def _train_late(self) -> None:
         """Train what is only a measure with the learning rate of the best, if the budget lasts."""
         order = self._best_first(n for n, runner in enumerate(self.runners) if runner.state == "finished")
+        # a grid of learning rates for what only is a measure would cost as much as for a candidate
         for number, runner in enumerate(self.runners):
             if runner.entrant.late and order and self.budget.has_room(self.spent, self.runs.rungs[-1]):
                 rate = {k: v for k, v in self.runners[order[0]].entrant.settings.items() if k == "lr"}
@@ -194,6 +202,7 @@ class Race:
         runner = self.runners[number]
         folder = self.folder / "runs" / folder_name(runner.label) / str(number) / f"seed-{seed}"
         place = f"{number}/{seed}/{rung}"
+        # a recorded rung is not trained again, nor is a recorded failure, so that a resumed race decides alike
         if place not in self._record.entries:
             self._record.add(place, self._trained(runner, folder, seed, rung))
         table, cost, reason = self._record.read(place, self.runs, seed)
@@ -203,6 +212,7 @@ class Race:
             if seed == self.seeds[0]:
                 self.runners[number] = replace(runner, state="failed", why=reason)
             return
+        # costs are of a whole run up to its rung: what earlier rungs of it have cost was counted then
         self.spent += cost - self._paid.get((number, seed), Cost())
         self._paid[number, seed] = cost
         self.say(f"{runner.name}: {self.runs.metric} {table.mean:.4g} after {rung} rounds, seed {seed}")
@@ -217,6 +227,7 @@ class Race:
             raise  # the next run would fail as well
         except PiebaldError as error:
             return {"why": str(error)}
+        # a diverged run has a folder and no score; as a failure it does not stand in rankings
         if np.isnan(scores.values).all():
             return {"why": "no client has a finite score on its validation rows"}
         return {"scores": scores_to_json(scores), "cost": asdict(cost)}
@@ -227,6 +238,7 @@ class Race:
 
     def _best_first(self, numbers: Iterable[int]) -> list[int]:
         sign = -1 if self.runs.higher_is_better else 1
+        # stable, so that of equal means the earlier entrant stays ahead
         return sorted(numbers, key=lambda number: sign * self.runners[number].mean)
 
     def _measures(self, numbers: Sequence[int]) -> list[int]:
@@ -246,12 +258,14 @@ class Record:
     """
 
     def __init__(self, folder: Path) -> None:
+        # two searches in one folder would train the same runs and overwrite each other's record
         self._lock, self._file = RunLock(folder), folder / RECORD
         self.entries: dict[str, Any] = {}
         try:
             if self._file.exists() or self._file.is_symlink():
                 self.entries = dict(json_value(read_bytes(self._file, links=False), self._file))
         except (OSError, ValueError, TypeError):
+            # whoever mends the file finds the folder free
             self.close()
             raise self._unreadable() from None
 
@@ -291,6 +305,7 @@ def methods_of(runners: Sequence[Runner], higher_is_better: bool) -> list[Runner
     for runner in sorted(runners, key=lambda runner: runner.entrant.rank):
         by_label.setdefault(runner.label, []).append(runner)
     return [
+        # scores of one seed are flattered by choice, so a repeated setting wins over a lucky one
         replace(max(same_method, key=lambda x: (x.reached, len(x.folders) > 1, sign * x.mean)), tried=len(same_method))
         for same_method in by_label.values()
     ]

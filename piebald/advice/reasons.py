@@ -37,6 +37,7 @@ def _gain(chosen: Runner, rival: Runner, higher: bool) -> Floats:
     """Return the gain of each client [c], the mean over common seeds."""
     seeds = common_seeds([chosen.last, rival.last])
     ours, theirs = (runner.last.of_seeds(seeds) for runner in (chosen, rival))
+    # both tables have the same clients and seeds by now, so they are subtracted cell by cell
     gains = replace(ours, values=ours.values - theirs.values).client_means()
     return np.asarray(gains if higher else -gains, dtype=np.float64)
 
@@ -60,8 +61,10 @@ def _by_property(gain: Floats, values: Floats | None, rival: str, prop: str, run
     if values is None:
         return []
     scored = ~np.isnan(gain)
+    # of the clients that have a gain, so that both halves are of about the same size
     middle = float(np.median(values[scored])) if scored.any() else 0.0
     few, many = gain[scored & (values < middle)], gain[scored & (values >= middle)]
+    # Welch's test of equal gains would divide by a variance of 0
     if min(len(few), len(many)) < _FEWEST or np.ptp(gain[scored]) < 1e-9:
         return []
     if not ttest_ind(few, many, equal_var=False).pvalue < _LEVEL:

@@ -24,6 +24,7 @@ def screen(parts: Sequence[Part]) -> str:
     """
     lines: list[str] = []
     columns = WIDTH - INDENT
+    # what each part needs within its own lines is counted first, so that no part is cut for another
     spare = LINES - sum(min(len(wrap(text, columns)), most) for _, text, most in parts)
     for heading, text, most in parts:
         more = max(0, min(len(wrap(text, columns)) - most, spare))
@@ -44,6 +45,7 @@ def fitting(items: Sequence[str], columns: int, unit: str = "") -> str:
 
     shown = f"{', '.join(items)}{unit}"
     count = len(items)
+    # columns of a terminal and not letters: some letters take two
     while count and cell_len(shown) > columns:
         count -= 1
         shown = f"{', '.join(items[:count])}{unit} and {len(items) - count:,} more"

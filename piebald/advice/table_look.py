@@ -84,6 +84,7 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
         if column not in frame.columns:
             raise SettingError(f"{path}: {unknown('column', column, frame.columns)}")
     frame, sites, names = owners_of(frame, client)
+    # words for a gap in the target must be no class
     frame = frame.assign(**{target: frame[target].mask(target_gaps(frame[target]))})
     inputs = frame.drop(columns=[client, target, *nameless_columns(frame.columns)])
     amounts = regression or classes_of(frame[target]) is None
@@ -100,12 +101,14 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
     ]
     rows = _sites(frame, inputs, target, amounts, sites, names)
     experiment = _experiment(path, client, target, amounts, kinds, inputs, [*suspects])
+    # an empty list, and not None, which means all columns
     if experiment["data"].get("features") == []:
         warnings.append("no column can be trained on as it is")
         return TableLook(rows, columns, warnings, "", None)
     settings, looked = ExperimentSettings.of(Document.of(experiment, "the experiment")), None
     try:
         if clients:
+            # warnings about values are told as sentences of the look itself
             with errors_alone(VALUES_LOG):
                 read = clients_from(
                     frame, client=client, target=target, features=experiment["data"].get("features"),
@@ -132,6 +135,7 @@ def _column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> dict[s
     preparation = _PREPARATIONS.get(kind, f"{values} columns of 0 and 1" if values <= _ONE_HOT else "embedding")
     if gaps.any() and kind in ("number", "boolean", "date"):
         preparation += f"; gaps: {'the commoner one' if kind == 'boolean' else 'median'}, and a column that marks them"
+    # each site has a row at least, since sites are those that occur
     by_site = np.bincount(sites, gaps, len(names)) / np.bincount(sites, minlength=len(names))
     most = [f"{names[site]} {by_site[site]:.0%}" for site in np.argsort(-by_site)[:2] if by_site[site]]
     return {
@@ -201,6 +205,7 @@ def _of_far_targets(goal: Any, sites: Ints, names: Sequence[str], target: str) -
     far = far_amounts(amounts)
     if not far.any():
         return []
+    # the farthest amount is the example, since it is the likeliest error
     first = int(np.nanargmax(np.abs(amounts - np.nanmedian(amounts))))
     more = f" ({far.sum()} rows are that far)" if far.sum() > 1 else ""
     place = f"row {row_number(goal, first)} at {names[int(sites[first])]}"
@@ -214,6 +219,7 @@ def _of_column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> lis
     """Return sentences about gaps, categories and values that depend on the site."""
     name, gaps, sentences = series.name, series.isna().to_numpy(), []
     by_site = np.bincount(sites, gaps, len(names)) / np.bincount(sites, minlength=len(names))
+    # a column without values at all sites is empty and names none of them
     if (empty := [name for name, share in zip(names, by_site, strict=True) if share == 1]) and len(empty) < len(names):
         sentences.append(f"column {name!r} has no value at {_some(empty)}, so that a gap names the site")
     elif np.ptp(by_site) > 0.5:
@@ -225,7 +231,9 @@ def _of_column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> lis
         held = {site: {*series[sites == place].dropna().astype(str)} for place, site in enumerate(names)}
         counts: dict[str, list[str]] = {}
         for value in sorted(set().union(*held.values())):
+            # a site without any value has no column, which is said above
             if lacking := [site for site in names if value not in held[site] and held[site]]:
+                # one sentence for all values that the same sites lack
                 counts.setdefault(_some(lacking), []).append(value)
         sentences += [f"column {name!r} lacks {_some(values)} at {lacking}" for lacking, values in counts.items()]
         forms: dict[str, str] = {}
@@ -249,6 +257,7 @@ def _of_column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> lis
     if kind == "number" and series.nunique() > 2:
         rows = np.bincount(sites[~gaps], minlength=len(names))
         same = [series[sites == place].nunique() == 1 for place in range(len(names))]
+        # two or three equal numbers are chance
         constant = [site for place, site in enumerate(names) if same[place] and rows[place] >= _FEW]
         if all(same) and len(constant) > 1:
             sentences.append(f"column {name!r} has one value at each site, so that it names the site")
@@ -285,7 +294,9 @@ def _told(series: Any, goal: Any, amounts: bool) -> float:
 
     known = (series.notna() & goal.notna()).to_numpy()
     if getattr(series.dtype, "kind", "O") == "f":
+        # trees convert numbers to float32, and refuse those that it cannot hold
         known = known & (np.abs(series.to_numpy()) < _LARGEST_IN_TREES)
+    # on very few rows a small tree tells any target
     if known.sum() < _CLASSES or series[known].nunique() < 2 or goal[known].nunique() < 2:
         return 0.0
     # a tree tells one far amount by one leaf, and with it nearly all of the variance
@@ -296,6 +307,7 @@ def _told(series: Any, goal: Any, amounts: bool) -> float:
         return 0.0
     numeric = getattr(series.dtype, "kind", "O") in "biuf"
     x = series[known] if numeric else pandas.factorize(series[known].astype(str))[0]
+    # a depth of 4 is enough for a column that gives the target away, and too shallow to learn rows by heart
     tree = (DecisionTreeRegressor if amounts else DecisionTreeClassifier)(max_depth=4, random_state=0)
     x = np.asarray(x, dtype=np.float64)[:, None]
     return float(tree.fit(x, y).score(x, y))
@@ -311,6 +323,7 @@ def _experiment(
         data["features"] = features
     if amounts:
         data["regression"] = True
+    # rows of one person in training and test would make any score look better than it is
     split: dict[str, Any] = {"test": 0.2, "validation": 0.1} | ({"group": groups[0]} if groups else {})
     common = {"rounds": 20, "data": data, "split": split}
     return {**common, "model": {"name": "mlp"}, "recipe": {"name": "fedavg", "lr": 0.1}}

@@ -171,6 +171,7 @@ def _labels(clients: Clients, pool: _Pool | None, seed: int) -> Unlikeness:
         np.add.at(table, (pool.client, pool.label), 1)
     else:
         return _unknown("label", "targets are neither classes nor single numbers that can be counted here")
+    # clients without rows have no shares
     table = table[table.sum(1) > 0]
     overall = table.sum(0)
     shares = overall / overall.sum()
@@ -184,6 +185,7 @@ def _labels(clients: Clients, pool: _Pool | None, seed: int) -> Unlikeness:
     # 0 for a client as far off as chance makes it, 1 for one with nothing in common
     each = (distance - usual) / np.maximum(1 - usual, 1e-9)
     by_chance = ((chance - usual[:, None]) / np.maximum(1 - usual[:, None], 1e-9)).mean(0)
+    # only where each client has a number: places would shift where some were left out
     by_client = each if len(each) == len(clients) else None
     return _judged("label", float(each.mean()), float(np.quantile(by_chance, 0.95)), by_client)
 
@@ -204,6 +206,7 @@ def _probed(pool: _Pool | None, count: int, seed: int) -> list[Unlikeness]:
     for kind in kinds:
         each = np.full(count, np.nan)
         each[list(results)] = [getattr(result, kind) for result in results.values()]
+        # a mean over clients is less noisy than any of them, so it is judged and not the largest
         value, error = together(list(results.values()), kind)
         measures.append(_judged(kind, value, _ERRORS * error, each))
     return measures
@@ -230,6 +233,7 @@ def _judged(kind: str, value: float, chance: float, clients: NDArray[np.float64]
         if federation.get(kind) is not None
     ]
     present = sorted(level for level, _ in references_of_kind if level > 0)
+    # thirds of the reference federations: words say where these clients stand among known data
     below = sum(level < value for level in present) / max(len(present), 1)
     word = "mild" if below < 1 / 3 else "moderate" if below < 2 / 3 else "strong"
     like = min(references_of_kind, key=lambda reference: abs(reference[0] - value))[1] if references_of_kind else None

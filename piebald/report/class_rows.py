@@ -60,6 +60,7 @@ def class_rows(matrix: Counts, names: Sequence[str]) -> list[ClassRow]:
             continue
         wrong = matrix[place].copy()
         wrong[place] = 0
+        # ties go to the class that comes first, so that a page does not change from run to run
         likeliest = int(wrong.argmax())
         mistaken = int(wrong[likeliest])
         rows.append(

@@ -159,6 +159,7 @@ class Comparison:
     @cached_property
     def unscored(self) -> list[str]:
         """The names of clients that have no score in any run, see `History.unscored`."""
+        # a client that one run scores, such as after a split by another seed, is in the means
         first, *later = [dict.fromkeys(run.unscored) for run in self.runs]
         return [name for name in first if all(name in names for names in later)]
 
@@ -246,6 +247,7 @@ class Comparison:
         """
         self._check_label(base)
         bounds = bounds_of(self.metric, [table.values for table in self.scores.values()])
+        # as many as the verdict makes, so that the table and the sentence above it cannot contradict each other
         rows, rivals = [], max(1, self.verdict.comparisons) if self.verdict else 1
         for label, table in self.scores.items():
             gap = compared(table, self.scores[base], rivals) if base in self.scores and label != base else None
@@ -267,6 +269,7 @@ class Comparison:
             # a client that never trained with a method has the score of a model that it had no part in
             for client in run.judged & base_run.judged & run.per_client.keys() & base_run.per_client.keys()
         ]
+        # by sign: of a loss the largest increase is the greatest loss
         return sorted(differences, key=lambda difference: sign * difference)
 
     @checked
@@ -278,6 +281,7 @@ class Comparison:
         for run, base_run in self._pairs(label, base):
             theirs = {base_run.names[client]: value for client, value in base_run.per_client.items()}
             for client, value in run.per_client.items():
+                # matched by name, since numbers of clients may differ between runs
                 if run.names[client] in theirs and client in run.judged:
                     gains.setdefault(run.names[client], []).append(value - theirs[run.names[client]])
         return {name: sum(values) / len(values) for name, values in gains.items()}
@@ -339,6 +343,7 @@ class Comparison:
                     points.setdefault(point["version"], []).append((lost, point["bytes"], base.gathered_bytes or 0))
             for version, seen in points.items():
                 lost, sent, gathered = (sum(numbers) / len(seen) for numbers in zip(*seen, strict=True))
+                # a mean over fewer seeds than the others would jump where a seed has no evaluation
                 if len(seen) == len(pairs) and sent:
                     row = {"label": label, "rounds": version, "lost": lost, "mb": sent / 1e6, "gain": gathered / sent}
                     rows.append(row | {"seeds": len(seen)})
@@ -386,6 +391,7 @@ class Comparison:
         return [history.curve_of(metric or self.metric) for history in self.by_label[label]]
 
     def _pairs(self, label: str, base: str) -> list[tuple[History, History]]:
+        # the division counts as well as the seed: folds of one seed have other rows
         by_seed = {history.repetition: history for history in self.by_label[base] if history.seed is not None}
         runs = self.by_label[label]
         return [(history, by_seed[history.repetition]) for history in runs if history.repetition in by_seed]
@@ -403,6 +409,7 @@ def scores_of(runs: Sequence[History], model: str | None = None) -> Scores:
     trained, sizes = np.zeros(values.shape, bool), np.zeros(len(names), int)
     seeds: list[int] = []
     for place, run in enumerate(runs):  # runs without a seed of their own pair with no other
+        # negative numbers, which no seed has, keep runs apart that cannot be paired
         seeds.append(-1 - place if run.repetition is None or run.repetition in seeds else run.repetition)
     rows: dict[tuple[int, str], NDArray[np.float64]] = {}
     errors: dict[tuple[int, str], float] = {}
@@ -418,15 +425,18 @@ def scores_of(runs: Sequence[History], model: str | None = None) -> Scores:
             # the smallest number over runs: the noise is never understated
             size = run.judged_rows.get(client, 0)
             sizes[column] = min(size, sizes[column] or size)
+            # rows whose mean is not this value are of another evaluation, whose noise is not its own
             if client in single and np.isclose(single[client].mean(), value, rtol=1e-4, atol=1e-4):
                 rows[seeds[row], name] = single[client]
     counted = runs[0].metric == COUNTED
+    # one unknown size leaves no votes that would be fair to all
     known = sizes.tolist() if (sizes[np.isfinite(values).any(0)] > 0).all() else ()
     return Scores(values, list(names), seeds, trained, known, rows, errors, moments, counted)
 
 
 def bounds_of(metric: str, values: Sequence[NDArray[np.float64]]) -> tuple[float, float] | None:
     """(0, 1) for metrics that are shares, else None."""
+    # a name alone may mislead, such as of an own metric; so the values must be inside, too
     named = any(word in metric.lower() for word in _SHARES)
     inside = all(not (table < 0).any() and not (table > 1).any() for table in values)
     return (0.0, 1.0) if named and inside else None

@@ -40,6 +40,7 @@ class CrossedEffects:
         present = ~np.isnan(cells)
         voting = present * (1.0 if votes is None else votes)
         within = voting.sum(2, keepdims=True)
+        # a seed without a vote would divide by 0; its weight stays 0
         within = np.where(within > 0, within, 1)
         seeds, clients = present.any(2).sum(1), present.any(1).sum(1)
         weight = voting / (within * np.maximum(seeds, 1)[:, None, None])
@@ -91,6 +92,7 @@ class CrossedEffects:
         from scipy.special import stdtr
 
         against = np.maximum(-np.sign(self.mean) * self.stretch(), 0)
+        # an error of 0 gives an infinite statistic, whose p value is replaced below
         with np.errstate(divide="ignore", invalid="ignore"):
             p = 2 * stdtr(self.freedom, -np.maximum(np.abs(self.mean) / self.error - against, 0))
         # no spread to judge by: as improbable as that all clients have the same sign

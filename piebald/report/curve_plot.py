@@ -45,6 +45,7 @@ def plot(runs: Sequence[Evaluated], metric: str | None, over: Over, ax: Any) -> 
         axes = _new_axes() if ax is None else _checked_axes(ax)
         draw_bands(axes, list(curves), bands_of(curves, axis), axis, MetricFormat(metric))
     name, text = AXES[axis][0], MetricFormat(metric).name
+    # these texts are made outside of `look`, where a dollar sign in a name would begin a formula
     for label in (axes.set_xlabel(name), axes.set_ylabel(f"Mean {text} over clients")):
         label.set_parse_math(False)
     for entry in axes.legend().get_texts():

@@ -40,6 +40,7 @@ def draw(comparison: Comparison, folder: Path) -> list[Path]:
         if (base := comparison.made_by(recipe)) is not None:
             painters[f"gains_against_{recipe}"] = lambda ax, to=base: _gains(ax, comparison, to)  # type: ignore[misc]
     painters["partition"] = lambda ax: _partition(ax, comparison)
+    # one at a time, so that only one picture is in memory
     drawn = (_write(folder / f"{name}.png", paint) for name, paint in painters.items())
     return [path for path in drawn if path is not None]
 
@@ -64,6 +65,7 @@ def picture(
     from matplotlib.figure import Figure
 
     with look(formulas), any_letters():
+        # a figure without pyplot needs no display, and is not kept by it
         figure, png = Figure(figsize=size, layout="constrained"), BytesIO()
         if paint(figure.subplots(1, columns)) is False:
             return None

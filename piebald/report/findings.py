@@ -48,6 +48,7 @@ def client_gaps(comparison: Comparison) -> list[Gap]:
     Clients that never trained with a method have no score of it here.
     """
     ranked, base = comparison.ranking(), _alone(comparison)
+    # against training alone where it was run: the question of a client is whether to take part
     pairs: Iterable[tuple[str, str]] = combinations(ranked, 2)
     if base is not None:
         pairs = [(label, base) for label in ranked if label != base]
@@ -73,6 +74,7 @@ def headline(comparison: Comparison, gaps: Sequence[Gap]) -> str:
     tested = [gap for gap in gaps if gap.p is not None]
     # Bonferroni over all differences that could have become the headline
     clear = [gap for gap in tested if gap.p is not None and gap.p * len(tested) < ERROR_RATE]
+    # a large difference that chance explains must not be the headline where there is a clear one
     most = max(clear or gaps, key=lambda gap: abs(gap.size))
     side = "above" if most.size > 0 else "below"
     place = f"{most.client}, where {most.label} is {shown.size(abs(most.size))}{shown.points} {side} {most.base}"
@@ -205,6 +207,7 @@ def progress(comparison: Comparison) -> str:
         rival = fedavg if fedavg in ranked[1:] else ranked[1]
         end = comparison.over_seeds(rival, "mean")
         row = next((row for row in comparison.to_target(end.mean) if row["label"] == ranked[0]), None) if end else None
+        # a mean over the runs that reached it would hide those that did not
         if end and row and row["reached"] == row["runs"]:
             rounds = plural(row["rounds"], "round")
             return f"{ranked[0]} reaches the final value of {rival}, {shown.value(end.mean)}, after {rounds}"
@@ -284,6 +287,7 @@ def work_by_label(comparison: Comparison) -> dict[str, dict[str, float | None]]:
     work_of: dict[str, dict[str, float | None]] = {}
     for label, runs in comparison.by_label.items():
         done = [work(history) for history in runs]
+        # 0 comes from folders that do not count this work
         work_of[label] = {name: mean([counts[name] for counts in done]) or None for name in MEASURES}
     return work_of
 
@@ -297,6 +301,7 @@ def unequal(comparison: Comparison) -> str:
             continue
         order = sorted(amounts, key=lambda label: amounts[label])
         least, most = amounts[order[0]], amounts[order[-1]]
+        # the first measure that differs is told: later ones follow from it
         if most > UNEQUAL * least:
             fewest = [label for label in order if amounts[label] <= UNEQUAL * least]
             return (

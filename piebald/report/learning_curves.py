@@ -102,6 +102,7 @@ def thinned(values: list[Number], most: int) -> list[Number]:
     """Values at equal distances in their order, the first and the last among them, where they are more than `most`."""
     if len(values) <= most:
         return values
+    # both ends are kept: the last value is the one that tables state
     return [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]
 
 

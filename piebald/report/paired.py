@@ -68,6 +68,7 @@ class RowMoments:
     def covariance(self, other: RowMoments) -> float | None:
         """The covariance of two means, None where neither site nor run tells it."""
         if self.number == other.number:
+            # the same values: their covariance is their variance
             return self.variance
         return self.covariances.get(other.number, other.covariances.get(self.number))
 
@@ -286,6 +287,7 @@ def ranking(scores: Mapping[str, Scores], higher_is_better: bool = True, *, untr
     tables = {label: table.of_seeds(common) if common else table for label, table in scores.items()}
     shared, means = _shared(tables, untrained), dict[str, float]()
     for label, table in scores.items():
+        # the fairest basis that a method has a value on: shared cells, shared seeds, or at last its own
         tries = (level(part, untrained=untrained) for part in (shared.get(label, table), tables[label], table))
         if (average := next(filter(None, tries), None)) is not None:
             means[label] = average.mean
@@ -299,6 +301,7 @@ def _shared(tables: Mapping[str, Scores], untrained: bool) -> dict[str, Scores]:
         label: {(table.seeds[row], table.clients[column]) for row, column in np.argwhere(np.isfinite(cells[label]))}
         for label, table in tables.items()
     }
+    # methods without any value are left out, as they would empty the common set for all
     common = set.intersection(*([places for places in scored.values() if places] or [set()]))
     if not common:
         return {}
@@ -353,6 +356,7 @@ def probability_within(
     if any(cells is None for cells in tables):
         raise SettingError(f"{label} shares no client and seed with another method, so nothing can be said about it")
     stack = sign * np.stack([cells for cells in tables if cells is not None])
+    # votes are those of the method, since all tables have its clients
     effects = CrossedEffects.of(stack, scores[label].votes)
     if np.isnan(effects.error).any():
         return None
@@ -361,6 +365,7 @@ def probability_within(
     root = vectors * np.sqrt(np.clip(values, 0, None))
     # the key has no seed: the same scores always give the same probability
     random = generator("probability within", label)
+    # a multivariate t has one number of degrees of freedom; the smallest is the careful choice
     freedom = float(effects.freedom.min())
     # one draw of chi-square for all methods makes the vector a multivariate t
     scale = np.sqrt(freedom / random.chisquare(freedom, _DRAWS))
@@ -375,6 +380,7 @@ def _paired(a: Scores, b: Scores, untrained: bool, full: bool = False) -> Floats
     columns = {client: column for column, client in enumerate(a.clients)}
     seeds = [place for place, seed in enumerate(b.seeds) if seed in rows]
     clients = [place for place, client in enumerate(b.clients) if client in columns]
+    # matched by name and seed, as runs need not have the same clients, nor in the same order
     ours = a.cells(untrained)[np.ix_([rows[b.seeds[i]] for i in seeds], [columns[b.clients[i]] for i in clients])]
     theirs = b.cells(untrained)[np.ix_(seeds, clients)]
     gaps = np.asarray(ours - theirs)
@@ -390,6 +396,7 @@ def _paired(a: Scores, b: Scores, untrained: bool, full: bool = False) -> Floats
 def _votes(a: Scores, b: Scores) -> Floats:
     """The votes of the clients of `b` that `a` has as well, in the order of `b`."""
     votes = dict(zip(a.clients, a.votes, strict=True))
+    # a difference knows no more of a client than the method that has fewer rows of it
     return np.array([min(votes[name], vote) for name, vote in zip(b.clients, b.votes, strict=True) if name in votes])
 
 
@@ -408,6 +415,7 @@ def _inside(mean: float, error: float, quantile: float, bounds: tuple[float, flo
     if share <= 0 or share >= 1:
         return mean, mean
     centre = np.log(share / (1 - share))
+    # the delta method: the derivative of the logit is 1 / (p (1 - p))
     half = quantile * error / width / (share * (1 - share))
     low, high = (float(1 / (1 + np.exp(-end))) for end in (centre - half, centre + half))
     return bounds[0] + width * low, bounds[0] + width * high

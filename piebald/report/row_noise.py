@@ -68,6 +68,7 @@ def row_difference(a: Scores, b: Scores, *, comparisons: Count = 1) -> Differenc
     """
     from scipy.special import stdtr, stdtrit
 
+    # under common seeds both have the same rows and starts, whose noise the difference is free of
     seeds = [seed for seed in a.seeds if seed in b.seeds]
     names = [name for name in a.clients if name in b.clients and min(_size(a, name), _size(b, name)) > 0]
     if not seeds or not names:
@@ -80,21 +81,26 @@ def row_difference(a: Scores, b: Scores, *, comparisons: Count = 1) -> Differenc
     held = [[seed for seed, gap in zip(seeds, column, strict=True) if np.isfinite(gap)] for column in gaps.T]
     votes = dict(zip(a.clients, a.votes, strict=True))
     shares = np.array([votes[name] for name in names])
+    # after clients without a difference were left out, so that the weights of the others add up to 1
     shares = shares / shares.sum()
     mean = float((shares * np.nanmean(gaps, axis=0)).sum()) if names else 0.0
     parts = [_of_client(a, b, own_seeds, name, mean) for name, own_seeds in zip(names, held, strict=True)]
     if not parts or None in parts:
         return None
     variances, freedoms, sizes, disagreements = np.array(parts, np.float64).T
+    # clients' rows are independent, so variances add up by squared shares
     of_rows = shares**2 * variances
     # where the disagreement is, or anywhere if there is none
     weights = sizes * disagreements if disagreements.any() else np.ones(len(sizes))
+    # Agresti and Min 2005: as if a row more disagreed, so that methods that agree on few rows are not surely alike
     one_more = float(np.average((shares / sizes) ** 2, weights=weights)) if a.counted and b.counted else 0.0
     variance = float(of_rows.sum()) + (one_more if np.isfinite(freedoms).all() else 0.0)
+    # Satterthwaite 1946: each client's variance is estimated with its own degrees of freedom
     uncertain = float((of_rows**2 / freedoms).sum())
     per_seed = [
         float(np.nansum(shares * row) / shares[~np.isnan(row)].sum()) for row in gaps if not np.isnan(row).all()
     ]
+    # two seeds give no variance to speak of; from three on that of seeds comes on top of that of rows
     if len(per_seed) >= SEEDS_FOR_INTERVAL:
         of_seeds = float(np.var(per_seed, ddof=1)) / len(per_seed)
         variance, uncertain = variance + of_seeds, uncertain + of_seeds**2 / (len(per_seed) - 1)
@@ -125,6 +131,7 @@ def _of_client(
     Without single rows the variance is the largest that shares allow, and its degrees of freedom are infinite.
     """
     pairs = [(a.rows.get((seed, name)), b.rows.get((seed, name))) for seed in seeds]
+    # rows pair only where both methods were scored on as many
     gaps = [x - y for x, y in pairs if x is not None and y is not None and len(x) == len(y)]
     if len(gaps) == len(pairs):
         # of the same rows the mean over seeds is what varies; of others no less than their mean variance
@@ -155,6 +162,7 @@ def _of_moments(
         return None
     table = np.array([[x.covariance(y) for y in moments] for x in moments], dtype=np.float64)
     gaps = _cells(a, seeds, [name])[:, 0] - _cells(b, seeds, [name])[:, 0]
+    # of the same rows under all seeds, all covariances are known, and the mean over seeds has one variance
     if len({moment.count for moment in moments}) == 1 and np.isfinite(table).all():
         signs = np.repeat([1 / count, -1 / count], count)  # of the mean over seeds
         gaps, variances = gaps.mean(keepdims=True), np.array([signs @ table @ signs])
@@ -221,6 +229,7 @@ def answers(runs: list[History], scores_of: Callable[[list[History], str], Score
         runs: of all labels, of which one of each seed is read.
         scores_of: makes the scores of runs by one of these answers.
     """
+    # reversed, so that of several labels the first one's run of a seed stays: the answer is the same for all
     once = {run.repetition: run for run in reversed(runs) if run.naive("naive")}
     kept = list(once.values())
     return {
@@ -246,6 +255,7 @@ def balanced(matrix: Counts) -> float | None:
         0.65
     """
     rows = matrix.sum(1)
+    # a class without rows has no share that could be recognised, and would make the mean NaN
     held = rows > 0
     return float((matrix.diagonal()[held] / rows[held]).mean()) if held.any() else None
 

@@ -269,6 +269,7 @@ class History:
     def _curve_of(self, metric: str) -> list[Point]:
         # version 0 is the evaluation before the first step, which costs nothing
         costs: dict[int, tuple[int, float, float]] = {0: (0, 0.0, 0.0)}
+        # where rows are gathered they are sent once, before the first step
         total = self.gathered_bytes or 0
         for row in self.rounds:
             total += 0 if self.gathered_bytes else (row["bytes_down"] or 0) + (row["bytes_up"] or 0)
@@ -468,6 +469,7 @@ class History:
 
         All evaluated clients where the run folder does not say.
         """
+        # "excluded" updates were trained and sent, though the server left them out
         done = self._store.query(
             "SELECT DISTINCT client FROM result WHERE kind = 'train' AND status IN ('ok', 'excluded') AND version <= ?",
             self._final_version,
@@ -502,6 +504,7 @@ class History:
     def repetition(self) -> int | None:
         """A number of the seed and the division of the rows, equal for runs that can be compared client by client."""
         divided = self.seed is not None and self.division
+        # a whole number, as seeds are, by which runs are paired; `hash` would differ in each process
         return zlib.crc32(f"{self.seed} {self.division}".encode()) if divided else self.seed
 
     @cached_property
@@ -558,6 +561,7 @@ class History:
             if row["kind"] == kind:
                 reason = f"{row['reason']} (round {row['rounds'][-1]})"
                 of_split = f"its {split} rows" in row["reason"]  # where other rows of the client have no score, either
+                # the latest round counts, and of one round the reason that is about this split
                 last[row["name"]] = max(last.get(row["name"], (-1, False, "")), (row["rounds"][-1], of_split, reason))
         without = {self.names[row["client"]] for row in self.clients if row[split] == 0}
         none = "no training rows" if kind == "train" else f"no {split} rows"

@@ -136,7 +136,9 @@ class ScoreVerdict:
         sign = 1 if higher_is_better else -1
         worse = {} if best_naive is None else {x: m for x, m in means.items() if sign * m < sign * best_naive[1]}
         comparisons = len(over) - 1 + min(1, len(plain))
+        # against each answer, since the best of them by its mean need not be the hardest to beat beyond chance
         gaps = [compared(scores[leader], plain[name], comparisons) for name in order]
+        # an intersection-union test: the leader beats all answers only if it beats each of them
         largest = max((gap.p for gap in gaps if gap is not None), default=1.0)
         gap = replace(gaps[0], p=largest) if gaps and gaps[0] is not None else None
         alone = alone if alone in over else None
@@ -302,6 +304,7 @@ class ScoreVerdict:
 
 def _size(lead: Difference, shown: MetricFormat) -> str:
     """The size of a gain with its interval."""
+    # an interval across 0 keeps its signs, of which one says that the gain may be a loss
     low, high = sorted((abs(lead.low), abs(lead.high))) if lead.low * lead.high > 0 else (lead.low, lead.high)
     ends = f" ({shown.size(low)} to {shown.size(high)})" if lead.kind == "interval" else ""
     return f"{shown.size(abs(lead.mean))}{shown.points}{ends}"

@@ -76,6 +76,7 @@ class SumPlan:
     def length(self) -> int:
         """The number of sums."""
         tables = [len(self.categories[first]) * len(self.categories[second]) for first, second in self.tables]
+        # besides the categories "other" and missing, as `_codes` numbers them
         single = [len(categories) + 2 for categories in self.categories.values()]
         return len(self.bounds) * (_HEAD + self.bins) + sum(single) + sum(tables)
 
@@ -99,11 +100,16 @@ class SumPlan:
 
     def _numbers(self, values: Floats, low: float, high: float) -> Ints:
         finite = values[np.isfinite(values)]
+        # the range is mapped to [-1, 1], since `influence` counts on no row adding more than 1 to a sum
         half = (high - low) / 2
+        # the outer clip takes what rounding of (high - low) / 2 leaves beyond 1: such a row would exceed its influence
         scaled = np.clip((np.clip(finite, low, high) - (low + half)) / half, -1.0, 1.0)
         missing = int(np.isnan(values).sum())
+        # counts are shifted to the unit of sums, 2^-30, so that one deviation of noise fits all numbers of the vector
         counts = np.array([len(finite), missing, len(values) - len(finite) - missing], dtype=np.int64) << 30
+        # each row is rounded before the sum, so that the total does not depend on the order of rows or clients
         sums = [int(np.rint(power / STEP).astype(np.int64).sum()) for power in (scaled, np.square(scaled))]
+        # the upper end falls into the last bin, which has both of its edges
         places = np.minimum(((scaled + 1) / 2 * self.bins).astype(np.int64), max(self.bins - 1, 0))
         histogram = _counted(places, self.bins) if self.bins else np.zeros(0, dtype=np.int64)
         return np.concatenate([counts, np.array(sums, dtype=np.int64), histogram])
@@ -118,10 +124,12 @@ class SumPlan:
         statistics = {}
         width = _HEAD + self.bins
         for place, (name, (low, high)) in enumerate(self.bounds.items()):
+            # noise may drive counts below 0, which no later division or square root takes
             part = total[place * width : (place + 1) * width] * STEP
             present, missing, infinite = (max(float(count), 0.0) for count in part[:3])
             half, mean, variance = (high - low) / 2, math.nan, math.nan
             if present >= 0.5:  # with noise, a count near 0 tells nothing about the mean
+                # a mean and a mean square of numbers in [-1, 1], where noise does not keep them
                 first = min(max(float(part[3]) / present, -1.0), 1.0)
                 second = min(max(float(part[4]) / present, 0.0), 1.0)
                 mean = low + half + half * first
@@ -139,6 +147,7 @@ class SumPlan:
         place = len(self.bounds) * (_HEAD + self.bins)
         single, tables = {}, {}
         for name, categories in self.categories.items():
+            # noise may make a count negative; clamping is post-processing and costs no privacy
             single[name] = np.maximum(total[place : place + len(categories) + 2] * STEP, 0.0)
             place += len(categories) + 2
         for first, second in self.tables:
@@ -179,6 +188,7 @@ def secure_sum(vectors: Sequence[Ints]) -> Ints:
     """
     if not FEWEST_CLIENTS <= len(vectors) <= MOST_CLIENTS:
         raise SettingError(f"secure sums are of {FEWEST_CLIENTS} to {MOST_CLIENTS:,} clients, got {len(vectors)}")
+    # a key for each sum: the same masks twice would show the difference of a client's two vectors
     private = [secrets.token_bytes(masks.KEY) for _ in vectors]
     total = np.zeros(vectors[0].shape, dtype=np.uint64)
     for client, vector in enumerate(vectors):
@@ -201,7 +211,9 @@ def masked(vector: Ints, private: Sequence[bytes], client: int) -> np.ndarray[tu
         for second in range(len(private))
         if second != client
     }
+    # a copy, since masks are added in place and the vector belongs to the caller
     hidden = np.ascontiguousarray(vector, dtype=np.int64).view(np.uint64).copy()
+    # of each pair one adds and the other subtracts the mask: by the order of their places, so that all agree
     plus = [seed for second, seed in seeds.items() if second > client]
     minus = [seed for second, seed in seeds.items() if second < client]
     masks.add_masks(hidden, plus, minus)

@@ -70,6 +70,7 @@ def check_codes(name: str, categories: Sequence[str]) -> None:
     Raises:
         SettingError: a category is a word.
     """
+    # "NaN" and "inf" parse as numbers in Python and are none here: hence the pattern and not `float`
     if word := next((word for word in categories if not _CODE.fullmatch(word)), None):
         raise SettingError(
             f"column {name!r} has numbers, and {shown(word, 30)} is none: write its categories as numbers, "
@@ -78,6 +79,7 @@ def check_codes(name: str, categories: Sequence[str]) -> None:
 
 
 def _text(value: float) -> str:
+    # codes that were read as floats, since a column had gaps, must match categories that are written as "3"
     return str(int(value)) if value.is_integer() else f"{value:g}"
 
 
@@ -103,6 +105,7 @@ def columns_of(
     else:
         if client is not None:
             raise SettingError(f"client names a column of a table, got a {type(source).__name__}: leave client out")
+        # clients that hold rows keep their splits; all else is divided anew by `clients_from`
         holders: Clients = cast(Clients, source) if isinstance(source, HoldsRows) else clients_from(source)
         tables = _of_clients(holders, split, features, columns)
     if not tables:
@@ -140,6 +143,7 @@ def _of_frames(frames: Mapping[str, Any], columns: Sequence[str] | None) -> list
     chosen = {client: _chosen(client, frame, columns) for client, frame in frames.items()}
     check_same_columns(chosen)
     answers = [cast(KindsAnswer, answer(KindsQuestion(), frame)) for frame in chosen.values()]
+    # by all clients' answers: a column that has only 0 and 1 at one client may have amounts at another
     kinds, units = common_kinds(answers), {client: held.units for client, held in zip(chosen, answers, strict=True)}
     tables = []
     for client, frame in chosen.items():
@@ -157,6 +161,7 @@ def _of_frames(frames: Mapping[str, Any], columns: Sequence[str] | None) -> list
                 texts[name] = words_of(series)
         tables.append(ClientColumns(client, len(frame), numbers, texts))
     signed = {name for held in answers for name in held.units if kinds.get(name) == "number"}
+    # numbers about 100 times those of a client that writes per cent show that a unit is missing
     common_units({name: [Moments.of(table.numbers[name][:, None]) for table in tables] for name in signed}, units)
     return tables
 
@@ -171,6 +176,7 @@ def _chosen(client: str, frame: Any, columns: Sequence[str] | None) -> Any:
         if column not in names:
             raise SettingError(f"client {client!r} has no column {column!r}: it has {_listed(names)}")
     named = frame.set_axis(names, axis=1)
+    # a name that was given twice is one column
     return named if columns is None else named[list(dict.fromkeys(columns))]
 
 
@@ -181,6 +187,7 @@ def _of_clients(
         raise SettingError(
             "rows are at the sites of a federation: ask them with piebald statistics FILE --credentials FOLDER"
         )
+    # fetched once: the columns and the targets below are of the same rows
     rows_of = [clients.rows(client, split) for client in range(len(clients))]
     coded = coded_columns(clients)
     if coded is None:
@@ -200,6 +207,7 @@ def _with_targets(
     numbers, texts, labels = dict(table.numbers), dict(table.texts), class_numbers(rows.y)
     if classes is not None and labels is not None:
         names = list(classes)
+        # names of classes and not their numbers, which have no order that a mean could be of
         texts[TARGET] = np.array([names[label] for label in labels.tolist()], dtype=object)
     else:
         numbers |= target_columns(rows.y)
@@ -234,6 +242,7 @@ def input_names(width: int, features: Sequence[str] | None, targets: int = 0) ->
     Raises:
         SettingError: there are too many columns, or another number of names.
     """
+    # before a name or a column is made: images have so many inputs that statistics would fill the memory
     if width + targets > MOST_COLUMNS:
         raise SettingError(f"statistics are for at most {MOST_COLUMNS:,} columns, got {width + targets:,}")
     if features is not None and len(features) != width:
@@ -252,6 +261,7 @@ def target_columns(targets: Any) -> dict[str, Floats]:
     columns: dict[str, Floats] = {}
     for name, part in parts.items():
         flat = pytree.single(part, "statistics of targets").detach().cpu().double()
+        # without rows -1 cannot stand for the width
         flat = flat.reshape(len(flat), math.prod(flat.shape[1:]))
         wide = flat.shape[1] != 1
         columns |= {f"{name}{place}" if wide else str(name): column.numpy() for place, column in enumerate(flat.T)}
@@ -266,6 +276,7 @@ def categories_of(tables: Sequence[ClientColumns], names: Sequence[str]) -> dict
     """
     categories = {}
     for name in names:
+        # of all clients together, since each of them must make the same columns, in the same order
         values = {str(value) for table in tables for value in table.texts[name].tolist() if value is not None}
         if len(values) > MOST_CODES:
             raise SettingError(

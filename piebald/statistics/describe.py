@@ -58,6 +58,7 @@ class LocalAnswers:
 
     def at_most(self, thresholds: Floats) -> Ints:
         """See `Answers`."""
+        # sorted once, so that each of up to about 70 questions costs a binary search and no pass over the rows
         if self._sorted is None:
             self._sorted = [[np.sort(column[np.isfinite(column)]) for column in values.T] for values in self._values]
         return np.array([counts_at_most(columns, thresholds) for columns in self._sorted], dtype=np.int64)
@@ -78,21 +79,27 @@ def exact_quantiles(answers: Answers, present: Ints, shares: Sequence[float]) ->
     if not shares:
         return np.zeros((len(present), 0))
     places = np.maximum(present - 1, 0)[:, None] * np.asarray(shares, dtype=np.float64)
+    # as numpy's method "linear": a share p lies at the place p (n - 1), between two order statistics
     below = np.floor(places).astype(np.int64)
+    # the neighbour of the last rank is itself; without numbers both are 0, and the result becomes NaN below
     ranks = np.minimum(np.concatenate([below, below + 1], axis=1), np.maximum(present - 1, 0)[:, None])
     places_of = order_statistics(lambda keys: answers.at_most(number_of(keys)).sum(0), ranks, LOWEST, HIGHEST)
     ends = np.where(present[:, None] > 0, number_of(places_of) + 0.0, np.nan)  # -0.0 becomes 0.0
     lower, upper = ends[:, : len(shares)], ends[:, len(shares) :]
     part = places - below
     with np.errstate(over="ignore", invalid="ignore"):
+        # from the nearer end, as numpy interpolates: the other form would differ in the last bit
         between = np.where(part < 0.5, lower + (upper - lower) * part, upper - (upper - lower) * (1 - part))
+    # at a rank itself nothing is interpolated: with an infinite neighbour 0 times infinity would be NaN
     return np.where(part == 0, lower, between)
 
 
 def exact_histogram(answers: Answers, edges: Floats) -> Ints:
     """Return counts of bins [clients, d, bins]: each has its lower edge, and only the last has its upper one, too."""
+    # questions count numbers at most a limit, and a bin has its lower edge: the next smaller float is the limit
     limits = np.nextafter(edges, -np.inf)
     limits[:, -1] = edges[:, -1]
+    # columns without numbers have edges NaN, which are no thresholds; their counts are 0 anywhere
     counts = answers.at_most(np.nan_to_num(limits))
     return np.diff(counts, axis=2)
 
@@ -167,6 +174,7 @@ def statistics(
     """
     tables_of_clients = columns_of(clients, client, columns, split, features)
     request = statistics_request(quantiles, bins, bounds or {}, by_client, categories, tables)
+    # before the ledger is charged: a question that cannot be answered must not spend budget
     request.check_columns([*tables_of_clients[0].numbers], [*tables_of_clients[0].texts])
     noise = noise_multiplier(epsilon, delta)
     if not noise and ledger is not None:
@@ -175,6 +183,7 @@ def statistics(
         return _exact_statistics(tables_of_clients, request)
     if delta is not None and ledger is not None and ledger.delta != delta:
         raise SettingError(f"delta must be the ledger's, {ledger.delta:g}, got {delta:g}")
+    # under masks nobody sees the sum before it is complete, so noise can only be added by the clients
     place: Literal["server", "client"] = "client" if secure else noise_at
     spent = None if delta is None else budget([noise], delta, place)
     return _hidden_statistics(tables_of_clients, request, _Hiding(secure, noise, place, spent, ledger))
@@ -207,6 +216,7 @@ class _Hiding:
         """Return the sum of the clients' vectors as it may be known, in steps; noise on a count has this deviation."""
         steps = deviation / STEP
         if self.noise and self.place == "client":
+            # rounded to whole steps, since masks cancel only for whole numbers modulo 2^64
             vectors = [np.rint(_noised(vector, steps)).astype(np.int64) for vector in vectors]
         total = secure_sum(vectors) if self.secure else np.stack(vectors).sum(0)
         return _noised(total, steps) if self.noise and self.place == "server" else total.astype(np.float64)
@@ -222,7 +232,9 @@ def _exact_statistics(tables: Sequence[ClientColumns], request: StatisticsReques
     names, clients = list(tables[0].numbers), [table.name for table in tables]
     numbers, by_client = numbers_of(LocalAnswers(tables, names), names, clients, request)
     counted = {*tables[0].texts, *request.categories, *itertools.chain(*request.tables)}
+    # sorted, since a set has another order in each process
     categories = {name: request.categories.get(name) or _present_categories(tables, name) for name in sorted(counted)}
+    # only counts: moments of columns of numbers need no bounds here and come from `numbers_of`
     plan = SumPlan({}, 0, categories, request.tables)
     total = np.stack([plan.vector(table) for table in tables]).sum(0).astype(np.float64)
     texts, contingency = _categorical(plan, total)
@@ -311,6 +323,7 @@ def _categorical(plan: SumPlan, total: Floats) -> tuple[dict[str, TextColumn], d
     """Return the columns of text and the contingency tables from sums."""
     single, double = plan.counts(total)
     texts = {
+        # counts end with "other" and missing, which `strict=False` leaves out of the categories
         name: TextColumn(
             dict(zip(plan.categories[name], counts.tolist(), strict=False)), float(counts[-2]), float(counts[-1])
         )
@@ -334,6 +347,7 @@ def _hidden_statistics(
     request.check_hidden([*tables[0].numbers], counted, option, "name the columns that you want")
     plan = SumPlan(request.bounds, request.bins or 0, request.categories, request.tables)
     vectors = [plan.vector(table) for table in tables]
+    # noise is calibrated to a row that is added or removed, as `influence` states, not to an exchange
     deviation = hiding.noise * plan.influence
     if hiding.ledger is not None:  # spent before anything is known, so that an error costs budget and not privacy
         hiding.ledger.spend(", ".join([*plan.bounds, *plan.categories]), hiding.noise)

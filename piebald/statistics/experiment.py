@@ -108,6 +108,7 @@ def open_sites(
         SettingError: a setting is wrong, or rows are changed by an extractor.
     """
     credentials_setting = "" if credentials is None else f", credentials = {json.dumps(str(credentials.resolve()))}"
+    # the first flag, so that flags of the caller can still change the runtime
     flags = [f'runtime={{ kind = "federation"{credentials_setting} }}', *flags]
     settings = QuestionExperiment.load(file, flags)
     if settings.recipe is None and settings.recipes is None:  # sites check that there is one
@@ -134,6 +135,7 @@ def open_sites(
         plan = settings.plan(blank)
     ready = prepare(recipe, plan.clients, plan.model, RunOptions(seed=settings.first_seed, runtime=plan.runtime))
     stated = tuple(question.stated() for question in questions(settings, ready.clients))
+    # questions are stated before any is asked, so that a site approves or refuses the whole of them
     runtime = ready.runtime.open(replace(ready.work, questions=stated, trains=False), ready.clients)
     try:
         yield OpenSites(settings, runtime, ready.work, ready.clients, recipes)
@@ -289,6 +291,7 @@ def asked_sites(
     """
     sites, taking_part = AskedSites(runtime, work), list(runtime.clients())
     masking = work.masking if isinstance(work.masking, SecureAggregation) else None
+    # refused before the first question, which sites count
     if masking is not None and settings.harmonise is not None:
         raise SettingError(
             "harmonise in [prepare] needs the means of each site, which secure aggregation hides: leave one of them out"
@@ -299,6 +302,7 @@ def asked_sites(
             reason = (
                 f"{clients.names[lost[0]]} tells no more of its columns ({sites.reasons.get(lost[0], 'it is away')})"
             )
+            # an agreement can go on without counts, and not without other answers
             raise Unanswered(reason) if isinstance(question, CountsQuestion) else RuntimeFault(reason)
 
     def ask_openly(question: Question) -> list[Any]:
@@ -310,6 +314,7 @@ def asked_sites(
                 raise sites.refusal("no site answers questions about its columns")
             taking_part = list(answers)
             say_left_out(sites, clients, taking_part, say)
+        # after the first question set who takes part: from then on all of them must answer
         check_present(answers, question)
         return [unpacked(answers[client].vectors["told"]) for client in taking_part]
 
@@ -324,6 +329,7 @@ def asked_sites(
             return ask_openly(question)
         if isinstance(question, CountsQuestion):
             return [pooled_answer(question, ask_masked(question))]
+        # two questions: moments about each column's own centre keep the digits that sums about 0 would lose
         about = centers(ask_masked(question), question)
         answer = pooled_answer(question, ask_masked(question, about), about)
         words = {name: kind for name, kind in getattr(question, "kinds", {}).items() if kind == "category"}
@@ -365,6 +371,7 @@ def question_recipe(recipe: Recipe, masks: tuple[SecureAggregation, ...]) -> Rec
 
     It trains as the recipe of the file does, so that the run's terms say so, and has these masks.
     """
+    # FedAvg with the file's training goes with masks where the file's own aggregation may not
     with suppress(SettingError):
         return fedavg().with_(training=recipe.training, sharing=recipe.sharing, transforms=masks)
     with suppress(SettingError):

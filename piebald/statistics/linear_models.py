@@ -276,6 +276,7 @@ class ModelOfRows:
     def __init__(self, clients: ModelClients, plan: ModelPlan, names: Sequence[str], most: int) -> None:
         self.clients, self.plan, self.names, self._most = clients, plan, tuple(names), most
         self.questions, columns = 0, len(plan.columns)
+        # nothing is known of the columns yet, so the first question takes them as they are
         self.scale = Scale(np.zeros(columns), np.ones(columns))
         moments = self.ask("moments")
         self.rows, self.dropped, self.taking_part, self.events = map(int, moments[:4])
@@ -285,11 +286,13 @@ class ModelOfRows:
                 f"{plan.parameters} coefficients need more than {plan.parameters} rows without gaps, got {self.rows}: "
                 "leave out columns, first those with gaps in most rows"
             )
+        # a second question about the means: sums of squares about 0 would lose a small deviation beside a large mean
         self.scale = Scale(moments[HEADS : HEADS + columns] / self.rows, np.ones(columns))
         if columns:
             apart = self.ask("moments")[HEADS:]
             spread = np.sqrt(np.maximum(apart[columns:] / self.rows - np.square(apart[:columns] / self.rows), 0.0))
             for name, mean, deviation in zip(self.names[-columns:], self.scale.mean, spread, strict=True):
+                # relative to the mean: rounding leaves a constant column a deviation of some 1e-16 of it
                 if deviation <= 1e-14 * abs(mean):
                     part = "a baseline" if plan.has_times else "the intercept"
                     raise SettingError(f"column {name!r} is constant over all clients, like {part}: leave it out")
@@ -312,6 +315,7 @@ class ModelOfRows:
             SettingError: there is nothing to explain, or no finite estimate.
         """
         start = np.zeros(self.plan.parameters)
+        # a Cox model has no intercept; others start at the null model's, which saves questions to the clients
         if not self.plan.has_times:
             start[0] = self._null_intercept()
         return maximised(self.likelihood, self.plan, self.rows, start=start, names=self.names, most=self._most)
@@ -319,6 +323,7 @@ class ModelOfRows:
     def null(self, fit: Maximum) -> Maximum:
         """Return the maximum with an intercept alone; a negative binomial has the dispersion of `fit`, as in R."""
         whole = np.zeros(self.plan.parameters)
+        # the dispersion stays at that of the full fit, so that both deviances are on one scale
         whole[self.plan.width :] = fit.point[self.plan.width :]
 
         def of_intercept(point: Floats) -> Likelihood:
@@ -326,6 +331,7 @@ class ModelOfRows:
             sums = self.likelihood(whole)
             return sums._replace(score=sums.score[:1], information=sums.information[:1, :1])
 
+        # with the dispersion held there is one parameter, which the plan of a negative binomial does not have
         family = "poisson" if self.plan.family == "negative_binomial" else self.plan.family  # one parameter
         plan = self.plan.model_copy(update={"columns": (), "family": family})
         start = np.array([self._null_intercept()])
@@ -336,6 +342,7 @@ class ModelOfRows:
         mean = self.total / self.weight
         if self.plan.family == "gaussian":
             return mean - self.offset / self.weight
+        # the logit and the logarithm have no value there, and the likelihood no finite maximum
         if mean <= 0 or (self.plan.family == "binomial" and mean >= 1):
             raise SettingError("the target is the same in all rows without gaps, so there is nothing to explain")
         return math.log(mean / (1 - mean) if self.plan.family == "binomial" else self.total / self.exposure)
@@ -350,14 +357,17 @@ class ModelOfRows:
         clusters, outer = round(float(answer[0])), answer[1:].reshape(fit.covariance.shape)
         if clusters < 2:
             raise SettingError(f"robust errors need at least 2 clusters, got {clusters}: take another column")
+        # scores of "gaussian" are for a variance of 1, so the information between them must be, too
         inverse = fit.covariance / fit.dispersion
         factor = 1.0
+        # R's survival does not correct the sandwich of a Cox model for small samples either
         if not self.plan.has_times:
             factor = clusters / (clusters - 1) * (self.rows - 1) / (self.rows - self.plan.width)
         return factor * inverse @ outer @ inverse, clusters
 
     def estimates(self, point: Floats, covariance: Floats) -> dict[str, Any]:
         """Return the fields of `Estimates`, in units of the columns."""
+        # the likelihood is of standard scores; its last parameter may be a dispersion, which has no name
         width, back = len(self.names), self.scale.from_scores(len(point))
         covariance = (back @ covariance @ back.T)[:width, :width]
         return {
@@ -375,6 +385,7 @@ def _mixed(model: ModelOfRows, common: _Pairs, reml: bool) -> MixedGlm:
     if model.plan.family == "gaussian":
         fit = normal_mixed(lambda ratio: model.ask("random", ratio), width, reml)
     else:
+        # each step is a question to all clients, and these coefficients are a near start
         start = model.maximum().point
         most = 4 * model._most  # it begins farther away than a model without random intercepts
         fit = quadrature_mixed(lambda point: Likelihood.of_flat(model.ask("random", point), width + 1), start, most)
@@ -394,16 +405,20 @@ def _pooled(model: ModelOfRows, common: _Pairs) -> PooledGlm:
         return list(model.ask("two_stage", centre, between).reshape(5, width))
 
     nothing = np.zeros(width)
+    # about 0 and without variance between clients: the fixed-effects estimate
     count, weight, apart, _, _ = sums(nothing, nothing)
     if count[0] < 1:
         raise SettingError(
             "no client has a finite model of its own: take random_intercept='one_stage', or pool the rows"
         )
     fixed, fixed_variance = apart / weight, 1 / weight
+    # Q is a sum about the pooled estimate, which clients learn only now: hence a second question
     _, _, _, heterogeneity, squares = sums(fixed, nothing)
     # Cochran's Q beyond its degrees of freedom is what clients differ by
+    # DerSimonian and Laird 1986: tau^2 = (Q - (k - 1)) / (sum w - sum w^2 / sum w), at least 0
     scale = weight - squares / weight
     between = np.where(scale > 0, np.maximum(heterogeneity - (count - 1), 0) / np.where(scale > 0, scale, 1), 0.0)
+    # a third question: weights with tau^2 need each client's own variance, which the sums so far do not tell
     _, weight, apart, _, _ = sums(fixed, between)
     point, part = fixed + apart / weight, slice(0, len(model.names))
     fields = model.estimates(np.zeros(width), np.eye(width)) | {

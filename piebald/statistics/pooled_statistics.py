@@ -153,6 +153,7 @@ class FederatedStatistics:
             SettingError: there is none of a name.
         """
         for column in columns:
+            # raises for an unknown name, which the filters below would leave out in silence
             self[column]
         numbers = {name: column for name, column in self.numbers.items() if name in columns}
         texts = {name: column for name, column in self.texts.items() if name in columns}
@@ -163,6 +164,7 @@ class FederatedStatistics:
         """Return a table of the columns of numbers, with its heading as the first row."""
         shares = next(iter(self.numbers.values())).quantiles if self.numbers else {}
         heading = ["column", "count", "missing", "mean", "sd", *(f"{100 * share:g}%" for share in shares)]
+        # most columns have none, so their count is shown only where it is not 0
         infinite = any(round(column.infinite) for column in self.numbers.values())
         heading[3:3] = ["infinite"] if infinite else []
         rows = []
@@ -198,6 +200,7 @@ class FederatedStatistics:
         chosen = [self.numbers[name] for name in names]
         # squared deviations are divided by the count and not by one less, as in scikit-learn's StandardScaler
         deviations = [
+            # noise may make a variance negative or a count smaller than 1
             math.sqrt(max(column.variance, 0.0) * (column.present - 1) / column.present) if column.present > 1 else 0.0
             for column in chosen
         ]
@@ -298,4 +301,5 @@ class Estimates:
 
 def plain_value(value: Any) -> Any:
     """Return a value, or a table of some, as JSON has it: arrays as lists, numbers that are not finite as None."""
+    # JSON has no NaN and no infinity, which browsers and strict parsers refuse
     return to_jsonable_python(value, inf_nan_mode="null", fallback=np.ndarray.tolist)

@@ -101,10 +101,13 @@ class AskedSites:
             answers = self.ask(query, clients, vectors, version)
             if not answers:
                 raise self.refusal("no site answers questions about sums")
+            # float64: counts and steps are whole numbers, which it adds exactly up to 2^53
             parts = [answer.vectors[SUM].numpy().astype(np.float64) for answer in answers.values()]
             return sorted(answers), np.stack(parts).sum(0)
         self._version = version
+        # keys are agreed on for each sum: with the same masks two sums would show their difference
         agreed = SecureRound.of(masking, clients, self)
+        # a client without agreed keys has no masks that the others would cancel
         present = [client for client in clients if client not in agreed.absent]
         answers = self._ask(query, {client: {**vectors, **agreed.vectors(client)} for client in present}, version)
         total = agreed.total(answers, self) if answers else "no secure aggregation: nobody sent a sum"
@@ -117,6 +120,7 @@ class AskedSites:
 
     def _ask(self, query: Query, vectors: Mapping[int, Mapping[str, Tensor]], version: int) -> dict[int, Update]:
         """Ask with vectors of each client."""
+        # tasks of `query`, which key agreement calls as well, take the version from here
         self._version = version
         requests = [QueryRequest(client, query, {"model": self._model, **sent}) for client, sent in vectors.items()]
         answers = self.query(requests)

@@ -63,6 +63,7 @@ class SiteAnswers:
             answers = self.sites.ask(StatisticsQuery(split=self._split, targets=self._targets), self.clients)
             if not answers:
                 raise self.sites.refusal("no site answers questions about statistics")
+            # whoever does not answer the first question is left out of all further ones
             self.clients = list(answers)
             self._moments = [_moments(answer.vectors["moments"].numpy()) for answer in answers.values()]
         return self._moments
@@ -70,6 +71,7 @@ class SiteAnswers:
     def at_most(self, thresholds: Floats) -> Ints:
         """See `exact.Answers`."""
         answers = self.sites.ask(_counts_query(thresholds, self._split, self._targets), self.clients)
+        # quantiles are a bisection over all rows: counts of fewer clients would lead it astray
         if lost := [client for client in self.clients if client not in answers]:
             raise RuntimeFault(
                 f"client {lost[0] + 1} answered the first question and not the next one "
@@ -163,11 +165,13 @@ class _QuestionRecorder:
         """See `exact.Answers`."""
         if not self.questions:
             self.questions.append(StatisticsQuery(split=self._split, targets=self._targets))
+        # made-up moments of one row: what is stated must not depend on any answer
         return [Moments.of(np.zeros((1, self._columns)))]
 
     def at_most(self, thresholds: Floats) -> Ints:
         """See `exact.Answers`."""
         self.questions.append(_counts_query(thresholds, self._split, self._targets))
+        # all numbers at most any threshold, so that a bisection would end
         return np.ones((1, *thresholds.shape), dtype=np.int64)
 
 
@@ -262,6 +266,7 @@ def _moments(vectors: Floats) -> Moments:
     """Return the moments of one client from its answer [parts, d]."""
     parts = dict(zip(PARTS, np.asarray(vectors), strict=True))
     counts = {name: parts[name].astype(np.int64) for name in PARTS[:3]}
+    # each row is present, missing or infinite in the first column
     rows = int(vectors[:3, 0].sum()) if vectors.shape[1] else 0
     return Moments(rows, **counts, mean=parts["mean"], scatter=parts["scatter"])
 
@@ -307,6 +312,7 @@ def hidden_at_sites(
     numbers, texts, tables = of_sums(plan, total, request.quantiles)
     mode: Mode = "private" if masking is None else "secure and private" if noise else "secure"
     spent = None if delta is None or not noise else budget([noise], delta, "site")
+    # sites state their numbers of rows, so their noise is for a row that takes another's place, see `NoisySumsQuery`
     deviation = noise * query.plan.exchange_influence * math.sqrt(len(taking_part))
     names = [str(clients.names[client]) for client in taking_part]
     return FederatedStatistics(names, mode, None, numbers, texts, tables, privacy=spent, noise=deviation)

@@ -156,14 +156,19 @@ class SurvivalCurve:
     @classmethod
     def of(cls, times: Floats, at_risk: Floats, events: Floats) -> SurvivalCurve:
         """Return the curve of counts at some times [t]."""
+        # before times without events are left out, since the first of them may come after rows have left
         rows = int(at_risk[0]) if len(at_risk) else 0
+        # the curve falls at events only, and its pointwise variance changes there only
         times, at_risk, events = (part[events > 0] for part in (times, at_risk, events))
         survival: Floats = np.asarray(np.cumprod(1 - events / at_risk), dtype=np.float64)
+        # where the last row at risk has an event, Greenwood's term divides by 0 and log(survival) is infinite
         with np.errstate(divide="ignore", invalid="ignore"):
             spread: Floats = np.asarray(np.sqrt(np.cumsum(events / (at_risk * (at_risk - events)))))
+            # on the scale log(-log S), from which ends come back between 0 and 1
             half = _Z * spread / np.log(survival)
             interval: Floats = np.asarray(survival[:, None] ** np.exp(np.stack([-half, half], axis=1)))
         errors = np.where(survival > 0, survival * np.where(survival > 0, spread, 0.0), 0.0)
+        # at 0 the transformation has no value
         interval[survival <= 0] = np.nan
         return cls(times, at_risk, events, survival, errors, interval, rows)
 
@@ -320,11 +325,14 @@ class CoxOptions:
 def fit_cox(clients: ModelClients, options: CoxOptions) -> Cox:
     """Fit the model that the options say, of clients on this machine or at sites."""
     plan, names = options.plan(clients)
+    # before the fit, so that a transform that sites do not take is refused without a question
     function = time_function(clients, plan, options.transform)
     model = ModelOfRows(clients, plan, names, options.max_iterations)
+    # models of times send the count of events in place of the exposure
     events = round(model.exposure)
     if not events:
         raise SettingError(f"no row has an event: {options.event!r} is 0 in all rows without gaps")
+    # a Cox model without columns has no parameter to maximise: its likelihood at 0 is the null model's
     null = model.likelihood(np.zeros(len(names))).value
     fit = model.maximum()
     covariance, clusters = fit.covariance, None
@@ -351,12 +359,15 @@ def time_function(clients: ModelClients, plan: ModelPlan, transform: Transform) 
     rows = clients.pooled(plan)
     if rows is None:
         raise SettingError(f"transform {transform!r} needs the times of all rows: sites take 'identity' or 'log'")
+    # only times of events: residuals are of events, and each of them finds its own time in the table
     times, place = np.unique(rows.time[rows.y > 0], return_inverse=True)
     deaths = np.bincount(place, rows.weight[rows.y > 0], len(times))
     if transform == "rank":  # tied events share their mean rank
         return np.concatenate([[TABLE], times, np.cumsum(deaths) - (deaths - 1) / 2])
+    # a time of events by one of rows, each at risk from after its entry up to its time
     at_risk = np.array([rows.weight[(rows.time >= time) & (rows.entry < time)].sum() for time in times])
     alive = np.cumprod(1 - deaths / at_risk)
+    # the curve just before each time, as R's cox.zph takes it: the event itself does not count
     return np.concatenate([[TABLE], times, 1 - np.concatenate([[1.0], alive[:-1]])])
 
 
@@ -409,6 +420,7 @@ def survival(
     options = SurvivalOptions(time, event, group, times, stratified)
     names = [time, event] + ([] if group is None else [group])
     local = LocalModelClients(clients, client, names, split, features, categories)
+    # true and false are numbers by this point, and their two values need no names from the caller
     if group in local.numbers and group not in local.categories and {*(values := local.values(group))} <= {0.0, 1.0}:
         local.categories[group] = as_text(values).tolist()
     return fit_survival(local, options)
@@ -435,6 +447,7 @@ class SurvivalOptions:
                 f"group {self.group!r} holds numbers: name its values, categories={{{self.group!r}: ['0', '1']}}"
             )
         times = self.times
+        # the sum is finite only if each of them is, and one that occurs twice is not in its sorted set
         if times is not None and (not len(times) or not math.isfinite(sum(times)) or list(times) != sorted({*times})):
             raise SettingError("times must be increasing numbers, at least one")
         columns = [] if self.group is None else [self.group]
@@ -464,6 +477,7 @@ def fit_survival(clients: ModelClients, options: SurvivalOptions) -> Survival:
     beyond = sizes - events.sum(1) - others.sum(1)
     at_risk = at_risk_of(events, others) + beyond[:, None]
     tested = log_rank(at_risk, events)
+    # tests of strata add up; the curves stay those of all rows
     if options.stratified:
         sums = clients.sums(plan, "logrank", scale)
         size = len(groups)
@@ -474,8 +488,10 @@ def fit_survival(clients: ModelClients, options: SurvivalOptions) -> Survival:
 
 def _log_rank_test(sums: LogRank) -> ChiSquare | None:
     """Return the log-rank test, None where fewer than two groups are compared."""
+    # events and their expectations add up to the same, so the covariance of g groups has rank g - 1 at most
     degrees = int(np.linalg.matrix_rank(sums.covariance, hermitian=True)) if len(sums.events) > 1 else 0
     if not degrees:
         return None
+    # a pseudo-inverse, since the covariance is singular; any generalised inverse gives the same statistic
     apart = sums.events - sums.expected
     return ChiSquare(float(apart @ np.linalg.pinv(sums.covariance, hermitian=True) @ apart), degrees)

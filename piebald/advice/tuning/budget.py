@@ -85,6 +85,7 @@ class Budget:
     def has_room(self, spent: Cost, rounds: int) -> bool:
         """Return whether something is left of the budget, and as many further server steps if it counts these."""
         amount = getattr(spent, self.unit)
+        # minutes and bytes of a run are not known before, so the last run may go beyond the budget
         return bool(amount < self.amount and (self.unit != "rounds" or amount + rounds <= self.amount))
 
     def __str__(self) -> str:

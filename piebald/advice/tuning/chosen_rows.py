@@ -67,6 +67,7 @@ class WithoutTestRows(ChosenRows):
 
     def __init__(self, clients: Clients, held_out: bool, test: bool = False) -> None:
         super().__init__(clients)
+        # the common test set is test rows as well
         self.common = clients.common if test else None
         self.held_out, self.test = held_out, test
         self._parts: dict[int, tuple[Ints, Ints]] = {}
@@ -79,6 +80,7 @@ class WithoutTestRows(ChosenRows):
     def chosen(self, client: int, split: Split) -> tuple[Split, Ints | None]:
         """See `ChosenRows`."""
         if split == "test" and not self.test:
+            # no positions of the training rows: reading the test split of the clients underneath would fetch it
             return "train", np.zeros(0, dtype=np.int64)
         if split == "test" or not self.held_out:
             return split, None
@@ -112,7 +114,9 @@ class PartOfRows(ChosenRows):
             return split, None
         if client not in self._parts:
             rows = ClientSubset.size(self, client, "train") or 0
+            # a prefix of one order: a smaller share is part of a larger one, and its curve grows by rows alone
             order = generator("half of the rows", client).permutation(rows)
+            # sorted, so that rows keep the order of their client, as those of other runs do
             self._parts[client] = np.sort(order[: max(_FEWEST_ROWS, int(rows * self.share))])
         return split, self._parts[client]
 

@@ -165,6 +165,7 @@ def tune(
         folder = Path(out if out is not None else stack.enter_context(tempfile.TemporaryDirectory()))
         claim(folder, describe)
         say = line_writer(progress)
+        # entered after the temporary folder, so that it is closed before the folder is removed
         storage = stack.enter_context(storage_in(folder))
         trials: list[Trial] = []
         for label, recipe in recipes.items():

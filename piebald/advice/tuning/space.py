@@ -55,6 +55,7 @@ class Range:
 
     def holds(self, value: Value) -> bool:
         """Return whether a value is in the range."""
+        # True and False are ints in Python, and no numbers of a range
         number = isinstance(value, int if self.whole else int | float) and not isinstance(value, bool)
         return number and self.low <= value <= self.high
 
@@ -76,6 +77,7 @@ class Choices:
     def __post_init__(self) -> None:
         if isinstance(self.values, str) or not isinstance(self.values, Sequence) or len(self.values) < 2:
             raise SettingError(f"choices must be a list of at least two values, got {shown(self.values)}")
+        # compared one by one and not in a set, since lists have no hash
         plain_values = [plain(value) for value in self.values]
         if any(value in plain_values[:number] for number, value in enumerate(plain_values)):
             raise SettingError(f"choices must be different, got {shown(plain_values)}")
@@ -227,6 +229,7 @@ def with_settings(recipe: Recipe, point: Mapping[str, Any]) -> Recipe:
             raise unknown(f"setting of recipe {recipe.name!r} called", name, names)
     if recipe.name not in recipes.names():  # it has no settings but those of its components
         point = {_dotted(recipe, name): value for name, value in point.items()}
+    # settings of the recipe first: they may rebuild a component of which a dotted name then changes one field
     of_recipe = {name: value for name, value in point.items() if "." not in name}
     changed = _rebuilt(recipe, of_recipe) if of_recipe else recipe
     fields: dict[str, dict[str, Value]] = {}

@@ -85,9 +85,11 @@ class Study:
             ),
             sampler=optuna.samplers.RandomSampler(seed=0),  # each trial has its own, see `_next`
         )
+        # first in the queue, so that each search contains the recipe as it is
         own = self.space.point_of(self.recipe)
         for point in [*([] if own is None else [own]), *(self.space.grid() if self.sampler == "grid" else [])]:
             coded = {name: _coded(self.space.values[name], value) for name, value in point.items()}
+            # a resumed search opens the study again, and would queue all points a second time
             study.enqueue_trial(coded, skip_if_exists=True)
         return study
 
@@ -102,9 +104,11 @@ class Study:
             ended = sum(earlier.state.is_finished() for earlier in trials)
             if ended and not self._affords(study, budget, self.runs.rungs[0]):
                 return None
+            # trials that wait are of the grid: without them all combinations were tried
             if self.sampler == "grid" and ended == len(trials):
                 return None
             # a sampler of its own for each trial makes a resumed search draw as one that was never stopped
+            # the key counts ended trials, which are the same whether or not the search was interrupted
             draw = int(generator("tune", self.seed, self.label, ended).integers(2**31))
             study.sampler = (
                 optuna.samplers.TPESampler(seed=draw, n_startup_trials=FIRST)
@@ -112,6 +116,7 @@ class Study:
                 else optuna.samplers.RandomSampler(seed=draw)
             )
             trial = study.ask()
+        # also of a resumed trial, to which Optuna returns the values that it drew before
         for name, values in self.space.values.items():
             _suggest(trial, name, values)
         return trial
@@ -171,6 +176,7 @@ class Study:
             # the cost before the scores: scores mark the rung as done
             trial.set_user_attr(f"cost/{rung}", asdict(cost))
             trial.set_user_attr(f"scores/{rung}", scores_to_json(scores))
+        # a resumed trial may have reported this rung, and Optuna warns of a second report
         if rung not in study.get_trials(deepcopy=False)[trial.number].intermediate_values:
             trial.report(scores.mean, rung)
         return scores
@@ -217,6 +223,7 @@ class Study:
 def _cost(trial: optuna.trial.FrozenTrial) -> Cost:
     """Return the cost of a trial, as it was recorded after its last rung."""
     recorded = {int(name[5:]): cost for name, cost in trial.user_attrs.items() if name.startswith("cost/")}
+    # each entry is the cost of the runs up to its rung, so the last one has all
     return Cost(**recorded[max(recorded)]) if recorded else Cost()
 
 
@@ -227,6 +234,7 @@ def storage_in(folder: Path) -> Iterator[optuna.storages.BaseStorage]:
     Raises:
         RunFolderError: another process uses it, the file is a link, or it is no storage of Optuna.
     """
+    # the lock comes first: a second process must not even open the file
     lock, file = RunLock(folder), (folder / "study.db").resolve()
 
     def connect() -> sqlite3.Connection:
@@ -244,6 +252,7 @@ def storage_in(folder: Path) -> Iterator[optuna.storages.BaseStorage]:
             closed_after_errors.pop_all()
         return connection
 
+    # the level is one of the process, and the caller may use Optuna, too
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -251,6 +260,7 @@ def storage_in(folder: Path) -> Iterator[optuna.storages.BaseStorage]:
         try:
             yield storage
         finally:
+            # connections that stay open would keep the write-ahead log beside the file
             storage.remove_session()
             storage.engine.dispose()
     except (SQLAlchemyError, UnfitFile, optuna.exceptions.StorageInternalError) as error:
@@ -274,4 +284,5 @@ def _coded(values: Values, value: Any) -> Any:
     """A value as Optuna keeps it: choices as JSON, since it takes no lists."""
     if isinstance(values, Range):
         return value
+    # sorted, so that equal values have one text by which Optuna compares choices
     return json.dumps(plain(value), sort_keys=True)

@@ -87,9 +87,11 @@ class TrialRuns:
                 raise unknown("option of a search called", name, OPTIONS)
         if isinstance(model, Mapping) and (missing := [label for label in methods if label not in model]):
             raise SettingError(f"model has none for recipe {missing[0]!r}: give one for each, or one for all")
+        # test rows cannot be reached by any run of the search, so that nothing can be chosen by them even by mistake
         choosing = without_test_rows(clients)
         options = USERS.mark(options)
         shared = {**options, "runtime": _repeating(options.get("runtime", "simulator"))}
+        # the metric is a placeholder until the first recipe was judged
         runs = cls(clients, choosing, model, rungs, rungs[0], shared, "", True)
         for label, recipe in methods.items():
             try:
@@ -115,12 +117,15 @@ class TrialRuns:
         """A run that is trained to a rung: a new one, or one that is continued."""
         if (folder / DATABASE).exists():
             with History(folder) as history:
+                # a folder of other options would go on under settings that its record does not state
                 check_repeats(
                     folder, {**history.meta, "rounds": rounds}, recipe, RunOptions(**self._options(rounds, seed))
                 )
+                # a run may be ahead of its record, where the search was stopped between the two: it is only read then
                 reached = max(rounds, history.meta["rounds"])
             judged: dict[str, Any] = {name: self.options[name] for name in ("loss", "metrics") if name in self.options}
             return resume(folder, self.choosing, self.model_of(label), recipe=recipe, rounds=reached, **judged)
+        # all runs of a search have the same rows, so measuring their heterogeneity in each would only repeat it
         options = self._options(rounds, seed)
         return run(recipe, self.choosing, self.model_of(label), out=folder, label=label, measure="none", **options)
 
@@ -174,12 +179,14 @@ class TrialRuns:
     @property
     def names(self) -> list[str]:
         """A name for each client, each once: with its number where names repeat."""
+        # scores are matched by name, and two clients of one name would share theirs
         names = [str(name) for name in self.choosing.names]
         repeat = len(set(names)) < len(names)
         return [f"{name} ({number})" for number, name in enumerate(names)] if repeat else names
 
     def _row(self, values: Mapping[int, float]) -> list[float]:
         row = [values.get(client, math.nan) for client in range(len(self.choosing))]
+        # a diverged client counts as not scored: one infinite loss would be the mean of all
         return [value if math.isfinite(value) else math.nan for value in row]
 
     def _options(self, rounds: int, seed: int) -> dict[str, Any]:
@@ -224,6 +231,7 @@ def scores_from_json(table: Sequence[Sequence[float | None]], runs: TrialRuns, s
 
 def folder_name(label: str) -> str:
     """A label as the name of a folder."""
+    # a label may hold separators or "..", which must not lead out of the search's folder
     return "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in label).strip(".-") or "recipe"
 
 

@@ -110,6 +110,7 @@ class ObservedRecorder:
         notes: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """See `contracts.RunRecorder`."""
+        # recorded first: a callback that fails or hangs must not cost a server step
         self._store.commit(step, results, checkpoint, notes)
         version = int(step["version"])
         # the store records a step again when its checkpoint follows
@@ -118,6 +119,7 @@ class ObservedRecorder:
         self._announced = version
         if not self._callbacks:
             return
+        # read-only copies, so that no callback changes what the next one is told
         for row in _read_only({"version": version, **result} for result in results):
             self._notify(lambda callback, row=row: callback.on_result(row))  # type: ignore[misc]
         (copy,) = _read_only([step])
@@ -152,6 +154,7 @@ class ObservedRecorder:
         for callback in list(self._callbacks):
             try:
                 call(callback)
+            # a listener's fault must not end a training of hours
             except Exception as error:
                 self._callbacks.remove(callback)
                 _log.warning(

@@ -34,6 +34,7 @@ class Mlflow(Tracker):
         """Start a run, or go on with the one that this run folder began."""
         from mlflow import MlflowClient
 
+        # a plain folder becomes a URI, as a relative path would follow later changes of the working directory
         uri = self.uri if ":" in self.uri else Path(self.uri).resolve().as_uri()
         with _file_store_allowed(uri):
             client = MlflowClient(uri)

@@ -46,6 +46,7 @@ class _Events:
         for name, value in values.items():
             self._writer.add_scalar(name, value, version)
         self._version = version
+        # so that a board that is open shows each step, and a kill loses none
         self._writer.flush()
 
     def artifacts(self, folder: Path) -> None:

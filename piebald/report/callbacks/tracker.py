@@ -86,6 +86,7 @@ class Tracking(Callback):
         """Send the page and its pictures, and end the tracker's run."""
         if self._writer is None:
             return
+        # a stopped run is resumed later, and its page would be that of a half
         if status == "finished" and history.path is not None:
             from piebald.report import write_report
 
@@ -162,6 +163,7 @@ def summaries(
         if None in by_client:  # the common test set, which belongs to no client
             values[name] = by_client[None]
             continue
+        # the worst first, as `worst_tenth` takes them
         ordered = sorted(by_client.values(), reverse=not good)
         values[f"{name}/mean"] = mean(ordered)
         values[f"{name}/worst_tenth"] = worst_tenth(ordered)
@@ -176,5 +178,6 @@ def summaries(
 
 def identity(run: RunStart) -> str:
     """A name by which a tracker finds the run again that a run folder began; runs in memory are never found again."""
+    # the time tells apart a folder that was deleted and made again under the same path
     named = f"{run.meta.get('created')} {run.folder.resolve()}" if run.folder is not None else os.urandom(16).hex()
     return hashlib.sha256(named.encode()).hexdigest()[:16]

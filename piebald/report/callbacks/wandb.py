@@ -48,6 +48,7 @@ class _WandbRun:
         self._run = run
 
     def describe(self, parameters: Mapping[str, Any]) -> None:
+        # a resumed run may have other settings than its first part, such as more rounds
         self._run.config.update(dict(parameters), allow_val_change=True)
 
     def scalars(self, values: Mapping[str, float], version: int) -> None:

@@ -219,12 +219,14 @@ def _huggingface(exported: Exported, path: Path) -> None:
 
 def _write_scorer(exported: Exported, scoring: Scoring, folder: Path) -> None:
     """Write a program that scores raw rows, with what it reads, where the module can be recorded."""
+    # ONNX runs where torch is not installed, so it is preferred
     has_onnx = find_spec("onnx") is not None and find_spec("onnxscript") is not None
     try:
         if has_onnx:
             _onnx_of_inputs(exported, folder / "model.onnx")
         else:
             _torch_export(exported, folder / "model.pt2")
+    # weights and configuration are of use without a program, so the export goes on
     except SettingError as error:
         log.warning("%s has weights and no program that scores rows: %s", folder.name, error)
         return
@@ -233,6 +235,7 @@ def _write_scorer(exported: Exported, scoring: Scoring, folder: Path) -> None:
             (folder / f"{name}.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     if scoring.tokenizer is not None:
         (folder / "tokenizer.json").write_text(scoring.tokenizer, encoding="utf-8")
+    # a copy, so that the folder scores rows without this package
     shutil.copyfile(Path(__file__).with_name("score.py"), folder / "score.py")
 
 
@@ -284,6 +287,7 @@ class Recorded:
         free_axes = tuple(_ROWS for _ in inputs)
         if len(inputs) > 1:
             return cls(_Scores(module), inputs, (free_axes,), tuple(f"input_{place}" for place in range(len(inputs))))
+        # a module whose output is a tensor is exported as it is; others, such as those of transformers, need a wrapper
         with torch.no_grad():
             plain = isinstance(pytree.run(module, batch), Tensor)
         if plain:

@@ -53,6 +53,7 @@ def _front_matter(history: History) -> list[str]:
     }
     index = [{"name": history.label, "results": [result]}]
     values = {"library_name": "piebald", "tags": ["federated-learning", history.recipe], "model-index": index}
+    # JSON is YAML too, and quotes whatever a label may hold
     return ["---", *(f"{name}: {json.dumps(value)}" for name, value in values.items()), "---"]
 
 
@@ -130,6 +131,7 @@ def _privacy(history: History) -> Iterator[str]:
 
 
 def _name(row: dict[str, Any]) -> str:
+    # a name may have line breaks or control characters, which would end the line of a table
     name = printable(str(row["client"] if row["name"] is None else row["name"]))
     return f"client {name}" if name.isdecimal() else name
 

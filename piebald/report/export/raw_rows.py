@@ -105,6 +105,7 @@ def with_preparation(model: Any, preparation: Mapping[str, Any], transformer: An
     read.opset_import.extend([helper.make_opsetid("", opset), helper.make_opsetid(_ML, 3)])
     reader = _reader(preparation["columns"], preparation["gaps"], read)
     read.ir_version = reader.ir_version = model.ir_version
+    # a prefix for each part, since a merged graph has every name once
     prepared = compose.merge_models(reader, read, [(f"read {name}", name) for name, _ in cells], prefix2="prepared ")
     inputs = [(prepared.graph.output[0].name, model.graph.input[0].name)]
     return compose.merge_models(prepared, model, inputs, prefix2="model ")
@@ -115,6 +116,7 @@ def _reader(columns: Collection[Mapping[str, Any]], gaps: Collection[str], like:
     from onnx import TensorProto, helper
 
     numeric = [float(gap) for gap in gaps if _is_float(gap)]
+    # a LabelEncoder compares words as they are, so the usual forms of each are listed
     truths = {form: float(word in TRUE) for word in TRUE | FALSE for form in (word, word.upper(), word.capitalize())}
     nodes, inputs, outputs = [], [], []
     for column in columns:
@@ -133,6 +135,7 @@ def _reader(columns: Collection[Mapping[str, Any]], gaps: Collection[str], like:
                 "LabelEncoder", [name], [f"marked {name}"], domain=_ML, default_float=0.0,
                 keys_floats=numeric, values_floats=[np.nan] * len(numeric),
             ))  # fmt: skip
+            # a gap's number plus NaN is NaN, and any other number plus 0 stays as it is
             nodes.append(helper.make_node("Add", [name, f"marked {name}"], [f"read {name}"]))
         else:
             nodes.append(helper.make_node("Identity", [name], [f"read {name}"]))

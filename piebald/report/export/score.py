@@ -76,12 +76,14 @@ class Scorer:
             table: columns [n] by name, of any order, or inputs [n, ...] as an array.
         """
         inputs = self.inputs(table)
+        # in parts of 1024, so that memory does not grow with the file; one empty part gives no rows their shape
         outputs = np.concatenate([self._run(inputs[at : at + 1024]) for at in range(0, max(len(inputs), 1), 1024)])
         kind, names, temperature = (self.meaning[name] for name in ("kind", "names", "temperature"))
         if kind == "places":
             return {f"place {n}": np.array(names)[place] for n, place in enumerate(outputs.argmax(-1).T)}
         scores = outputs.reshape(len(outputs), len(names)).astype(np.float64)
         if kind == "classes":
+            # less the largest, so that no exponential overflows
             scores = np.exp((scores - scores.max(1, keepdims=True)) / temperature)
             scores /= scores.sum(1, keepdims=True)
         elif kind == "labels":
@@ -171,6 +173,7 @@ def _scaled(values: np.ndarray, learnt: Mapping[str, Any]) -> np.ndarray:
     if scale == "rank":
         quantiles = np.array(learnt["quantiles"])
         ranks = np.linspace(0, 1, len(quantiles))
+        # values that fill several quantiles take the middle of their ranks, as scikit-learn's QuantileTransformer does
         below = np.interp(values, quantiles, ranks)
         above = -np.interp(-values, -quantiles[::-1], -ranks[::-1])
         middle = np.where(values == quantiles[-1], 1.0, (below + above) / 2)
@@ -276,7 +279,9 @@ def _column(table: Any, name: str) -> list[str]:
     if name not in table:
         raise ValueError(f"the table has no column {name!r}")
     values = list(table[name])
+    # only NaN is unequal to itself
     cells = ["" if value is None or value != value else str(value).strip() for value in values]
+    # a column with one word keeps "3.0" as it is, since there it may be a name
     numeric = all(not isinstance(value, str) for value in values) or all(map(_is_number, cells))
     return [_plain(cell) if numeric and cell not in GAPS and _is_number(cell) else cell for cell in cells]
 
@@ -286,6 +291,7 @@ def _is_number(cell: str) -> bool:
         float(cell or 0)
     except ValueError:
         return cell in GAPS
+    # Python reads 1_000 as a number, and leading zeros are of codes such as postal ones
     return "_" not in cell and re.match(r"0\d", cell) is None
 
 

@@ -87,6 +87,7 @@ def spent(comparison: Comparison) -> Chart | None:
         rows = [row for row in runs[0].spent if row["epsilon"] is not None]
         for unit in dict.fromkeys(row["unit"] for row in rows):
             of_unit = [row for row in rows if row["unit"] == unit]
+            # plotly reads markup in names, and a label may hold anything
             name = html.escape(f"{label}, {unit}", quote=False)
             points = [row["version"] for row in of_unit], [row["epsilon"] for row in of_unit]
             data.append(line_trace(name, *points, *series(comparison.labels, label)) | {"meta": label})
@@ -143,6 +144,7 @@ def distribution(comparison: Comparison) -> Chart | None:
 def _summary(values: list[float]) -> dict[str, Any]:
     import numpy as np
 
+    # plotly draws a box from these five numbers, so the page has no value of single clients
     low, first, median, third, high = (float(q) for q in np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95)))
     boxes = {
         "q1": first,
@@ -202,6 +204,7 @@ def partition(history: History) -> Chart | None:
         "blank means none, and the colours start at zero.",
         [
             heat_map(
+                # None stays blank, where 0 would have the lightest colour
                 [[row[place] or None for row in shown] for place in range(len(counts[0]))],
                 clients,
                 [short(str(name)) for name in classes],

@@ -27,6 +27,7 @@ def section(comparison: Comparison) -> str:
     """The section; empty where clients take what they are given."""
     firsts = {label: runs[0] for label, runs in comparison.by_label.items()}
     chosen = {label: run for label, run in firsts.items() if run.choices}
+    # in a federation sites choose and tell nobody, so a run without choices is not one where none was made
     silent = any(run.meta.get("keep", "last") not in ("last", "best") and not run.choices for run in firsts.values())
     if not chosen and not silent:
         return ""

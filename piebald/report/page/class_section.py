@@ -54,6 +54,7 @@ def _together(counts: dict[str, dict[str, Counts]], names: list[str], split: str
     body: list[list[Cell]] = []
     for name in present:
         rows = [tables[label].get(name) for label in counts]
+        # labels may be judged on different numbers of clients, so the largest count is told
         most = max(row["rows"] for row in rows if row)
         body.append([name, markup.sorted_by(f"{most:,}", most), *map(_share, rows)])
     caption = (
@@ -85,6 +86,7 @@ def _clients(label: str, matrices: dict[str, Counts], names: list[str], split: s
         count, right = int(matrices[client].sum()), int(matrices[client].trace())
         cells: list[Cell] = [client, markup.sorted_by(f"{count:,}", count), markup.sorted_by(f"{right:,}", right)]
         if wide:
+            # by wrong rows and not by share: a class of two rows would come first by chance
             worst = sorted(rows.values(), key=lambda row: row["right"] - row["rows"])[:WORST]
             cells.append("; ".join(f"{row['class']}: {row['right']} of {row['rows']}" for row in worst))
         else:

@@ -45,6 +45,7 @@ def rows(comparison: Comparison) -> list[Row]:
                 if client in run.judged:
                     trained.setdefault(name, set()).add(label)
             for row in run.clients:
+                # the first run's, since rows of a client may be divided otherwise under other seeds
                 sizes.setdefault(run.names[row["client"]], (row["train"], row["test"]))
     return [
         Row(
@@ -133,6 +134,7 @@ def dots(comparison: Comparison) -> Chart | None:
         return None
     clients.sort(key=lambda row: mean(list(row.values.values())) or 0.0, reverse=not comparison.higher_is_better)
     ranked = comparison.ranking()
+    # the bars are of shares of rows, and need the number of rows of each client
     counted = shown.name == COUNTED and all(row.test for row in clients)
     data: list[dict[str, Any]] = []
     for place, label in enumerate(ranked):

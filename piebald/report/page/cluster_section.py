@@ -46,10 +46,12 @@ def memberships(history: History) -> dict[int, dict[int, int]]:
     """The cluster of each client after each server step, as of the last round in which the client took part."""
     now: dict[int, int] = {}
     after: dict[int, dict[int, int]] = {}
+    # by step, since of each client the last step that it took part in counts
     for row in sorted(history.results, key=lambda row: row["version"]):
         if row["cluster"] is None or row["kind"] != "train":
             continue
         now[row["client"]] = row["cluster"]
+        # a copy for each step, since memberships change later
         after[row["version"]] = dict(now)
     return after
 
@@ -173,6 +175,7 @@ def accuracy(history: History, place: int) -> Chart | None:
     if len(lines) < 2:
         return None
     newest = max(max(points) for points in lines.values())
+    # a cluster that was dissolved before the end has no value there
     finals = {cluster: mean(points[newest]) or 0.0 for cluster, points in lines.items() if newest in points}
     low, high = min(finals, key=finals.__getitem__), max(finals, key=finals.__getitem__)
     ends = [f"cluster {high} ends at {shown.value(finals[high])}", f"cluster {low} at {shown.value(finals[low])}"]

@@ -120,6 +120,7 @@ def _without_defaults(axis: str, value: Any) -> Any:
         for name, default in defaults.items()
         if default is not PydanticUndefined
     }
+    # as run folders keep settings: tuples are lists there, and would never equal the defaults otherwise
     plain = to_jsonable_python(plain_defaults, fallback=str)
     return {
         name: setting

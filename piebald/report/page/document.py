@@ -69,6 +69,7 @@ def content_policy(*scripts: str) -> str:
     """
     allowed = " ".join(map(_hash, scripts))
     style = f"script-src {allowed}; style-src 'unsafe-inline'" if scripts else f"style-src {_hash(_style())}"
+    # a page of a run from elsewhere may hold any label: whatever is not listed by hash cannot run or be fetched
     return f"default-src 'none'; {style}; img-src data: blob:; base-uri 'none'; form-action 'none'"
 
 

@@ -355,7 +355,9 @@ def round_levels(low: float, high: float) -> list[float]:
         return [low, (low + high) / 2, high]
     unit = 10.0 ** math.floor(math.log10(width / 2))
     step = next(unit * factor for factor in (1, 2, 5, 10) if width / (unit * factor) <= 2.5)
+    # the tiny terms keep an end that is a level itself from adding a further one
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    # rounded, so that 3 * 0.1 is written as 0.3
     return [round(number * step, 12) for number in range(first, last + 1)]
 
 

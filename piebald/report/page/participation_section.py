@@ -96,6 +96,7 @@ def shares(history: History) -> tuple[list[float], dict[int, list[float]]]:
         arrived_weights = {row["client"]: row["raw_weight" if keeps else "weight"] or 0.0 for row in rows[version]}
         # a cached model counts again at every step until the client sends another one
         weights = weights | arrived_weights if keeps else arrived_weights
+        # a step without weight, such as of updates that all count nothing, has no shares
         total = sum(weights.values()) or 1.0
         at.append(times[version])
         for client in clients:
@@ -116,6 +117,7 @@ def _stale(history: History) -> bool:
 
 def _uneven(values: dict[int, float]) -> bool:
     """Return whether bars would differ: many equal bars say less than a sentence."""
+    # relative to the largest, so that it holds for counts as well as for shares of time
     return bool(values) and max(values.values()) - min(values.values()) > 0.02 * max(values.values())
 
 
@@ -136,6 +138,7 @@ def _bars(comparison: Comparison, name: str, title: str, caption: str, measure: 
         values = measure(runs[0])
         if not _uneven(values):
             continue
+        # the largest first, since what is cut off at the end should be the least
         clients = sorted(values, key=lambda client: -values[client])[:SHOWN]
         colour, _ = series(comparison.labels, label)
         data.append(

@@ -242,6 +242,7 @@ def _cost(comparison: Comparison, target: float | None) -> str:
         return ""
     shown, clock = MetricFormat(comparison.metric), time_axis(comparison.runs)
     rows = comparison.to_target(target)
+    # the share of runs first: a low cost of the few runs that were lucky is no low cost
     rows.sort(key=lambda row: (-row["reached"] / row["runs"], row["mb"] or 0.0, row["rounds"] or 0.0))
     body: list[list[Cell]] = [
         [markup.key(comparison.labels, row["label"]), wording.count(row["rounds"]), wording.megabytes(row["mb"]),

@@ -44,6 +44,7 @@ def runs_page(
     notice = markup.notice(trouble) if trouble else ""
     top = f"<h1>Runs in {markup.text(printable(folder, 200))}</h1>{notice}"
     page = document.document("runs", "Piebald: runs", f"{top}{form}", [], _FOOTER)
+    # the page has the policy of all pages without a script, and its form would be refused by it
     return page.replace(document.content_policy(), content_policy())
 
 
@@ -52,6 +53,7 @@ def _box(path: str) -> Markup:
 
 
 def _link(path: str) -> Markup:
+    # safe="", since a path may hold "&" and "#", which would end the value
     return Markup(f'<a href="/run?run={quote(path, safe="")}">{markup.text(printable(path, 80))}</a>')
 
 

@@ -79,6 +79,7 @@ def three_digits(value: float, sign: str = "") -> str:
         >>> three_digits(0.8125), three_digits(14149.7), three_digits(-2100000, "+"), three_digits(1e20)
         ('0.812', '14,100', '-2,100,000', '1e+20')
     """
+    # rounded before the comparison: 999.9 becomes 1,000 and belongs to the other form
     rounded = float(f"{value:.3g}")
     return f"{rounded:{sign},.0f}" if 1000 <= abs(rounded) < 1e12 else f"{value:{sign}.3g}"
 
@@ -119,6 +120,7 @@ def duration(seconds: float | None) -> str:
 
 def plural(number: float, thing: str) -> str:
     """A number of things."""
+    # by the text and not the number: 1.04 is written as 1, and "1 rounds" would be wrong
     shown = count(number)
     return f"{shown} {thing}{'' if shown == '1' else 's'}"
 

@@ -75,6 +75,7 @@ class LocalModelClients:
         self.client = client
         self.numbers = list(self._tables[0].numbers)
         self.categories = {**categories_of(self._tables, list(self._tables[0].texts)), **(categories or {})}
+        # columns of numbers that have categories: a misspelt code would be a coefficient of no row
         for name in {*self.categories} & {*self.numbers}:
             check_codes(name, self.categories[name])
         self._rows: dict[ModelPlan, list[ModelRows]] = {}
@@ -94,15 +95,18 @@ class LocalModelClients:
         if name not in self.numbers:
             return self.categories[name]
         values = self.values(name)
+        # 0 and 1 need no mapping; other two numbers are classes whose larger one counts as 1
         return in_order(as_text(values).tolist()) if are_classes(values) and not {*values} <= {0.0, 1.0} else ()
 
     def values(self, name: str) -> Floats:
         """Return the different numbers of a column, sorted."""
+        # NaN is a gap and no value, and np.unique keeps it
         values = np.unique(np.concatenate([table.numbers[name] for table in self._tables]))
         return np.asarray(values[~np.isnan(values)])
 
     def rows(self, plan: ModelPlan) -> list[ModelRows]:
         """Return each client's rows."""
+        # a fit asks 10 to 30 times about the same rows
         if plan not in self._rows:
             self._rows[plan] = [model_rows(plan, table, place) for place, table in enumerate(self._tables)]
         return self._rows[plan]
@@ -110,6 +114,7 @@ class LocalModelClients:
     def sums(self, plan: ModelPlan, ask: Ask, numbers: Floats) -> Floats:
         """See `ModelClients`."""
         rows = self.rows(plan)
+        # moments are sums over rows in any case, but they count clients, so they are taken from each by itself
         across = plan.family == "cox" and not plan.stratified and ask != "moments"
         if across or (ask == "scores" and plan.cluster):  # risk sets or clusters with rows of several clients
             rows = [joined(rows)]
@@ -143,6 +148,7 @@ class SiteColumns:
         self.numbers = [name for name in names if name not in self._coded]
         self.categories = {**self._coded, **categories}
         self._places = {name: str(place) for place, name in enumerate(names)}
+        # setdefault: an input that has this name keeps it
         if target is not None and TARGET in self._places:
             self._places.setdefault(target, self._places[TARGET])
         self.split, self._kind = split, MaskedModelSumsQuery if secure else ModelSumsQuery
@@ -199,9 +205,11 @@ class SiteModelClients:
         query = self._columns.query(plan, ask, len(numbers) - 2 * len(plan.columns))
         vectors = {"numbers": torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64))}
         answered, total = self._sites.sums(query, self._masking, vectors)
+        # only the first time, so that each client that is left out is named once
         if not self._taking_part:
             self._taking_part = answered
             say_left_out(self._sites, self._clients, answered, self._say)
+        # sums of other rows would move the likelihood between two steps, and Newton's method would converge to nothing
         if answered != self._taking_part:
             lost = next(iter({*self._taking_part} ^ {*answered}))
             name = printable(str(self._clients.names[lost]))
@@ -262,6 +270,7 @@ def planned(
     for part, name in numbers.items():
         if name is not None and name in clients.categories:
             raise SettingError(f"{part} must be a column of numbers, and {name!r} holds text")
+    # "" stands for the client itself, which is no column that a site could look up
     cluster = "" if roles.cluster == "client" else roles.cluster
     # by places, since the target of sites has two names
     places = {name: clients.place(name) for name in [*roles.names, *(columns or present)]}
@@ -270,6 +279,7 @@ def planned(
         if places[name] in taken:
             part = next(part for part in _PARTS if places.get(getattr(roles, part)) == places[name])
             raise SettingError(f"columns must not include the {part} {name!r}: leave it out")
+    # a column that was named twice would make the information singular
     regressors = [name for name in dict.fromkeys(present if columns is None else columns) if places[name] not in taken]
     terms: list[Term] = [(name, None) for name in regressors if name not in clients.categories]
     first = 0 if family == "survival" else 1  # all groups have a curve, and a first category has no coefficient

@@ -58,11 +58,13 @@ def maximised(
             "first those with gaps in most rows"
         )
     sums = likelihood(point)
+    # a gaussian likelihood is for a variance of 1, so gains are in squared units of the target: this is their unit
     scale = max(sums.deviance / rows, 0.0) if plan.family == "gaussian" else 1.0
     questions = 1
     while True:
         step = _step(sums, names, plan, first=questions == 1)
         gain = float(sums.score @ step)
+        # before the next question: a fit that begins at its maximum, such as a null model, ends without another
         if abs(gain) <= _NOTHING * scale:
             break
         if plan.family == "negative_binomial" and point[-1] < _LEAST:
@@ -72,11 +74,13 @@ def maximised(
             )
         after = likelihood(point + step)
         questions += 1
+        # "not >=", so that NaN, where exp overflowed, counts as too far; the margins allow for rounding of long sums
         while not after.value >= sums.value - 1e-9 * abs(sums.value) - 1e-9 and questions < most:  # too far
             step = step / 2
             after = likelihood(point + step)
             questions += 1
         point, sums = point + step, after
+        # the gain before this step: near the maximum it is squared by each step, so the point is converged by now
         if abs(gain) <= _TOLERANCE * scale:
             break
         if questions >= most:
@@ -98,12 +102,15 @@ def _step(sums: Likelihood, names: Sequence[str], plan: ModelPlan, first: bool) 
     width = plan.width  # of columns; they are standard scores, so that one threshold fits all of them
     information = sums.information[:width, :width]
     values, vectors = np.linalg.eigh(information)
+    # relative to the largest, and absolutely: where outcomes are separated all weights go to 0 together
     if width and values[0] <= max(1e-11 * values[-1], 1e-9):
+        # the eigenvector of the smallest eigenvalue is the combination of columns that has no variance
         by_weight = np.argsort(-np.abs(vectors[:, 0]))
         involved = [names[place] for place in by_weight if abs(vectors[place, 0]) > 0.1] if len(names) else ["these"]
         where = "within each client" if plan.has_times and plan.stratified else "over all clients"
         reason = f"are constant or depend on each other {where}" if first else "separate the target"
         raise SettingError(f"the columns {', '.join(involved[:4])} {reason}: leave one of them out")
+    # only a negative binomial's information can have a negative eigenvalue here, through its dispersion
     return np.asarray(np.linalg.solve(uphill(sums.information), sums.score))
 
 
@@ -117,6 +124,7 @@ def uphill(information: Floats) -> Floats:
     values, vectors = np.linalg.eigh(information)
     if values[0] > 0:
         return information
+    # absolute eigenvalues turn a step to a saddle point uphill; the floor keeps it short where there is no curvature
     return np.asarray((vectors * np.maximum(np.abs(values), 1e-3 * max(abs(values[-1]), 1.0))) @ vectors.T)
 
 
@@ -143,6 +151,7 @@ def normal_mixed(sums: Callable[[float], Floats], width: int, reml: bool) -> Mix
     """
     from scipy import optimize
 
+    # a ratio is one question to all clients, and the root finder asks for its ends again
     answers: dict[float, Floats] = {}
 
     def at(ratio: float) -> tuple[float, Floats, float, float, Floats]:
@@ -161,6 +170,7 @@ def normal_mixed(sums: Callable[[float], Floats], width: int, reml: bool) -> Mix
         squares = float(matrix[-1, -1] - point @ matrix[:-1, -1])
         if squares <= 1e-14 * matrix[-1, -1]:
             raise SettingError("the columns explain the target exactly, so there is no variance to divide: see `glm`")
+        # the coefficients minimise the squares, so their own derivative by the ratio adds nothing (envelope theorem)
         ends = np.append(-point, 1.0)
         by_ratio = float(ends @ change @ ends) / squares
         slope, curve = (
@@ -168,19 +178,23 @@ def normal_mixed(sums: Callable[[float], Floats], width: int, reml: bool) -> Mix
             curve + degrees * (float(ends @ second @ ends) / squares - by_ratio**2),
         )
         value = degrees * (math.log(2 * math.pi * squares / degrees) + 1) + log_shrunk
+        # the restricted likelihood has the term log |X'V^-1 X|; these are its first and second derivatives by the ratio
         if reml:
             inverted = inverse(inner)
             turned = inverted @ change[:-1, :-1]
             slope += float(np.trace(turned))
             curve += float(np.trace(inverted @ second[:-1, :-1]) - np.trace(turned @ turned))
             value += float(np.linalg.slogdet(inner)[1])
+        # of the observed information, where the variance of residuals is profiled out
         across = -(change[:-1] @ ends)[:, None] * degrees / squares
         information = np.block([[inner * degrees / squares, across], [across.T, np.array([[curve / 2]])]])
         return slope, point, squares / degrees, value, information
 
     ratio = 0.0
+    # -2 log-likelihood that does not fall at 0 has its minimum at the bound: no variance between clients
     if at(0.0)[0] < 0:
         high = 1.0
+        # the root is bracketed by factors of 8, as ratios may be of any order of magnitude
         while at(high)[0] < 0 and high < 1e12:
             high *= 8
         low = high / 8 if high > 1 else 1e-12
@@ -202,11 +216,13 @@ def quadrature_mixed(likelihood: Callable[[Floats], Likelihood], start: Floats, 
     Raises:
         SettingError: it has no maximum after so many questions.
     """
+    # not at a deviation of 0, where the score by it is 0 by symmetry and no step would leave it
     point = np.append(start, 0.5)
     sums, questions = likelihood(point), 1
     while questions < most:
         step = np.linalg.solve(uphill(sums.information), sums.score)
         gain = float(sums.score @ step)
+        # far from the maximum a Newton step may be so long that exp overflows at each client
         step *= min(1.0, 2 / max(float(np.abs(step).max()), 1e-300))
         after = likelihood(point + step)
         questions += 1

@@ -59,9 +59,11 @@ def row_terms(family: Family, y: Floats, eta: Floats, log_alpha: float = 0.0) ->
         small = np.exp(-np.abs(eta))  # at most 1, so that nothing overflows
         mean = np.where(eta >= 0, 1 / (1 + small), small / (1 + small))
         value = y * eta - np.logaddexp(0.0, eta)
+        # mean (1 - mean) as small / (1 + small)^2, which keeps its digits where 1 - mean would round to 0
         return RowTerms(value, -2 * value, y - mean, small / np.square(1 + small))
     from scipy import special
 
+    # Newton's method may try far points; a finite mean there lets it see that they are worse
     eta = np.minimum(eta, _LARGEST)
     mean, log_y = np.exp(eta), np.log(np.maximum(y, 1e-300))
     if family == "poisson":
@@ -69,6 +71,7 @@ def row_terms(family: Family, y: Floats, eta: Floats, log_alpha: float = 0.0) ->
         return RowTerms(y * eta - mean - special.gammaln(y + 1), deviance, y - mean, mean)
     size = np.exp(-log_alpha)  # 1 / alpha
     total, apart = size + mean, y - mean
+    # log(1 / alpha + mean) from logarithms, since 1 / alpha may be huge where alpha goes to 0
     log_size, log_total = -log_alpha, np.logaddexp(-log_alpha, eta)
     value = special.gammaln(y + size) - special.gammaln(size) - special.gammaln(y + 1)
     value = value + size * (log_size - log_total) + y * (eta - log_total)
@@ -83,6 +86,7 @@ def row_terms(family: Family, y: Floats, eta: Floats, log_alpha: float = 0.0) ->
 
 def likelihood(terms: RowTerms, x: Floats, weight: Floats) -> Likelihood:
     """Return the sums of rows with regressors [n, p] and weights [n]."""
+    # the observed information; for canonical links it is the expected one as well
     information = (x * (weight * terms.weight)[:, None]).T @ x
     score = x.T @ (weight * terms.score)
     if terms.by_dispersion is not None:

@@ -31,6 +31,7 @@ def normal_sums(x: Floats, y: Floats, weight: Floats, ratio: float) -> Floats:
     columns = np.column_stack([x, y])
     weighted = columns * weight[:, None]
     total, sums = float(weight.sum()), weighted.sum(0)
+    # V^-1 by the Woodbury identity: its determinant and its quadratic forms need only sums of the client's rows
     shrunk = 1 + ratio * total
     outer = np.outer(sums, sums)
     heads = [float(len(y)), math.log(shrunk), total / shrunk, -((total / shrunk) ** 2)]
@@ -52,20 +53,24 @@ def marginal_likelihood(
     mode, curvature = _mode(family, y, eta, weight, deviation)
     nodes, node_weights = np.polynomial.hermite.hermgauss(_NODES)
     spread = math.sqrt(2 / curvature)
+    # nodes are placed around this client's mode (adaptive): around 0 they would miss a peak of many rows
     places = mode + spread * nodes
     shares, scores, informations = np.zeros(_NODES), [], []
     for node, place in enumerate(places):
         sums = likelihood(
             row_terms(family, y, eta + deviation * place), np.column_stack([x, np.full(len(y), place)]), weight
         )
+        # on the log scale, since the likelihood of thousands of rows underflows, and so may weights of outer nodes
         shares[node] = sums.value - place**2 / 2 + nodes[node] ** 2 + math.log(max(node_weights[node], 1e-300))
         scores.append(sums.score)
         informations.append(sums.information)
+    # the largest share is factored out before exp, so that at least one term is 1
     largest = float(shares.max())
     shares = np.exp(shares - largest)
     value = largest + math.log(float(shares.sum())) + math.log(spread) - math.log(2 * math.pi) / 2
     shares /= shares.sum()
     score = shares @ np.array(scores)
+    # Louis 1982: information of the rows, less what varies with the intercept that is not seen
     apart = np.array(scores) - score
     information = np.tensordot(shares, np.array(informations), 1) - (apart * shares[:, None]).T @ apart
     return Likelihood(value, -2 * value, score, information)
@@ -80,6 +85,7 @@ def _mode(family: Family, y: Floats, eta: Floats, weight: Floats, deviation: flo
         curvature = 1 + deviation**2 * float(weight @ terms.weight)
         step = slope / curvature
         place += min(max(step, -1.0), 1.0)  # a full step may overflow a Poisson mean
+        # an inexact mode costs accuracy of the quadrature and no correctness: nodes are only placed by it
         if abs(step) < 1e-10:
             break
     return place, curvature

@@ -38,11 +38,13 @@ def partial_likelihood(
         entry: rows are at risk after these times [n].
         ties: how tied events are taken.
     """
+    # without events there is no risk set, and the arrays below would have no times to be indexed by
     if not event.any():
         nothing = np.zeros_like(x)
         return PartialLikelihood(
             Likelihood(0.0, 0.0, np.zeros(x.shape[1]), np.zeros((x.shape[1],) * 2)), nothing, nothing
         )
+    # a factor common to all hazards cancels in their ratios: with it no exponential overflows
     shift = float(eta.max())
     hazard = weight * np.exp(eta - shift)
     died = event > 0
@@ -57,9 +59,12 @@ def partial_likelihood(
 
     weighted = np.column_stack([hazard, hazard[:, None] * x])
     change = summed(group, weighted) - summed(before, weighted)
+    # one pass for all times: rows at risk at a time are those that leave at it or later, less those not yet in
     at_risk = np.cumsum(change[::-1], axis=0)[::-1]
+    # -1 is the last place of `summed`, which is cut off: rows without an event are in no sum of the dying
     deadly = np.where(died, group, -1)
     dying, deaths = summed(deadly, weighted), summed(deadly, event).astype(int)
+    # tied events of different weights share one factor, as in R's survival
     mean_weight = summed(deadly, weight) / deaths
     # one term for each event: with Efron's method a tied one leaves a share of the others in its risk set
     place = np.repeat(np.arange(len(times)), deaths)
@@ -75,7 +80,9 @@ def partial_likelihood(
     exposure = cumulated[group] - cumulated[before] - less[deadly]
     means = summed(place, mean / deaths[place][:, None])
     schoenfeld = np.where(died[:, None], x - means[deadly], 0.0)
+    # Lin and Wei 1989: its event's residual, less what is expected of the row in each risk set that it is in
     scores = weight[:, None] * schoenfeld - hazard[:, None] * (exposure[:, :1] * x - exposure[:, 1:])
+    # the shift comes back here, weighted like the terms that it was taken from
     value = float(weight[died] @ eta[died]) - float(each @ np.log(terms[:, 0])) - shift * float(each.sum())
     information = (x * (hazard * exposure[:, 0])[:, None]).T @ x - (each[:, None] * mean).T @ mean
     sums = Likelihood(value, -2 * value, weight @ schoenfeld, information)
@@ -90,6 +97,7 @@ def counted_times(groups: Floats, time: Floats, event: Floats, times: Floats) ->
         time, event: of rows [n].
         times: ends of intervals [t], increasing.  Who is there after the last one is counted nowhere.
     """
+    # the first end that is not before the time: intervals are open below and have their upper end
     place = np.searchsorted(times, time)
     inside = place < len(times)
     counts = np.zeros((2, groups.shape[1], len(times) + 1))
@@ -118,7 +126,9 @@ def log_rank(at_risk: Floats, deaths: Floats) -> LogRank:
         at_risk, deaths: rows at risk, and events, of each group at each time [g, t].
     """
     everybody, died = at_risk.sum(0), deaths.sum(0)
+    # after the last row nobody is at risk, and nobody dies
     share = at_risk / np.maximum(everybody, 1)
+    # the hypergeometric variance; with one row at risk it is 0, which the maximum leaves it
     factor = died * (everybody - died) / np.maximum(everybody - 1, 1)
     covariance = np.diag((share * factor).sum(1)) - (share * factor) @ share.T
     return LogRank(deaths.sum(1), (share * died).sum(1), covariance)

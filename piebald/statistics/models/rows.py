@@ -71,8 +71,10 @@ class ModelRows:
         a regressor, the target or the weights.
         """
         rows = len(self.y)
+        # a dummy of three rows is about three rows, however many rows the client has
         columns = [*self.x.T, self.y, self.weight] if rows else []
         apart = [rows - int(np.unique(column, return_counts=True)[1].max()) for column in columns]
+        # where more than half of the rows differ from the most frequent value, that column singles nobody out
         return min([rows, *(count for count in [*apart, self.dropped] if 0 < count <= max(rows // 2, self.dropped))])
 
 
@@ -93,18 +95,21 @@ def model_rows(plan: ModelPlan, table: ClientColumns, stratum: int = 0) -> Model
     weight = np.ones(table.rows) if plan.weights is None else table.numbers[plan.weights]
     time = np.zeros(table.rows) if plan.time is None else table.numbers[plan.time]
     entry = np.full(table.rows, -np.inf) if plan.entry is None else table.numbers[plan.entry]
+    # an entry of -inf stands for the beginning and is no gap, so it is only checked where the plan has entries
     numbers = [*x.T, y, offset, weight, time, *(() if plan.entry is None else (entry,))]
     whole = np.isfinite(np.stack(numbers)).all(0)
     cluster = (np.arange(table.rows) + (stratum << 32)).astype(object)  # not those of another client
     if plan.cluster is not None:
         cluster = table.text(plan.cluster) if plan.cluster else np.full(table.rows, table.name, dtype=object)
         whole &= np.array([label is not None for label in cluster], dtype=bool)
+    # before rows of weight 0 are left out, so that a negative weight is refused and not dropped
     _check(plan, table.name, y[whole], weight[whole], time[whole])
     if (late := whole & (entry >= time)).any():
         raise SettingError(
             f"rows are observed from before their time on, and client {table.name!r} has a row that enters at "
             f"{entry[late][0]:g} and ends at {time[late][0]:g}: leave such rows out"
         )
+    # after the checks; a row of weight 0 adds nothing and would only count in n
     whole &= weight > 0
     strata = np.full(np.count_nonzero(whole), stratum)
     dropped = int(table.rows - whole.sum())
@@ -124,6 +129,7 @@ def _numbers(table: ClientColumns, term: Term) -> Floats:
     name, category = term
     if category is None:
         return table.numbers[name]
+    # a missing category is a gap and not "another category", so the row is left out
     return np.array([np.nan if text is None else float(text == category) for text in table.text(name)], dtype=float)
 
 

@@ -38,6 +38,7 @@ def client_sums(plan: ModelPlan, ask: Ask, rows: ModelRows, numbers: Floats) -> 
     """
     columns = len(plan.columns)
     scale, point = Scale(numbers[:columns], numbers[columns : 2 * columns]), numbers[2 * columns :]
+    # a step too far may overflow: what is not finite is refused below, with a sentence in place of a warning
     with np.errstate(over="ignore", invalid="ignore"):
         sums = np.asarray(_ANSWERS[ask](plan, rows, scale, point), dtype=np.float64)
     if not np.isfinite(sums).all():
@@ -57,6 +58,7 @@ def _moments(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> F
 def _likelihood(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
     x = rows.design(plan, scale)
     if plan.family == "cox":
+        # strata are compared within themselves, so their log partial likelihoods add up
         parts = [part.sums.flat for _, part in _partial(plan, rows, x, point)]
         return np.asarray(np.sum(parts, axis=0))
     assert plan.family != "survival"
@@ -74,12 +76,14 @@ def _scores(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Fl
         assert plan.family != "survival"
         terms = row_terms(plan.family, rows.y, x @ point[: plan.width] + rows.offset, float(point[-1]))
         scores = row_scores(terms, x, rows.weight)
+    # only sums of outer products leave the client; where clusters cross clients, rows were joined before
     return cluster_scores(scores, rows.cluster)
 
 
 def _random(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
     x = rows.design(plan, scale)
     if plan.family == "gaussian":
+        # the identity link lets an offset be taken from the target
         return normal_sums(x, rows.y - rows.offset, rows.weight, float(point[0]))
     assert plan.family in ("binomial", "poisson")
     return marginal_likelihood(plan.family, x, rows.y, rows.offset, rows.weight, point).flat
@@ -93,8 +97,10 @@ def _two_stage(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) ->
         fit = maximised(
             lambda place: Likelihood.of_flat(_likelihood(plan, rows, scale, place), width), plan, len(rows.y)
         )
+    # zeros in place of an error: in a sum they leave the client out, and under masks it must send something
     except SettingError:  # no model of its own: too few rows, or an estimate that is not finite
         return np.zeros(5 * width)
+    # coefficients are pooled in units of the columns, as clients would report them by themselves
     back = scale.from_scores(width)
     apart = back @ fit.point - centre
     weight = 1 / (np.diag(back @ fit.covariance @ back.T) + between)
@@ -125,10 +131,12 @@ def _logrank(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> F
 
 def at_risk_of(events: Floats, others: Floats) -> Floats:
     """Return the rows at risk at each time [g, t], from the events and other ends of each."""
+    # rows at risk at a time are those that leave then or later
     return np.cumsum((events + others)[:, ::-1], axis=1)[:, ::-1]
 
 
 def _groups(rows: ModelRows) -> Floats:
+    # without groups all rows are in one
     return rows.x if rows.x.shape[1] else np.ones((len(rows.y), 1))
 
 
@@ -138,6 +146,7 @@ def _partial(
     """Return the rows of each stratum and their partial likelihood; one stratum of no rows where there are none."""
     eta = x @ point + rows.offset
     parts = []
+    # joined rows of several clients keep one stratum each; a client without rows still sends a vector of zeros
     for stratum in np.unique(rows.stratum) if plan.stratified and len(rows.y) else [None]:
         place = np.ones(len(rows.y), dtype=bool) if stratum is None else rows.stratum == stratum
         part = partial_likelihood(

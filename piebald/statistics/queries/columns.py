@@ -62,6 +62,7 @@ class StatisticsQuery(Query):
     @field_validator("keys")
     @classmethod
     def _check_keys(cls, keys: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+        # answers are one table [columns, thresholds], so no column may have another number of them
         lengths = {len(thresholds) for thresholds in keys}
         if len(lengths) > 1 or any(not 1 <= length <= MOST_KEYS for length in lengths):
             raise ValueError(f"keys must be 1 to {MOST_KEYS} thresholds, as many for each column")
@@ -88,6 +89,7 @@ class StatisticsQuery(Query):
             counts = moments[:3]
         else:
             below = answer.vectors["counts"]
+            # thresholds may come in any order, and neighbours single rows out only when sorted
             ordered = below.sort(1).values
             # rows between neighbouring thresholds, below the first and above the last
             ends = torch.cat([torch.zeros(len(below), 1), ordered, torch.full((len(below), 1), answer.examples)], 1)
@@ -104,6 +106,7 @@ class StatisticsQuery(Query):
         moments = answer.vectors.get("moments")
         if moments is None or tuple(moments.shape) != (len(PARTS), self._width(spec)):
             return f"must send {len(PARTS)} numbers for each column"
+        # what a site cannot have measured is refused here, before it is merged with the moments of all others
         counts, scatter = moments[:3], moments[4]
         if reason := _count_reason(counts, answer.examples):
             return reason
@@ -124,6 +127,7 @@ class StatisticsQuery(Query):
         return sum(math.prod(shape) for shape in pytree.shapes(spec.shape)) + self.targets
 
     def _order_reason(self, counts: Tensor) -> str | None:
+        # keys are in the order of the numbers that they stand for, so they sort like thresholds
         order = torch.from_numpy(np.argsort(np.array(self.keys), axis=1))
         falls = bool((counts.gather(1, order).diff(dim=1) < 0).any())
         return "sent counts that fall where thresholds rise" if falls else None
@@ -189,10 +193,12 @@ class MaskedSumsQuery(Query):
     @model_validator(mode="after")
     def _check_codes(self) -> Self:
         places = [place for place, _ in self.codes]
+        # the place of a column tells which sums are its own, so an order that varies would mix columns up
         if places != sorted({*places}) or not all(0 <= place < self._width for place in places):
             raise ValueError(f"codes must be of columns 0 to {self._width - 1} in order, got those of {places}")
         if not all(categories and len({*categories}) == len(categories) for _, categories in self.codes):
             raise ValueError("codes must have different categories, at least one")
+        # the class comes after all other columns
         counted = {*places, self._width} if self.classes else {*places}
         if not counted.issuperset(chain(*self.tables)) or any(first == second for first, second in self.tables):
             raise ValueError(f"tables must be pairs of different columns that are counted, got {self.tables}")
@@ -200,6 +206,7 @@ class MaskedSumsQuery(Query):
 
     @model_validator(mode="after")
     def _check_length(self) -> Self:
+        # refused when the question is read, so that no site starts to make so many sums
         if self.plan.length > MOST_NUMBERS:
             raise ValueError(f"sums are at most {MOST_NUMBERS:,} numbers, got {self.plan.length:,}")
         return self
@@ -247,9 +254,11 @@ class MaskedSumsQuery(Query):
         hiding, sums = self.hiding(), answer.vectors[SUM]
         if hiding is not None and hiding.masked:
             return None  # under masks, any numbers may come
+        # without masks a sum is seen by itself, so one beyond all rows is refused before it spoils the total
         return None if bool(((sums >= -_LARGEST) & (sums <= _LARGEST)).all()) else "sent sums that no rows have"
 
     def _columns(self, table: Floats) -> ClientColumns:
+        # a plan for other columns would name the wrong ones, since columns are named by their places
         if table.shape[1] != self._width + (self.classes > 0):
             raise ValueError(f"bounds or codes of {self._width} columns came, and there are {table.shape[1]}")
         return table_columns(table)
@@ -284,6 +293,7 @@ def table_columns(table: Floats) -> ClientColumns:
 def _noised(vector: Ints, deviation: float, source: NoiseSource) -> Ints:
     """Return whole numbers with noise."""
     noisy = source.add_to(torch.from_numpy(vector.astype(np.float64)), deviation)
+    # rounding after the noise is post-processing; whole numbers are what masks can cancel
     return np.asarray(noisy.round().numpy()).astype(np.int64)
 
 

@@ -100,6 +100,7 @@ class ModelSumsQuery(Query):
         """See `Query`: 1 where coefficients are a third of the rows or more."""
         support = int(answer.metrics.get("support", 0))
         if self.ask == "counts":
+            # a count of one row in an interval tells of one row, whatever the support of the columns is
             positive = answer.vectors[SUM][answer.vectors[SUM] > 0]
             support = min([support, *positive.min().reshape(-1).int().tolist()]) if len(positive) else support
         return (support if 3 * self.plan.parameters <= answer.examples else 1) if answer.examples else None
@@ -145,12 +146,15 @@ def to_limbs(sums: Floats) -> Ints:
         >>> from_limbs(to_limbs(np.array([-1.5, 1e-9])).astype(float)).tolist()
         [-1.5, 1e-09]
     """
+    # "not <=", so that NaN is refused as well
     if len(sums) and not float(np.abs(sums).max()) <= _LARGEST:
         raise ValueError("sums under masks are below 2^60")
     limbs = []
+    # exact: a float is a ratio of whole numbers, so that only digits below 2^-128 are lost
     for numerator, denominator in (number.as_integer_ratio() for number in sums.tolist()):
         whole = (numerator << _STEP) // denominator
         limbs += [(whole >> _BITS * place) & ((1 << _BITS) - 1) for place in range(LIMBS - 1)]
+        # an arithmetic shift: the sign is in the last part alone, and all others are 0 to 2^32 - 1
         limbs.append(whole >> _BITS * (LIMBS - 1))
     return np.array(limbs, dtype=np.int64)
 
@@ -158,5 +162,6 @@ def to_limbs(sums: Floats) -> Ints:
 def from_limbs(limbs: Floats) -> Floats:
     """Return the sums [k] from the sums of their parts over clients [6 k]."""
     parts = limbs.reshape(-1, LIMBS).tolist()
+    # parts of many clients exceed 32 bits: they carry into the next one here, in whole numbers of any size
     wholes = [sum(int(part) << _BITS * place for place, part in enumerate(each)) for each in parts]
     return np.array([math.ldexp(float(whole), -_STEP) for whole in wholes])

@@ -88,6 +88,7 @@ class PrepareQuery(Query):
             ordered = [
                 np.sort(np.array(counts)[np.argsort(asked.thresholds[name])]) for name, counts in told.counts.items()
             ]
+            # cumulated counts single out the rows between two thresholds, and those beyond the last one
             parts = [np.diff(counts, prepend=0, append=answer.examples) for counts in ordered]
             positive = [int(part[part > 0].min()) for part in parts if (part > 0).any()]
             return min(positive, default=None)
@@ -225,6 +226,7 @@ def centers(sums: Floats, question: Question) -> tuple[tuple[float, float], ...]
     """Return where moments are to be taken about and in which unit, from the sums that clients sent without it."""
     columns = sums[: 4 * len(moment_names(question))].reshape(-1, 4)
     return tuple(
+        # a column of zeros has no size; 1 leaves its numbers as they are
         (FIRST_UNIT * total / max(present, 1), FIRST_UNIT * size / max(present, 1) or 1.0)
         for present, _, total, size in columns.tolist()
     )
@@ -243,6 +245,7 @@ def pooled_answer(question: Question, sums: Floats, about: Sequence[tuple[float,
         mean = total / max(present, 1)
         columns.append(NumbersAnswer(
             present=round(present), missing=round(missing), mean=center + unit * mean,
+            # the difference of two sums of squares may be rounded below 0
             scatter=unit**2 * max(square - present * mean**2, 0.0) if present > 1 else 0.0,
         ))  # fmt: skip
     if isinstance(question, PowersQuestion):
@@ -271,6 +274,7 @@ def packed(told: Answer) -> Tensor:
     text = zlib.compress(told.model_dump_json().encode())
     if len(text) > 8 * (_NUMBERS - 1):
         raise ValueError("this site has too many columns or categories to tell of them")
+    # a fixed length whatever the answer says: the form of the result is known before the question is sent
     padded = len(text).to_bytes(8, "little") + text.ljust(8 * (_NUMBERS - 1), b"\0")
     return torch.from_numpy(np.frombuffer(padded, dtype="<i8").astype(np.int64))
 
@@ -285,6 +289,7 @@ def unpacked(numbers: Tensor) -> Answer:
     length = int.from_bytes(data[:8], "little")
     unzip = zlib.decompressobj()
     try:
+        # a limit on the length of the text, since few packed bytes may unpack to more than the memory
         text = unzip.decompress(data[8 : 8 + min(length, 8 * (_NUMBERS - 1))], _MOST_BYTES)
         return _answers.validate_python(json.loads(text))
     except (zlib.error, ValueError, RecursionError) as error:  # also pydantic's
@@ -302,6 +307,7 @@ def misfit(told: Answer, asked: Question, rows: int) -> str | None:
             counts = np.array(told.counts.get(name, []))
             if len(counts) != len(limits):
                 return "must send a count for each threshold"
+            # counts at most rising thresholds cannot fall; stable, as thresholds may be equal
             if (counts > rows).any() or (np.diff(counts[np.argsort(limits, kind="stable")]) < 0).any():
                 return f"sent counts that cannot be those of {rows:,} rows"
         return None
@@ -319,5 +325,6 @@ def misfit(told: Answer, asked: Question, rows: int) -> str | None:
         if getattr(asked, "target", False) != (told.target is not None):
             return "must tell of its targets where they were asked for"
         numbers = [*told.numbers.values(), *([] if told.target is None else [told.target])]
+    # a single number has no scatter: anything else is not of its rows
     bad = any(one.present + one.missing != rows or (one.present < 2 and one.scatter) for one in numbers)
     return f"sent moments that cannot be those of {rows:,} rows" if bad else None

@@ -101,6 +101,7 @@ class TreesQuery(BoostingQuery):
         """See `Query`: an accuracy is a share of rows, and an area a share of pairs with a row of the rarest class."""
         if self.ask in ("sums", "grow"):
             return None
+        # a loss, or an error of amounts, has no bound that one row keeps, so there is no influence to state
         if self.ask == "loss" or not self.classes:
             return {}
         counts = torch.bincount(pytree.single(rows.y, "trees").long().reshape(-1), minlength=self.classes)
@@ -134,6 +135,7 @@ class TreesQuery(BoostingQuery):
             margins = margins_of(rows.x[self.split], model.forest, model.start)
             return {**self.target.scores(margins, rows.y[self.split]), **examples}
         start = start_of(self.start, self.class_weights, self.target)
+        # what comes from the server is checked as what goes to it: a site trusts no table
         forest = forest_of(inputs.vectors["forest"][place], rows.x["train"].shape[1], self.boosting.max_depth)
         if self.ask == "grow":
             client = LocalTreeClients([rows], self.target, self.boosting, self.seed, [inputs.clients[place]])
@@ -158,6 +160,7 @@ class TreesQuery(BoostingQuery):
     def fewest_rows(self, answer: Update) -> int | None:
         """See `Query`: the rows of the smallest leaf or class, or the rows that are scored."""
         if "forest" in answer.vectors:
+            # a leaf's weight tells of the rows in it, so the leaf of the fewest rows decides
             table = answer.vectors["forest"]
             counts = table[:, :, 3][table[:, :, 0] == -1]
         elif self.ask == "sums" and self.classes:
@@ -177,6 +180,7 @@ class TreesQuery(BoostingQuery):
         if table is None or table.dtype != torch.float32 or len(table) != trees:
             return f"must send {trees} trees"
         width = sum(math.prod(shape) for shape in pytree.shapes(spec.shape))
+        # float32 may round a leaf above its largest weight
         most = self.boosting.learning_rate * self.boosting.max_delta_step * (1 + 1e-5)
         return reject_reason(table.numpy(), width, self.boosting.max_depth, answer.examples, most or 1e30)
 
@@ -244,6 +248,7 @@ class MaskedTreeSumsQuery(BoostingQuery):
         return {"validation"} if self.ask == "loss" else {"train"}
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        # before the sums are made: the shape is what the server says
         if math.prod(self.shape) > MOST_SUMS:
             raise ValueError(f"sums are at most {MOST_SUMS:,} numbers, got {math.prod(self.shape):,}")
         sums = [self._sums(inputs, context, place).reshape(-1) for place in range(len(inputs.versions))]
@@ -263,6 +268,7 @@ class MaskedTreeSumsQuery(BoostingQuery):
             return summed_loss(margins, rows.y["validation"], self.target, self.boosting)
         summed = SummedRows(rows.x["train"], rows.y["train"], self.target, self.boosting)
         grown = forest_of(inputs.vectors["grown"][place], width, depth)
+        # the size of the answer follows from `nodes`, so the trees that came must have as many open nodes
         if len(grown) != self.target.groups or self.level >= depth or len(open_nodes(grown, self.level)) != self.nodes:
             raise ValueError(f"the trees that came do not have {self.nodes} open nodes on level {self.level}")
         words = self.seed, "trees", inputs.clients[place], self.round
@@ -274,6 +280,7 @@ class MaskedTreeSumsQuery(BoostingQuery):
         thresholds: Floats32 = inputs.vectors["thresholds"][place].detach().cpu().float().numpy()
         if thresholds.shape != (self.columns, self.thresholds) or self.columns != rows.x["train"].shape[1]:
             raise ValueError(f"thresholds of form {list(thresholds.shape)} came for {rows.x['train'].shape[1]} columns")
+        # `searchsorted` needs an increasing order; counts of single thresholds do not
         if (np.diff(thresholds, axis=1) < 0).any() and self.ask == "histograms":
             raise ValueError("the thresholds that came do not increase")
         return thresholds
@@ -303,6 +310,7 @@ def rows_of(
     x, y = {}, {}
     for split in SPLITS:
         rows = context.rows(split)[place]
+        # a split that was not asked for stays unread, as `rows_read` has promised the site's policy
         rows = rows if split in wanted else rows[:0]
         x[split] = usable(flat(rows), boosting.missing, "a client")
         y[split] = pytree.single(rows.y, "trees").detach().cpu().double().reshape(-1).numpy()

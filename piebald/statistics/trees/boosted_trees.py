@@ -96,7 +96,9 @@ class BoostedTrees:
         inner = table[:, :, 0] >= 0
         columns = table[:, :, 0][inner].astype(np.int64) >> 1
         gains = np.bincount(columns, table[:, :, 2][inner].astype(np.float64), len(self.encoding.columns))
+        # a forest without a split has no gains to divide
         shares = gains / max(float(gains.sum()), 1e-300)
+        # stable, so that columns without gains keep the table's order
         order = np.argsort(-shares, kind="stable")
         return {self.encoding.columns[place]: float(shares[place]) for place in order}
 
@@ -192,6 +194,7 @@ def _xgboost_values(boosted: Boosted, target: Target, columns: Sequence[str]) ->
     model = {
         "gbtree_model_param": {"num_parallel_tree": "1", "num_trees": str(len(trees))},
         "cats": {"enc": [], "feature_segments": [], "sorted_idx": []},
+        # rounds end here, so that xgboost's own `iteration_range` cuts at the same places
         "iteration_indptr": [0, *boosted.ends],
         "tree_info": [number % target.groups for number in range(len(trees))],
         "trees": trees,

@@ -62,8 +62,10 @@ def usable(x: Floats32, missing: float | None, owner: str) -> Floats32:
     Raises:
         SettingError: a number is infinite, or too large for float32.
     """
+    # float32 is what xgboost compares with thresholds: in float64 a row could go to another side here
     inputs = np.ascontiguousarray(x, dtype=np.float32)
     if missing is not None:
+        # after the conversion, since a number such as -0.1 is another one in float32 than in float64
         inputs = np.where(inputs == np.float32(missing), np.float32(np.nan), inputs)
     if np.isinf(inputs).any():
         column = int(np.nonzero(np.isinf(inputs).any(0))[0][0])
@@ -167,6 +169,7 @@ def tree_data(
     divided = {"validation": validation, "test": test, "split": split}
     given: dict[str, Any] = {argument: value for argument, value in divided.items() if value is not None}
     if isinstance(source, HoldsRows):
+        # their splits may be kept for a test, which a second division would mix up
         if given:
             raise SettingError(
                 f"{next(iter(given))} divides the rows of tables, and these clients have theirs: leave it out"
@@ -175,15 +178,18 @@ def tree_data(
         if columns_of(clients) is not None and not isinstance(clients, PreparedClients):
             clients = prepared(clients, settings, name, origin="the rows")
     else:
+        # settings of a split bring their own seed
         given |= {} if split is not None else {"seed": seed}
         if (tables := tables_of(source, client)) is None:
             clients = clients_from(source, **given)
         else:
+            # before the split, so that shares of rows are of those that can be learned from
             tables, dropped = _with_targets(tables, name, named=target is not None)
             about = _target_arguments(tables, name, objective)
             clients = clients_from(
                 tables, client=client, target=name, features=columns, prepare=settings, **about, **given
             )
+            # the tables have only these columns by now, under the names of the preparation
             columns = None
     chosen, classes = target_of(clients, name, objective)
     encoding = _encoding(clients, columns, features, missing)
@@ -202,6 +208,7 @@ def _with_targets(tables: Any, name: str, *, named: bool) -> tuple[Any, int]:
             unknown("column", name, given) if named
             else SettingError(f"name the column to predict, target (--target): there are {', '.join(given)}")
         )  # fmt: skip
+    # -1 is the code of a gap
     known = factorized(tables[name])[0] >= 0
     return (tables, 0) if known.all() else (tables[known], int((~known).sum()))
 
@@ -216,6 +223,7 @@ def _target_arguments(tables: Any, name: str, objective: Objective | None) -> di
 
     if objective in (None, "regression"):
         return {"regression": objective == "regression"}
+    # of all clients, since one of them may lack a class
     goal = pandas.concat([table[name] for table in (tables.values() if isinstance(tables, Mapping) else [tables])])
     if classes_of(goal) is not None:
         return {}
@@ -251,6 +259,7 @@ def _encoding(
 ) -> Encoding:
     preparation = clients.preparation if isinstance(clients, PreparedClients) else None
     if isinstance(clients, PreparedClients):
+        # no rows are needed to know the columns
         names = [*clients.preparation.unscaled(clients.raw(0, "train").head(0)).columns]
     else:
         names = list(named_inputs(clients.rows(0, "train").x, features))
@@ -278,6 +287,7 @@ def _rows(
         else:
             inputs = tables.raw(number, split)
         labels = pytree.single(rows.y, "trees").detach().cpu().double().reshape(-1).numpy()
+        # a class that is not known is IGNORED, since whole numbers have no NaN; a regression may have that amount
         known = ~np.isnan(labels) & ((clients.classes is None) | (labels != IGNORED))
         x[split], y[split] = encoding.inputs(inputs, name)[known], labels[known]
     return TreeRows(name, x, y)

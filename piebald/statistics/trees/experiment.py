@@ -95,12 +95,14 @@ def trees(
         (2, 4, 'auc')
     """
     chosen = TreeSettings(**settings)
+    # a missing package is told before rows are read and split
     xgboost()
     data = tree_data(
         clients, client=client, target=target, columns=columns, features=features, objective=objective,
         validation=validation, test=test, seed=seed, missing=chosen.missing,
         split=None if split is None else SplitSettings.of(split), prepare=prepare,
     )  # fmt: skip
+    # what makes a resumed call another one; rows are a digest, so that the folder has no copy of them
     description = {
         "settings": chosen.table(), "objective": data.target.objective, "columns": data.encoding.columns,
         "classes": list(data.classes), "seed": seed, "rows": fingerprint(data.clients),
@@ -167,6 +169,7 @@ def trees_of_table(file: Path, flags: Sequence[str], **options: Any) -> BoostedT
     if not isinstance(settings, dict):
         raise SettingError(f"--set trees must be a table of settings, got {settings!r}")
     check_names("setting of trees", settings, TreeSettings.model_fields)
+    # the flag names the split that is scored, and the file's table says how rows are divided
     options["evaluate_split"] = options.pop("split")
     return trees(str(file), seed=values.get("seed", 0), split=values.get("split"), **options, **settings)
 
@@ -201,6 +204,7 @@ def trees_of_experiment(
     options: dict[str, Any] = {"validation": validation, "test": test, "evaluate_split": split, "compare": compare}
     options |= {"out": out, "done": done, "seed": settings.first_seed, **fields}
     if data.source is not None and client_column is not None and is_table(data.source):
+        # flags of the command line win over the file
         if columns is None and data.features is not None:
             columns = [*data.features]
         if objective is None and data.regression:

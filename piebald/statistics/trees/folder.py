@@ -43,18 +43,22 @@ class TreeFolder:
         self.path = path
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # also for a folder that was there: thresholds of trees are numbers of clients' rows
             path.chmod(0o700)
             self._lock = RunLock(path)
         except OSError as error:
             raise RunFolderError(f"{path} cannot be written: {error.strerror or error}") from None
         try:
+            # through JSON, so that tuples and lists compare equal with what is read back
             self._begin(json.loads(json.dumps(about)))
+        # Ctrl-C included: a lock that stays would refuse the next call in this process
         except BaseException:
             self._lock.release()
             raise
 
     def _begin(self, about: dict[str, Any]) -> None:
         if not (self.path / _ABOUT).exists():
+            # files of another program must not be mixed with these, and the lock is there by now
             if foreign := sorted(file.name for file in self.path.iterdir() if file.name != "run.lock"):
                 raise RunFolderError(f"{self.path} has other files, like {foreign[0]}: choose another folder")
             self._write(_ABOUT, about)
@@ -86,6 +90,7 @@ class TreeFolder:
             "class_weights": torch.tensor(state.start.class_weights or (), dtype=torch.float64),
             "rows": torch.tensor(state.start.rows, dtype=torch.int64),
         }
+        # one file for all, so that a kill cannot leave trees of one round beside losses of another
         tensor_files.write(self.path, _STATE, tensors)
 
     def finish(self, trees: BoostedTrees) -> None:
@@ -127,6 +132,7 @@ def trees_in(path: Path) -> BoostedTrees:
         raise RunFolderError(f"{path} has no finished trees: finish them with the call that began them") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SettingError) as error:
         raise RunFolderError(f"{path / RESULT} cannot be read: {type(error).__name__}") from None
+    # outside the `try`, since its own errors say better what is damaged
     boosted = _state_in(path, len(encoding.columns), depth, target.groups)
     return BoostedTrees(
         boosted.cut(rounds), encoding, target, str(result["target"]), classes, [*clients], rows, scores["together"],
@@ -139,6 +145,7 @@ def _state_in(path: Path, columns: int, depth: int, groups: int) -> Boosted:
         arrays = {name: tensor.numpy() for name, tensor in tensor_files.pick(path, _STATE).items()}
         table = arrays["forest"].astype(np.float32)
         ends, losses = [int(end) for end in arrays["ends"]], tuple(arrays["losses"].astype(float).tolist())
+        # no weights are written as an empty list, which files of tensors can hold
         weights = tuple(arrays["class_weights"].astype(float).tolist()) or None
         rows = tuple(int(count) for count in arrays["rows"])
         start = Start(arrays["margins"].astype(np.float32), weights, rows)
@@ -177,6 +184,7 @@ def fingerprint(clients: Sequence[TreeRows]) -> str:
     """Return a digest of all clients' rows, by which a folder recognises them."""
     digest = hashlib.blake2b(digest_size=16)
     for client in clients:
+        # a zero byte ends the name, so that name and rows cannot be divided in two ways
         digest.update(client.name.encode() + b"\0")
         for split, x in client.x.items():
             digest.update(np.ascontiguousarray(x).tobytes() + np.ascontiguousarray(client.y[split]).tobytes())

@@ -58,6 +58,7 @@ class Forest:
     def weighted(self, weight: float) -> Forest:
         """Return the same trees with all leaves multiplied."""
         table = self.table.copy()
+        # only leaves: of inner nodes the same place of the table holds a threshold
         table[:, :, 1] = np.where(table[:, :, 0] == LEAF, table[:, :, 1] * np.float32(weight), table[:, :, 1])
         return Forest(table, self.depth)
 
@@ -81,7 +82,9 @@ class Forest:
             inner = code >= 0
             if not inner.any():
                 break
+            # rows that have arrived read column 0, and the outer `where` ignores what they read
             value = x[rows, np.where(inner, code >> 1, 0)]
+            # strictly less, as xgboost compares: a number at the threshold goes to the right
             goes_left = np.where(np.isnan(value), (code & 1) == 1, value < number[place])
             place = np.where(inner, 2 * place + np.where(goes_left, 1, 2), place)
         return place
@@ -90,6 +93,7 @@ class Forest:
         """Add the trees to margins [n, G] of rows [n, d], one after the other as xgboost does, in float32."""
         groups = margins.shape[1]
         for tree in range(len(self)):
+            # one by one in float32: another order of additions would round unlike xgboost in the last bits
             margins[:, tree % groups] += self.table[tree, self.leaves(x, tree), 1]
 
 
@@ -105,8 +109,10 @@ def reject_reason(
         rows: training rows of the client who sent it, which its counts must add up to; None where it has no counts.
         largest: absolute value of a leaf, at most.
     """
+    # before any indexing below: all later checks count on this form
     if table.ndim != 3 or table.shape[1:] != (nodes(depth), SENT if rows is None else PARTS):
         return f"sent trees of another form than depth {depth} has"
+    # NaN compares as false, so that later checks would let it pass
     if not np.isfinite(table).all() or (np.abs(table[:, :, 1]) > _LARGEST).any():
         return "sent trees with a number that is not finite, or too large"
     split, number = table[:, :, 0], table[:, :, 1]
@@ -116,9 +122,11 @@ def reject_reason(
     half = nodes(depth - 1)
     if inner[:, half:].any():
         return f"sent trees with a split below depth {depth}"
+    # node i has the children 2 i + 1 and 2 i + 2, so each node but the root is there exactly if its parent splits
     parents = np.repeat(inner[:, :half], 2, axis=1)  # of the nodes 1, 2, 3, ...
     if (split[:, 0] == ABSENT).any() or ((split[:, 1:] != ABSENT) != parents).any():
         return "sent trees with a node without a parent, or a split without one of its sides"
+    # no room for hidden numbers: where no node is, a table says nothing
     if table[split == ABSENT][:, 1:].any():
         return "sent trees with numbers where no node is"
     if (np.abs(number[split == LEAF]) > largest).any():
@@ -133,6 +141,7 @@ def _counts_reason(table: Floats32, half: int, rows: int) -> str | None:
         return "sent trees with a negative gain, or a gain where no split is"
     if (count < 0).any() or (count != np.round(count)).any() or (count[:, 0] != rows).any():
         return f"sent trees whose counts are not of the {rows:,} rows it has"
+    # left children have odd places and right ones even places, from 1 and 2 on
     sides = count[:, 1::2] + count[:, 2::2]
     if (np.where(inner[:, :half], sides, count[:, :half]) != count[:, :half]).any():
         return "sent trees whose counts do not add up"

@@ -47,9 +47,12 @@ def thresholds_of(count: Callable[[Floats32], Ints], columns: int, most: int) ->
     Returns:
         Different thresholds [d, t] in increasing order, and then `NOWHERE`.
     """
+    # no number is above the largest float32, so this counts all that are no gaps
     present = count(np.full((columns, 1), NOWHERE, dtype=np.float32))[:, 0]
+    # whole-number division, so that all sites and versions of numpy agree on the ranks
     ranks = (np.arange(most) * np.maximum(present - 1, 0)[:, None]) // max(most - 1, 1)
     low, high = keys_of(np.array([-NOWHERE, NOWHERE])).tolist()
+    # a search over the 2^32 keys of float32: it ends at numbers that occur and needs no bounds
     places = order_statistics(lambda keys: count(number32_of(keys)), ranks, low - 1, high, _PARTS)
     # adding 0 makes -0 and 0 one threshold
     distinct = [
@@ -69,6 +72,7 @@ def largest_derivative(target: Target, settings: TreeSettings, class_weights: tu
         SettingError: a regression has no bounds.
     """
     if target.objective != "regression":
+        # a probability less 0 or 1 is at most 1 in absolute value, times the weight of the row's class
         return max(class_weights or (1.0,))
     low, high = _bounds(settings)
     return high - low
@@ -77,6 +81,7 @@ def largest_derivative(target: Target, settings: TreeSettings, class_weights: tu
 def open_nodes(grown: Forest, level: int) -> list[tuple[int, int]]:
     """Return the nodes (tree, place) of a level where trees end so far, whose splits are to be found."""
     places = range(2**level - 1, 2 ** (level + 1) - 1)
+    # in a fixed order, by which the server reads the histograms that sites send without names
     return [(tree, place) for tree in range(len(grown)) for place in places if grown.table[tree, place, 0] == LEAF]
 
 
@@ -97,6 +102,7 @@ class SummedRows:
         if len(y) > _MOST_ROWS:
             raise SettingError(f"sums are of clients of at most {_MOST_ROWS:,} training rows, got {len(y):,}")
         self._x, self._target, self._settings = x, target, settings
+        # an outlier adds no more than the bounds allow, on which steps and the room for their sums count
         self._y = np.clip(y, *_bounds(settings)) if target.objective == "regression" else y
         self._bins: tuple[Floats32, Ints] | None = None
 
@@ -130,19 +136,23 @@ class SummedRows:
         """
         bins, width = self._binned(thresholds), thresholds.shape[1] + 2
         first, second = self._derivatives(margins, class_weights)
+        # drawn anew for each level from the same key, so that all levels of a tree see the same rows
         chosen = generator(*words).random(len(self._y)) < self._settings.subsample
         sums = np.zeros((len(open_nodes(grown, level)), len(thresholds), width, SUMS), dtype=np.int64)
         number = 0
         for tree in range(len(grown)):
             places = [place for number_of_tree, place in open_nodes(grown, level) if number_of_tree == tree]
+            # -1 for nodes that are not open: rows that have ended in a leaf are in no histogram
             order = np.full(grown.table.shape[1], -1, dtype=np.int64)
             order[places] = np.arange(len(places))
             node = order[grown.leaves(self._x, tree)]
             inside = chosen & (node >= 0)
             weights = (first[inside, tree], second[inside, tree], None)  # None counts rows
             for column in range(len(thresholds)):
+                # node and bin in one number, so that one `bincount` sums all nodes of a column
                 codes = node[inside] * width + bins[inside, column]
                 for part, weight in enumerate(weights):
+                    # float64 sums whole numbers exactly here, as `_MOST_ROWS` rows of `STEPS` stay within 2^53
                     counted = np.bincount(codes, weight, len(places) * width).astype(np.int64)
                     sums[number : number + len(places), column, :, part] = counted.reshape(len(places), width)
             number += len(places)
@@ -150,10 +160,12 @@ class SummedRows:
 
     def _binned(self, thresholds: Floats32) -> Ints:
         """Return the bin of each number [n, d]."""
+        # thresholds are the same in all rounds; only a new search makes other bins
         if self._bins is None or not np.array_equal(self._bins[0], thresholds):
             bins = np.empty(self._x.shape, dtype=np.int64)
             for column, limits in enumerate(thresholds):
                 values = self._x[:, column]
+                # side "right" counts thresholds that a number reaches, so one at a threshold goes to the right of it
                 reached = np.searchsorted(limits, values, side="right")
                 bins[:, column] = np.where(np.isnan(values), len(limits) + 1, reached)
             self._bins = thresholds, bins
@@ -164,6 +176,7 @@ class SummedRows:
         if self._target.objective == "regression":
             errors = margins[:, :1].astype(np.float64) - self._y[:, None]
             errors = errors / largest_derivative(self._target, self._settings, None)
+            # margins may lie outside the bounds, and a derivative beyond the largest would break the steps
             return _steps(np.clip(errors, -1.0, 1.0)).astype(np.float64), np.full_like(errors, float(STEPS))
         labels = self._y.astype(np.int64)
         shares = self._target.probabilities(margins)
@@ -172,6 +185,7 @@ class SummedRows:
         if self._target.objective == "binary":
             first, second = shares[:, 1:] - self._y[:, None], shares[:, :1] * shares[:, 1:]
         else:
+            # 2 p (1 - p) as xgboost takes it for softmax: a diagonal in place of the whole Hessian
             first, second = shares - np.eye(self._target.classes)[labels], 2 * shares * (1 - shares)
         return _steps(first * weight).astype(np.float64), _steps(second * weight).astype(np.float64)
 
@@ -184,6 +198,7 @@ def summed_loss(margins: Floats32, y: Floats, target: Target, settings: TreeSett
     losses = target.row_losses(margins, y)
     if target.objective == "regression":
         losses = losses / largest_derivative(target, settings, None) ** 2
+    # a hopeless row has a loss without limit; capped, the sum of 2^31 rows fits 64 bits
     counted = np.rint(np.minimum(losses, _LARGEST_LOSS) * LOSS_STEPS).astype(np.int64)
     return np.array([counted.sum(), len(y)], dtype=np.int64)
 
@@ -225,6 +240,7 @@ class LevelGrowth:
             groups: how many trees.
         """
         table = np.zeros((groups, nodes(self.settings.max_depth), PARTS), dtype=np.float32)
+        # each tree begins as one leaf, the root, which is open on level 0
         table[:, 1:, 0], table[:, 0, 0] = ABSENT, LEAF
         forest = Forest(table, self.settings.max_depth)
         for level in range(self.settings.max_depth):
@@ -241,6 +257,7 @@ class LevelGrowth:
 
     def _split(self, table: Floats32, place: int, sums: Floats) -> None:
         """Split a node in the best way, if there is one; `sums` are its histograms [d, t + 2, 3]."""
+        # each row is in one bin of every column, gaps included, so any column has the sums of the node
         total = sums[0].sum(0)
         if not place:
             table[0, 1], table[0, 3] = self._leaf(total), total[2]
@@ -271,6 +288,7 @@ class LevelGrowth:
         """Return the best leaf for some sums (equation 5, with an L1 penalty and a largest weight)."""
         first, most = sums[..., 0], self.settings.max_delta_step
         shrunk = np.sign(first) * np.maximum(np.abs(first) - self.settings.reg_alpha, 0.0)
+        # without an L2 penalty a node may have no second derivative at all, such as one of certain rows
         weight = -shrunk / np.maximum(sums[..., 1] + self.settings.reg_lambda, 1e-16)
         return np.clip(weight, -most, most) if most else np.asarray(weight)
 

@@ -57,12 +57,14 @@ class LocalTreeClients:
 
         def grown_by(client: int) -> Forest:
             rows = self._clients[client]
+            # a grower keeps its rows as xgboost's matrix, so that they are converted once and not in each round
             if client not in self._growers:
                 self._growers[client] = Grower(
                     rows.x["train"], rows.y["train"], self._target, self._settings, start.class_weights
                 )
             # a copy, since a grower adds its trees to the margins
             margins = self.margins(client, forest, start, "train").copy()
+            # the key has the client and the round, so that threads may end in any order
             return self._growers[client].grow(margins, self._seed, "trees", self._numbers[client], number)
 
         if len(who) == 1:
@@ -92,6 +94,7 @@ class LocalTreeClients:
         trees, margins = self._margins.get((client, split), (0, start_margins(len(x), start)))
         if trees > len(forest):  # another run has begun
             trees, margins = 0, start_margins(len(x), start)
+        # only the trees since the last call: all of them each round would cost the square of the rounds
         Forest(forest.table[trees:], forest.depth).add_to(margins, x)
         self._margins[client, split] = len(forest), margins
         return margins
@@ -117,6 +120,7 @@ def alone(rows: TreeRows, target: Target, settings: TreeSettings, seed: int) -> 
     """
     if not len(rows.y["train"]):
         return None
+    # of one client bagging is usual boosting, and settings of sums have no meaning for it
     plain = {"form": "bagging", "secure": False, "target_bounds": None} if settings.form == "histogram" else {}
     settings = settings.model_copy(update=plain if len(rows.y["validation"]) else {**plain, "patience": None})
     if target.objective != "regression" and len(np.unique(rows.y["train"])) < 2:
@@ -142,6 +146,7 @@ class LocalSums:
         if settings.secure and not FEWEST_CLIENTS <= len(clients) <= MOST_CLIENTS:
             raise SettingError(f"secure sums are of {FEWEST_CLIENTS} to {MOST_CLIENTS:,} clients, got {len(clients)}")
         self._clients, self._target, self._settings, self._seed = clients, target, settings, seed
+        # bins of rows are kept from round to round
         self._rows = [SummedRows(client.x["train"], client.y["train"], target, settings) for client in clients]
         self._local = LocalTreeClients(clients, target, settings, seed)
 
@@ -180,6 +185,7 @@ class LocalSums:
     def _sum(self, parts: Sequence[Ints]) -> Ints:
         if not self._settings.secure:
             return np.asarray(np.sum(parts, axis=0))
+        # the same masks as at sites, so that a simulation has their limits and wraps around as they do
         return secure_sum([part.reshape(-1) for part in parts]).reshape(parts[0].shape)
 
 
@@ -223,11 +229,13 @@ class Grower:
     def __init__(
         self, x: Floats32, y: Floats, target: Target, settings: TreeSettings, class_weights: tuple[float, ...] | None
     ) -> None:
+        # counts of rows travel as float32, which has whole numbers up to 2^24
         if len(y) > MOST_ROWS:
             raise SettingError(f"trees are for clients of at most {MOST_ROWS:,} training rows, got {len(y):,}")
         self.x, self._settings, self._target = x, settings, target
         self._rows: Any = None
         self._parameters = settings.model_dump(exclude=_NOT_XGBOOST) | {
+            # one thread: clients grow trees side by side, each in a thread of the pool
             "objective": OBJECTIVES[target.objective], "tree_method": "hist", "nthread": 1, "verbosity": 0
         }  # fmt: skip
         # without a score to begin with, xgboost would estimate one, and each row has a start of its own
@@ -251,6 +259,7 @@ class Grower:
 
     def _trees(self, margins: Floats32, seed: int) -> Forest:
         engine, groups, depth = xgboost(), self._target.groups, self._settings.max_depth
+        # the forest so far, so that xgboost grows the next tree and knows none of the earlier ones
         self._rows.set_base_margin(margins if groups > 1 else margins[:, 0])
         # xgboost takes seeds of 31 bits; one round, since each step starts from new margins
         booster = engine.train({**self._parameters, "seed": seed % 2**31}, self._rows, 1)
@@ -303,6 +312,7 @@ def _heap(tree: dict[str, Any], depth: int, rate: float) -> tuple[Floats32, Floa
 def _counted(ends: NDArray[np.int64], depth: int) -> Floats32:
     """Return the rows of each node from the leaves in which they end."""
     counts = np.bincount(ends, minlength=nodes(depth))
+    # from the last node up: a parent comes before its children in a heap, so theirs are complete
     for place in range(nodes(depth) - 1, 0, -1):
         counts[(place - 1) // 2] += counts[place]
     return counts.astype(np.float32)
@@ -310,6 +320,7 @@ def _counted(ends: NDArray[np.int64], depth: int) -> Floats32:
 
 def _take_back(table: Floats32, weights: Floats32, least: int) -> None:
     """Take back splits that leave fewer than `least` rows on a side, and all nodes below them."""
+    # from the root down, so that what lies below a split that was taken back goes with it
     for place in range((len(table) - 1) // 2):
         small = table[place, 0] >= 0 and min(table[2 * place + 1, 3], table[2 * place + 2, 3]) < least
         if small:

@@ -78,6 +78,7 @@ class Boosted:
     @property
     def best(self) -> int:
         """The number of rounds with the least validation loss; all rounds where it is not known."""
+        # of equal losses the first counts: fewer trees
         return len(self.ends) if not self.losses else 1 + int(np.argmin(self.losses))
 
     def cut(self, rounds: int) -> Boosted:
@@ -136,6 +137,7 @@ class Rounds(ABC):
         Raises:
             SettingError: the rounds would make too many.
         """
+        # before anything is trained: patience may end earlier, but the largest forest must fit
         trees = self.settings.rounds * self.settings.local_rounds * self.target.groups * growing
         if trees > MOST_TREES:
             raise SettingError(f"rounds would make {trees:,} trees, at most {MOST_TREES:,} are allowed: ask for fewer")
@@ -154,6 +156,7 @@ class Rounds(ABC):
 
     def _over(self, state: Boosted) -> bool:
         patience = self.settings.patience
+        # without a loss there is no best round to wait from
         return patience is not None and bool(state.losses) and len(state.losses) - state.best >= patience
 
     def _round(self, state: Boosted) -> Boosted:
@@ -195,13 +198,16 @@ class Boosting(Rounds):
             SettingError: nobody grows a tree.
         """
         number, start = len(state.ends), state.start
+        # a client without rows would take its turn in cyclic training and add trees of a single leaf
         with_rows = [client for client, rows in enumerate(start.rows) if rows]
         growing = with_rows if self.settings.form == "bagging" else [with_rows[number % len(with_rows)]]
         answers = zip(growing, self.clients.grow(state.forest, start, number, growing), strict=True)
         grown = [(client, trees) for client, trees in answers if trees is not None]
+        # in cyclic training a client that does not answer only loses its turn; the round is empty
         if not grown and self.settings.form == "bagging":
             raise SettingError(f"no client has grown a tree in round {number + 1}: see why in the log")
         forest = state.forest
+        # shares are of those who answered, so that the leaves of a round always add up to one step
         total = sum(start.rows[client] for client, _ in grown)
         for client, trees in grown:
             share = start.rows[client] / total if self.settings.weights == "examples" else 1 / len(grown)
@@ -211,6 +217,7 @@ class Boosting(Rounds):
     def loss(self, forest: Forest, start: Start) -> tuple[float, int]:
         """See `Rounds`."""
         losses = [loss for loss in self.clients.losses(forest, start, "validation") if loss is not None]
+        # exact, so that the order in which clients answer cannot move a tie between rounds
         return math.fsum(total for total, _ in losses), sum(rows for _, rows in losses)
 
 
@@ -285,6 +292,7 @@ class SummedBoosting(Rounds):
         """
         self.check_trees(1)
         groups, depth = self.target.groups, self.settings.max_depth
+        # the last level that is split has 2^(depth - 1) nodes, the most of all
         most = groups * 2 ** (depth - 1) * self.clients.columns * (self.settings.max_bin + 2) * SUMS
         if most > MOST_SUMS:
             raise SettingError(
@@ -296,9 +304,11 @@ class SummedBoosting(Rounds):
         width = largest_derivative(self.target, self.settings, None)
         sums = self.clients.targets()
         if self.target.objective != "regression":
+            # only totals are known, so all clients are one here
             return self.start_of([TargetSums(int(sums.sum()), tuple(sums.astype(float).tolist()))])
         rows, above = map(int, sums)
         low = self.settings.target_bounds[0] if self.settings.target_bounds else 0.0
+        # targets were counted above the low bound in steps of the bounds' width: this turns them back
         return self.start_of([TargetSums(rows, (low * rows + width * above / STEPS,))])
 
     def grown(self, state: Boosted) -> Forest:
@@ -308,10 +318,13 @@ class SummedBoosting(Rounds):
         if self._thresholds is None:
             self._thresholds = thresholds_of(self.clients.at_most, columns, settings.max_bin)
         allowed = np.zeros(columns, dtype=np.bool_)
+        # rounded down, but a tree without a column could not split
         drawn = max(1, int(settings.colsample_bytree * columns))
+        # the key is the seed and the round, so that a resumed run draws the same columns
         allowed[select(range(columns), drawn, self._seed, "columns", number)] = True
         # sums count in steps of the largest derivative, by which growth turns them back
         largest = largest_derivative(self.target, settings, state.start.class_weights)
+        # the second derivative of a squared error is 1 whatever the bounds are
         second = 1.0 if self.target.objective == "regression" else largest
         growth = LevelGrowth(settings, self._thresholds, allowed, largest, second)
         thresholds = self._thresholds
@@ -324,5 +337,6 @@ class SummedBoosting(Rounds):
     def loss(self, forest: Forest, start: Start) -> tuple[float, int]:
         """See `Rounds`."""
         total, rows = self.clients.loss(forest, start)
+        # losses of a regression are counted in squared widths of the bounds
         unit = largest_derivative(self.target, self.settings, None) ** 2 if not self.target.classes else 1.0
         return float(total) / LOSS_STEPS * unit, int(rows)

@@ -141,6 +141,7 @@ class Target:
     def sums(self, y: Floats) -> TargetSums:
         """Return the sums of targets [n]."""
         if self.objective == "regression":
+            # an exact sum, so that the start does not depend on the order of rows
             return TargetSums(len(y), (math.fsum(y.tolist()),))
         return TargetSums(len(y), tuple(np.bincount(y.astype(np.int64), minlength=self.classes).astype(float).tolist()))
 
@@ -156,6 +157,7 @@ class Target:
         present = totals > 0
         if present.sum() < 2:
             raise SettingError("the target is the same in all training rows, so there is nothing to predict")
+        # scikit-learn's "balanced" over the rows of all clients, for the classes that occur
         weights = np.where(present, rows / (present.sum() * np.maximum(totals, 1.0)), 0.0) if balanced else None
         mass = totals if weights is None else totals * weights
         # a class without rows would start at minus infinity
@@ -168,6 +170,7 @@ class Target:
     def base_score(self, start: Floats32) -> list[float]:
         """Return the start in the form of xgboost's files."""
         if self.objective == "binary":
+            # xgboost's files keep the start as a probability, and apply the logit when they are read
             return [float(1 / (1 + np.exp(-np.float64(start[0]))))]
         return [float(margin) for margin in start]
 
@@ -178,6 +181,7 @@ class Target:
             return np.asarray(np.square(y - wide[:, 0]) / 2)
         if self.objective == "binary":
             return np.asarray(np.logaddexp(0.0, wide[:, 0]) - y * wide[:, 0])
+        # less the largest, so that no exponential overflows
         top = wide.max(1, keepdims=True)
         total = top[:, 0] + np.log(np.exp(wide - top).sum(1))
         return np.asarray(total - wide[np.arange(len(y)), y.astype(np.int64)])

@@ -71,6 +71,7 @@ class SiteTreeClients:
         taking_part = [(number, answer) for number, answer in pairs if answer is not None]
         if not taking_part:
             raise self._sites.refusal("no client grows trees")
+        # whoever does not answer now is asked nothing more: places in later rounds count on this list
         self.numbers = [number for number, _ in taking_part]
         return [TargetSums(answer.examples, tuple(answer.vectors["sums"].tolist())) for _, answer in taking_part]
 
@@ -112,6 +113,7 @@ class SiteTreeClients:
     def _answers(
         self, query: TreesQuery, numbers: Sequence[int], forest: Forest | None = None, version: int = 0
     ) -> list[Update | None]:
+        # gains and counts stay at the server: predictions do not need them, and they tell of other sites' rows
         sent = torch.from_numpy((forest or Forest.empty(self._settings.max_depth)).sent)
         answers = self._sites.ask(query, numbers, {"forest": sent}, version)
         for client, reason in self._sites.reasons.items():
@@ -169,6 +171,7 @@ class SiteSums:
 
     def loss(self, forest: Forest, start: Start) -> Ints:
         """See `SummedClients`."""
+        # the number of the round that the last trees are of, as questions about its histograms had
         rounds = len(forest) // self._target.groups
         return self._answers("loss", {"forest": forest.sent}, rounds - 1, **_start_fields(start))
 
@@ -180,9 +183,11 @@ class SiteSums:
         vectors: dict[str, Tensor] = {name: torch.from_numpy(array) for name, array in sent.items()}
         answered, total = self._sites.sums(query, self._masking, vectors, version)
         self.taking_part = self.taking_part or answered
+        # each client is named once, though it may be missing from hundreds of sums
         for client in sorted({*self._sites.runtime.clients()} - {*answered} - self._left_out):
             self._left_out.add(client)
             self._say(f"client {client + 1} is left out of a sum: {self._sites.refused.get(client, 'no answer')}")
+        # sums came as float64, in which whole numbers up to 2^53 are exact
         return np.rint(total).astype(np.int64).reshape(query.shape)
 
 
@@ -216,6 +221,7 @@ def trees_at_sites(
     """
     xgboost()
     agreed = preparation_of(clients)
+    # a prepared target of amounts is a standard score, in which target bounds and errors would mislead
     if agreed is not None and agreed.classes is None:
         raise SettingError("trees of a number at sites need its own unit: give inputs, and prepare = 'none'")
     columns = list(input_names(_width(clients), features if agreed is None else agreed.feature_names_out))
@@ -237,11 +243,13 @@ def trees_at_sites(
         if summed is not None:
             growing.numbers = summed.taking_part
         state = None if folder is None else folder.read(len(columns), settings.max_depth, target.groups)
+        # a resumed forest has weights by these numbers of rows, and places of these clients
         if state is not None and state.start.rows != first.start.rows:
             raise SettingError(f"{out} has trees of other clients, or of other rows: choose another folder")
         boosted = boosting.run(state or first)
         alone = growing.alone(boosted.start, split) if compare else ()
         names = [str(clients.names[number]) for number in growing.numbers]
+        # under masks only the total of rows is known
         rows = boosted.start.rows if summed is None else [None] * len(names)
         together = growing.scores(boosted, split)
         grown = BoostedTrees(boosted, encoding, target, TARGET, classes, names, rows, together, alone)
@@ -287,6 +295,7 @@ def _summed(
     """
     if settings.form != "histogram":
         return None
+    # a histogram of a small node tells of single rows, so sites never send one in the open
     if not settings.secure or not isinstance(spec, ClientWork) or not isinstance(spec.masking, SecureAggregation):
         raise SettingError("sites send sums to grow trees from under masks alone: write trees.secure = true")
     return SiteSums(runtime, spec, columns, target, settings, seed, say)
