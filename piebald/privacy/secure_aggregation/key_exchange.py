@@ -152,6 +152,7 @@ def _keys(commit: bool, clients: Sequence[int], context: AsksClients) -> Answers
         public_keys = _sound(asked(context, AdvertiseKeys(), dict.fromkeys(promised, vectors)), promised, context)
         if public_keys.keys() == promised.keys():
             return public_keys
+        # at least one fewer each time, so this ends
         remaining = sorted(public_keys)
     return {}
 
@@ -163,6 +164,7 @@ def _sound(answers: Answers, promised: Mapping[int, bytes], context: AsksClients
         public = texts(answer[KEYS], 2 * masks.KEY)[0]
         if not all(masks.is_public_key(part) for part in (public[: masks.KEY], public[masks.KEY :])):
             context.exclude_client(client, "its public keys are no keys")
+        # where nobody commits, `promised` is empty and each key is compared with itself
         elif commitment(public) != promised.get(client, commitment(public)):
             context.exclude_client(client, "it showed other keys than those that it had committed to")
         elif not context.check_signature(client, key_claim(client, public), texts(answer[SIGNED], SIGNATURE)[0]):
@@ -188,6 +190,7 @@ def _settle(keys: ExchangedKeys, context: AsksClients) -> None:
     """Have clients check what they got, and have those who sent it show what is disputed."""
     answers = asked(context, CheckShares(), {reader: _to_check(keys, reader) for reader in keys.sent})
     disputes: dict[int, dict[int, bytes]] = {}  # signatures by who sent the shares, and by their holder
+    # who does not check its boxes may lack shares at the opening, when it is too late to go on without it
     gone = keys.sent.keys() - answers.keys()
     for reader, answer in answers.items():
         disputed = _disputed(keys, reader, answer, context)
@@ -238,6 +241,7 @@ def _disputed(
 ) -> dict[int, bytes] | str:
     """The signatures of a client by whose shares it disputes, or what is wrong with its answer."""
     partners, verdicts = keys.partners(reader), texts(answer[DISPUTED], 1)
+    # not strict: a wrong length is this client's fault and must exclude it, not end the sum
     against = [partner for partner, verdict in zip(partners, verdicts, strict=False) if verdict != b"\0"]
     signed = texts(answer[SIGNED], SIGNATURE)
     if len(verdicts) != len(partners) or len(signed) != len(against):
@@ -257,6 +261,7 @@ def _shown(keys: ExchangedKeys, sender: int, readers: Sequence[int], shares: Seq
     for reader, both in zip(readers, shares, strict=True):
         if share_digests(both, keys.graph, sender, reader) != keys.sent[sender].published[reader]:
             return f"it sent client {reader} other shares than it has published digests of"
+    # in a second loop, so that a client with one wrong share leaves none of its others behind
     for reader, both in zip(readers, shares, strict=True):
         keys.shown.setdefault(reader, {})[sender] = both
     return ""

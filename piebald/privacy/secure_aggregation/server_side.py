@@ -102,6 +102,7 @@ class SecureRound:
         exchanged = self.exchanged
         if exchanged is None or client not in exchanged.sent:
             return {}
+        # an owner may have been left out after it showed shares, and clients refuse shares of others than the senders
         shown = {owner: both for owner, both in exchanged.shown.get(client, {}).items() if owner in exchanged.sent}
         return {
             CONTEXT: rows([exchanged.graph.context], masks.KEY),
@@ -174,6 +175,7 @@ class SecureRound:
         }
         shares: Shares = {}
         for holder, answer in asked(context, Unmasking(), dict.fromkeys(arrived, vectors)).items():
+            # the order in which a client gives them (`share_checks._shares`): shares travel without names
             owners, parts = sorted((*exchanged.partners(holder), holder)), texts(answer[SHARES], shamir.BYTES)
             if len(owners) != len(parts):
                 context.exclude_client(holder, f"it gave {len(parts)} shares of {len(owners)}")
@@ -204,6 +206,7 @@ class SecureRound:
                 raise _blamed(client, "the seed of its mask", context)
             away.append(seed)
         for lost in exchanged.sent.keys() - masked.keys():
+            # if none arrived, its masks are in no vector of this sum, so its key need not be opened
             near = [client for client in exchanged.partners(lost) if client in masked]
             if not near:
                 continue
@@ -225,6 +228,7 @@ class SecureRound:
         off = clients / transform.unit(clients)  # by rounding, at most
         if share <= 0:
             return "no secure aggregation: the weights of those who arrived add up to nothing"
+        # |x w| is at most w for each client, hence in the sums too; both sides were rounded, hence twice `off`
         if share > arrived + off or bool((weighted > share + 2 * off).any()) or bool((rest > arrived + off).any()):
             return "no secure aggregation: it is more than clients that keep to the range can add up to"
         weight = share * transform.heaviest
@@ -272,6 +276,7 @@ def _secret(graph: MaskingGraph, owner: int, shares_of: Shares) -> bytes:
         raise Declined(
             f"{len(shares)} right shares of the mask of client {owner} came, it takes {needed}; {missing} gave none"
         )
+    # more than a threshold only cost time; always the lowest places, for the cache of weights
     return shamir.combine(dict(sorted(shares.items())[:needed]))
 
 
