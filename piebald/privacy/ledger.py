@@ -116,6 +116,7 @@ class Ledger:
                 f"ledger allows {self.epsilon:g}{self._advice}"
             )
         if self._path is not None:
+            # before it counts in memory: where the file cannot be written, the question is not asked
             self._write(self._path, spent)
         self._spent = spent
 

@@ -150,6 +150,7 @@ class Party:
         # from the same weights and chunks follow the same sums, so that they are counted once
         weights = torch.cat([part.detach().ravel() for part in self.network.parameters()])
         content = step.to_bytes(8, "little") + weights.numpy().tobytes()
+        # counted before any message is formed from it: a disclosure that the plan does not allow must not be sent
         self.ledger.count("common", step % len(self.common), step, content)
         if self.noise is None:
             self.ledger.count("own", chunk, step, content)
@@ -233,6 +234,7 @@ class Party:
             if numbers[-1] < 0:
                 raise MessageFault("the other party's HANDOVER message gives a negative share of positives")
             self.phi, self.rate = torch.from_numpy(numbers[:-1]), float(numbers[-1])
+        # the channel closes after this: neither party leaves before the other one has the last numbers
         session.send(MessageKind.DONE, [])
         session.receive(MessageKind.DONE, [])
 

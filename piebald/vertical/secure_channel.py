@@ -59,6 +59,7 @@ class SecureChannel(SocketChannel):
             raise
 
     def _put(self, frame: bytes) -> None:
+        # the partner may compute for long before it reads; the timeout of `receive` decides when it is gone
         self._secured.sendall(frame, seconds=math.inf)
 
     def _take(self, most: int, seconds: float) -> bytes:

@@ -204,10 +204,12 @@ def _texts(column: Series[Any], file: PartyFile) -> Texts:
     values: list[Any] = column.tolist()
     if column.dtype.kind == "f":
         present = np.array([value for value, gap in zip(values, gaps, strict=True) if not gap])
+        # beyond 2^53, floating point skips whole numbers, and two keys could read alike
         if np.any(np.abs(present) >= 2.0**53):
             raise SettingError(
                 f"column {column.name!r} of {file.path} holds numbers of more than 15 digits: quote them"
             )
         if np.all(present == np.rint(present)):
+            # the 0 of a gap is never read, as gaps become "" below
             values = [0 if gap else int(value) for value, gap in zip(values, gaps, strict=True)]
     return np.array(["" if gap else str(value).strip() for value, gap in zip(values, gaps, strict=True)], dtype=np.str_)

@@ -272,7 +272,7 @@ def _check_quorum(vectors: Mapping[str, Tensor], arrival: _Arrival, secrets: Cli
     for client, signature, theirs in zip(signers, signed, shown, strict=True):
         if not secrets.signer.check(client, arrival.claim(theirs), signature):
             continue
-        # a valid signature under another digest proves that clients were shown different things, whatever the others sign
+        # a valid signature under another digest proves that clients were shown different things
         if theirs != arrival.shown:
             raise Declined(
                 f"{secrets.signer.name(client)} has signed that the server showed it something else than this site: "

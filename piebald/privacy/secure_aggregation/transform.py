@@ -187,8 +187,8 @@ class SecureAggregation(MaskingTransform):
 
     def graph(self, members: Sequence[int], public: Sequence[bytes]) -> MaskingGraph:
         """The graph of these clients, with all that they must agree on."""
+        # sorted keys: all masks depend on a digest of this text, which all clients must write alike
         graph = MaskingGraph.of(
-            # sorted keys: all masks depend on a digest of this text, which clients on different machines must write alike
             members, public, self.threshold, self.neighbours, json.dumps(self.table(), sort_keys=True)
         )
         if self.unit(len(members)) < _COARSEST:
