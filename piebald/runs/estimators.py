@@ -121,6 +121,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         check_consistent_length(frame, owners)
         parts = {str(name): np.flatnonzero(owners == name) for name in np.unique(owners)}
         answers = [self._predictor(name).predict(frame.iloc[rows]).to_numpy() for name, rows in parts.items()]
+        # answers come by group, and argsort of a permutation is its inverse: back to the order of rows
         return np.concatenate(answers)[np.argsort(np.concatenate([*parts.values()]))]
 
     def _predictor(self, client: str | None) -> Predictor:

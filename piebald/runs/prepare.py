@@ -94,6 +94,7 @@ class PreparedRun:
         if self.stop is None or self.stop.epsilon is None:
             return self.rounds
         allowed = self.spending.most_rounds(self.stop.epsilon)
+        # where sites have yet to state their rows, `allowed` is None and the server's loop looks before each round
         return min((count for count in (self.rounds, allowed) if count is not None), default=None)
 
     def spent(self, rounds: int | None) -> list[dict[str, Any]] | None:

@@ -100,6 +100,7 @@ def restore(file: PathLike, folder: PathLike) -> dict[str, Any]:
             with opened(source) as tar:
                 _unpack(source, tar, unfinished)
             with RunStore.open_read_only(unfinished) as store:
+                # checks all files of a checkpoint, so that a backup that cannot be resumed is refused here
                 store.last_checkpoint()
                 version = store.version
             _without_journal(unfinished)
@@ -182,6 +183,7 @@ def _write(folder: Path, target: Path, sources: Mapping[str, _Source], version: 
         for name, (file, _) in sources.items():
             file.seek(0)
             _add(tar, name, listed[name]["bytes"], iter(partial(file.read, _CHUNK), b""))
+        # two blocks of zeros are the end of a tar file
         tar.write(bytes(2 * tarfile.BLOCKSIZE))
         tar.flush()
         os.fsync(tar.fileno())
@@ -213,6 +215,7 @@ def _unpack(source: Path, tar: IO[bytes], folder: Path) -> None:
         name, size = _head(source, tar)
         if name not in files or files[name][0] != size:
             raise RunFolderError(f"{source} holds {name[:80]!r} of {size:,} bytes, which its list of files has not")
+        # each name once: a second entry would replace a file that was checked
         _, wanted_digest = files.pop(name)
         digest = hashlib.sha256()
         handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o600)
@@ -249,6 +252,7 @@ def _manifest(source: Path, text: bytes) -> dict[str, tuple[int, str]]:
         version = manifest["format"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise unreadable from None
+    # not isinstance: True would pass as 1
     if type(version) is not int or version != FORMAT:
         raise RunFolderError(
             f"{source} has format {str(version)[:20]}, this Piebald reads {FORMAT}: install the Piebald that wrote it"

@@ -128,6 +128,7 @@ def check(db: sqlite3.Connection, folder: Path) -> None:
         raise RunFolderError(
             f"{folder} has schema {schema} but this Piebald reads schema {SCHEMA}: install the Piebald that wrote it"
         )
+    # a view or trigger in a folder from elsewhere would run SQL of its author at every read
     if (foreign := foreign_part(db, _INDEXES)) is not None:
         raise RunFolderError(f"{folder} is not as a run writes it: its {DATABASE} has {foreign}, which is never used")
 
@@ -197,6 +198,7 @@ def transaction(db: sqlite3.Connection, *, durable: bool = False) -> Iterator[No
     """Run the block in one transaction; a durable one is on the disk when it ends and survives a power cut."""
     if durable:
         db.execute("PRAGMA synchronous = FULL")
+    # takes the lock at once: a transaction that begins by reading could fail when it first writes
     db.execute("BEGIN IMMEDIATE")
     try:
         yield

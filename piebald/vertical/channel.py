@@ -119,8 +119,8 @@ class SocketChannel(Channel):
         data = bytearray()
         while len(data) < count:
             try:
-                # a MB at a time, so that memory grows with what has come and not with what a header claims; a timeout of
-                # 0 would make the socket non-blocking
+                # a MB at a time, so that memory grows with what has come and not with what a header claims; a timeout
+                # of 0 would make the socket non-blocking
                 piece = self._take(min(count - len(data), 1 << 20), max(until - time.monotonic(), 0.001))
             except TimeoutError:
                 raise PartyEnded(f"the other party was silent for {timeout:g} seconds") from None

@@ -299,4 +299,5 @@ class _PartialSgd:
 
 
 def _number(value: float) -> float | None:
+    # NaN alone differs from itself
     return None if value != value else value
