@@ -68,6 +68,7 @@ class GivenModels:
                 f"model has one for {idle!r}, but no client has this name or is left for it: the clients are "
                 f"{shown(list(names))}"
             )
+        # in the order of clients, so that the first module is that of client 0, which is the run's
         used = list(dict.fromkeys(patterns))
         modules = tuple(_module(model[pattern], seed) for pattern in used)
         return cls(modules, tuple(used.index(pattern) for pattern in patterns))

@@ -87,6 +87,7 @@ class Spending:
             for run in self._before:
                 earlier = next((other for other in run if other["unit"] == budget.unit), None)
                 known = earlier is not None and earlier["epsilon_pld"] is not None
+                # a run before that hid nothing of this unit leaves no budget for all of them together
                 epsilon += float(earlier["epsilon_pld"]) if known and earlier is not None else math.inf
                 delta += float(earlier["delta"]) if earlier is not None else 0.0
             entries.append({"unit": budget.unit, "epsilon": epsilon if epsilon < math.inf else None, "delta": delta})

@@ -88,6 +88,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
                 runtime=self.runtime, out=self.out or Path(folder) / "run", measure="none", evaluate_every=0,
             )  # fmt: skip
             with finished:
+                # while the folder is there, in which clients' own models lie
                 self._keep_models(finished)
                 self.n_iter_ = finished.final["rounds"]
         self.clients_ = np.array([str(name) for name in clients.names])

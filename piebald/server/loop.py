@@ -214,6 +214,7 @@ class ServerLoop:
             return False
         offer = self.recipe.clustering.candidates(self.cluster_models.models, self.work)
         tasks = []
+        # before tasks are made, which bring the list of those that agreed
         self._masked.agree_keys(clients, self._context)
         for client in clients:
             cluster, attempt = self.cluster_models.of(client), self._attempts.get(client, 0)
@@ -231,6 +232,7 @@ class ServerLoop:
         self.runtime.submit([task for task in tasks if task.client not in absent], sum_request)
         for task in tasks:
             if task.client in absent:
+                # as a task that has failed, so that no round waits for it
                 self._take(Result(task, None, now, now, failure=absent[task.client]))
         return True
 
@@ -265,6 +267,7 @@ class ServerLoop:
         # tasks of earlier versions left this count at the last step
         self._outstanding -= task.version == self.version
         result, reason = self._intake.take(result, self._limits.pop(task.id))
+        # an answer shows that the client has its first private numbers, also where its update does not count
         if update is not None:
             self.client_pool.initialized.add(client)
         if reason is not None:

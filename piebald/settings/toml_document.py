@@ -345,6 +345,7 @@ def _key_words(text: str, place: int) -> Iterator[tuple[str, int]]:
             yield "", place
             return
         word, place = match.group(), match.end()
+        # tomllib undoes the escapes of a quoted key
         yield (tomllib.loads(f"word = {word}")["word"] if word[0] in "\"'" else word), place
         while text[place : place + 1] in (" ", "\t"):
             place += 1

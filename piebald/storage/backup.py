@@ -181,6 +181,8 @@ def _write(folder: Path, target: Path, sources: Mapping[str, _Source], version: 
     with os.fdopen(handle, "wb") as tar:
         _add(tar, _MANIFEST, len(manifest), [manifest])
         for name, (file, _) in sources.items():
+            # a second pass: the list with all digests comes first in the file. The same handle has the same bytes, even
+            # if the run has deleted the name
             file.seek(0)
             _add(tar, name, listed[name]["bytes"], iter(partial(file.read, _CHUNK), b""))
         # two blocks of zeros are the end of a tar file

@@ -197,6 +197,7 @@ def decoded(text: str, what: str) -> Any:
 def transaction(db: sqlite3.Connection, *, durable: bool = False) -> Iterator[None]:
     """Run the block in one transaction; a durable one is on the disk when it ends and survives a power cut."""
     if durable:
+        # before the transaction begins, within which SQLite does not change it
         db.execute("PRAGMA synchronous = FULL")
     # takes the lock at once: a transaction that begins by reading could fail when it first writes
     db.execute("BEGIN IMMEDIATE")
@@ -271,6 +272,7 @@ def packed_values(values: Sequence[float]) -> str:
         ('3:oA==', 'AAAAPw==')
     """
     array = np.asarray(values, dtype="<f4")
+    # right or wrong of each row takes one bit, a 32nd of its number
     if bool(((array == 0) | (array == 1)).all()):
         return f"{len(array)}:{base64.b64encode(np.packbits(array.astype(bool)).tobytes()).decode()}"
     return base64.b64encode(array.tobytes()).decode()

@@ -180,6 +180,7 @@ def connect(address: str, timeout: float) -> SocketChannel:
     target, until = parse(address), time.monotonic() + timeout
     while True:
         try:
+            # never 0 or less, which is no waiting at all or an error
             connection = socket.create_connection(target, timeout=max(until - time.monotonic(), 0.1))
             return SocketChannel(_quick(connection))
         except OSError:

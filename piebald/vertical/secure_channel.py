@@ -54,6 +54,7 @@ class SecureChannel(SocketChannel):
         try:
             return super().receive(most, timeout)
         except (PartyEnded, MessageFault):
+            # the connection broke because the partner was refused, which is what its user must hear
             if self.unwelcome:
                 raise PartyEnded(self.unwelcome) from None
             raise

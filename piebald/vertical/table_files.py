@@ -68,6 +68,7 @@ def load(files: PartyFiles, role: Role, test: float, seed: int, public: bool = F
         features=tuple(names),
         test=x[held_out] if held_out.any() else x if role == "target" else x[:0],
         test_y=torch.from_numpy(labels[held_out]) if held_out.any() and labels is not None else nothing,
+        # in the order of keys and not of rows, so that both parties' tables may be sorted in any way
         keys=hashlib.blake2b("\n".join(keys[place]).encode(), digest_size=16).hexdigest(),
     )
 

@@ -228,6 +228,7 @@ class RowNoise:
             signed, reach = self.translator(view.rows, labels, share)
             parts.append((signed.detach().numpy(), reach))
         released = self.release("own", chunk, step, parts)
+        # not strict: at the source the translator is released behind the layers
         moments = [_longest_moments(part, layer, self.kernel) for part, layer in zip(released, exact, strict=False)]
         if signed is None:
             return replace(view, moments=moments)

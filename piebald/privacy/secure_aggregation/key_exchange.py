@@ -114,6 +114,7 @@ def exchange_keys(clients: Sequence[int], commit: bool, make_graph: MakeGraph, c
         graph = make_graph(members, [texts(public_keys[client][KEYS], 2 * masks.KEY)[0] for client in members])
     except Declined as error:
         raise Declined(f"{len(clients)} clients were asked for keys: {error}") from None
+    # with the signatures, since clients must check one another's keys and not believe the server
     vectors = {**graph.vectors(), SIGNED: torch.cat([public_keys[client][SIGNED] for client in members])}
     answers = asked(context, ShareKeys(), dict.fromkeys(members, vectors))
     keys = ExchangedKeys(graph, {})

@@ -179,6 +179,7 @@ class SecureRound:
             owners, parts = sorted((*exchanged.partners(holder), holder)), texts(answer[SHARES], shamir.BYTES)
             if len(owners) != len(parts):
                 context.exclude_client(holder, f"it gave {len(parts)} shares of {len(owners)}")
+                # no reason to stop: a threshold of the others' shares opens each mask
                 continue
             for owner, share in zip(owners, parts, strict=True):
                 if exchanged.right(holder, owner, "self" if owner in present else "masks", share):

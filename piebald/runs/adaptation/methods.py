@@ -163,6 +163,7 @@ class _Trial:
         start = run.start(0)
         offer.models["global"] = start[None]
         if len(run.cluster_models) > 1:
+            # by training rows: the validation rows are kept for the choice among methods
             cluster = min(run.cluster_models, key=lambda number: self._score(run.start(number), "train")["loss"])
             start = run.start(cluster)
             offer.models["cluster"] = start[None]

@@ -258,6 +258,7 @@ class _FixedEvaluator(Evaluator):
 
     def unmask(self, decrypted: bytes, mask: NDArray[np.uint64], size: ProductSize) -> Floats:
         values = np.frombuffer(decrypted, "<u8").reshape(size.rows, size.width) - mask
+        # signed again: modulo 2^64, a negative result is in the upper half
         return to_floats(values.astype(np.int64), size)
 
 

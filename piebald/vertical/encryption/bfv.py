@@ -319,6 +319,7 @@ class _BfvEvaluator(Evaluator):
         masked = np.frombuffer(decrypted, "<u8").reshape(size.rows, size.width)
         if np.any(masked >= modulus):
             raise InvalidMessage("the other party's decrypted result is not a number modulo t: the message is damaged")
+        # the modulus is added first, as unsigned numbers have no negative differences
         return to_floats(centered((masked + modulus - mask) % modulus, self.he.t), size)
 
     def _rotated(self, ciphertext: Any, count: int, block: int) -> list[Any]:
