@@ -114,7 +114,7 @@ def outputs_of(module: nn.Module, rows: Rows) -> tuple[int, ...]:
             )
     trial = copied(module).eval()  # batch norm cannot train on one row, and must not count it
     try:
-        # a trial must leave the user's random numbers as they were; it runs on the CPU, so no GPU's are kept
+        # a trial must leave the user's random numbers as they were; on the CPU, so states of GPUs need no copy
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             output = pytree.run(trial, rows[:1].x)
     except Exception as error:

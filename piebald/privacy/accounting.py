@@ -332,7 +332,7 @@ def _by_loss(noise: float, share: float, releases: int, delta: float) -> float:
     """Epsilon by the privacy loss distribution, which is a Gaussian where nothing is sampled."""
     event = _event(noise, share, releases)
     if share == 1:
-        # Gaussian mechanisms compose to one exactly (Dong, Roth, Su 2022, corollary 3.3): nothing is discretized
+        # Gaussian mechanisms compose exactly (Dong, Roth, Su 2022, corollary 3.3): nothing is discretized
         return gaussian_epsilon(noise / math.sqrt(releases), delta)
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
@@ -429,7 +429,7 @@ def _by_opacus(noise: float, share: float, steps: int, delta: float) -> float | 
     except ImportError:
         return None
     accountant = PRVAccountant()
-    # its own method counts one step a call, hence the history in one piece
+    # the accountant's `step` counts a single step at each call, hence the history in one piece
     accountant.history = [(noise, share, steps)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it divides by zero and goes on, and tells of orders it searched in vain

@@ -193,7 +193,7 @@ class TrainingLedger(Ledger):
         composed: dict[tuple[float, float], int] = {}
         for entry, noise in spent:
             share, releases = json.loads(entry)
-            # equal mechanisms are counted together: composing n copies at once is far cheaper than n times one
+            # equal mechanisms are counted together: n copies at once are far cheaper to compose than one after another
             composed[noise, float(share)] = composed.get((noise, float(share)), 0) + int(releases)
         epsilon = accounting.composed_epsilon(composed, self.delta)
         return PrivacyBudget(math.inf, epsilon, self.delta, len(spent), "In all runs of the site together.", "row")

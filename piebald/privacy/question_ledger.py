@@ -150,6 +150,7 @@ class QuestionLedger:
                     f"this site examines {most_models:,} models between two updates of its own, and no more"
                 )
             questions = [*self._asked, CountedQuestion(kind, question, self.rows, most, model, updates, self._site)]
+            # before it counts in memory: an answer that cannot be counted must not be given
             self._write(questions)
             self._asked = questions
         return True
@@ -206,7 +207,7 @@ class QuestionLedger:
         """Take over what all copies hold."""
         records = [record for folder in self._folders if (record := _record(folder / FILE)) is not None]
         if records:
-            # the first folder's, so that an answer's noise does not depend on which of the copies can be read
+            # where copies differ, the secret of the first folder with a count holds, and `_write` gives it to all
             self._secret = records[0].secret
             self._asked = list(dict.fromkeys(question for record in records for question in record.asked))
 

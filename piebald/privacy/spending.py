@@ -178,7 +178,7 @@ def epsilon_after(
     from dp_accounting.pld import privacy_loss_distribution
 
     count, total = composed.get((noise, share), (0, None))
-    # a distribution can be composed further, never taken apart, so fewer releases begin again from one
+    # a distribution can be composed further, never taken apart, so fewer releases begin again from a single one
     if total is None or count > releases:
         single = privacy_loss_distribution.from_gaussian_mechanism(
             noise, sampling_prob=share, value_discretization_interval=_FINE

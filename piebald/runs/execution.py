@@ -154,7 +154,7 @@ def execute(
         if last is not None:
             server.restore(last[1])
         elif started is not None:
-            # a checkpoint has the clients' state already, and a newer one
+            # a checkpoint has a newer state of clients already
             hand_out(started.taken, runtime)
         recorder.start(server.version)
         server.run()

@@ -328,6 +328,7 @@ class ClusterModels:
 
     def state(self) -> Checkpoint:
         """The whole state, for a checkpoint."""
+        # of clients' last models only those that changed since the last checkpoint; all else is complete
         tensors = self.last.changed()
         numbers: dict[int, dict[str, Any]] = {}
         for number, cluster in self.clusters.items():
@@ -338,6 +339,7 @@ class ClusterModels:
             tensors |= {f"{here}/own_buffers/{name}": tensor for name, tensor in cluster.own_buffers.items()}
             numbers[number] = {"committed": cluster.committed}
             if self.cluster_of:
+                # with one cluster they are all versions, which `restore` fills in
                 numbers[number]["steps"] = cluster.steps
             if cluster.cache is not None:
                 tensors[f"{here}/cache/sums"], numbers[number]["cache"] = cluster.cache.state()

@@ -204,6 +204,7 @@ def fitting_models(
     """
     values = checkpoint.values["cluster_models"]
     whole, main = in_order and "clustering" in same, int(values.get("main", 0))
+    # else the main cluster alone, as the new run's cluster 0
     numbers = {int(number): int(number) for number in values["clusters"]} if whole else {main: 0}
     cached = whole and "server_optimizer" in same and any("cache" in row for row in values["clusters"].values())
     clusters = {

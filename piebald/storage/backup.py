@@ -142,15 +142,18 @@ def _snapshot(folder: Path, database: Path, opened: ExitStack) -> tuple[dict[str
 def _copy_database(folder: Path, database: Path) -> tuple[dict[str, str | None], int]:
     """Copy the database; returns the files that the copy names with their recorded SHA-256, and its newest step."""
     database.unlink(missing_ok=True)
+    # made with its mode first, since SQLite would let others read what it makes
     os.close(os.open(database, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o600))
     live = closing(schema.connect(folder / DATABASE, read_only=True))
     with live as source, closing(sqlite3.connect(database)) as copy:
         schema.check(source, folder)
         source.backup(copy)
+        # one file: a backup has no place for a journal beside it
         copy.execute("PRAGMA journal_mode = DELETE")
         rows = copy.execute("SELECT file, sha256 FROM checkpoint UNION SELECT file, sha256 FROM client_state_file")
         names: dict[str, str | None] = {str(name): str(digest).partition(" ")[0] for name, digest in rows}
         version = int(copy.execute("SELECT coalesce(max(version), 0) FROM step").fetchone()[0])
+    # no table names these files, which a run writes behind its last step
     names |= {path.name: None for path in folder.glob("chosen-*.safetensors")}
     names |= {name: None for name in (START, TOKENIZER) if (folder / name).exists()}
     for name in names:

@@ -76,7 +76,7 @@ class RunLock:
 
     def __init__(self, folder: Path) -> None:
         refuse_links(folder)
-        # not truncated before the lock is held, since the file names the holder to whom it is refused
+        # not truncated before the lock is held, since the file names the holder to whoever is refused
         self._handle: int | None = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | NO_LINK, 0o644)
         _held.add(self)
         if fcntl is None:

@@ -128,7 +128,7 @@ def check(db: sqlite3.Connection, folder: Path) -> None:
         raise RunFolderError(
             f"{folder} has schema {schema} but this Piebald reads schema {SCHEMA}: install the Piebald that wrote it"
         )
-    # a view or trigger in a folder from elsewhere would run SQL of its author at every read
+    # a view or trigger in a folder from elsewhere would run SQL of its author
     if (foreign := foreign_part(db, _INDEXES)) is not None:
         raise RunFolderError(f"{folder} is not as a run writes it: its {DATABASE} has {foreign}, which is never used")
 
@@ -230,6 +230,7 @@ def explained(doing: str) -> Iterator[None]:
 def _reason(error: Exception) -> str:
     text = str(error)
     code = error.errno if isinstance(error, OSError) else None
+    # safetensors gives Rust's errors as text: 28 is a full disk, 13 and 30 are missing permissions
     if code in (errno.ENOSPC, errno.EDQUOT) or "disk is full" in text or "os error 28" in text:
         return "the disk is full: make room and try again"
     forbidden = any(words in text for words in ("readonly", "os error 13", "os error 30"))

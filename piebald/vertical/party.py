@@ -122,6 +122,7 @@ class Party:
             results = products.exchange(statistics, [*coefficients, *probes], repeats=extra)
         else:
             results = products.exchange(statistics, coefficients, repeated=extra)
+        # before the update: the losses belong to the weights that the view was computed with
         losses = self._watch(session, view, results) if watch else None
         self._update(view, results)
         self.done += 1
@@ -210,6 +211,7 @@ class Party:
             send_numbers(session, MessageKind.WATCH, np.array([term.target_value(view) for term in self.terms]))
             losses = receive_numbers(session, MessageKind.WATCH, len(names))
         else:
+            # the target speaks first, as its part is in the losses that the source replies with
             target_values = receive_numbers(session, MessageKind.WATCH, len(names))
             probed = results[sum(len(term.requested) for term in self.terms) :]
             values = []

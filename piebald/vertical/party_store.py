@@ -104,6 +104,7 @@ class PartyStore:
             if self._checkpoints():
                 raise RunFolderError(f"{path} is missing, so this run cannot be continued: start it in a new folder")
             secret = PartySecret.fresh()
+            # before anything is drawn from it: with another secret, resumed steps would tell new sums of the same rows
             write_private(path, secret.key)
         except ValueError:
             raise RunFolderError(

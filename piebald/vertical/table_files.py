@@ -193,6 +193,7 @@ def _features(
         names += [f"{name}={value}" for value in values]
     numbers, texts = ([name for name in kind if name not in prepared] for kind in (numbers, texts))
     if numbers or texts:
+        # fitted to training rows alone: held-out rows must not shape the inputs that they are scored by
         x, encoded = encode(frame, numbers, texts, train)
         columns += list(x.double().numpy().T)
         names += encoded

@@ -373,6 +373,7 @@ def _wait(begun: Mapping[Role, subprocess.Popen[str]], folder: Path, watch: Watc
             reported += len(lines)
     except BaseException:
         for process in begun.values():
+            # either party alone would wait for the other one's messages until its timeout
             process.terminate()
         raise
     finally:

@@ -81,7 +81,7 @@ def repeatable(*words: int | str) -> Callable[[int], bytes]:
 
     def draw(count: int) -> bytes:
         nonlocal calls
-        # counted, so that a client's keys of two sums come from different roots though the words are the same
+        # counted, so that several draws for one question differ
         calls += 1
         return hashlib.shake_256(key("secrets", calls, *words).to_bytes(8)).digest(count)
 

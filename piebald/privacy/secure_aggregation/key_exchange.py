@@ -218,6 +218,7 @@ def _show(keys: ExchangedKeys, disputes: Mapping[int, Mapping[int, bytes]], cont
         for sender, signed in disputes.items()
     }
     answers = asked(context, ShowShares(), vectors)
+    # whoever shows nothing leaves: its holder could not help to open its masks
     gone = disputes.keys() - answers.keys()
     for sender, answer in answers.items():
         shares = texts(answer[SHARES], BOTH)

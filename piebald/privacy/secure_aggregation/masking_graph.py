@@ -67,7 +67,7 @@ class MaskingGraph:
         if sorted({*members}) != list(members) or len(keys) != len(members) or {*map(len, keys)} != {2 * KEY}:
             raise Declined("the list of clients is no list of different clients with a key each")
         holders = len(members) if k is None else min(k + 1, len(members))
-        # rounded before ceil: 0.56 * 25 is 14.000000000000002 in floating point, which would make it 12
+        # rounded before ceil: 0.56 * 25 is 14.000000000000002 in floating point, which ceil would make 15
         needed = threshold if isinstance(threshold, int) else math.ceil(round(threshold * holders, 9))
         # more than half, or one half of the holders could open a client's seed and the other half its key
         if not 2 <= needed <= holders or 2 * needed <= holders:

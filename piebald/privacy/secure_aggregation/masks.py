@@ -69,7 +69,7 @@ def agree(private: bytes, theirs: bytes, *words: Words) -> bytes:
         shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(theirs))
     except ValueError:  # a point of low order: everybody would know what comes out
         raise Declined("a public key in the list is no key") from None
-    # hashed with its purpose: a pair has one X25519 output for the boxes of both directions and for all of its masks
+    # hashed with its purpose: the boxes of both directions between two clients have one X25519 output
     return derive(shared, *words)
 
 

@@ -92,7 +92,7 @@ def failure(clients: Count, neighbours: Whole, threshold: Whole, dropping: Whole
 @checked
 def quorum(clients: Count, holders: Count, threshold: Whole) -> int:
     """Return how many of the clients must sign one list of survivors: the share of them that opens a mask."""
-    # a ceiling in whole numbers: a float quotient could fall on the wrong side of one
+    # a ceiling in whole numbers: a float quotient could fall on the wrong side of a whole number
     return -(-threshold * clients // holders)
 
 

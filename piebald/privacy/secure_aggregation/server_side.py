@@ -102,7 +102,6 @@ class SecureRound:
         exchanged = self.exchanged
         if exchanged is None or client not in exchanged.sent:
             return {}
-        # an owner may have been left out after it showed shares, and clients refuse shares of others than the senders
         shown = {owner: both for owner, both in exchanged.shown.get(client, {}).items() if owner in exchanged.sent}
         return {
             CONTEXT: rows([exchanged.graph.context], masks.KEY),
@@ -144,6 +143,7 @@ class SecureRound:
         signed: dict[int, Confirmation] = {}
         for client, answer in answers.items():
             signature, digest = texts(answer[SIGNED], SIGNATURE)[0], texts(answer[DIGEST], masks.KEY)[0]
+            # by the digest that the client states itself: who was shown something else is found out in `_common`
             claim = survivor_claim(graph, digest, sorted(exchanged.sent), arrived)
             if context.check_signature(client, claim, signature):
                 signed[client] = Confirmation(signature, digest)

@@ -248,7 +248,7 @@ def _arrived(vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: Mas
     graph, survivors = known_graph(secrets, vectors, masking), clients_in(vectors.get(SURVIVORS))
     if MASKED not in secrets.kept:
         raise Declined("nothing was masked under these keys, so nothing is opened")
-    # the list that it masked with, not one that the server states afterwards
+    # the list that it masked with, not a list that the server states afterwards
     senders = clients_in(secrets.kept[SENDERS])
     if secrets.client not in survivors or not {*survivors} <= {*senders}:
         raise Declined("the list of survivors is not of this sum")

@@ -307,7 +307,7 @@ class SecureAggregation(MaskingTransform):
         vector = self.encode(update, len(graph.members), rounding_seed(task_digest(task), secrets.client))
         shown = shown_to(task, secrets)
         digest = hashlib.blake2b(vector.tobytes() + shown + str(senders).encode(), digest_size=masks.KEY).digest()
-        # two vectors under the same masks would give away their difference; the very same one may be sent twice
+        # two vectors under the same masks would give away their difference; the same vector may be sent twice
         if MASKED in secrets.kept and texts(secrets.kept[MASKED], masks.KEY)[0] != digest:
             raise Declined("its keys have masked another update already")
         keep_shares(secrets, {partner: held[partner] for partner in partners})
@@ -340,7 +340,7 @@ class SecureAggregation(MaskingTransform):
 
 def _range_of(transforms: Sequence[object]) -> float:
     """The largest absolute value of a number behind these transforms, as far as they say."""
-    # the last one is the masking itself; only a clip right before it still bounds what is masked
+    # the last transform is the masking itself; only a clip right before it still bounds what is masked
     last = transforms[-2] if len(transforms) > 1 else None
     if not isinstance(last, Gaussian):
         return _RANGE

@@ -226,6 +226,7 @@ def _spread(values: Unsigned, plan: BfvLayout, degree: int) -> Unsigned:
     blocks = padded.reshape(plan.inputs, lines, plan.block)
     slots = np.tile(blocks, (1, degree // plan.block // lines, 1))
     if plan.way == "rotate":
+        # its rotations wrap after `tail` columns, so these are repeated more often than whole blocks
         slots[-1] = np.tile(blocks[-1, : plan.tail], (degree // plan.block // plan.tail, 1))
     return slots.reshape(plan.inputs, degree)
 
@@ -263,7 +264,7 @@ class _BfvEvaluator(Evaluator):
             self._galois = context.received(seal.GaloisKeys(), galois, "public key", keys) if elements else None
             if key.data().size() != 2 or key.data().is_transparent():
                 raise InvalidMessage("the public key must have two polynomials, and the second one must not be 0")
-            # a missing key would only show when a product rotates, in the middle of a run
+            # otherwise a missing key would only show when a product rotates, in the middle of a run
             if self._galois is not None:
                 _check_rotations(self._galois, elements)
             elif galois:
