@@ -251,6 +251,7 @@ class Component(Settings):
 
 def imported() -> Collection[dict[str, type[Component]]]:
     """Return the components that have been imported so far, by kind, for each axis; all that are not Piebald's."""
+    # not the registry's own method, which imports all axes
     return dict.values(Component.registry)
 
 

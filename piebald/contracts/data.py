@@ -262,6 +262,7 @@ def rows_digest(rows: Rows | None) -> str:
     digest = hashlib.sha256()
     for part, tree in (("x", rows.x), ("y", rows.y)):
         for name, leaf in pytree.named_leaves(tree):
+            # type and shape as well: the same bytes may be other numbers, or divided into other rows
             digest.update(f"{part} {name} {leaf.dtype} {list(leaf.shape)}\n".encode())
             digest.update(raw(leaf))
     return digest.hexdigest()

@@ -88,6 +88,7 @@ class ResultForm:
         for name, value in metrics.items():
             if self.metrics is not None and name not in self.metrics:
                 return f"sent the metric {name!r}, which is not asked for"
+            # written as `not ... <=`, so that NaN is refused, too
             if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= _LARGEST:
                 return f"sent a metric {name} that is no finite number"
         return None
@@ -107,6 +108,7 @@ def _finite(vector: Tensor) -> bool:
 
 def count_reason(name: str, count: object, most: int) -> str | None:
     """Return why something is not a count of at most `most`, or None."""
+    # True is an int in Python
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
         return f"sent {name} that are no count"
     return f"sent more {name} than the {most:,} that its rows allow" if count > most else None

@@ -179,6 +179,8 @@ def task_digest(task: Task) -> bytes:
 
 def _digest(tensor: Tensor) -> str:
     """The digest of a tensor's bytes; that of a tensor which many clients are shown is computed once."""
+    # torch counts writes in place, except for inference tensors, which have no such count; an id may be that of a
+    # tensor that is gone, hence the weak reference
     number, changes = id(tensor), -1 if tensor.is_inference() else tensor._version
     holder, changes_then, digest = _digests.get(number, (None, 0, ""))
     if holder is None or holder() is not tensor or changes_then != changes:

@@ -59,6 +59,7 @@ class Cohort:
     def buffers(self) -> Tensor:
         """[n, s - t], the changes of the buffers: a view of `matrix`."""
         assert self.matrix is not None
+        # a slice from None would be all numbers, where none are buffers
         return self.matrix[:, self.matrix.shape[1] if self.trained is None else self.trained :]
 
     @property

@@ -90,6 +90,7 @@ def as_the_model_reads(fields: ExperimentFields, clients: Clients) -> Clients:
     if columns_of(clients) is not None:
         settings = fields.prepare if isinstance(fields.prepare, PrepareSettings) else PrepareSettings()
         seeds = fields.seeds or [fields.seed]
+        # clients that any of the seeds holds out, since all runs share one preparation
         held_out = {number for seed in seeds for number in unseen_numbers(clients.names, fields.unseen, seed)}
         try:
             return prepared(

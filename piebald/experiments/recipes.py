@@ -171,6 +171,7 @@ def _maker(
             )
 
     try:
+        # once now, so that a wrong setting is an error with its line before anything is trained
         make(fields.first_seed)
     except SettingError as error:
         raise places.placed(error, key, section) from None

@@ -68,6 +68,7 @@ class GivenModels:
                 f"model has one for {idle!r}, but no client has this name or is left for it: the clients are "
                 f"{shown(list(names))}"
             )
+        # in the order of clients, so that the first module is that of client 0, which is the run's
         used = list(dict.fromkeys(patterns))
         modules = tuple(_module(model[pattern], seed) for pattern in used)
         return cls(modules, tuple(used.index(pattern) for pattern in patterns))
@@ -113,6 +114,7 @@ def outputs_of(module: nn.Module, rows: Rows) -> tuple[int, ...]:
             )
     trial = copied(module).eval()  # batch norm cannot train on one row, and must not count it
     try:
+        # a trial must leave the user's random numbers as they were; on the CPU, so states of GPUs need no copy
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             output = pytree.run(trial, rows[:1].x)
     except Exception as error:
@@ -144,6 +146,7 @@ def _refusing_layer(module: nn.Module, x: pytree.Tree) -> str | None:
         part for part in module.modules() if not any(part.children()) and type(part).__module__.startswith("torch.")
     ]
     hooks = [layer.register_forward_pre_hook(enter) for layer in layers]
+    # a layer that has returned did not fail, so what remains in `inside` is the one that did
     hooks += [layer.register_forward_hook(lambda *_: inside.clear()) for layer in layers]
     try:
         with torch.no_grad():

@@ -149,6 +149,7 @@ def local(noise: NotNegative, rounds: Count, delta: Fraction) -> PrivacyBudget:
         "server asks for twice. Loss, numbers of rows and steps go along as they are and are not covered, nor are "
         "answers to queries."
     )
+    # two updates within the clip differ by up to twice the clip, so in units of that the noise is half
     return replace(_spent(noise / 2, 1.0, rounds, delta, meaning), unit="updates")
 
 
@@ -206,12 +207,15 @@ def _spends_most(trainer: Sgd, noise: float, sizes: Sequence[int], rounds: int, 
     """Steps in a round, and rows, of the client that spends most by the Renyi bound."""
     batch = trainer.step_rows
     smallest: dict[int, int] = {}  # of the clients that take so many steps, the one whose rows are in most batches
+    # increasing, so that setdefault keeps the smallest size for each number of steps
     for size in sorted({size for size in sizes if size}):
         smallest.setdefault(trainer.max_steps(size), size)
 
     def spent(steps: int) -> float:
         return renyi_epsilon(noise, min(1.0, batch / smallest[steps]), steps * rounds, delta)
 
+    # fewer rows raise the share of each step and more rows the number of steps, so neither end must be the worst;
+    # without noise all are infinite and any stands for the others
     steps = max(smallest, key=spent) if noise and len(smallest) > 1 else next(iter(smallest))
     return steps, smallest[steps]
 
@@ -257,6 +261,7 @@ def of_recipe(
     """
     if rounds is None:
         return []
+    # well below 1 / known: a delta of 1 / known would allow a mechanism that exposes one client at random
     delta = min(1e-5, 0.1 / known) if delta is None else delta
     budgets = []
     for transform in recipe.transforms:
@@ -302,6 +307,7 @@ def installed() -> bool:
     """Return whether the accountants are there."""
     import importlib.util
 
+    # looked up without an import, which would load all accountants only to say that they are there
     return importlib.util.find_spec("dp_accounting") is not None
 
 
@@ -326,6 +332,7 @@ def _by_loss(noise: float, share: float, releases: int, delta: float) -> float:
     """Epsilon by the privacy loss distribution, which is a Gaussian where nothing is sampled."""
     event = _event(noise, share, releases)
     if share == 1:
+        # Gaussian mechanisms compose exactly (Dong, Roth, Su 2022, corollary 3.3): nothing is discretized
         return gaussian_epsilon(noise / math.sqrt(releases), delta)
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
@@ -336,6 +343,7 @@ def composed_epsilon(releases: Mapping[tuple[float, float], int], delta: float) 
     """An upper bound of epsilon of Gaussian mechanisms together, by noise and share how often each was released."""
     events = [_event(noise, share, count) for (noise, share), count in releases.items()]
     for (noise, share), count in releases.items():  # who chose these numbers may want the site to compute for hours
+        # one entry alone is beyond every ledger's limit (`ledger.LARGEST`), so the others need not be composed
         if (rough := renyi_epsilon(noise, share, count, delta)) > USELESS:
             return rough
     if not events:
@@ -343,6 +351,8 @@ def composed_epsilon(releases: Mapping[tuple[float, float], int], delta: float) 
     import dp_accounting
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
+    # ten times coarser than the default, as a site waits for this before each task; losses are rounded up, so it
+    # stays an upper bound
     accountant = PLDAccountant(value_discretization_interval=1e-3)
     return float(accountant.compose(dp_accounting.ComposedDpEvent(events)).get_epsilon(delta))
 
@@ -361,11 +371,14 @@ def gaussian_epsilon(noise: NotNegative, delta: Fraction) -> float:
 
     def spent(epsilon: float) -> float:
         reach = 1 / (2 * noise)
+        # in logarithms, as exp(epsilon) overflows and the tail underflows; since 2 * reach * noise = 1, their
+        # product is below 1
         return float(ndtr(reach - epsilon * noise) - math.exp(epsilon + log_ndtr(-reach - epsilon * noise)))
 
     low, high = 0.0, 1.0
     while spent(high) > delta:
         high *= 2
+    # 60 halvings go to the resolution of float64; the upper end is returned, so the value stays a bound
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if spent(middle) > delta else (low, middle)
@@ -420,6 +433,7 @@ def _by_opacus(noise: float, share: float, steps: int, delta: float) -> float | 
     except ImportError:
         return None
     accountant = PRVAccountant()
+    # the accountant's `step` counts a single step at each call, hence the history in one piece
     accountant.history = [(noise, share, steps)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it divides by zero and goes on, and tells of orders it searched in vain

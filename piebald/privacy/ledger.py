@@ -109,12 +109,14 @@ class Ledger:
     def _count(self, question: str, noise: float) -> None:
         spent = [*self._spent, (question, noise)]
         after = self._together(spent)
+        # noise that `noise_for` computes for exactly this budget must not fail by a rounding error
         if after.epsilon_pld > self.epsilon * (1 + 1e-9):
             raise OverBudget(
                 f"epsilon would be {after.epsilon_pld:.4g} in all {after.releases} {self._counted} together, the "
                 f"ledger allows {self.epsilon:g}{self._advice}"
             )
         if self._path is not None:
+            # before it counts in memory: where the file cannot be written, the question is not asked
             self._write(self._path, spent)
         self._spent = spent
 
@@ -151,6 +153,7 @@ class Ledger:
                 f"{path} is a ledger of epsilon {record.epsilon:g} and delta {record.delta:g}, got {self.epsilon:g} "
                 f"and {self.delta:g}: give the same"
             )
+        # written this way round, so that NaN is refused, too
         if any(not noise > 0 for _, noise in record.spent):
             raise SettingError(f"{path} has a question without noise: it is damaged, and nothing more may be asked")
         self._spent = [(str(question), float(noise)) for question, noise in record.spent]
@@ -190,6 +193,7 @@ class TrainingLedger(Ledger):
         composed: dict[tuple[float, float], int] = {}
         for entry, noise in spent:
             share, releases = json.loads(entry)
+            # equal mechanisms are counted together: n copies at once are far cheaper to compose than one after another
             composed[noise, float(share)] = composed.get((noise, float(share)), 0) + int(releases)
         epsilon = accounting.composed_epsilon(composed, self.delta)
         return PrivacyBudget(math.inf, epsilon, self.delta, len(spent), "In all runs of the site together.", "row")
@@ -227,6 +231,7 @@ def _noise_for(epsilon: float, delta: float) -> float:
     low, high = 0.0, 1.0
     while spent(high) > epsilon:
         low, high = high, 2 * high
+    # 30 halvings give the noise to nine digits; the upper end is returned, which never spends more than epsilon
     for _ in range(30):
         middle = (low + high) / 2
         low, high = (middle, high) if spent(middle) > epsilon else (low, middle)

@@ -68,12 +68,14 @@ class _Record(BaseModel):
 
 def records_of(columns: Sequence[NDArray[np.generic]]) -> Records:
     """The digests of rows, whose numbers are in several arrays [n, ...]."""
+    # without rows NumPy cannot work out the -1
     tables = [np.ascontiguousarray(column).reshape(len(column), -1) if len(column) else column for column in columns]
     return as_records(b"".join(table[row].tobytes() for table in tables) for row in range(len(columns[0])))
 
 
 def as_records(rows: Iterable[bytes]) -> Records:
     """The digests of rows, each given as bytes."""
+    # 8 bytes each: among a million rows two collide with a chance of 2^-25, which would merely count them as one row
     digests = b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in rows)
     return np.unique(np.frombuffer(digests, dtype="<u8"))
 
@@ -148,6 +150,7 @@ class QuestionLedger:
                     f"this site examines {most_models:,} models between two updates of its own, and no more"
                 )
             questions = [*self._asked, CountedQuestion(kind, question, self.rows, most, model, updates, self._site)]
+            # before it counts in memory: an answer that cannot be counted must not be given
             self._write(questions)
             self._asked = questions
         return True
@@ -172,8 +175,10 @@ class QuestionLedger:
         if rows not in self._shared:
             path = next(filter(Path.exists, (folder / f"rows-{rows}" for folder in self._folders)), None)
             data = b"" if path is None else read_bytes(path, 8 * MOST_RECORDS)
+            # a set whose file is gone counts in full, so that deleting files gives no questions back
             copied = self._records if path is None else np.frombuffer(data[: len(data) // 8 * 8], dtype="<u8")
             common = np.isin(self._records, copied, assume_unique=True).sum()
+            # of the smaller set, so that a few rows cut out of a large set still count as part of it
             self._shared[rows] = float(common / max(min(len(copied), len(self._records)), 1))
         return self._shared[rows]
 
@@ -202,6 +207,7 @@ class QuestionLedger:
         """Take over what all copies hold."""
         records = [record for folder in self._folders if (record := _record(folder / FILE)) is not None]
         if records:
+            # where copies differ, the secret of the first folder with a count holds, and `_write` gives it to all
             self._secret = records[0].secret
             self._asked = list(dict.fromkeys(question for record in records for question in record.asked))
 
@@ -210,6 +216,7 @@ class QuestionLedger:
         for folder in list(self._folders):
             try:
                 rows = folder / f"rows-{self.rows}"
+                # before the count that names it: a set without its file would count for all other sets
                 if not rows.exists():
                     write_private(rows, self._records.astype("<u8").tobytes())
                 write_private(folder / FILE, text)  # what was answered stays answered after a power failure

@@ -53,6 +53,7 @@ class Spending:
         if sizes != self._sizes:
             self._sizes = sizes
             self._spent.clear()
+            # where cached_property keeps its value, which depends on the sizes
             self.__dict__.pop("_once", None)
 
     @cached_property
@@ -86,6 +87,7 @@ class Spending:
             for run in self._before:
                 earlier = next((other for other in run if other["unit"] == budget.unit), None)
                 known = earlier is not None and earlier["epsilon_pld"] is not None
+                # a run before that hid nothing of this unit leaves no budget for all of them together
                 epsilon += float(earlier["epsilon_pld"]) if known and earlier is not None else math.inf
                 delta += float(earlier["delta"]) if earlier is not None else 0.0
             entries.append({"unit": budget.unit, "epsilon": epsilon if epsilon < math.inf else None, "delta": delta})
@@ -108,6 +110,7 @@ class Spending:
             return None
         self.check_first(epsilon)
         low, high = 1, 2
+        # epsilon only grows with the rounds, so doubling and bisection find the last that fits
         while not self.exceeds(high, epsilon):
             low, high = high, 2 * high
             if high > _MOST:
@@ -175,11 +178,13 @@ def epsilon_after(
     from dp_accounting.pld import privacy_loss_distribution
 
     count, total = composed.get((noise, share), (0, None))
+    # a distribution can be composed further, never taken apart, so fewer releases begin again from a single one
     if total is None or count > releases:
         single = privacy_loss_distribution.from_gaussian_mechanism(
             noise, sampling_prob=share, value_discretization_interval=_FINE
         )
         composed[noise, share] = count, total = 1, single
+        # a negative share, which no mechanism has, is the key of the single release to go on with
         composed[noise, -share] = 1, single
     if count < releases:
         total = total.compose(composed[noise, -share][1].self_compose(releases - count))
@@ -246,6 +251,7 @@ def _sum(budgets: Sequence[Budget | None]) -> tuple[float | None, float | None]:
     """Epsilon and delta of all together; None where one is not known, or promises nothing."""
     stated = [budget for budget in budgets if budget is not None and budget["epsilon_pld"] is not None]
     delta = sum(budget["delta"] for budget in stated)
+    # with a delta of 1 anything may be disclosed, so its epsilon says nothing
     if len(stated) < len(budgets) or delta >= 1:
         return None, None
     return sum(budget["epsilon_pld"] for budget in stated), delta

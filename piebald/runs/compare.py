@@ -130,6 +130,7 @@ class _Planned:
     def made(self, options: Mapping[str, Any], progress: bool) -> Run:
         """Run it, or resume it where its folder has begun."""
         if self.folder is not None and self.exists:
+            # these may be functions, which no folder keeps; all other options are in it
             repeated = {name: options[name] for name in ("loss", "metrics", "callbacks") if name in options}
             return resume(self.folder, self.clients, self.model, recipe=self.recipe, progress=progress, **repeated)
         return run(

@@ -88,6 +88,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
                 runtime=self.runtime, out=self.out or Path(folder) / "run", measure="none", evaluate_every=0,
             )  # fmt: skip
             with finished:
+                # while the folder is there, in which clients' own models lie
                 self._keep_models(finished)
                 self.n_iter_ = finished.final["rounds"]
         self.clients_ = np.array([str(name) for name in clients.names])
@@ -121,6 +122,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         check_consistent_length(frame, owners)
         parts = {str(name): np.flatnonzero(owners == name) for name in np.unique(owners)}
         answers = [self._predictor(name).predict(frame.iloc[rows]).to_numpy() for name, rows in parts.items()]
+        # answers come by group, and argsort of a permutation is its inverse: back to the order of rows
         return np.concatenate(answers)[np.argsort(np.concatenate([*parts.values()]))]
 
     def _predictor(self, client: str | None) -> Predictor:

@@ -149,10 +149,12 @@ def execute(
         for note in store.notes:
             _log.warning("%s", note)
         if started is not None:
+            # also before a checkpoint is restored, which lacks these models: clusters that appear later begin there
             server.begin_with(started.taken)
         if last is not None:
             server.restore(last[1])
         elif started is not None:
+            # a checkpoint has a newer state of clients already
             hand_out(started.taken, runtime)
         recorder.start(server.version)
         server.run()

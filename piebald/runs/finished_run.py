@@ -193,6 +193,7 @@ class Run(History):
             return predictor
         model = f"client {number}" if number is not None else "global" if cluster is None else f"cluster {cluster}"
         kept = None if self.path is None else read_fitted(self.path, self._version, model)
+        # a folder is data that may have been changed, so only what a fit can give is taken from it
         if kept is not None and 1 / HOTTEST <= kept <= HOTTEST:
             return replace(predictor, meaning=replace(predictor.meaning, temperature=kept))
         if isinstance(self._clients, RowsAtSites) and self._clients.elsewhere:
@@ -301,6 +302,7 @@ class Run(History):
         whose = "global" if number is None else "all clients" if pooled else f"client {number}"
         name = f"{whose}, threshold for {criterion}"
         stored = None if self.path is None else read_fitted(self.path, self._version, name)
+        # the log-odds of 0 and 1 are infinite
         if stored is not None and 0 < stored < 1:
             return stored
         stated = self.meta.get("threshold")
@@ -350,6 +352,7 @@ class Run(History):
             leads, positive = self._leads(number, split)
             chosen = self._threshold(criterion, number) if len(leads) else None
             if chosen is not None:
+                # a probability exceeds t where the lead of its logit exceeds the log-odds of t
                 at, half = (rates(np.array([cut]), leads, positive) for cut in (np.log(chosen / (1 - chosen)), 0.0))
                 table[name] = {"threshold": chosen, "rows": len(leads), **{metric: at[metric][0] for metric in at}}
                 table[name] |= {f"{metric} at 0.5": half[metric][0] for metric in half}

@@ -143,6 +143,7 @@ def inherit(finished: FinishedRun, recipe: Recipe, work: ClientWork, clients: Cl
     """
     _check_fit(finished, recipe, work, clients)
     names = [str(clients.names[client]) for client in range(len(clients))]
+    # of very many clients no names are on the disk, and they count by their numbers
     before = finished.names or names[: int(finished.meta["clients"])]
     place = {name: number for number, name in enumerate(names)}
     numbers = {old: place[name] for old, name in enumerate(before) if name in place}
@@ -217,6 +218,7 @@ def _check_fit(finished: FinishedRun, recipe: Recipe, work: ClientWork, clients:
 
 def _same_components(table: Mapping[str, Any], recipe: Recipe) -> set[str]:
     """The axes on which both recipes have the same component with the same settings."""
+    # through JSON, as the folder's table went: tuples become lists, or equal settings would differ
     components = json.loads(json.dumps(recipe.model_dump(), sort_keys=True))
     axes = {axis for axis in Recipe.axes if json.loads(json.dumps(table.get(axis))) == components[axis]}
     theirs = table.get("training") or {}

@@ -94,6 +94,7 @@ class PreparedRun:
         if self.stop is None or self.stop.epsilon is None:
             return self.rounds
         allowed = self.spending.most_rounds(self.stop.epsilon)
+        # where sites have yet to state their rows, `allowed` is None and the server's loop looks before each round
         return min((count for count in (self.rounds, allowed) if count is not None), default=None)
 
     def spent(self, rounds: int | None) -> list[dict[str, Any]] | None:
@@ -127,6 +128,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     if gathered is not None and (unseen is not None or untrained):
         raise SettingError("all training rows in one place (pooled = true) are those of all clients: hold none out")
     work, adapted = _work(recipe, federation, model, options)
+    # by the model's number, since thousands of clients may have the same model
     mixes = functools.cache(lambda number: trains_batch_norm(work.numbered(number)))
     tell_of_lacking_rows(
         federation,

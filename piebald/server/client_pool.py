@@ -43,6 +43,7 @@ class ClientRecords:
         if update is not None:
             loss = update.metrics.get("loss", 0.0)
             seconds = max(result.time - result.sent, 0.0)
+            # a client whose training failed must not be the one with the largest loss from then on
             self._last[result.task.client] = (loss if math.isfinite(loss) else 0.0, update.examples, seconds, version)
 
     def by_size(self, clients: Sequence[int], count: int, *words: int | str) -> list[int]:
@@ -63,6 +64,7 @@ class ClientRecords:
         """
         drawn = self._drawn(clients, self._sizes(clients), math.ceil(candidates * count), generator("choose", *words))
         losses = {client: self._last[client][0] if client in self._last else math.inf for client in drawn}
+        # `drawn` is in random order and sorting is stable, so equal losses are drawn by chance
         return sorted(sorted(drawn, key=lambda client: -losses[client])[:count])
 
     def by_utility(self, clients: Sequence[int], count: int, version: int, *words: int | str) -> list[int]:
@@ -76,6 +78,7 @@ class ClientRecords:
         scored = [client for client in clients if client in self._last]
         fresh = [client for client in clients if client not in self._last]
         explored = min(len(fresh), round(count * max(_LEAST, _EXPLORE * _DECAY**version)))
+        # where too few have trained, newcomers fill the cohort
         explored = max(explored, min(len(fresh), count - len(scored)))
         chosen = rng.choice(fresh, explored, replace=False).tolist() if explored else []
         count -= explored
@@ -83,6 +86,7 @@ class ClientRecords:
             return sorted(chosen)
         loss, rows, seconds, asked = np.array([self._last[client] for client in scored], dtype=np.float64).T
         utility = loss * rows
+        # the paper's bonus for clients not asked for long, in units of the largest utility, as losses have no scale
         utility = utility + utility.max() * np.sqrt(0.1 * math.log(version + 1) / np.maximum(asked, 1))
         pace = np.median(seconds)
         utility = utility * np.where(seconds > pace, (pace / np.maximum(seconds, 1e-12)) ** _ALPHA, 1.0)
@@ -149,6 +153,7 @@ class ClientPool:
             return select(clients, count, *words)
         if not isinstance(clients, range):
             return select([c for c in clients if c not in self.busy and c not in self.excluded], count, *words)
+        # at least half of the range is free then, so `_draw` needs about two draws for each client at most
         if 2 * (unavailable + count) <= len(clients):
             return self._draw(len(clients), count, *words)
         if self._free is None or self._range != len(clients):

@@ -52,7 +52,9 @@ class ClientQueries:
             if missing.pop(result.task.id, None) is not None:
                 answers.append(result)
             else:
+                # a training task that ends meanwhile belongs to the loop, which takes it next
                 self.queue.append(result)
+        # not in the order of arrival, which differs from run to run where clients are processes
         return sorted(answers, key=lambda result: result.task.id)
 
     def usable_answers(self, tasks: Sequence[Task]) -> tuple[list[Result], list[tuple[Result, str]]]:

@@ -155,6 +155,7 @@ class ClusterModels:
         parts = any(positions is not None for positions in cohort.held)
         if cohort.updates[0].partial_sum is None and (self._side_by_side or parts):
             changes = [update.vectors["model"] for update in cohort.updates]
+            # a single change needs no copy of the model
             matrix = torch.stack(changes) if len(changes) > 1 else changes[0].unsqueeze(0)
             cohort = self._collude(dataclasses.replace(cohort, matrix=matrix), matrix, context.spec.seed)
         labels = assigned(recipe.clustering, cohort, self.cluster_of, context)
@@ -212,6 +213,7 @@ class ClusterModels:
         """Let colluding attackers replace their updates."""
         for place, attack in self._colluding:
             matrix = attack.collude(matrix, cohort.clients, key("collude", place, seed, cohort.version))
+        # nobody colluded, and honest updates are not copied
         if matrix is cohort.matrix:
             return cohort
         updates = [
@@ -226,10 +228,12 @@ class ClusterModels:
             if former is not None and former.cache is not None and label != self.cluster_of.get(client, 0):
                 model = torch.empty_like(former.model)
                 former.cache.drop(client, model)
+                # without a weight left there is no mean of last models, and nothing was written to `model`
                 former.settle(model if former.cache.whole > 0 else former.model)
             self.cluster_of[client] = label
 
     def _move(self, label: int, members: Cohort, make_context: MakeContext) -> list[Counted]:
+        # changes count from the models that were sent, so a new cluster begins at their mean
         fresh = None if label in self.clusters else torch.stack(list(members.sent)).mean(0)
         cluster, aggregator = self.cluster(label, fresh), self.recipe.aggregation
         context = make_context("aggregation", label)
@@ -313,6 +317,7 @@ class ClusterModels:
         model, end = torch.empty_like(cluster.model), len(members.clients) - 1
         for row, (client, weight) in enumerate(zip(members.clients, weights, strict=True)):
             assert weight is not None  # a recipe with another aggregator was refused
+            # the global model is written in the last pass alone
             cache.swap(client, weight, members.model(row), model if row == end else None)
         if cache.whole <= 0:
             return [0.0] * len(members.clients)
@@ -323,6 +328,7 @@ class ClusterModels:
 
     def state(self) -> Checkpoint:
         """The whole state, for a checkpoint."""
+        # of clients' last models only those that changed since the last checkpoint; all else is complete
         tensors = self.last.changed()
         numbers: dict[int, dict[str, Any]] = {}
         for number, cluster in self.clusters.items():
@@ -333,6 +339,7 @@ class ClusterModels:
             tensors |= {f"{here}/own_buffers/{name}": tensor for name, tensor in cluster.own_buffers.items()}
             numbers[number] = {"committed": cluster.committed}
             if self.cluster_of:
+                # with one cluster they are all versions, which `restore` fills in
                 numbers[number]["steps"] = cluster.steps
             if cluster.cache is not None:
                 tensors[f"{here}/cache/sums"], numbers[number]["cache"] = cluster.cache.state()

@@ -154,6 +154,7 @@ def capped(weights: Sequence[float], largest: float) -> list[float]:
     rests = [*itertools.accumulate(reversed(down))][::-1]
     for count, (weight, rest) in enumerate(zip(down, rests, strict=True)):  # so many are above the limit
         limit = largest * rest / (1 - count * largest)
+        # a weight that equals the limit must not miss it by a rounding error
         if weight <= limit * (1 + 1e-12):
             return [min(weight, limit) for weight in weights]
     raise AssertionError("of several weights, not all are above the limit")
@@ -165,6 +166,7 @@ def with_capped_examples(cohort: Cohort, largest: float) -> Cohort:
         return cohort
     limits = capped([float(update.examples) for update in cohort.updates], largest)
     pairs = zip(cohort.updates, limits, strict=True)
+    # rounded down, so that no share ends above the limit
     updates = [dataclasses.replace(update, examples=min(update.examples, int(limit))) for update, limit in pairs]
     return dataclasses.replace(cohort, updates=updates)
 
@@ -202,6 +204,7 @@ def fitting_models(
     """
     values = checkpoint.values["cluster_models"]
     whole, main = in_order and "clustering" in same, int(values.get("main", 0))
+    # else the main cluster alone, as the new run's cluster 0
     numbers = {int(number): int(number) for number in values["clusters"]} if whole else {main: 0}
     cached = whole and "server_optimizer" in same and any("cache" in row for row in values["clusters"].values())
     clusters = {

@@ -349,6 +349,7 @@ class CompletedModels:
             complete = {number: buffers for number, buffers in answers.items() if buffers is not None}
             cluster.own_buffers |= {str(number): buffers for number, buffers in complete.items() if number is not None}
             if None in complete:
+                # a model is never written to, since whoever it was sent to still holds it
                 model = cluster.model.clone()
                 model[self._work.layout.shared_trained : self._work.layout.shared] = complete[None]
                 cluster.settle(model)
@@ -369,6 +370,7 @@ class CompletedModels:
         weights = [float(min(answer.examples, self._most or answer.examples)) for answer in answers]
         mean = weighted_mean([answer.vectors for answer in answers], "buffers", weights, sum(weights)).float()
         for span in layout.variances:
+            # a client may send any number, and batch norm takes the root of a variance
             mean[span.start - layout.shared_trained : span.stop - layout.shared_trained].clamp_(min=0.0)
         return mean
 

@@ -130,6 +130,7 @@ class ServerLoop:
         parts = work.own_models is not None and any(
             own.held is not None or own.silent is not None for own in work.own_models.models
         )
+        # only a weighted sum can be formed where clients train: whatever looks at single updates needs them here
         early = not (parts or recipe.requires_individual_updates or recipe.masking or self.check.limits_weights)
         self._summed = recipe.aggregation if early and isinstance(recipe.aggregation, Linear) else None
         self._failures = ClientFailures(names, known)
@@ -148,6 +149,7 @@ class ServerLoop:
     def _run(self) -> None:
         self._began, self._before = time.perf_counter(), self.totals.wall
         spending, epsilon = self._learn_sizes(), None if self.stop is None else self.stop.epsilon
+        # a resumed run may have spent its budget, and then ends by `_over` and not with an error
         if spending is not None and epsilon is not None and not self.version:
             spending.check_first(epsilon)
         self._evaluate_if_due()
@@ -163,6 +165,7 @@ class ServerLoop:
             elif (result := self.runtime.next(scheduler.deadline(self._view()))) is not None:
                 self._take(result)
                 del result  # a name for it would keep the sum of its round in memory during the next one
+            # nobody is asked, at work or waited for and the clock stands still, so nothing can ever happen again
             elif not count and not self.client_pool.busy and not self._waiting and self.runtime.now() == view.now:
                 raise RuntimeFault(self.client_pool.stuck_reason())
             view = self._view()
@@ -211,6 +214,7 @@ class ServerLoop:
             return False
         offer = self.recipe.clustering.candidates(self.cluster_models.models, self.work)
         tasks = []
+        # before tasks are made, which bring the list of those that agreed
         self._masked.agree_keys(clients, self._context)
         for client in clients:
             cluster, attempt = self.cluster_models.of(client), self._attempts.get(client, 0)
@@ -219,6 +223,7 @@ class ServerLoop:
             tasks.append(task)
             self.client_pool.take(task)
             self._attempts[client] = attempt + 1
+            # by the model that is sent: it may have moved by the time the update comes
             self._limits[task.id] = self.check.limit(cluster.norm)
         self._requested += len(tasks)
         self._outstanding += len(tasks)
@@ -227,6 +232,7 @@ class ServerLoop:
         self.runtime.submit([task for task in tasks if task.client not in absent], sum_request)
         for task in tasks:
             if task.client in absent:
+                # as a task that has failed, so that no round waits for it
                 self._take(Result(task, None, now, now, failure=absent[task.client]))
         return True
 
@@ -258,8 +264,10 @@ class ServerLoop:
         task, update, version = result.task, result.update, self.version
         client = task.client
         self.client_pool.release(client)
+        # tasks of earlier versions left this count at the last step
         self._outstanding -= task.version == self.version
         result, reason = self._intake.take(result, self._limits.pop(task.id))
+        # an answer shows that the client has its first private numbers, also where its update does not count
         if update is not None:
             self.client_pool.initialized.add(client)
         if reason is not None:
@@ -288,6 +296,7 @@ class ServerLoop:
     def _step(self) -> None:
         lost = [(result, reason) for result, status, reason in self._ended if status == "lost"]
         self._failures.watch(lost, len(self._waiting) + len(self._ended), self.version + 1)
+        # by client and not by arrival, so that floating-point sums are the same in every run
         results = sorted(self._waiting, key=lambda a: (a.task.client, a.task.id))
         self._waiting = []
         results, unlike = self._intake.split(results)
@@ -466,6 +475,7 @@ class ServerLoop:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore what `state` returned."""
         values = checkpoint.values
+        # they hold the state of components that is replaced here
         self._contexts.clear()
         self.cluster_models.restore(Checkpoint(checkpoint.tensors, values["cluster_models"]), values["version"])
         self.version, self._next_id = int(values["version"]), int(values["next_id"])

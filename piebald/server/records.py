@@ -157,6 +157,7 @@ def plain_tasks(tasks: Sequence[Task]) -> tuple[list[TableRow], dict[str, Tensor
     tensors: dict[str, Tensor] = {}
     for task in tasks:
         for vector in task.vectors.values():
+            # all tasks of a step carry the same model, which is stored once
             if id(vector) not in places:
                 places[id(vector)] = f"sent/{len(places)}"
                 tensors[places[id(vector)]] = vector

@@ -219,6 +219,7 @@ class MaskedRounds:
         self.loss = None
         if self.transform is None or not results:
             return results, None
+        # its keys open one sum: the next one needs keys of its own
         agreement, self._agreement = self._agreement, None
         masked = {result.task.client: result.update for result in results if result.update is not None}
         pool = (

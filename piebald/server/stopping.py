@@ -105,6 +105,7 @@ class StoppingCriteria(Component):
         else:
             tally.since += 1
         good = self.target is not None and sign * score >= sign * self.target
+        # once met, the target stays met, also where a later evaluation is worse
         tally.reached = tally.reached or good or (self.patience is not None and tally.since >= self.patience)
 
 
@@ -140,6 +141,7 @@ class ClientFailures:
                 self._said.add((result.task.client, kind))
                 _log.warning("%s, round %d, %s: %s", self._name(result), version, _doing(result), reason)
         for alike in kinds.values():
+            # one failure says nothing about the run where there are other clients to ask
             if 2 * len(alike) > asked and (len(alike) > 1 or self._known == 1):
                 result, reason = alike[0]
                 raise RuntimeFault(

@@ -254,10 +254,12 @@ def value_of(text: str, origin: str) -> Any:
     try:
         values = _parsed(f"value = {text}", origin)
     except tomllib.TOMLDecodeError:
+        # such a beginning was meant as a value, and a mistake in it must not become text
         if text[0] in "[{\"'":
             example = 'like 0.1, true, [1, 2] or "text"'
             raise SettingError(f"{origin}: {shown(text)} is not a TOML value, {example}") from None
         return text
+    # with a line break, a text could be several settings
     return values["value"] if len(values) == 1 else text
 
 
@@ -343,6 +345,7 @@ def _key_words(text: str, place: int) -> Iterator[tuple[str, int]]:
             yield "", place
             return
         word, place = match.group(), match.end()
+        # tomllib undoes the escapes of a quoted key
         yield (tomllib.loads(f"word = {word}")["word"] if word[0] in "\"'" else word), place
         while text[place : place + 1] in (" ", "\t"):
             place += 1

@@ -100,6 +100,7 @@ def restore(file: PathLike, folder: PathLike) -> dict[str, Any]:
             with opened(source) as tar:
                 _unpack(source, tar, unfinished)
             with RunStore.open_read_only(unfinished) as store:
+                # checks all files of a checkpoint, so that a backup that cannot be resumed is refused here
                 store.last_checkpoint()
                 version = store.version
             _without_journal(unfinished)
@@ -141,15 +142,18 @@ def _snapshot(folder: Path, database: Path, opened: ExitStack) -> tuple[dict[str
 def _copy_database(folder: Path, database: Path) -> tuple[dict[str, str | None], int]:
     """Copy the database; returns the files that the copy names with their recorded SHA-256, and its newest step."""
     database.unlink(missing_ok=True)
+    # made with its mode first, since SQLite would let others read what it makes
     os.close(os.open(database, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o600))
     live = closing(schema.connect(folder / DATABASE, read_only=True))
     with live as source, closing(sqlite3.connect(database)) as copy:
         schema.check(source, folder)
         source.backup(copy)
+        # one file: a backup has no place for a journal beside it
         copy.execute("PRAGMA journal_mode = DELETE")
         rows = copy.execute("SELECT file, sha256 FROM checkpoint UNION SELECT file, sha256 FROM client_state_file")
         names: dict[str, str | None] = {str(name): str(digest).partition(" ")[0] for name, digest in rows}
         version = int(copy.execute("SELECT coalesce(max(version), 0) FROM step").fetchone()[0])
+    # no table names these files, which a run writes behind its last step
     names |= {path.name: None for path in folder.glob("chosen-*.safetensors")}
     names |= {name: None for name in (START, TOKENIZER) if (folder / name).exists()}
     for name in names:
@@ -180,8 +184,11 @@ def _write(folder: Path, target: Path, sources: Mapping[str, _Source], version: 
     with os.fdopen(handle, "wb") as tar:
         _add(tar, _MANIFEST, len(manifest), [manifest])
         for name, (file, _) in sources.items():
+            # a second pass: the list with all digests comes first in the file. The same handle has the same bytes, even
+            # if the run has deleted the name
             file.seek(0)
             _add(tar, name, listed[name]["bytes"], iter(partial(file.read, _CHUNK), b""))
+        # two blocks of zeros are the end of a tar file
         tar.write(bytes(2 * tarfile.BLOCKSIZE))
         tar.flush()
         os.fsync(tar.fileno())
@@ -213,6 +220,7 @@ def _unpack(source: Path, tar: IO[bytes], folder: Path) -> None:
         name, size = _head(source, tar)
         if name not in files or files[name][0] != size:
             raise RunFolderError(f"{source} holds {name[:80]!r} of {size:,} bytes, which its list of files has not")
+        # each name once: a second entry would replace a file that was checked
         _, wanted_digest = files.pop(name)
         digest = hashlib.sha256()
         handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o600)
@@ -249,6 +257,7 @@ def _manifest(source: Path, text: bytes) -> dict[str, tuple[int, str]]:
         version = manifest["format"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise unreadable from None
+    # not isinstance: True would pass as 1
     if type(version) is not int or version != FORMAT:
         raise RunFolderError(
             f"{source} has format {str(version)[:20]}, this Piebald reads {FORMAT}: install the Piebald that wrote it"

@@ -76,6 +76,7 @@ class RunLock:
 
     def __init__(self, folder: Path) -> None:
         refuse_links(folder)
+        # not truncated before the lock is held, since the file names the holder to whoever is refused
         self._handle: int | None = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | NO_LINK, 0o644)
         _held.add(self)
         if fcntl is None:
@@ -103,5 +104,6 @@ class RunLock:
     def drop(self) -> None:
         """Close the file and leave it as it is."""
         if self._handle is not None:
+            # the file stays: a lock on a file that was deleted keeps nobody out
             os.close(self._handle)
             self._handle = None

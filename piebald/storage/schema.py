@@ -128,6 +128,7 @@ def check(db: sqlite3.Connection, folder: Path) -> None:
         raise RunFolderError(
             f"{folder} has schema {schema} but this Piebald reads schema {SCHEMA}: install the Piebald that wrote it"
         )
+    # a view or trigger in a folder from elsewhere would run SQL of its author
     if (foreign := foreign_part(db, _INDEXES)) is not None:
         raise RunFolderError(f"{folder} is not as a run writes it: its {DATABASE} has {foreign}, which is never used")
 
@@ -196,7 +197,9 @@ def decoded(text: str, what: str) -> Any:
 def transaction(db: sqlite3.Connection, *, durable: bool = False) -> Iterator[None]:
     """Run the block in one transaction; a durable one is on the disk when it ends and survives a power cut."""
     if durable:
+        # before the transaction begins, within which SQLite does not change it
         db.execute("PRAGMA synchronous = FULL")
+    # takes the lock at once: a transaction that begins by reading could fail when it first writes
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -227,6 +230,7 @@ def explained(doing: str) -> Iterator[None]:
 def _reason(error: Exception) -> str:
     text = str(error)
     code = error.errno if isinstance(error, OSError) else None
+    # safetensors gives Rust's errors as text: 28 is a full disk, 13 and 30 are missing permissions
     if code in (errno.ENOSPC, errno.EDQUOT) or "disk is full" in text or "os error 28" in text:
         return "the disk is full: make room and try again"
     forbidden = any(words in text for words in ("readonly", "os error 13", "os error 30"))
@@ -269,6 +273,7 @@ def packed_values(values: Sequence[float]) -> str:
         ('3:oA==', 'AAAAPw==')
     """
     array = np.asarray(values, dtype="<f4")
+    # right or wrong of each row takes one bit, a 32nd of its number
     if bool(((array == 0) | (array == 1)).all()):
         return f"{len(array)}:{base64.b64encode(np.packbits(array.astype(bool)).tobytes()).decode()}"
     return base64.b64encode(array.tobytes()).decode()

@@ -117,6 +117,7 @@ class RunStore:
                 tensor_files.write_bytes(folder, START, start)
             with closing(schema.connect(folder / UNFINISHED)) as empty:
                 schema.make(empty)
+                # on the disk before the rename: a run without its description could not be resumed
                 with schema.transaction(empty, durable=True):
                     schema.insert(empty, "meta", schema.meta_rows(described))
             # the rename is the moment at which the folder becomes a run

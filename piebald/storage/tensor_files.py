@@ -148,6 +148,7 @@ def pick(folder: Path, name: str, keys: Iterable[str] | None = None) -> dict[str
 
 def _inside(folder: Path, name: str) -> Path:
     """The path of a file that a database names: one of its own folder."""
+    # a run folder may come from anybody, and "../x" would read, or delete, files elsewhere
     if not isinstance(name, str) or Path(name).name != name:
         raise RunFolderError(f"{folder} is damaged: its database names the file {shown(name)}")
     return folder / name
@@ -184,6 +185,7 @@ def split_client_state(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor]
     whole, states = {}, {}
     for key, tensor in tensors.items():
         if key.startswith((CLIENT_STATE, LAST)):
+            # names may have slashes of their own
             kind, client, name = key.split("/", 2)
             states[int(client), f"last:{name}" if kind == "last" else name] = tensor
         else:
@@ -194,6 +196,7 @@ def split_client_state(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor]
 def current(db: sqlite3.Connection, version: int, client: int | None = None) -> list[StoredTensor]:
     """The current rows of `client_state` as of a version, of one client or of all."""
     rows = db.execute(
+        # with max, SQLite takes the other columns from the row that has the largest version
         "SELECT client, name, file, max(version) FROM client_state"
         " WHERE version <= :version AND (:client IS NULL OR client = :client) GROUP BY client, name",
         {"version": version, "client": client},

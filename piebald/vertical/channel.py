@@ -77,6 +77,7 @@ class InMemoryChannel(Channel):
             raise PartyEnded(f"the other party was silent for {timeout:g} seconds") from None
         if frame is None:
             raise PartyEnded(GONE)
+        # the same refusals as over a socket, so that both kinds of runs behave alike
         body_length(frame[: HEADER.size], most)
         self.received += len(frame)
         return frame
@@ -118,6 +119,8 @@ class SocketChannel(Channel):
         data = bytearray()
         while len(data) < count:
             try:
+                # a MB at a time, so that memory grows with what has come and not with what a header claims; a timeout
+                # of 0 would make the socket non-blocking
                 piece = self._take(min(count - len(data), 1 << 20), max(until - time.monotonic(), 0.001))
             except TimeoutError:
                 raise PartyEnded(f"the other party was silent for {timeout:g} seconds") from None
@@ -142,6 +145,7 @@ class SocketChannel(Channel):
 
     def close(self) -> None:
         self._waiting.put(None)
+        # frames that wait are sent first, but a partner that does not read must not hold this process
         self._writer.join(timeout=5)
         with suppress(OSError):  # the other side may have gone first
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -176,6 +180,7 @@ def connect(address: str, timeout: float) -> SocketChannel:
     target, until = parse(address), time.monotonic() + timeout
     while True:
         try:
+            # never 0 or less, which is no waiting at all or an error
             connection = socket.create_connection(target, timeout=max(until - time.monotonic(), 0.1))
             return SocketChannel(_quick(connection))
         except OSError:

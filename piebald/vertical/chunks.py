@@ -62,6 +62,7 @@ def own_chunks(data: PartyHolding, rows: int, secret: PartySecret, by_label: boo
 def common_chunks(overlap: NDArray[np.int64], rows: int, seed: int) -> Chunks:
     """Return chunks of the co-occurring rows, the same at both parties, so drawn from the seed."""
     order = generator(seed, "transfer", "overlap").permutation(len(overlap))
+    # rows that do not fill a chunk are never used, or their sums would be those of few rows
     return [overlap[order[start : start + rows]] for start in range(0, len(overlap) - rows + 1, rows)]
 
 
@@ -110,6 +111,7 @@ def unknown_numbers(x: Tensor, rows: int, digits: int) -> float:
     entropy = sum(math.log2(count) for count in kinds)
     # sums show a collection and no order: of k kinds there are (rows + k - 1) choose rows.
     collections = rows * entropy - math.lgamma(rows + 1) / math.log(2)
+    # beyond, kinds are so many that nearly all rows differ, and the terms of lgamma would cancel
     if entropy < 30:
         count = 2.0**entropy
         collections = (math.lgamma(rows + count) - math.lgamma(count) - math.lgamma(rows + 1)) / math.log(2)

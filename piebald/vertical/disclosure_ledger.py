@@ -64,6 +64,7 @@ def plan(steps: int, own_chunks: int, common_chunks: int) -> dict[tuple[Disclosu
     chunks: list[tuple[DisclosureKind, int]] = [
         ("own", own_chunks), ("gradient", own_chunks), ("common", common_chunks)
     ]  # fmt: skip
+    # chunk k is used at the steps k, k + count, k + 2 count, ...
     counts = {(kind, chunk): len(range(chunk, steps, count)) for kind, count in chunks for chunk in range(count)}
     return counts | {("whole", 0): 2}  # the share of positives, and the final translator
 

@@ -114,6 +114,7 @@ class LinearKernel(Kernel):
         return [np.ones((1, 1))]
 
     def gradient(self, x: Floats, results: list[Floats]) -> Floats:
+        # the gradient depends on no x, so the product has one row for all
         return np.repeat(results[0] / len(x), len(x), axis=0)
 
     def sizes(self, rows: int, width: int, longest: float) -> list[ProductSize]:
@@ -165,6 +166,7 @@ class PolynomialKernel(Kernel):
 
     def sizes(self, rows: int, width: int, longest: float) -> list[ProductSize]:
         inner = width if self.degree == 2 else width * (width + 1) // 2 + (width if self.c else 0)
+        # the longest gradient of (x.y + c)^degree by x for rows of this length
         return [ProductSize(rows, inner, width, self.degree * longest * (longest**2 + self.c) ** (self.degree - 1))]
 
     def at_zero(self, y: Floats) -> float:
@@ -235,6 +237,8 @@ class GaussianKernel(Kernel):
         return gradient
 
     def sizes(self, rows: int, width: int, longest: float) -> list[ProductSize]:
+        # by the triangle inequality: L of the mean, and L^3 / sigma^2 times 1, 1/2 and 1/2 of the second moments, of
+        # |x|^2 mean / 2 and of the cubic constant
         vector = longest + 2 * longest**3 / self.sigma**2
         return [ProductSize(rows, width + 1, width, vector), ProductSize(rows, width, 1, 3 * longest**2)]
 

@@ -181,7 +181,9 @@ class DiscrepancyTerm(LossTerm):
         self._sizes = [kernel.sizes(rows, width, most) for width, most in zip(widths, longest, strict=True)]
         self._sizes = [[ProductSize(s.rows, s.inner, s.width, s.bound * room) for s in sizes] for sizes in self._sizes]
         self.owned = self.requested = [size for sizes in self._sizes for size in sizes]
+        # every product once more at each node of the quadrature
         self.probes = list(range(len(self.requested))) * len(nodes(kernel)[0])
+        # moments of few rows tell no more numbers than these rows have
         numbers = sum(min(kernel.moments(width, unit), rows * width) for width in widths)
         numbers += 1  # the party's own part of the losses
         self.disclosed_own, self.disclosed_common = (numbers, 0) if common is None else (0, numbers)
@@ -222,6 +224,7 @@ class DiscrepancyTerm(LossTerm):
         ]
 
     def target_value(self, view: PartyView) -> float:
+        # the source's quadrature gives K_st less its value at x = 0, which only the target can compute
         return sum(self._mean_kernel(rows) - 2 * self.kernel.at_zero(_numpy(rows)) for rows in view.layers)
 
     def value(self, view: PartyView, results: list[Floats], probed: list[Floats], target_value: float) -> float:

@@ -122,6 +122,7 @@ class Party:
             results = products.exchange(statistics, [*coefficients, *probes], repeats=extra)
         else:
             results = products.exchange(statistics, coefficients, repeated=extra)
+        # before the update: the losses belong to the weights that the view was computed with
         losses = self._watch(session, view, results) if watch else None
         self._update(view, results)
         self.done += 1
@@ -150,6 +151,7 @@ class Party:
         # from the same weights and chunks follow the same sums, so that they are counted once
         weights = torch.cat([part.detach().ravel() for part in self.network.parameters()])
         content = step.to_bytes(8, "little") + weights.numpy().tobytes()
+        # counted before any message is formed from it: a disclosure that the plan does not allow must not be sent
         self.ledger.count("common", step % len(self.common), step, content)
         if self.noise is None:
             self.ledger.count("own", chunk, step, content)
@@ -209,6 +211,7 @@ class Party:
             send_numbers(session, MessageKind.WATCH, np.array([term.target_value(view) for term in self.terms]))
             losses = receive_numbers(session, MessageKind.WATCH, len(names))
         else:
+            # the target speaks first, as its part is in the losses that the source replies with
             target_values = receive_numbers(session, MessageKind.WATCH, len(names))
             probed = results[sum(len(term.requested) for term in self.terms) :]
             values = []
@@ -233,6 +236,7 @@ class Party:
             if numbers[-1] < 0:
                 raise MessageFault("the other party's HANDOVER message gives a negative share of positives")
             self.phi, self.rate = torch.from_numpy(numbers[:-1]), float(numbers[-1])
+        # the channel closes after this: neither party leaves before the other one has the last numbers
         session.send(MessageKind.DONE, [])
         session.receive(MessageKind.DONE, [])
 

@@ -113,6 +113,7 @@ def divide(data: DataSet, settings: TransferData, seed: int) -> dict[Role, Party
         "target": [names.index(name) for name in names if name not in features or name in both],
     }
     ids: dict[Role, Ints] = {"source": parties.active.ids, "target": parties.passive.ids}
+    # -1 and 1, as the Taylor loss has them
     signs = 2.0 * data.targets.double() - 1
     return {
         role: PartyHolding(

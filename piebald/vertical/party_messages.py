@@ -76,6 +76,7 @@ class PartyEnded(RuntimeFault):
 
 def limit(lengths: Sequence[MessageLength]) -> int:
     """Return the largest number of bytes of a message with these parts, without its header."""
+    # 8 bytes before each part are its length
     return sum(8 + length.most for length in lengths)
 
 
@@ -123,6 +124,7 @@ def unpack_frame(
     """
     head, body, tag = frame[: HEADER.size], frame[HEADER.size : -TAG], frame[-TAG:]
     magic, sent_kind, sent_by, sent_session, sent_number, length = (
+        # a frame that is too short must fail on its magic number, not in struct
         HEADER.unpack(head) if len(head) == HEADER.size else (b"", 0, 0, b"", 0, 0)
     )
     # the tag comes first: nothing else of a frame is believed before it fits

@@ -56,6 +56,7 @@ class PartySecret:
 
     def permutation(self, count: int, *words: str | int) -> NDArray[np.int64]:
         """Return the numbers below `count` in random order."""
+        # 64-bit keys: two of n are equal with a chance of about n^2 / 2^65, so ties favour no order in practice
         return np.argsort(self._bits(count, words), kind="stable").astype(np.int64)
 
     def noise(self, content: bytes) -> NoiseSource:
@@ -63,6 +64,7 @@ class PartySecret:
         return NoiseSource(hashlib.blake2b(content, digest_size=32, key=self.key, person=b"piebald hidden").digest())
 
     def _bits(self, count: int, words: Sequence[str | int]) -> NDArray[np.uint64]:
+        # as JSON, so that no two lists of words give the same key
         key = hashlib.blake2b(json.dumps(words).encode(), digest_size=32, key=self.key).digest()
         stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
         return np.frombuffer(stream.update(bytes(8 * count)), dtype="<u8").astype(np.uint64)

@@ -62,6 +62,7 @@ class PartyStore:
         self.folder = run / role
         with explained(f"{self.folder} cannot be written"):
             private_folder(self.folder)
+            # a link in place of the lock would have another file opened for writing
             os.close(os.open(self.folder / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
             for path in self.folder.iterdir():
                 if not path.is_symlink():  # a link may lead to a file that is not the run's
@@ -103,6 +104,7 @@ class PartyStore:
             if self._checkpoints():
                 raise RunFolderError(f"{path} is missing, so this run cannot be continued: start it in a new folder")
             secret = PartySecret.fresh()
+            # before anything is drawn from it: with another secret, resumed steps would tell new sums of the same rows
             write_private(path, secret.key)
         except ValueError:
             raise RunFolderError(
@@ -131,15 +133,18 @@ class PartyStore:
 
     def restore(self, party: Party, step: int) -> None:
         """Reset a party to a checkpoint that both parties have, and delete all other ones and later records."""
+        # step 0 has a checkpoint, too: from then on a missing secret or ledger is a damage and not a beginning
         if step == 0 and not self._checkpoints():
             self.save(party)
         tensors = read(self.folder / self._name(step))
+        # later ones as well: a partner could otherwise have this party take other steps in place of them
         self._forget([number for number in self._checkpoints() if number != step])
         remaining = [line for line in self.steps() if line["step"] < step]
         self._replace("steps.jsonl", "".join(json.dumps(line) + "\n" for line in remaining).encode())
         party.done = step
         try:
             party.network.load_state_dict(_below(tensors, "network."))
+            # the optimizer has no state before its first step
             if step == 0:
                 return
             state = party.optimizer.state_dict()

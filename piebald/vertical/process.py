@@ -26,6 +26,7 @@ def main(arguments: list[str]) -> int:
         print(printable(error), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
+        # as a shell reports an interrupted process: 128 + SIGINT
         return 130
     return 0
 

@@ -68,6 +68,7 @@ class PartySession:
 
     def receive(self, kind: MessageKind, lengths: Sequence[MessageLength]) -> list[bytes]:
         """Receive the expected message."""
+        # an ABORT may come in place of a shorter message, such as DONE
         frame = self.channel.receive(max(limit(lengths), 64), self.timeout)
         # HELLO may come from either role, so that two parties of the same role get a sentence of their own
         sender = None if kind is MessageKind.HELLO else 1 - ROLES.index(self.role)
@@ -134,6 +135,7 @@ class PartySession:
         """Close the channel at the end; after an error, first send the other party the reason as one number."""
         try:
             yield
+        # nobody is left to read a reason
         except PartyEnded:
             raise
         except (Exception, KeyboardInterrupt) as error:
@@ -186,6 +188,7 @@ class Products:
             C S + K for each matrix of coefficients.
         """
         session, lengths = self._session, self._backend.lengths
+        # both parties send before they read, in every phase: each works while the other's message is under way
         encrypted = [self._owner.encrypt(part.matrix, size) for part, size in zip(statistics, self.owned, strict=True)]
         session.send(MessageKind.STATISTICS, encrypted)
         places = [*range(len(self.requested)), *repeats]

@@ -54,11 +54,13 @@ class SecureChannel(SocketChannel):
         try:
             return super().receive(most, timeout)
         except (PartyEnded, MessageFault):
+            # the connection broke because the partner was refused, which is what its user must hear
             if self.unwelcome:
                 raise PartyEnded(self.unwelcome) from None
             raise
 
     def _put(self, frame: bytes) -> None:
+        # the partner may compute for long before it reads; the timeout of `receive` decides when it is gone
         self._secured.sendall(frame, seconds=math.inf)
 
     def _take(self, most: int, seconds: float) -> bytes:
@@ -97,6 +99,7 @@ def open_channel(credentials: Credentials, timeout: float, partner: str | None =
     def carry(connection: SharedSocket) -> None:
         """Take the first connection of a listed party, and hold it until it ends."""
         name = name_in(connection.certificate)
+        # the first connection stays: a later one, even of a listed party, must not take its place in the run
         if name not in partners or over.is_set():
             log.warning("refused a connection from %s: expected %s", name, " or ".join(partners))
             return
@@ -119,6 +122,7 @@ def open_channel(credentials: Credentials, timeout: float, partner: str | None =
     try:
         return channels.get(timeout=timeout)
     except queue.Empty:
+        # ends the thread that goes on trying
         over.set()
         raise RuntimeFault(f"the other party was not at {address} for {timeout:g} seconds") from None
 

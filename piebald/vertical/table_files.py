@@ -68,6 +68,7 @@ def load(files: PartyFiles, role: Role, test: float, seed: int, public: bool = F
         features=tuple(names),
         test=x[held_out] if held_out.any() else x if role == "target" else x[:0],
         test_y=torch.from_numpy(labels[held_out]) if held_out.any() and labels is not None else nothing,
+        # in the order of keys and not of rows, so that both parties' tables may be sorted in any way
         keys=hashlib.blake2b("\n".join(keys[place]).encode(), digest_size=16).hexdigest(),
     )
 
@@ -192,6 +193,7 @@ def _features(
         names += [f"{name}={value}" for value in values]
     numbers, texts = ([name for name in kind if name not in prepared] for kind in (numbers, texts))
     if numbers or texts:
+        # fitted to training rows alone: held-out rows must not shape the inputs that they are scored by
         x, encoded = encode(frame, numbers, texts, train)
         columns += list(x.double().numpy().T)
         names += encoded
@@ -204,10 +206,12 @@ def _texts(column: Series[Any], file: PartyFile) -> Texts:
     values: list[Any] = column.tolist()
     if column.dtype.kind == "f":
         present = np.array([value for value, gap in zip(values, gaps, strict=True) if not gap])
+        # beyond 2^53, floating point skips whole numbers, and two keys could read alike
         if np.any(np.abs(present) >= 2.0**53):
             raise SettingError(
                 f"column {column.name!r} of {file.path} holds numbers of more than 15 digits: quote them"
             )
         if np.all(present == np.rint(present)):
+            # the 0 of a gap is never read, as gaps become "" below
             values = [0 if gap else int(value) for value, gap in zip(values, gaps, strict=True)]
     return np.array(["" if gap else str(value).strip() for value, gap in zip(values, gaps, strict=True)], dtype=np.str_)

@@ -200,6 +200,7 @@ class RowNoise:
             The arrays with noise.  The same numbers get the same noise, so that a repeated step discloses nothing new.
         """
         exact = [np.ascontiguousarray(part, dtype=np.float64) for part, _ in parts]
+        # all that shapes a release is in the key of its noise: one noise on two arrays would give away their difference
         head = f"{kind} {chunk} {step} {[part.shape for part in exact]} {[reach for _, reach in parts]} {self.noise!r}"
         content = head.encode() + b"".join(part.tobytes() for part in exact)
         self.ledger.count(kind, chunk, step, content)
@@ -227,6 +228,7 @@ class RowNoise:
             signed, reach = self.translator(view.rows, labels, share)
             parts.append((signed.detach().numpy(), reach))
         released = self.release("own", chunk, step, parts)
+        # not strict: at the source the translator is released behind the layers
         moments = [_longest_moments(part, layer, self.kernel) for part, layer in zip(released, exact, strict=False)]
         if signed is None:
             return replace(view, moments=moments)
@@ -240,6 +242,7 @@ class RowNoise:
         centred = 2 * rows - 1
         # only rows longer than 1 are shortened
         centred = centred / centred.norm(dim=1, keepdim=True).clamp(min=1.0)
+        # a replaced row takes one weight away and adds another, each at most 1 / (2 min n), on rows of length up to 1
         return (weights * labels) @ centred, 1 / (min(positive, 1 - positive) * len(labels))
 
     def final_translator(self, rows: Tensor, labels: Tensor, share: float, step: int) -> Tensor:
@@ -252,6 +255,7 @@ class RowNoise:
         """Return the share of positives among labels [n], released."""
         exact = np.array([float((labels > 0).double().mean())])
         (released,) = self.release("whole", 0, 0, [(exact, 1 / len(labels))])
+        # what is computed from a release discloses nothing more
         return float(np.clip(released[0], 0.0, 1.0))
 
     def gradient(
@@ -266,6 +270,7 @@ class RowNoise:
         """
         own_trace, common = view.traces
         sums = [*(sums for _, sums in own_trace), *(sums for _, sums in common)]
+        # by each layer's sums and not by the weights, which would have added the rows up before they are clipped
         slopes = torch.autograd.grad(tensors, sums, gradients, allow_unused=True)
         reach = self.clip / len(view.rows)
         clipped = row_gradients(own_trace, slopes[: len(own_trace)], reach)

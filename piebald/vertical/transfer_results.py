@@ -324,6 +324,7 @@ def _losses(axes: Any, run: Path) -> None:
         ax.plot(steps, values, color=LIGHT[place + 1], linewidth=1.8, marker="o", markersize=3)
         ax.set_title(NAMES.get(name, name), loc="left", fontsize=11)
         ax.set_xlabel("Step")
+        # the Gaussian's expansion is not positive definite: its MMD^2 may be below 0, which has no logarithm
         if name == "mmd2" and min(values) > 0:
             ax.set_yscale("log")
 

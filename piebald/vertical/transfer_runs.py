@@ -160,6 +160,7 @@ def _channel_opener(role: Role, runtime: TransferRuntime, folder: Path) -> Calla
     """Return a function that connects one party to the other; refuse wrong settings before data is loaded."""
     if runtime.credentials is not None:
         credentials = read_credentials(Path(runtime.credentials))
+        # a run that was begun with one partner must not be finished with another, who would learn of the same rows
         noted = read_partner(folder / role)
         if noted is not None and runtime.partner not in (None, noted):
             partner = f"runtime.partner={runtime.partner}"
@@ -227,6 +228,7 @@ def train_party(
             party = Party(role, data, settings, secret, store.ledger_file if store else None)
             if store and isinstance(channel, SecureChannel):
                 store.keep_to(channel.partner)
+            # co-occurring rows are matched by their positions alone, so both tables must have the same keys
             keys = {"keys": data.keys} if data.keys else {}
             party.done = session.handshake(settings.agreed() | keys, store.last_steps() if store else (0, 0))
             if store:
@@ -318,6 +320,7 @@ def _two_threads(
             target = train_party("target", settings, data["target"], ends["target"], folder, note, simulated=True)
     except PartyEnded as ended:
         thread.join()
+        # the target knows only that the source has ended; the source's own error says why
         raise next((error for error in errors if not isinstance(error, PartyEnded)), ended) from None
     finally:
         thread.join()
@@ -374,6 +377,7 @@ def _wait(
             reported += len(lines)
     except BaseException:
         for process in begun.values():
+            # either party alone would wait for the other one's messages until its timeout
             process.terminate()
         raise
     finally:
@@ -401,8 +405,10 @@ def _error(codes: Mapping[Role, int], messages: Mapping[Role, str], folder: Path
 
 
 def _secret() -> bytes:
+    # no variable is an empty secret: tags then find damage, but prove nothing about the sender
     text = os.environ.get(SECRET, "")
     with suppress(ValueError):
+        # BLAKE2b takes keys of up to 64 bytes
         if len(secret := bytes.fromhex(text)) <= 64:
             return secret
     raise SettingError(f"{SECRET} must be up to 64 bytes in hexadecimal")

@@ -327,6 +327,7 @@ class TransferSettings(TransferSection):
             raise SettingError(
                 f"overlap_batch must be at most data.overlap = {self.data.overlap}, got {self.overlap_batch}"
             )
+        # what the source owns the target requests and the other way round, so these are all products
         for term in self.terms("source"):
             for size in (*term.owned, *term.requested):
                 self.backend.check(size)

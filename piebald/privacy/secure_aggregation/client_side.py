@@ -39,6 +39,7 @@ def masked(update: Update, task: Task, work: ClientWork, secrets: ClientSecrets)
         return update, None
     places = work.masked_places(task.client, task.version)
     if places is not None:
+        # before masking, since masked numbers cannot be left out: all clients send the same ones, so their masks cancel
         vectors = {**update.vectors, "model": update.vectors["model"][torch.from_numpy(places)]}
         update = replace(update, vectors=vectors)
     try:
@@ -80,6 +81,7 @@ def repeatable(*words: int | str) -> Callable[[int], bytes]:
 
     def draw(count: int) -> bytes:
         nonlocal calls
+        # counted, so that several draws for one question differ
         calls += 1
         return hashlib.shake_256(key("secrets", calls, *words).to_bytes(8)).digest(count)
 

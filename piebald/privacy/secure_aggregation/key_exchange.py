@@ -114,6 +114,7 @@ def exchange_keys(clients: Sequence[int], commit: bool, make_graph: MakeGraph, c
         graph = make_graph(members, [texts(public_keys[client][KEYS], 2 * masks.KEY)[0] for client in members])
     except Declined as error:
         raise Declined(f"{len(clients)} clients were asked for keys: {error}") from None
+    # with the signatures, since clients must check one another's keys and not believe the server
     vectors = {**graph.vectors(), SIGNED: torch.cat([public_keys[client][SIGNED] for client in members])}
     answers = asked(context, ShareKeys(), dict.fromkeys(members, vectors))
     keys = ExchangedKeys(graph, {})
@@ -152,6 +153,7 @@ def _keys(commit: bool, clients: Sequence[int], context: AsksClients) -> Answers
         public_keys = _sound(asked(context, AdvertiseKeys(), dict.fromkeys(promised, vectors)), promised, context)
         if public_keys.keys() == promised.keys():
             return public_keys
+        # at least one fewer each time, so this ends
         remaining = sorted(public_keys)
     return {}
 
@@ -163,6 +165,7 @@ def _sound(answers: Answers, promised: Mapping[int, bytes], context: AsksClients
         public = texts(answer[KEYS], 2 * masks.KEY)[0]
         if not all(masks.is_public_key(part) for part in (public[: masks.KEY], public[masks.KEY :])):
             context.exclude_client(client, "its public keys are no keys")
+        # where nobody commits, `promised` is empty and each key is compared with itself
         elif commitment(public) != promised.get(client, commitment(public)):
             context.exclude_client(client, "it showed other keys than those that it had committed to")
         elif not context.check_signature(client, key_claim(client, public), texts(answer[SIGNED], SIGNATURE)[0]):
@@ -188,6 +191,7 @@ def _settle(keys: ExchangedKeys, context: AsksClients) -> None:
     """Have clients check what they got, and have those who sent it show what is disputed."""
     answers = asked(context, CheckShares(), {reader: _to_check(keys, reader) for reader in keys.sent})
     disputes: dict[int, dict[int, bytes]] = {}  # signatures by who sent the shares, and by their holder
+    # who does not check its boxes may lack shares at the opening, when it is too late to go on without it
     gone = keys.sent.keys() - answers.keys()
     for reader, answer in answers.items():
         disputed = _disputed(keys, reader, answer, context)
@@ -214,6 +218,7 @@ def _show(keys: ExchangedKeys, disputes: Mapping[int, Mapping[int, bytes]], cont
         for sender, signed in disputes.items()
     }
     answers = asked(context, ShowShares(), vectors)
+    # whoever shows nothing leaves: its holder could not help to open its masks
     gone = disputes.keys() - answers.keys()
     for sender, answer in answers.items():
         shares = texts(answer[SHARES], BOTH)
@@ -238,6 +243,7 @@ def _disputed(
 ) -> dict[int, bytes] | str:
     """The signatures of a client by whose shares it disputes, or what is wrong with its answer."""
     partners, verdicts = keys.partners(reader), texts(answer[DISPUTED], 1)
+    # not strict: a wrong length is this client's fault and must exclude it, not end the sum
     against = [partner for partner, verdict in zip(partners, verdicts, strict=False) if verdict != b"\0"]
     signed = texts(answer[SIGNED], SIGNATURE)
     if len(verdicts) != len(partners) or len(signed) != len(against):
@@ -257,6 +263,7 @@ def _shown(keys: ExchangedKeys, sender: int, readers: Sequence[int], shares: Seq
     for reader, both in zip(readers, shares, strict=True):
         if share_digests(both, keys.graph, sender, reader) != keys.sent[sender].published[reader]:
             return f"it sent client {reader} other shares than it has published digests of"
+    # in a second loop, so that a client with one wrong share leaves none of its others behind
     for reader, both in zip(readers, shares, strict=True):
         keys.shown.setdefault(reader, {})[sender] = both
     return ""

@@ -40,6 +40,7 @@ def commitment(public: bytes) -> bytes:
 def own_shares(which: str, graph: MaskingGraph, client: int, root: bytes) -> dict[int, bytes]:
     """Shares by place of a client's key of pairwise masks ("masks") or of the seed of its own ("self")."""
     secret = masks.private_key(root, "masks") if which == "masks" else own_seed(root, graph)
+    # as many bytes as `shamir.share` draws; from the root, so that a question asked twice gets the same shares
     size = (BYTES + 16) * (graph.threshold - 1)
     stream = iter(masks.derive(root, "polynomial", which, graph.context, length=size))
     places = [graph.place(holder) for holder in graph.holders(client)]
@@ -100,6 +101,7 @@ def pair_seed(private: bytes, graph: MaskingGraph, shown: bytes, client: int, ot
 
 def box_key(root: bytes, graph: MaskingGraph, other: int, sender: int, reader: int) -> bytes:
     """The key of the box from `sender` to `reader`; `root` is that of one of them, `other` the other one."""
+    # sender and reader in order: both directions agree on one secret, and a fixed nonce allows one text for a key
     theirs = graph.keys[other][masks.KEY :]
     return masks.agree(masks.private_key(root, "boxes"), theirs, "box", graph.context, sender, reader)
 
@@ -128,5 +130,6 @@ def survivor_claim(graph: MaskingGraph, shown: bytes, senders: Sequence[int], su
 
     The context stands for the run's list of clients, their keys and all settings.
     """
+    # each list is a word with its length, so that no client can move from one list to the other
     lists = (" ".join(map(str, clients)) for clients in (senders, survivors))
     return b"survivors:" + masks.derive(graph.context, "survivors", shown, *lists)

@@ -136,9 +136,11 @@ class AdvertiseKeys(KeyQuery):
         else:
             public = public_keys(root_of(secrets))
             members, promised = clients_in(vectors.get(MEMBERS)), texts(vectors.get(COMMITMENTS), masks.KEY)
+            # not strict: the digest below covers both lists, and `ShareKeys` finds out where they do not match
             if (secrets.client, commitment(public)) not in zip(members, promised, strict=False):
                 raise Declined("the list of commitments does not have this client's newest one")
             digest = _digest(members, promised)
+            # with several lists for the same keys, a server could try several rings and keep the one that suits it
             if COMMITTED in secrets.kept and texts(secrets.kept[COMMITTED], masks.KEY) != [digest]:
                 raise Declined("there was another list of commitments for the same keys")
             secrets.kept[COMMITTED] = rows([digest], masks.KEY)
@@ -171,6 +173,7 @@ class ShareKeys(KeyQuery):
         if reason := demands_reject_reason(graph, secrets.demands):
             raise Declined(reason)
         _check_signatures(vectors, graph, secrets)
+        # kept only after every check: a refused list must not bind these keys to its context
         secrets.kept.update({CONTEXT: rows([graph.context], masks.KEY), **graph.vectors()})
         client = secrets.client
         both = shares_by_holder(graph, client, root)
@@ -189,6 +192,7 @@ class ShareKeys(KeyQuery):
 def known_graph(secrets: ClientSecrets, vectors: Mapping[str, Tensor], masking: MaskingTransform) -> MaskingGraph:
     """The graph that a client gave shares to, if the server means the same one and it is not open yet."""
     check_context(secrets, vectors)
+    # fails after the opening, when the root is deleted: no question about this sum is answered then
     root_of(secrets)
     return listed(secrets.kept, masking)
 
@@ -209,6 +213,7 @@ def partners_among(senders: list[int], graph: MaskingGraph, client: int) -> list
     if client not in senders or not {*senders} <= {*graph.members}:
         raise Declined("the list of those who sent shares is not of this sum")
     partners = [neighbour for neighbour in graph.neighbours[client] if neighbour in {*senders}]
+    # a client holds a share of its own secrets, too
     if len(partners) + 1 < graph.threshold:
         raise Declined(f"{len(partners)} neighbours sent shares, too few for a threshold of {graph.threshold}")
     return partners

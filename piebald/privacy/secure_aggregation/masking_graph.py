@@ -67,7 +67,9 @@ class MaskingGraph:
         if sorted({*members}) != list(members) or len(keys) != len(members) or {*map(len, keys)} != {2 * KEY}:
             raise Declined("the list of clients is no list of different clients with a key each")
         holders = len(members) if k is None else min(k + 1, len(members))
+        # rounded before ceil: 0.56 * 25 is 14.000000000000002 in floating point, which ceil would make 15
         needed = threshold if isinstance(threshold, int) else math.ceil(round(threshold * holders, 9))
+        # more than half, or one half of the holders could open a client's seed and the other half its key
         if not 2 <= needed <= holders or 2 * needed <= holders:
             raise Declined(
                 f"{len(members)} clients are no graph for a threshold of {needed}: it takes at least 2, at least that "
@@ -128,12 +130,14 @@ class MaskingGraph:
             return
         reach = self.holders_each // 2
         on_ring = np.array([client in present for client in self.ring])
+        # both ends of the ring are repeated, so one cumulative sum counts all neighbourhoods, in time linear in clients
         sums = np.concatenate(([0], np.cumsum(np.concatenate((on_ring[-reach:], on_ring, on_ring[:reach])))))
         near = int((sums[2 * reach + 1 :] - sums[: -2 * reach - 1])[on_ring].min())
         if near < self.threshold:
             raise Declined(f"of those who hold shares of one client {near} arrived, it takes {self.threshold}")
         places = np.flatnonzero(on_ring)
         gaps = np.diff(np.append(places, places[0] + len(self.ring))) - 1
+        # one gap only opens the ring into a line that still hangs together; it takes two to cut off a part
         if int((gaps >= reach).sum()) > 1:
             raise Declined("those who arrived fall into parts that share no mask")
 
@@ -153,6 +157,7 @@ def _ring(members: tuple[int, ...], holders: int, context: bytes) -> tuple[tuple
 
 def rows(texts: Sequence[bytes], length: int) -> Tensor:
     """Texts of one length as a uint8 tensor [n, length]."""
+    # torch warns of memory that is read-only and refuses an empty buffer, hence a byte that the slice drops again
     return torch.frombuffer(bytearray(b"".join(texts)) or bytearray(1), dtype=torch.uint8)[: len(texts) * length].view(
         -1, length
     )
@@ -181,6 +186,7 @@ def clients_in(tensor: Tensor | None) -> list[int]:
         Declined: it is something else.
     """
     numbers: Any = None if tensor is None or tensor.dtype != torch.int64 or tensor.dim() != 1 else tensor.tolist()
+    # each once: a client that is listed twice would count twice towards a threshold
     if numbers is None or sorted({*numbers}) != numbers or (numbers and numbers[0] < 0):
         raise Declined("what should be increasing client numbers is something else")
     return list(map(int, numbers))
@@ -200,6 +206,7 @@ def demands_reject_reason(graph: MaskingGraph, demands: SumDemands) -> str | Non
             "secure_aggregation's neighbours"
         )
     bad = math.floor(demands.colluding * clients)
+    # two lists that both have a quorum share 2 q - n signers, who must be more than those that collude
     sure = 2 * graph.quorum - clients > bad and shares > bad
     if sure and (graph.complete or exposure(clients, holders - 1, shares, bad) <= 2.0**-SECURITY):
         return None

@@ -31,6 +31,7 @@ def derive(secret: bytes, *words: Words, length: int = KEY) -> bytes:
     digest = hashlib.shake_256()
     for word in (b"piebald secure aggregation", secret, *words):
         plain = word.encode() if isinstance(word, str) else str(word).encode() if isinstance(word, int) else word
+        # with lengths, so that the words "ab", "c" and "a", "bc" give different keys
         digest.update(struct.pack("<Q", len(plain)) + plain)
     return digest.digest(length)
 
@@ -48,6 +49,7 @@ def public_key(private: bytes) -> bytes:
 def is_public_key(theirs: bytes) -> bool:
     """Return whether keys can be agreed on with a public key; with a point of low order nobody can."""
     try:
+        # any private key will do: X25519 makes each a multiple of 8, so a point of low order always gives zeros
         agree(bytes(KEY), theirs)
     except Declined:
         return False
@@ -64,6 +66,7 @@ def agree(private: bytes, theirs: bytes, *words: Words) -> bytes:
         shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(theirs))
     except ValueError:  # a point of low order: everybody would know what comes out
         raise Declined("a public key in the list is no key") from None
+    # hashed with its purpose: the boxes of both directions between two clients have one X25519 output
     return derive(shared, *words)
 
 
@@ -90,6 +93,7 @@ def add_masks(vector: np.ndarray[Any, Any], plus: Sequence[bytes], minus: Sequen
     A mask is the key stream of AES-256 in counter mode under its seed, read as numbers of the vector's type; arithmetic
     wraps around.  A seed is used for one mask only.
     """
+    # all streams run in step, so each piece of the vector is in cache while every mask is added: one pass over memory
     streams = [key_stream(seed) for seed in (*plus, *minus)]
     width = vector.dtype.itemsize
     zeros = bytes(min(len(vector), _PIECE) * width)
@@ -106,6 +110,7 @@ def add_masks(vector: np.ndarray[Any, Any], plus: Sequence[bytes], minus: Sequen
 
 def key_stream(seed: bytes) -> CipherContext:
     """Return what turns zeros into the key stream of AES-256 in counter mode under a seed of 32 bytes."""
+    # the counter may begin at 0 each time, since a seed gives one stream only
     return Cipher(algorithms.AES256(seed), modes.CTR(bytes(16))).encryptor()
 
 
@@ -121,7 +126,9 @@ def round_stochastically(numbers: np.ndarray[Any, Any], seed: bytes) -> np.ndarr
     stream, rounded = key_stream(seed), np.empty(len(numbers), np.int64)
     for start in range(0, len(numbers), _PIECE):
         piece = numbers[start : start + _PIECE]
+        # the top 53 bits times 2^-53 are exact in float64 and never reach 1; all 64 could be rounded up to it
         bits = np.frombuffer(stream.update(bytes(8 * len(piece))), dtype="<u8") >> np.uint64(11)
+        # the fraction above the floor, also for negative numbers: truncation would round them towards 0
         below = np.floor(piece)
         rounded[start : start + _PIECE] = below.astype(np.int64) + (bits.astype(np.float64) * 2.0**-53 < piece - below)
     return rounded

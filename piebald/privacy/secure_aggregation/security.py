@@ -55,6 +55,7 @@ def tail(population: Whole, marked: Whole, drawn: Whole, least: int) -> Exactly:
         raise SettingError(f"{max(marked, drawn)} of {population} clients cannot be: lower it")
     if least <= 0:
         return Exactly(1)
+    # in whole numbers: binomials of some thousand clients overflow float64, and chances near 2^-40 need all digits
     ways = sum(
         math.comb(marked, hit) * math.comb(population - marked, drawn - hit)
         for hit in range(least, min(marked, drawn) + 1)
@@ -75,6 +76,7 @@ def exposure(clients: Count, neighbours: Whole, threshold: Whole, colluding: Who
     """
     if not colluding:
         return 0.0
+    # point 1 of the module's list, then point 2, each for any of the clients by the union bound
     opened = clients * tail(clients - 1, colluding, neighbours, threshold)
     cut = clients * tail(clients, colluding, neighbours // 2, threshold - 1 - neighbours // 2)
     return float(min(Exactly(1), opened + cut))
@@ -83,12 +85,14 @@ def exposure(clients: Count, neighbours: Whole, threshold: Whole, colluding: Who
 @checked
 def failure(clients: Count, neighbours: Whole, threshold: Whole, dropping: Whole) -> float:
     """The chance, at most, that a sum cannot be opened though only so many clients, who do not choose, drop out."""
+    # k neighbours and itself hold shares: fewer than t are left once k + 2 - t neighbours are gone
     return float(min(Exactly(1), clients * tail(clients - 1, dropping, neighbours, neighbours + 2 - threshold)))
 
 
 @checked
 def quorum(clients: Count, holders: Count, threshold: Whole) -> int:
     """Return how many of the clients must sign one list of survivors: the share of them that opens a mask."""
+    # a ceiling in whole numbers: a float quotient could fall on the wrong side of a whole number
     return -(-threshold * clients // holders)
 
 
@@ -130,6 +134,7 @@ def parameters(
     bad, away = math.floor(colluding * clients), math.floor(dropping * clients)
     for neighbours in range(4, clients - 1, 2):
         holders = neighbours + 1
+        # below k / 2 + 2 the ring may be cut without a single colluder (point 2), whatever the numbers
         for shares in range(max(neighbours // 2 + 2, math.ceil(round(threshold * holders, 9))), holders + 1):
             if failure(clients, neighbours, shares, away) > 2.0**-availability:
                 break  # a higher one only fails more often
@@ -137,6 +142,7 @@ def parameters(
             agreed = 2 * signing - clients > bad and signing <= clients - away
             if agreed and exposure(clients, neighbours, shares, bad) <= 2.0**-security:
                 return SumParameters(neighbours, shares)
+    # the least t with 2 t - n > c, so that those who collude cannot sign two lists of survivors
     shares = max((clients + bad) // 2 + 1, math.ceil(round(threshold * clients, 9)))
     if shares > clients - away:
         raise SettingError(

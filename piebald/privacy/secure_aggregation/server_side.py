@@ -143,6 +143,7 @@ class SecureRound:
         signed: dict[int, Confirmation] = {}
         for client, answer in answers.items():
             signature, digest = texts(answer[SIGNED], SIGNATURE)[0], texts(answer[DIGEST], masks.KEY)[0]
+            # by the digest that the client states itself: who was shown something else is found out in `_common`
             claim = survivor_claim(graph, digest, sorted(exchanged.sent), arrived)
             if context.check_signature(client, claim, signature):
                 signed[client] = Confirmation(signature, digest)
@@ -174,9 +175,11 @@ class SecureRound:
         }
         shares: Shares = {}
         for holder, answer in asked(context, Unmasking(), dict.fromkeys(arrived, vectors)).items():
+            # the order in which a client gives them (`share_checks._shares`): shares travel without names
             owners, parts = sorted((*exchanged.partners(holder), holder)), texts(answer[SHARES], shamir.BYTES)
             if len(owners) != len(parts):
                 context.exclude_client(holder, f"it gave {len(parts)} shares of {len(owners)}")
+                # no reason to stop: a threshold of the others' shares opens each mask
                 continue
             for owner, share in zip(owners, parts, strict=True):
                 if exchanged.right(holder, owner, "self" if owner in present else "masks", share):
@@ -204,6 +207,7 @@ class SecureRound:
                 raise _blamed(client, "the seed of its mask", context)
             away.append(seed)
         for lost in exchanged.sent.keys() - masked.keys():
+            # if none arrived, its masks are in no vector of this sum, so its key need not be opened
             near = [client for client in exchanged.partners(lost) if client in masked]
             if not near:
                 continue
@@ -225,6 +229,7 @@ class SecureRound:
         off = clients / transform.unit(clients)  # by rounding, at most
         if share <= 0:
             return "no secure aggregation: the weights of those who arrived add up to nothing"
+        # |x w| is at most w for each client, hence in the sums too; both sides were rounded, hence twice `off`
         if share > arrived + off or bool((weighted > share + 2 * off).any()) or bool((rest > arrived + off).any()):
             return "no secure aggregation: it is more than clients that keep to the range can add up to"
         weight = share * transform.heaviest
@@ -272,6 +277,7 @@ def _secret(graph: MaskingGraph, owner: int, shares_of: Shares) -> bytes:
         raise Declined(
             f"{len(shares)} right shares of the mask of client {owner} came, it takes {needed}; {missing} gave none"
         )
+    # more than a threshold only cost time; always the lowest places, for the cache of weights
     return shamir.combine(dict(sorted(shares.items())[:needed]))
 
 

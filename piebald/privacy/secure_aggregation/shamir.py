@@ -32,8 +32,10 @@ def share(secret: bytes, places: list[int], threshold: int, draw: Callable[[int]
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
     """The secret behind at least `threshold` shares by place; some other 32 bytes where a share is wrong."""
+    # sorted, so that the same holders hit the cache of `_weights` in whatever order they answered
     places = tuple(sorted(shares))
     secret = sum(w * int.from_bytes(shares[x]) for x, w in zip(places, _weights(places), strict=True)) % PRIME
+    # wrong shares may give one of the 297 elements beyond 32 bytes, which to_bytes would refuse
     return (secret % 2**256).to_bytes(32)
 
 
@@ -44,6 +46,7 @@ def _value(polynomial: list[int], x: int) -> int:
     return value
 
 
+# the survivors of one sum open many secrets with the same places
 @lru_cache(maxsize=256)
 def _weights(places: tuple[int, ...]) -> list[int]:
     """Lagrange's weights at 0: the product over the other places y of y / (y - x)."""
@@ -53,5 +56,6 @@ def _weights(places: tuple[int, ...]) -> list[int]:
         for y in places:
             if y != x:
                 above, below = above * y % PRIME, below * (y - x) % PRIME
+        # one inverse for each weight, not for each factor: an inverse costs many times a product
         weights.append(above * pow(below, -1, PRIME) % PRIME)
     return weights

@@ -117,6 +117,7 @@ class ShowShares(KeyQuery):
         readers, signed = clients_in(vectors.get(READERS)), texts(vectors.get(SIGNED), SIGNATURE)
         if len(readers) != len(signed) or not {*readers} <= {*graph.neighbours[client]}:
             raise Declined("the disputes are not those of neighbours")
+        # with those of earlier questions, or a server could collect a threshold of shares a few at a time
         shown = {*readers} | ({*clients_in(secrets.kept[_SHOWN_TO])} if _SHOWN_TO in secrets.kept else set())
         if len(shown) >= graph.threshold:  # so many must act together that their word is worth nothing
             raise Declined(f"{len(shown)} neighbours dispute their shares, and {graph.threshold} shares open a mask")
@@ -152,6 +153,7 @@ def all_shares(vectors: Mapping[str, Tensor], secrets: ClientSecrets) -> dict[in
     owners, shown = clients_in(vectors[SHOWN_BY]), texts(vectors.get(SHOWN), BOTH)
     if len(owners) != len(shown):
         raise Declined("the shares that were shown are not one for each client that showed some")
+    # what came in a box wins over what the server relays
     return dict(zip(owners, shown, strict=True)) | held
 
 
@@ -164,6 +166,7 @@ def _before_masking(vectors: Mapping[str, Tensor], secrets: ClientSecrets, maski
 
 def _opened(root: bytes, graph: MaskingGraph, sender: int, client: int, box: bytes) -> bytes | None:
     try:
+        # a box that does not open is one to dispute, no reason to stop this client's check of the others
         return masks.decrypt_box(box_key(root, graph, sender, sender, client), box)
     except Declined:
         return None
@@ -189,6 +192,7 @@ class ConfirmSurvivors(KeyQuery):
         self, vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: MaskingTransform
     ) -> Mapping[str, Tensor]:
         arrival = _arrived(vectors, secrets, masking)
+        # noted before it is signed: another list is refused even where this answer is lost
         secrets.kept[CONFIRMED] = numbers(arrival.survivors)
         signature = secrets.signer.sign(arrival.claim(arrival.shown))
         return {SIGNED: rows([signature], SIGNATURE), DIGEST: rows([arrival.shown], masks.KEY)}
@@ -244,9 +248,11 @@ def _arrived(vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: Mas
     graph, survivors = known_graph(secrets, vectors, masking), clients_in(vectors.get(SURVIVORS))
     if MASKED not in secrets.kept:
         raise Declined("nothing was masked under these keys, so nothing is opened")
+    # the list that it masked with, not a list that the server states afterwards
     senders = clients_in(secrets.kept[SENDERS])
     if secrets.client not in survivors or not {*survivors} <= {*senders}:
         raise Declined("the list of survivors is not of this sum")
+    # a site's own demand holds even where the recipe would open sums of fewer clients
     graph.check_survivors(survivors, max(over_graph(masking).least, secrets.demands.least))
     if CONFIRMED in secrets.kept and clients_in(secrets.kept[CONFIRMED]) != survivors:
         raise Declined("another list of survivors was signed already")
@@ -266,6 +272,7 @@ def _check_quorum(vectors: Mapping[str, Tensor], arrival: _Arrival, secrets: Cli
     for client, signature, theirs in zip(signers, signed, shown, strict=True):
         if not secrets.signer.check(client, arrival.claim(theirs), signature):
             continue
+        # a valid signature under another digest proves that clients were shown different things
         if theirs != arrival.shown:
             raise Declined(
                 f"{secrets.signer.name(client)} has signed that the server showed it something else than this site: "
@@ -285,5 +292,6 @@ def _shares(arrival: _Arrival, secrets: ClientSecrets) -> Tensor:
     shares = {client: own_shares("self", graph, client, root_of(secrets))[graph.place(client)]}
     held = held_shares(secrets)
     for sender in partners_among(arrival.senders, graph, client):
+        # one half of each pair of shares: who had both could take all masks off a single update
         shares[sender] = held[sender][shamir.BYTES :] if sender in present else held[sender][: shamir.BYTES]
     return rows([shares[owner] for owner in sorted(shares)], shamir.BYTES)

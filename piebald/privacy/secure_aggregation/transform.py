@@ -175,6 +175,7 @@ class SecureAggregation(MaskingTransform):
                     "drop it"
                 )
         heaviest = self.heaviest or (1.0 if is_plain_mean(recipe.aggregation) else _HEAVIEST)
+        # sorted as in `encode`: the server cuts the sum into parts by this order and nothing else
         shapes = {name: tuple(sized[name].shape) for name in sorted(trainer.uploads())}
         filled = {"aggregation": recipe.aggregation.table(), "heaviest": heaviest, "vectors": shapes}
         packs = next(
@@ -186,6 +187,7 @@ class SecureAggregation(MaskingTransform):
 
     def graph(self, members: Sequence[int], public: Sequence[bytes]) -> MaskingGraph:
         """The graph of these clients, with all that they must agree on."""
+        # sorted keys: all masks depend on a digest of this text, which all clients must write alike
         graph = MaskingGraph.of(
             members, public, self.threshold, self.neighbours, json.dumps(self.table(), sort_keys=True)
         )
@@ -200,6 +202,7 @@ class SecureAggregation(MaskingTransform):
                 f"sums could be of {self.least} clients, this site demands {demands.least}: set secure_aggregation's "
                 "least"
             )
+        # a number of shares is judged once the graph is known; nine digits, so that 2/3 typed in is no less than 2 / 3
         if isinstance(self.threshold, float) and round(self.threshold, 9) < round(demands.threshold, 9):
             return (
                 f"a share of {self.threshold:.3g} of a key's shares opens a mask, this site demands "
@@ -226,6 +229,8 @@ class SecureAggregation(MaskingTransform):
 
     def unit(self, clients: int) -> int:
         """The whole number that stands for a weight of `heaviest`, or for such a client's number at the range's end."""
+        # numbers lie within the unit on either side, so this many clients cannot pass the signed range; a power of two,
+        # so that dividing by it in `decode` rounds nothing
         return 1 << (((1 << (self.bits - 1)) - 1) // clients).bit_length() - 1
 
     def encode(self, update: Update, clients: int, seed: bytes) -> np.ndarray[Any, Any]:
@@ -246,17 +251,21 @@ class SecureAggregation(MaskingTransform):
         if not 0 <= weight <= heaviest:
             raise Declined(f"its weight is above secure_aggregation's heaviest = {heaviest:g}: raise that")
         share, loss, reach = weight / heaviest, update.metrics.get("loss", 0.0), self.reach
+        # a NaN among whole numbers would spoil the sum for everybody, so a loss that is not finite counts as 0
         loss_share = min(max(loss / self.loss_reach, -1.0), 1.0) if math.isfinite(loss) else 0.0
+        # float32's 24 bits are coarser than the steps of a sum of few clients
         numbers_of = {name: part.detach().flatten().double() / reach for name, part in update.vectors.items()}
         if not all(bool((part.abs() <= 1).all()) for part in numbers_of.values()):  # NaN is not, either
             raise Declined(f"a number of its update is outside secure_aggregation's range = {reach:g}: raise that")
         rest = [numbers_of[name] for name in sorted(numbers_of) if name != "model"]
         head = torch.tensor([share, share * loss_share], dtype=torch.float64)
+        # only the model carries the weight: the other vectors of an update are summed as they are
         scaled = torch.cat([head, numbers_of["model"] * share, *rest]) * self.unit(clients)
         return round_stochastically(scaled.numpy(), seed).astype(f"<u{self.bits // 8}")
 
     def decode(self, total: np.ndarray[Any, Any], clients: int) -> np.ndarray[Any, Any]:
         """The sum's numbers, in units of `range` (the weight's: of `heaviest`)."""
+        # read as signed: modulo 2^bits, a negative sum is a number in the upper half
         return total.view(f"<i{self.bits // 8}").astype(np.float64) / self.unit(clients)
 
     def length(self, spec: ModelSpec) -> int:
@@ -298,6 +307,7 @@ class SecureAggregation(MaskingTransform):
         vector = self.encode(update, len(graph.members), rounding_seed(task_digest(task), secrets.client))
         shown = shown_to(task, secrets)
         digest = hashlib.blake2b(vector.tobytes() + shown + str(senders).encode(), digest_size=masks.KEY).digest()
+        # two vectors under the same masks would give away their difference; the same vector may be sent twice
         if MASKED in secrets.kept and texts(secrets.kept[MASKED], masks.KEY)[0] != digest:
             raise Declined("its keys have masked another update already")
         keep_shares(secrets, {partner: held[partner] for partner in partners})
@@ -305,6 +315,7 @@ class SecureAggregation(MaskingTransform):
         secrets.kept[SENDERS] = numbers(senders)
         private, own_mask = masks.private_key(root, "masks"), own_seed(root, graph)
         seeds = {partner: pair_seed(private, graph, shown, secrets.client, partner) for partner in partners}
+        # of each pair one adds the mask and the other takes it away, so that it cancels in the sum
         above = [seed for partner, seed in seeds.items() if partner > secrets.client]
         below = [seed for partner, seed in seeds.items() if partner < secrets.client]
         masks.add_masks(vector, [own_mask, *above], below)
@@ -329,6 +340,7 @@ class SecureAggregation(MaskingTransform):
 
 def _range_of(transforms: Sequence[object]) -> float:
     """The largest absolute value of a number behind these transforms, as far as they say."""
+    # the last transform is the masking itself; only a clip right before it still bounds what is masked
     last = transforms[-2] if len(transforms) > 1 else None
     if not isinstance(last, Gaussian):
         return _RANGE

@@ -148,6 +148,7 @@ def choose(
     size = max(1, min(GROUP, stack_limit(server.work)))
     for first in range(0, len(clients), size):
         group = range(first, min(first + size, len(clients)))
+        # a group is recorded whole or not at all, so its first client stands for it where a run is resumed
         if group[0] not in done:
             queries = [
                 (client, _own_query(server, clients, counted.get(client, query), client, work.get(client, ())))
@@ -206,6 +207,7 @@ def _recorded(
             write_chosen_model(store.path, client, model)
     store.scores(scores)
     store.confusion(counts)
+    # last, since they mark the group as done: a run that is killed before them asks it again
     store.add_notes(notes)
     return {} if store.path is not None else models
 

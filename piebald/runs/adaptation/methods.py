@@ -153,6 +153,7 @@ class _Trial:
             passes=sgd.passes,
         )  # fmt: skip
         self.optimizer = sgd.optimizer
+        # on the CPU, one after another: what the run was made with need not be on this machine
         self.engine = make_engine("sequential", run.work, clients, torch.device("cpu"), bfloat16=False)
         self.offer = Candidates(lambda models: self.engine.losses([client], models, "validation"))
         self.fitted: dict[str, int] = {}  # how many numbers each method fits
@@ -163,6 +164,7 @@ class _Trial:
         start = run.start(0)
         offer.models["global"] = start[None]
         if len(run.cluster_models) > 1:
+            # by training rows: the validation rows are kept for the choice among methods
             cluster = min(run.cluster_models, key=lambda number: self._score(run.start(number), "train")["loss"])
             start = run.start(cluster)
             offer.models["cluster"] = start[None]
@@ -217,6 +219,7 @@ class _Trial:
             scores = self._score(model[0], "validation")
             value = _number(scores[metric])
             test = _number(self._score(model[0], "test")[metric]) if has_test else None
+            # the global model comes first (`put_in_order`), and gains are over it
             first = methods[0].validation if methods else value
             gain = None if value is None or first is None else sign * (value - first)
             of, share = self.offer.mixture[0] if name == "mixed" else (None, None)
@@ -299,4 +302,5 @@ class _PartialSgd:
 
 
 def _number(value: float) -> float | None:
+    # NaN alone differs from itself
     return None if value != value else value

@@ -146,6 +146,7 @@ def _of_folder(path: Path, settings: Mapping[str, Any]) -> Any:
     if len(shape) == 3 and shape[1] == shape[2]:
         return data.image_folder(path, side=shape[1], channels=1 if shape[0] == 1 else 3)
     if len(shape) == 2 and shape[0] == 1:
+        # samples a second of recordings
         return data.audio_folder(path, seconds=shape[1] / 16_000)
     raise SettingError(
         f"{path} is a folder, but the run's inputs {list(shape)} are neither square images nor recordings"

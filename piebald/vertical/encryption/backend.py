@@ -103,6 +103,7 @@ def to_floats(values: Ints, size: ProductSize) -> Floats:
 def exact_product(coefficients: Ints, statistics: Ints) -> Ints:
     """Return C S in integers, computed in floating point where that is exact: NumPy multiplies integers slowly."""
     largest = _largest(coefficients) * _largest(statistics)
+    # bounds every partial sum, so the result is exact in whatever order BLAS adds
     if largest * coefficients.shape[1] < 2.0**53:
         product: Ints = (coefficients.astype(np.float64) @ statistics.astype(np.float64)).astype(np.int64)
         return product
@@ -120,6 +121,7 @@ def uniform(count: int, below: int) -> NDArray[np.uint64]:
     numbers = np.empty(0, dtype=np.uint64)
     while len(numbers) < count:
         drawn = np.frombuffer(secrets.token_bytes(8 * (count + 16)), dtype=np.uint64) >> np.uint64(64 - bits)
+        # the 16 spare draws make a second turn rare, as moduli lie just below a power of two
         numbers = np.concatenate([numbers, drawn[drawn < below]])  # a remainder would not be uniform
     return numbers[:count]
 
@@ -256,6 +258,7 @@ class _FixedEvaluator(Evaluator):
 
     def unmask(self, decrypted: bytes, mask: NDArray[np.uint64], size: ProductSize) -> Floats:
         values = np.frombuffer(decrypted, "<u8").reshape(size.rows, size.width) - mask
+        # signed again: modulo 2^64, a negative result is in the upper half
         return to_floats(values.astype(np.int64), size)
 
 

@@ -141,8 +141,10 @@ def layout(size: ProductSize, degree: int, columns: int = 64) -> BfvLayout:
         return BfvLayout("column", math.ceil(size.inner * block / degree), 1, block, 1, 1, 1)
     if size.width == 1 and power(size.inner) <= degree // 2:
         block = power(size.inner)
+        # S is repeated over all slots, so one ciphertext serves degree / block rows of C
         return BfvLayout("row", 1, math.ceil(size.rows * block / degree), block, 1, 1, degree // block)
     block = power(size.width)
+    # rotations stay within one of the two rows of slots, so the columns must fit into degree / 2
     columns = min(power(size.inner), power(columns), degree // 2 // block)
     samples = degree // block
     inputs = math.ceil(size.inner / columns)
@@ -152,6 +154,7 @@ def layout(size: ProductSize, degree: int, columns: int = 64) -> BfvLayout:
 
 def steps(columns: int) -> tuple[int, int]:
     """Return the numbers of baby and giant steps, whose product is `columns`."""
+    # baby + giant rotations are fewest where both are near the square root of the columns
     baby = 1 << math.ceil(math.log2(columns) / 2)
     return baby, columns // baby
 
@@ -223,6 +226,7 @@ def _spread(values: Unsigned, plan: BfvLayout, degree: int) -> Unsigned:
     blocks = padded.reshape(plan.inputs, lines, plan.block)
     slots = np.tile(blocks, (1, degree // plan.block // lines, 1))
     if plan.way == "rotate":
+        # its rotations wrap after `tail` columns, so these are repeated more often than whole blocks
         slots[-1] = np.tile(blocks[-1, : plan.tail], (degree // plan.block // plan.tail, 1))
     return slots.reshape(plan.inputs, degree)
 
@@ -260,6 +264,7 @@ class _BfvEvaluator(Evaluator):
             self._galois = context.received(seal.GaloisKeys(), galois, "public key", keys) if elements else None
             if key.data().size() != 2 or key.data().is_transparent():
                 raise InvalidMessage("the public key must have two polynomials, and the second one must not be 0")
+            # otherwise a missing key would only show when a product rotates, in the middle of a run
             if self._galois is not None:
                 _check_rotations(self._galois, elements)
             elif galois:
@@ -315,6 +320,7 @@ class _BfvEvaluator(Evaluator):
         masked = np.frombuffer(decrypted, "<u8").reshape(size.rows, size.width)
         if np.any(masked >= modulus):
             raise InvalidMessage("the other party's decrypted result is not a number modulo t: the message is damaged")
+        # the modulus is added first, as unsigned numbers have no negative differences
         return to_floats(centered((masked + modulus - mask) % modulus, self.he.t), size)
 
     def _rotated(self, ciphertext: Any, count: int, block: int) -> list[Any]:
@@ -346,6 +352,7 @@ class _BfvEvaluator(Evaluator):
         for step, term in sums.items():
             he.evaluator.transform_from_ntt_inplace(term)
             he.evaluator.mod_switch_to_next_inplace(term)  # where the next operations are cheaper
+            # the first giant step needs no rotation, and no key for one is sent
             if step:
                 he.evaluator.rotate_rows_inplace(term, step * stride, self._galois)
             he.evaluator.add_inplace(total, term)

@@ -71,6 +71,7 @@ class SealContext:
         self._columns: dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
         self._file, self._file_lock = _memory_file(), threading.Lock()  # both parties may be threads of this process
         weakref.finalize(self, os.close, self._file)  # also where the process ends first
+        # where SEAL's header has its version (`seal_bytes.HEADER`)
         self._version = self.save(parameters)[3:5]
 
     # ------------------------------------------------------------------------------------------------ serialization
@@ -94,6 +95,7 @@ class SealContext:
         Raises:
             InvalidMessage: an honest party sends no such bytes.
         """
+        # 8 bytes for each coefficient and prime; 4096 bytes leave room for headers
         pair = 2 * len(PRIMES[self.degree]) * 8 * self.degree + 4096  # two polynomials
         most = pair if keys is None else pair * keys + 8 * self.degree
         try:
@@ -196,6 +198,7 @@ class SealContext:
         quotient = high * 2.0**25
         quotient += low
         quotient /= self.t
+        # float64 is less off for quotients of 30 bits, so floor is never one too high and `rest` never negative
         quotient -= 2.0**-10
         rest = high.astype(np.int64) << 25
         rest += low.astype(np.int64)
@@ -261,6 +264,7 @@ def _memory_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("piebald")
     handle, path = tempfile.mkstemp()
+    # where there is no memfd; unlinked at once, since keys go through it and no other process may open it by name
     os.unlink(path)
     return handle
 
@@ -278,6 +282,7 @@ def split(data: bytes, count: int, name: str) -> list[bytes]:
     """
     blobs, place = [], 0
     for _ in range(count):
+        # where not even a length is left, the check below must fail
         length = struct.unpack_from("<Q", data, place)[0] if place + 8 <= len(data) else len(data)
         place += 8 + length
         if place > len(data):

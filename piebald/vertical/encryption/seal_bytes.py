@@ -59,6 +59,7 @@ def unpacked(data: bytes | bytearray, version: bytes, most: int, keys: int | Non
         if packed == _ZSTD:
             zstandard = packer()
             try:
+                # one byte more than allowed, so that a longer message shows without being unpacked to its end
                 content = zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(content).read(most + 1)
             except zstandard.ZstdError:
                 raise InvalidMessage("cannot be unpacked") from None
@@ -89,6 +90,7 @@ def _check_ciphertext(data: bytes, place: int, end: int, version: bytes) -> None
     inner = place + HEADER.size + _NUMBERS
     while inner < end:
         length = HEADER.unpack_from(data, inner)[-1]
+        # a length of 0 would keep this loop at one place for ever
         if _head(data, inner, inner + length, version) != _PLAIN or not 0 < length <= end - inner:
             raise InvalidMessage("is packed inside")
         inner += length
@@ -99,6 +101,7 @@ def _check_keys(data: bytes, most: int, version: bytes) -> None:
     place = HEADER.size + 32  # after the level
     (sets,) = struct.unpack_from("<Q", data, place)
     place, total = place + 8, 0
+    # each set takes at least the bytes of its count, so more of them are a lie that would only cost time
     if sets > len(data):
         raise InvalidMessage("is cut off")
     for _ in range(sets):
