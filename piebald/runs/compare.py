@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from piebald.methods import recipes
-from piebald.core.arguments import PathLike, Seeds, check_some, checked
 from piebald.contracts import Clients, HoldsRows
+from piebald.core.arguments import PathLike, Seeds, check_some, checked
 from piebald.core.errors import SettingError, check_names
-from piebald.runs.run import resume, run
-from piebald.runs.finished_run import Run
+from piebald.core.references import USERS
 from piebald.data.clients.prepared import rows_of_recipe
 from piebald.data.clients.sources import clients_of
 from piebald.data.partition.split_settings import division_of
-from piebald.runs.options import RunOptions
-from piebald.runs.prepare import Model, check_repeats, prepare
+from piebald.methods import recipes
 from piebald.methods.recipe import Recipe
-from piebald.core.references import USERS
 from piebald.report.comparison import Comparison
 from piebald.report.tables import History
+from piebald.runs.finished_run import Run
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import Model, check_repeats, prepare
+from piebald.runs.run import resume, run
 from piebald.storage.schema import DATABASE
 from piebald.storage.store import RunStore
 
@@ -92,7 +92,9 @@ def compare(
     if out is not None and len({folder_name(label) for label in methods}) < len(methods):
         raise SettingError("two labels would share a run folder: choose labels that differ in letters or digits")
     if out is not None and (Path(out) / DATABASE).exists():
-        raise SettingError(f"{out} holds a run, and a comparison has a folder for each of its own: choose another folder")
+        raise SettingError(
+            f"{out} holds a run, and a comparison has a folder for each of its own: choose another folder"
+        )
     check_names("recipe of this comparison", [*on_all_rows, *pooled], methods)
     planned = list(_planned(methods, clients, _models(model, methods), on_all_rows, pooled, seeds, out))
     for run_plan in planned:
@@ -191,7 +193,9 @@ def _title(clients: Clients) -> str:
     """Return the division of the rows of clients in words."""
     division = division_of(clients)
     if division is None or not division.title:
-        raise SettingError("clients in a list must be those of piebald.data.cross_validation: pass one Clients otherwise")
+        raise SettingError(
+            "clients in a list must be those of piebald.data.cross_validation: pass one Clients otherwise"
+        )
     return division.title
 
 

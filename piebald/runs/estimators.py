@@ -84,8 +84,9 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             raise SettingError("settings are those of a recipe by name: change the recipe itself, or leave them out")
         with tempfile.TemporaryDirectory(prefix="piebald-") as folder:
             finished = run(
-                recipe, clients, self._model_of(clients, 1 if classes is None else len(classes)), rounds=self.rounds, seed=seed, keep=self.keep,
-                runtime=self.runtime, out=self.out or Path(folder) / "run", measure="none", evaluate_every=0,
+                recipe, clients, self._model_of(clients, 1 if classes is None else len(classes)), rounds=self.rounds,
+                seed=seed, keep=self.keep, runtime=self.runtime, out=self.out or Path(folder) / "run",
+                measure="none", evaluate_every=0,
             )  # fmt: skip
             with finished:
                 # while the folder is there, in which clients' own models lie
@@ -185,7 +186,7 @@ class FederatedClassifier(ClassifierMixin, _FederatedEstimator):  # type: ignore
         True
     """
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:  # noqa: N803 - scikit-learn's names
+    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
         """Train on rows X [n, d] with classes y [n]; `groups` [n] names the client of each, one for all by default.
 
         Raises:
@@ -200,11 +201,11 @@ class FederatedClassifier(ClassifierMixin, _FederatedEstimator):  # type: ignore
         self.classes_, codes = np.unique(y, return_inverse=True)
         return self._fitted(frame, codes.astype(np.int64), groups, [str(name) for name in self.classes_])
 
-    def predict_proba(self, X: Any, groups: Any = None) -> NDArray[np.float64]:  # noqa: N803
+    def predict_proba(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
         """Return probabilities [n, classes] by the global model, or by that of each row's client in `groups` [n]."""
         return self._predictions(X, groups)
 
-    def predict(self, X: Any, groups: Any = None) -> NDArray[Any]:  # noqa: N803
+    def predict(self, X: Any, groups: Any = None) -> NDArray[Any]:
         """Return classes [n], see `predict_proba`."""
         shares = self.predict_proba(X, groups)
         return np.asarray(self.classes_[shares.argmax(1)])
@@ -223,11 +224,12 @@ class FederatedRegressor(RegressorMixin, _FederatedEstimator):  # type: ignore[m
         >>> import numpy as np
         >>> from piebald import FederatedRegressor
         >>> X = np.linspace(-1, 1, 60)[:, None]
-        >>> round(FederatedRegressor(model="logistic", random_state=0).fit(X, 1000 * X[:, 0]).score(X, 1000 * X[:, 0]), 1)
+        >>> y = 1000 * X[:, 0]
+        >>> round(FederatedRegressor(model="logistic", random_state=0).fit(X, y).score(X, y), 1)
         1.0
     """
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:  # noqa: N803
+    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
         """Train on rows X [n, d] with numbers y [n]; `groups` [n] names the client of each, one for all by default.
 
         Raises:
@@ -236,7 +238,7 @@ class FederatedRegressor(RegressorMixin, _FederatedEstimator):  # type: ignore[m
         frame, y = self._table(X, reset=True), column_or_1d(y, warn=True)
         return self._fitted(frame, y.astype(np.float64), groups, None)
 
-    def predict(self, X: Any, groups: Any = None) -> NDArray[np.float64]:  # noqa: N803
+    def predict(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
         """Return numbers [n] by the global model, or by that of each row's client in `groups` [n]."""
         return self._predictions(X, groups)[:, 0]
 

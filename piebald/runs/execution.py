@@ -203,9 +203,7 @@ def _final_models(store: RunStore, server: ServerLoop) -> tuple[int, ModelSnapsh
 
 @contextmanager
 def _ending(store: RunStore, runtime: Any, recorder: ObservedRecorder, plan: PreparedRun) -> Iterator[None]:
-    """Record how the run ended and what it has spent, whatever happens, tell the callbacks, and close the runtime and the
-    store.
-    """
+    """Record how the run ended and what it has spent, tell the callbacks, and close runtime and store, in any case."""
     status = "failed"
     try:
         yield

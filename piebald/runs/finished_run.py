@@ -14,33 +14,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from piebald.core import pytree
-from piebald.core.arguments import PathLike, checked, checked_class
-from piebald.methods.choice.candidates import SHARED
-from piebald.methods.choice.knn_per import NEIGHBOURS
-from piebald.methods.client_work import ClientWork
 from piebald.contracts import Clients, OwnChoice, Personalizes, Rows, RowsAtSites, Split
 from piebald.contracts.data import blank_row
+from piebald.core import pytree
+from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import SettingError, unknown
-from piebald.report.export import Exported, ExportFormat, export_model, model_card
-from piebald.report.export.raw_rows import Scoring
-from piebald.models import NearestNeighbours, StandardisedInputs
+from piebald.core.pytree import Tree
+from piebald.core.thresholds import METRICS, best_on_validation, best_threshold, checked_criterion, is_pooled, rates
 from piebald.data.clients.sites import RecordedClients
 from piebald.data.clients.standardise import Standardisation, constants_of_run
 from piebald.data.preparation import Preparation
 from piebald.data.preparation.tokens import with_kept_tokenizer
-from piebald.core.pytree import Tree
-from piebald.storage.run_folder import read_chosen_model, read_fitted, write_fitted
-from piebald.storage.store import RunStore
-from piebald.report.page.wording import names
-from piebald.report.tables import History
-from piebald.core.thresholds import METRICS, best_on_validation, best_threshold, checked_criterion, is_pooled, rates
-from piebald.models.prediction import HOTTEST, OutputMeaning, Predictor, RawInputs
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.serve_stack import personal_model
 from piebald.engines.stack import PRIVATE
-from piebald.server.cluster_state import ModelSnapshot
+from piebald.methods.choice.candidates import SHARED
+from piebald.methods.choice.knn_per import NEIGHBOURS
+from piebald.methods.client_work import ClientWork
 from piebald.methods.sharing.base import Sharing
+from piebald.models import NearestNeighbours, StandardisedInputs
+from piebald.models.prediction import HOTTEST, OutputMeaning, Predictor, RawInputs
+from piebald.report.export import Exported, ExportFormat, export_model, model_card
+from piebald.report.export.raw_rows import Scoring
+from piebald.report.page.wording import names
+from piebald.report.tables import History
+from piebald.server.cluster_state import ModelSnapshot
+from piebald.storage.run_folder import read_chosen_model, read_fitted, write_fitted
+from piebald.storage.store import RunStore
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -362,7 +362,9 @@ class Run(History):
         """The second class's lead in a client's rows [n], and whether they are of it [n]."""
         outputs, targets = self.outputs(client, split, by_global=by_global)
         if len(self._clients.classes or ()) != 2 or outputs.shape[1:] != (2,):
-            raise SettingError("a threshold is for two classes and a model with an output for each, which this run has not")
+            raise SettingError(
+                "a threshold is for two classes and a model with an output for each, which this run has not"
+            )
         labels = pytree.single(targets, "a threshold")
         return (outputs[:, 1] - outputs[:, 0]).double().numpy(), (labels == 1).numpy()
 

@@ -139,8 +139,8 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     )
     if gathered is not None and work.layout.private:
         raise SettingError(
-            "all training rows in one place (pooled = true) give all clients one model, and this recipe leaves parts at "
-            "clients: choose one without, such as 'fedavg'"
+            "all training rows in one place (pooled = true) give all clients one model, and this recipe leaves parts "
+            "at clients: choose one without, such as 'fedavg'"
         )
     if options.evaluate_split == "train" and work.protection is not None:
         raise SettingError(
@@ -250,7 +250,7 @@ def _meta(
     recipe: Recipe, clients: Clients, training: Clients, work: ClientWork, runtime: RuntimeSettings, options: RunOptions
 ) -> dict[str, Any]:
     """The description of the run for its folder, as plain values."""
-    (rounds, _), metrics, objective = options.length(), options.metrics, work.objective
+    metrics, objective = options.metrics, work.objective
     of_users = [*recipe.components, maker(recipe), work.model, objective.loss, objective.metrics]
     of_users += trackers_of(options.trackers)
     return {

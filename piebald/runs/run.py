@@ -155,7 +155,9 @@ def run(
     )  # fmt: skip
     plan = prepare(recipe, clients, model, options)
     keeps_models = plan.work.initial_state() or plan.work.layout.private
-    if out is None and label is None and plan.runtime.simulates and keeps_models:  # a comparison has many runs, with labels
+    if (
+        out is None and label is None and plan.runtime.simulates and keeps_models
+    ):  # a comparison has many runs, with labels
         _log.warning("clients' own models are kept only with out='some/folder': run.model(client=...) has none here")
     _log.info("%s: runtime %s", plan.meta["label"], json.dumps(plan.meta["runtime"]))
     if measure not in get_args(Measure):
@@ -346,7 +348,7 @@ def _newcomer(rows: Any, meta: Mapping[str, Any], validation: float, test: float
 
 
 def _read_here(runtime: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the runtime of a run that is only read: a simulation in this process, since Ray or a GPU may be missing."""
+    """Return the runtime of a run that is only read: this process simulates it, since Ray or a GPU may be missing."""
     if "engine" not in runtime:
         return runtime
     kept_settings = {name: runtime[name] for name in ("map_above",) if name in runtime}
@@ -412,8 +414,8 @@ def _missing_source(meta: Mapping[str, Any], path: Path | str, plugins: Sequence
 
 
 def _without_source(
-    meta: Mapping[str, Any], path: Path | str, table: Sequence[Mapping[str, Any]], model: Model | None, recipe: Recipe | None,
-    objective: Mapping[str, Any], plugins: Sequence[str], reason: str,
+    meta: Mapping[str, Any], path: Path | str, table: Sequence[Mapping[str, Any]], model: Model | None,
+    recipe: Recipe | None, objective: Mapping[str, Any], plugins: Sequence[str], reason: str,
 ) -> tuple[ClientWork, Clients, Recipe]:  # fmt: skip
     """Return the work of a run, its clients without rows, and its recipe."""
     author = of_folder(path, plugins)

@@ -41,8 +41,14 @@ def run(recipe: str = "fedavg", clients: object = None, **options: object) -> pi
 
 @pytest.mark.parametrize(
     ("recipe", "setting"),
-    [("fedavg", "hold_out"), ("hdafl", "test_only"), *(pytest.param(recipe, "hold_out", marks=pytest.mark.full)
-      for recipe in ("scaffold", "ifca", "fedbuff", "cfl"))],
+    [
+        ("fedavg", "hold_out"),
+        ("hdafl", "test_only"),
+        *(
+            pytest.param(recipe, "hold_out", marks=pytest.mark.full)
+            for recipe in ("scaffold", "ifca", "fedbuff", "cfl")
+        ),
+    ],
 )
 def test_a_client_that_does_not_train_has_no_part_in_the_model(recipe: str, setting: str) -> None:
     """The model is that of a run without the client's rows, to the bit."""
@@ -98,7 +104,7 @@ def test_folds_are_paired_fold_by_fold() -> None:
 
 def test_what_clients_are_not_divided_for_is_refused(tmp_path: Path) -> None:
     clients = piebald.clients_from(table(), **ASKED)
-    with pytest.raises(SettingError, match="clients in a list must be those of piebald.data.cross_validation"):
+    with pytest.raises(SettingError, match=r"clients in a list must be those of piebald\.data\.cross_validation"):
         compare(["fedavg"], [clients], model(), rounds=1)
     run(clients=piebald.clients_from(table(), **ASKED, split={"hold_out": ["east"]}), out=tmp_path / "run").close()
     with pytest.raises(SettingError, match="the division of rows does not fit the run"):

@@ -92,7 +92,9 @@ def test_a_logistic_model_comes_near_to_that_of_scikit_learn() -> None:
     z = (x - x.mean(0)) / x.std(0)
     y = (z @ [1, -2, 1, 0.5] + rng.logistic(size=300) > 0).astype(int)
     groups = np.arange(300) % 3
-    fitted = FederatedClassifier("fedavg", "logistic", rounds=40, settings={"lr": 1.0, "batch": 100, "epochs": 3}, random_state=0)
+    fitted = FederatedClassifier(
+        "fedavg", "logistic", rounds=40, settings={"lr": 1.0, "batch": 100, "epochs": 3}, random_state=0
+    )
     fitted.fit(x, y, groups)
     reference = LogisticRegression(C=np.inf).fit(z, y).predict_proba(z)
     np.testing.assert_allclose(fitted.predict_proba(x), reference, atol=0.03)

@@ -41,9 +41,7 @@ def network(outputs: int) -> Any:
 
 
 def run(recipe: Any, folder: Path | None = None, **more: Any) -> Run:
-    return piebald.run(
-        recipe, clients(table()), network(3), rounds=2, runtime=HERE, measure="none", out=folder, **more
-    )
+    return piebald.run(recipe, clients(table()), network(3), rounds=2, runtime=HERE, measure="none", out=folder, **more)
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +126,9 @@ def test_a_client_that_the_run_does_not_know_is_told_which_models_there_are(plai
         plain.predict(table()), plain.predict(table(), "west")
     )
     with run(recipes.fedrep(lr=0.1), tmp_path / "run") as private:
-        with pytest.raises(SettingError, match="models of east, north and west and no global one.*piebald adapt"):
+        with pytest.raises(SettingError, match=r"models of east, north and west and no global one.*piebald adapt"):
             private.predict(table(), "south")
-        with pytest.raises(SettingError, match="fedrep keeps layers at its clients.*name a client"):
+        with pytest.raises(SettingError, match=r"fedrep keeps layers at its clients.*name a client"):
             private.predict(table())
 
 

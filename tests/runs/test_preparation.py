@@ -22,7 +22,6 @@ from piebald.report import write_report
 from piebald.runs.finished_run import Run
 from tests.cases.test_tables import prices, wards
 
-
 WARDS = "data = { source = 'rows.csv', client = 'hospital', target = 'ill' }\n"
 PRICES = "data = { source = 'rows.csv', client = 'town', target = 'price', regression = true }\n"
 REST = "measure = 'none'\nmodel = { name = 'logistic' }\nrecipe = { name = 'fedavg', lr = 0.1 }\n"
@@ -65,7 +64,12 @@ def test_later_rows_do_not_change_what_was_agreed_on(tmp_path: Path) -> None:
 
 def test_it_is_fitted_to_the_training_rows_of_clients_that_take_part(tmp_path: Path) -> None:
     table = wards().assign(age=wards().age.fillna(60.0))
-    file = experiment(tmp_path, table, WARDS, f"unseen = 1\npartition = {{ kind = 'by_owner', owner = 'hospital', validation = 0.1 }}\n{REST}")  # noqa: E501
+    file = experiment(
+        tmp_path,
+        table,
+        WARDS,
+        f"unseen = 1\npartition = {{ kind = 'by_owner', owner = 'hospital', validation = 0.1 }}\n{REST}",
+    )
     settings = ExperimentSettings.load(file)
     clients, plain = settings.plan().clients, ExperimentSettings.load(file, ["prepare='none'", "data.features=['age']"])
     raw = plain.plan().clients
@@ -144,7 +148,10 @@ def test_noise_that_hides_rows_leaves_numbers_as_they_are(tmp_path: Path) -> Non
         (["prepare='local'"], "prepare"),
         (["prepare={ gap = ['?'] }"], "gap"),
         (["prepare='federated'", "data.standardise='federated'"], "prepare scales inputs, and data.standardise"),
-        (["prepare={ columns = { ward = 'number' } }"], "column 'ward' must have a number in each row, got 'c' in row 142"),
+        (
+            ["prepare={ columns = { ward = 'number' } }"],
+            "column 'ward' must have a number in each row, got 'c' in row 142",
+        ),
     ],
 )
 def test_bad_settings_are_one_sentence(

@@ -16,8 +16,8 @@ from sklearn.model_selection import TunedThresholdClassifierCV
 
 import piebald
 from piebald import models
-from piebald.core.errors import SettingError
 from piebald.cli import main
+from piebald.core.errors import SettingError
 from piebald.core.thresholds import best_threshold
 from piebald.report.findings import notes
 from piebald.report.page.report_page import render

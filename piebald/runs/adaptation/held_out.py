@@ -16,7 +16,6 @@ from torch import Tensor
 from piebald.contracts import Clients, InMemory, OwnChoice, Result, Rows, Split
 from piebald.contracts.data import column_names, lacked_inputs, public_rows_of
 from piebald.core.errors import SettingError
-from piebald.core.pytree import Tree
 from piebald.data.partition.split import unseen_numbers
 from piebald.data.partition.split_settings import division_of
 from piebald.engines.engine_choice import stack_limit

@@ -19,11 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from piebald.core import pytree
-from piebald.methods.choice import plain_sgd, reason
-from piebald.methods.choice.candidates import Candidates
-from piebald.methods.client_work import ClientWork
 from piebald.contracts import Clients, SgdConfig, Split
+from piebald.core import pytree
 from piebald.core.errors import ParameterError, SettingError
 from piebald.core.parameters import copied, matching
 from piebald.core.randomness import torch_seed
@@ -31,6 +28,9 @@ from piebald.engines.engine_choice import make_engine
 from piebald.engines.keyed_dropout import KeyedDropout
 from piebald.engines.row_loader import augmented, batches
 from piebald.engines.sequential import SequentialEngine, step_key
+from piebald.methods.choice import plain_sgd, reason
+from piebald.methods.choice.candidates import Candidates
+from piebald.methods.client_work import ClientWork
 from piebald.methods.training.optimizers import Optimizer
 
 if TYPE_CHECKING:
@@ -226,9 +226,7 @@ class _Trial:
             trained = of or name
             (epochs,) = self.offer.epochs.get(trained, [0])
             fitted = self.fitted.get(trained, 0)
-            methods.append(
-                AdaptationMethod(name, fitted, epochs, scores["loss"], value, test, gain, of, share)
-            )
+            methods.append(AdaptationMethod(name, fitted, epochs, scores["loss"], value, test, gain, of, share))
         return methods
 
     def _score(self, vector: Tensor, split: Split) -> dict[str, float]:
