@@ -57,6 +57,7 @@ LEFT_OUT = {
     *(f"piebald.advice.{one}" for one in ("Advice", "Look")),
     "piebald.methods.training.RuleOptimizer",
     *(f"Run.{one}" for one in ("threshold", "at_thresholds")),  # of two classes; the run has ten
+    "Budget.has_room",  # of what runs have cost, which nobody but a search counts
 }
 # They need the files of others, or a transfer's folder, so their good calls are refused where these are missing.
 NEEDS_FILES = {

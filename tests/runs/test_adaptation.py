@@ -210,7 +210,7 @@ def test_who_is_unseen_depends_on_the_seed_alone(clients) -> None:
     assert hold_out(clients, 0, seed=3) == (clients, None)
     for client, rows in ((number, there.rows(number, "test")) for number in range(len(there))):
         assert len(rows) == there.size(client, "test")
-        assert torch.equal(rows.x, there.x[torch.from_numpy(there.indices(client, "test"))])
+        assert torch.equal(rows.x, there.pool().x[torch.from_numpy(there.indices(client, "test"))])
 
 
 def test_lazy_clients_can_be_held_out(clients) -> None:

@@ -282,7 +282,7 @@ class Recorded:
         # an axis of one row would be recorded as a constant
         batch = pytree.mapped(lambda leaf: torch.cat([leaf[:1], leaf[:1]]), rows)
         if isinstance(batch, Mapping):
-            return cls(_Scores(module), (dict(batch),), (dict.fromkeys(batch, _ROWS),), tuple(batch))
+            return cls(_ScoresByName(module), (dict(batch),), (dict.fromkeys(batch, _ROWS),), tuple(batch))
         inputs, _ = pytree.arguments(batch)
         free_axes = tuple(_ROWS for _ in inputs)
         if len(inputs) > 1:
@@ -300,12 +300,18 @@ class Recorded:
 
 
 class _Scores(nn.Module):
-    """A module that takes tensors, or a dict of those that are arguments of another one, and returns its scores."""
+    """A module that takes tensors and returns the scores of another one."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
-    def forward(self, *inputs: Any) -> Tensor:
-        named = isinstance(inputs[0], Mapping)
-        return pytree.logits(self.module(**inputs[0]) if named else self.module(*inputs))
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return pytree.logits(self.module(*inputs))
+
+
+class _ScoresByName(_Scores):
+    """The same for a dict of tensors, the arguments by name; `torch.export` reads the signature."""
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
+        return pytree.logits(self.module(**inputs))
