@@ -242,7 +242,7 @@ def test_docstrings_state():
 
 
 def test_comments_say_why():
-    """At least 2.5 comments for 100 lines that are not blank, docstrings included; 5 is the goal."""
+    """At least 4.5 comments for 100 lines that are not blank, docstrings included; 5 is the goal."""
     comments, lines = Counter(), Counter()
     for file in PACKAGE.values():
         name, text = str(file.relative_to(ROOT)), file.read_text("utf-8")
@@ -251,9 +251,9 @@ def test_comments_say_why():
             token.type == tokenize.COMMENT and not token.string.startswith(FOR_TOOLS)
             for token in tokenize.generate_tokens(io.StringIO(text).readline)
         )
-    missing = Counter({name: round(0.025 * lines[name]) - comments[name] for name in lines})
+    missing = Counter({name: round(0.045 * lines[name]) - comments[name] for name in lines})
     listed = "\n".join(f"{file}: {count} missing" for file, count in missing.most_common(20))
-    assert comments.total() >= 0.025 * lines.total(), f"{comments.total()} comments in {lines.total()} lines:\n{listed}"
+    assert comments.total() >= 0.045 * lines.total(), f"{comments.total()} comments in {lines.total()} lines:\n{listed}"
 
 
 def test_docstrings_have_examples():
