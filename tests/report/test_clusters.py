@@ -78,10 +78,11 @@ def test_a_cluster_without_members_at_the_end_does_not_end_at_anything(
         for version, now in enumerate(clusters)
         for client, cluster in enumerate(now)
     ]
-    scores = [
-        {"version": version, "client": client, "metric": "accuracy", "split": "test", "value": value}
+    scores = [  # the model that a client uses counts, whichever is recorded first
+        {"version": version, "client": client, "metric": "accuracy", "split": "test", "value": value, "model": model}
         for version, now in enumerate(values)
-        for client, value in enumerate(now)
+        for client, used in enumerate(now)
+        for model, value in (("personal", used), ("global", 0.0))
     ]
     chart = cluster_section.accuracy(
         SimpleNamespace(metric="accuracy", split="test", results=results, scores=scores), 0
