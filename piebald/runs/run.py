@@ -155,9 +155,8 @@ def run(
     )  # fmt: skip
     plan = prepare(recipe, clients, model, options)
     keeps_models = plan.work.initial_state() or plan.work.layout.private
-    if (
-        out is None and label is None and plan.runtime.simulates and keeps_models
-    ):  # a comparison has many runs, with labels
+    # a comparison has many runs, with labels, and would say so for each
+    if out is None and label is None and plan.runtime.simulates and keeps_models:
         _log.warning("clients' own models are kept only with out='some/folder': run.model(client=...) has none here")
     _log.info("%s: runtime %s", plan.meta["label"], json.dumps(plan.meta["runtime"]))
     if measure not in get_args(Measure):

@@ -66,8 +66,10 @@ class LocalAnswers:
 
 def edges_of(low: Floats, high: Floats, bins: int) -> Floats:
     """Return edges [d, bins + 1] of bins of one width; as numpy.histogram's, a constant column has ends 1 apart."""
+    # not numpy.histogram_bin_edges, which refuses a column whose numbers lie too near for so many bins
+    low, high = np.where(low == high, low - 0.5, low), np.where(low == high, high + 0.5, high)
     ends = zip(low, high, strict=True)
-    edges = [np.histogram_bin_edges(pair, bins) if np.isfinite(pair).all() else [np.nan] * (bins + 1) for pair in ends]
+    edges = [np.linspace(*pair, bins + 1) if np.isfinite(pair).all() else [np.nan] * (bins + 1) for pair in ends]
     return np.array(edges, dtype=np.float64).reshape(len(low), bins + 1)
 
 

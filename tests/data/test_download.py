@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 
 from piebald import data
 from piebald.core.errors import SettingError
 from piebald.data.sets import download
+from piebald.data.sets.encoded_tables import encode
 from piebald.data.sets.formats import read_idx, read_leaf, read_xls
 from piebald.data.sets.har import SIGNALS as HAR_SIGNALS
 
@@ -478,3 +480,10 @@ def test_every_download_says_in_one_sentence_what_went_wrong(
         data.load(name)
     assert "\n" not in str(caught.value)
     assert "set PIEBALD_DATA to a folder and put it in" in str(caught.value)
+
+
+def test_rows_of_a_table_whose_index_repeats_are_encoded_once_each() -> None:
+    frame = pandas.DataFrame({"age": [1.0, 3.0, 5.0], "ward": ["b", "a", "b"]}, index=[0, 0, 1])
+    x, names = encode(frame, ("age",), ("ward",), np.array([True, True, False]))
+    assert names == ["age", "ward=a", "ward=b"]
+    assert x.tolist() == [[-1.0, 0.0, 1.0], [1.0, 1.0, 0.0], [3.0, 0.0, 1.0]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -105,6 +105,28 @@ class OnTheHost(Median):
     def merge(self, matrix: torch.Tensor, cohort: Any) -> tuple[torch.Tensor, torch.Tensor]:
         average = torch.from_numpy(np.median(matrix.numpy(), axis=0))
         return average, torch.full((len(matrix),), 1 / len(matrix), dtype=torch.float64)
+
+
+class WhereverItIs(Median):
+    """A rule of a user that says of itself that it takes tensors of a GPU."""
+
+    on_device: ClassVar[bool] = True
+
+
+class Inherited(WhereverItIs):
+    """One that says nothing."""
+
+
+@pytest.mark.parametrize(("rule", "with_engine"), [(WhereverItIs, True), (Inherited, False)])
+def test_a_rule_compares_updates_on_the_device_if_its_own_class_says_so(
+    rule: type[Median], with_engine: bool, servers: list[ServerLoop]
+) -> None:
+    recipe = method("fedavg").with_(aggregation=rule())
+    expected = carry_out(recipe, engine="sequential")
+    with there() as device:
+        found = carry_out(recipe, device, engine="sequential")
+        assert places(servers[-1]) == {device.type if with_engine else "cpu"}
+    assert_as_on_the_cpu(found, expected)
 
 
 OTHERWISE: dict[str, tuple[Recipe, dict[str, Any]]] = {

@@ -8,11 +8,13 @@ import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from piebald.core.errors import SettingError
+from piebald.federation.link import tls
 from piebald.federation.link.proxy import Proxy, connect, proxy_for
 from piebald.federation.link.tls import Listener, RenewedContext, keep_connecting
 from piebald.federation.site.site_check import site_machine
@@ -81,6 +83,30 @@ def listener(tmp_path: Path) -> Iterator[tuple[Listener, Path]]:
     made.shutdown()
     thread.join()
     made.server_close()
+
+
+def test_attempts_to_connect_come_later_and_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At first 0.2 s after one another; anew once a connection has lasted."""
+    clock, waits, lasted = [0.0], list[float](), iter([0, 0, 0, 0, 9, 0])
+
+    class Over(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            waits.append(timeout)
+            if len(waits) == 6:
+                self.set()
+            return self.is_set()
+
+    def connected(*_: object) -> None:
+        clock[0] += next(lasted)
+        raise OSError("nobody is there")
+
+    monkeypatch.setattr(tls, "connect", connected)
+    monkeypatch.setattr(tls.time, "monotonic", lambda: clock[0])
+    refused = list[Exception]()
+    keep_connecting(("here", 1), SimpleNamespace(secure=print), print, lambda _, error: refused.append(error), Over())
+    assert waits == [0.2, 0.4, 0.8, 1.0, 0.2, 0.4]
+    assert len(refused) == 6
 
 
 def test_tls_goes_through_a_proxy_that_reads_nothing(

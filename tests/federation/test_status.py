@@ -24,7 +24,7 @@ from piebald.cli import main
 from piebald.core.errors import SettingError
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.hub.local_federation import free_port
-from piebald.federation.operate import page_server, status_page
+from piebald.federation.operate import page_server, status, status_page
 from piebald.federation.operate.experiment_queue import ExperimentQueue
 from piebald.federation.operate.page_server import PageAddress, serving_page
 from piebald.federation.operate.prometheus import exposition
@@ -476,3 +476,14 @@ def test_the_page_in_a_browser(served: Page, tmp_path: Path) -> None:
                 assert min(shown.evaluate(heights)) >= 10  # it can be read on a telephone
                 context.close()
         browser.close()
+
+
+def test_a_process_that_ends_before_it_is_stopped_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    seen = iter([gone.pid, None])
+    monkeypatch.setattr(status, "running_process", lambda folder: next(seen))
+    assert main(["stop", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"stopped process {gone.pid}\n"

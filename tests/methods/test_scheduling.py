@@ -165,6 +165,13 @@ class TestClientPool:
                 if data.draw(st.integers(0, 9)) == 0:
                     client_pool.exclude(client, "not finite")
 
+    def test_a_client_that_is_busy_and_excluded_counts_once(self) -> None:
+        client_pool = ClientPool()
+        for client in (1, 2):
+            client_pool.take(Task(client, client, 0, {}))
+        client_pool.exclude(2, "not finite")
+        assert client_pool.count(range(5)) == client_pool.count([*range(5)]) == (4, 3)
+
     def test_all_idle_clients_have_the_same_chance(self) -> None:
         """2000 draws of 1 among 15 of 20: binomial(2000, 1/15), of standard deviation 11.2; five of those."""
         client_pool = ClientPool()

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from piebald import recipes
 from piebald.core.errors import SettingError
 from piebald.methods.transforms import Gaussian
-from piebald.privacy.accounting import central, local, of_recipe, of_rows, of_run, rows
+from piebald.privacy.accounting import (
+    central,
+    composed_epsilon,
+    gaussian_epsilon,
+    local,
+    of_recipe,
+    of_rows,
+    of_run,
+    rows,
+)
 from piebald.privacy.ledger import Ledger, budget, noise_for
 from tests.fakes import classified, seeded, simulate
 
@@ -150,6 +159,11 @@ def test_a_missing_accountant_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(SettingError, match=r"pip install '\.\[privacy\]'"):
         central(1.2345, 1.0, 1, 1e-5)  # nobody has asked before, so no answer is kept
+    assert composed_epsilon({}, 1e-5) == 0.0  # nothing was released, and nothing is to be accounted for
+
+
+def test_a_release_without_noise_hides_nothing() -> None:
+    assert gaussian_epsilon(0.0, 1e-5) == math.inf
 
 
 def test_delta_is_a_probability() -> None:

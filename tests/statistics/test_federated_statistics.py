@@ -20,6 +20,7 @@ from piebald.privacy.secure_aggregation import masks
 from piebald.statistics import Ledger, statistics
 from piebald.statistics.bounded_sums import STEP, SumPlan, masked
 from piebald.statistics.columns import ClientColumns, as_text
+from piebald.statistics.describe import edges_of
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.9, 1.0)
 
@@ -226,3 +227,16 @@ def test_codes_that_are_long_numbers_are_counted_apart(secure: bool) -> None:
 def test_a_number_as_text() -> None:
     numbers = np.array([3.0, -0.0, 1e15, 0.1234567, np.nan, np.inf])
     assert as_text(numbers).tolist() == ["3", "0", "1000000000000000", "0.123457", None, "inf"]
+
+
+@pytest.mark.parametrize("apart", [256.0, 1e-12])
+def test_numbers_that_lie_too_near_for_so_many_bins_have_a_histogram(apart: float) -> None:
+    """As of times in nanoseconds; numpy.histogram refuses them."""
+    base = 1.7e18 if apart > 1 else 1.0
+    low, high = np.array([base]), np.array([base + apart])
+    with pytest.raises(ValueError, match="Too many bins"):
+        np.histogram_bin_edges((base, base + apart), 10_000)
+    edges = edges_of(low, high, 10_000)
+    assert edges.shape == (1, 10_001)
+    assert (edges[0, 0], edges[0, -1]) == (low[0], high[0])
+    assert (np.diff(edges[0]) >= 0).all()

@@ -8,14 +8,18 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file
 
+from piebald.core.errors import RuntimeFault
 from piebald.federation.hub.local_federation import free_port
+from piebald.vertical import transfer_runs
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.party_store import read_steps
 from piebald.vertical.transfer_runs import resume, run
+from piebald.vertical.transfer_settings import TransferRuntime
 from tests import processes
 
 from .conftest import small
@@ -175,3 +179,16 @@ def test_no_folder_holds_a_key_or_what_the_other_party_sent(tmp_path, undisturbe
         assert set(read_steps(undisturbed / role)[0]) == {"step", "seconds", "sent", "received", "losses"}
         shown = set(load_file(undisturbed / role / "after.safetensors"))
         assert shown == ({"rows"} if role == "source" else {"rows", "scores", "labels", "rate"})
+
+
+def test_parties_may_write_more_than_a_pipe_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads what they write before both have ended."""
+    program = tmp_path / "python"
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.stderr.write('x' * 200_000 + '\\nit is over')\nsys.exit(3)\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(transfer_runs.sys, "executable", str(program))
+    given = SimpleNamespace(runtime=TransferRuntime(kind="sockets"))
+    with pytest.raises(RuntimeFault, match="the source says: it is over; the target says: it is over; continue with"):
+        transfer_runs._two_processes(given, tmp_path, None)

@@ -66,13 +66,14 @@ def encode(
     """
     import pandas
 
-    scores = {}
-    for column in numbers:
-        values = frame[column].to_numpy(dtype=np.float64)
-        # of training rows alone, or test rows would have a say in the inputs
-        mean, deviation = values[train].mean(), values[train].std()
-        scores[column] = (values - mean) / (deviation or 1.0)
-    table = pandas.DataFrame(scores, index=frame.index).join(frame[[*texts]].astype(str))
+    values = frame[[*numbers]].to_numpy(dtype=np.float64)
+    # of training rows alone, or test rows would have a say in the inputs
+    mean, deviation = values[train].mean(0), values[train].std(0)
+    scores = (values - mean) / np.where(deviation > 0, deviation, 1.0)
+    table = pandas.DataFrame(scores, columns=[*numbers])
+    # by position: joined by index, rows of a table whose index repeats would multiply
+    for column in texts:
+        table[column] = frame[column].astype(str).to_numpy()
     table = pandas.get_dummies(table, columns=[*texts], prefix_sep="=", dtype=float)
     return torch.from_numpy(table.to_numpy(dtype=np.float32, copy=True)), [*table.columns]
 

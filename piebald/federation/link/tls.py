@@ -205,7 +205,8 @@ def keep_connecting(
                 carry(secured)
         except (OSError, ValueError) as error:
             refusal("the server", error)
-        wait = _RETRY[0] if time.monotonic() - began > 5 else wait
+        if time.monotonic() - began > 5:
+            wait = _RETRY[0]
         over.wait(wait)
         wait = min(2 * wait, _RETRY[1])
 

@@ -249,8 +249,9 @@ class Distfl(Clustering):
         trained = [part for part in context.spec.layout.trained if part.start < context.spec.layout.shared]
         models = (cohort.model(row) for row in range(len(cohort.clients)))
         # one model at a time, since a second cohort may not fit; and a GPU is waited for once
-        squares = [sum(model[part].square().sum().double() for part in trained) for model in models]
-        lengths = torch.stack([torch.as_tensor(square).sqrt() for square in squares]).tolist()
+        zero = torch.zeros((), dtype=torch.float64, device=cohort.sent[0].device)
+        squares = [sum((model[part].square().sum() for part in trained), start=zero) for model in models]
+        lengths = torch.stack(squares).sqrt().tolist()
         limit = self.reach * float(torch.tensor(lengths).median())
         # where at least half of the models are all zeros the limit is 0, which would shut everybody else out
         far_rows = [row for row, length in enumerate(lengths) if length > limit > 0]
