@@ -195,9 +195,7 @@ def main() -> None:
         seeds=(options.seed,),
         out=options.out / folder_name(options.study, options.about),
         evaluate_every=case.every,
-        checkpoint_every=max(
-            1, rounds // 4
-        ),  # 100 clients with VGG-11 of their own are 3.7 GB; a stopped run saves its own
+        checkpoint_every=max(1, rounds // 4),  # 3.7 GB where 100 clients have a VGG-11 of their own
         measure="none",
         runtime=piebald.Simulator(workers=0, device=options.device, tf32=options.tf32, fleet=case.fleet),
         **case.limit,
