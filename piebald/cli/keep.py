@@ -60,6 +60,7 @@ def approve(
         return print_json({"pending": waiting})
     if waiting is None:
         return print(f"nothing waits for approval in {credentials}")
+    waiting["questions"] = waiting["questions"] or "none: nothing is answered, sites only train"
     print_table(("", ""), [(name, value) for name, value in waiting.items() if value])
     print(f"\napprove it with: piebald approve {credentials} {waiting['terms']}")
 

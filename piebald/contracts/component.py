@@ -209,6 +209,13 @@ class Component(Settings):
         """
         return None
 
+    def asks(self, spec: ModelSpec) -> Sequence[Component]:
+        """Return the queries that clients are put for this component, besides training and evaluations.
+
+        The terms of a run name them, so that sites approve them.
+        """
+        return ()
+
     def references(self) -> tuple[str, ...]:
         """The functions that its own settings name as "module:name"."""
         return ()

@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from piebald.contracts import Clients, HasServerRows, Rows, RowsAtSites
+from piebald.contracts import Clients, HasServerRows, Query, Rows, RowsAtSites
 from piebald.contracts.component import build
 from piebald.contracts.data import (
     blank_row,
@@ -162,7 +162,10 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
             "steps would publish them twice, each time with other noise; leave it out"
         )
     measuring = _measuring(federation, work, runtime, options, stop)
-    work = replace(work, questions=tuple(query.stated() for query in measuring.asked))
+    by_components = [
+        query for component in adapted.components for query in component.asks(work) if isinstance(query, Query)
+    ]
+    work = replace(work, questions=tuple(query.stated() for query in [*measuring.asked, *by_components]))
     trackers = trackers_of(options.trackers)
     constants = constants_of(all_clients)
     meta = {

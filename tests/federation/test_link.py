@@ -23,10 +23,12 @@ from piebald.federation.credentials.revocation import write_revoked
 from piebald.federation.link import tls
 from piebald.federation.link.frames import FrameKind, decode_frame, encode_frame
 from piebald.federation.link.messaging import SERVER, Link
-from piebald.federation.link.wire_messages import Refused, Reply, TermsRequest, decode, encode
+from piebald.federation.link.wire_messages import Piece, Refused, Reply, TermsRequest, decode, encode
 from tests import processes
 
 from .conftest import ENVIRONMENT, provisioned, until
+
+A_PIECE = Piece(run="ab", epoch="ab", id=1, trains=True, start=0, size=1, digest="ab")
 
 # A server that says it was asked, and answers only if it is told to.
 SERVER_SIDE = """
@@ -88,6 +90,34 @@ def test_a_server_that_was_stopped_says_so_and_leaves_its_port(
         assert site.trouble == ""
     finally:
         again.stop()
+
+
+def test_an_end_accuses_nobody_of_what_it_has_read_itself(tmp_path: Path) -> None:
+    """Before, the thread that ended a connection read beside the one that handles frames, which then began in the
+    middle of one: a site was said to have sent "a frame of kind 30", or one of 800 MB."""
+    folder, said = provisioned(tmp_path / "credentials", ["site-1"]), list[str]()
+    for _ in range(5):
+        server, site = link(folder, SERVER, "site-1", said.append), link(folder, "site-1", SERVER)
+        server.on("hello", Piece, lambda *_: encode(Reply(status="known")))
+        server.start()
+        site.start()
+        until(lambda site=site: site.request(SERVER, "hello", A_PIECE) is not None)  # type: ignore[misc]
+        over = threading.Event()
+
+        def flood(site: Link = site, over: threading.Event = over) -> None:
+            while not over.is_set():
+                site.send(SERVER, "hello", A_PIECE, b"\x1e" * 50_000)
+
+        floods = [threading.Thread(target=flood) for _ in range(2)]
+        for thread in floods:
+            thread.start()
+        until(lambda server=server: server.received["site-1"] > 1_000_000)  # type: ignore[misc]
+        server.stop()
+        over.set()
+        for thread in floods:
+            thread.join()
+        site.stop()
+    assert said == []
 
 
 def test_a_port_that_is_used_is_a_sentence(parties: tuple[Link, Link, Path]) -> None:

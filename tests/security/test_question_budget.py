@@ -36,6 +36,9 @@ from piebald.federation.site.row_records import row_records
 from piebald.federation.site.site_rows import SiteSource
 from piebald.federation.site.task_runner import SiteClient, TaskRunner, rows_of
 from piebald.methods.queries import Confusion, Evaluate
+from piebald.methods.queries.row_scores import NaiveScores, TrainingTotals
+from piebald.methods.queries.scores import Validate
+from piebald.methods.recipe import Recipe
 from piebald.models import Logistic
 from piebald.privacy import SecureAggregation
 from piebald.privacy.question_ledger import FILE, OverLimit, QuestionLedger, as_records
@@ -302,6 +305,28 @@ def test_an_approved_run_answers_what_its_terms_name_and_nothing_else() -> None:
     assert ask(training, Evaluate())[1] is None
     assert "do not name them" in ask(training, Evaluate(split="train"))[1]
     assert "do not name them" in ask(training, thresholds(0.0))[1]
+
+
+def test_an_approval_of_terms_without_questions_approves_none() -> None:
+    """Before, a run that trains and names no question was asked anything that the policy does not forbid by name."""
+    silent = dataclasses.replace(PLAN.work, questions=())
+    where = TaskRunner(SiteClient(silent, CLIENTS, 0), Policy(accept=["ask"]), "cpu")
+    for query in (Evaluate(), Evaluate(split="train"), Validate(), NaiveScores(), TrainingTotals(naive="classes")):
+        assert ask(where, query)[0] is None
+    assert ask(where, None)[0] is not None  # training was approved
+
+
+@pytest.mark.parametrize(
+    ("recipe", "component", "kind"),
+    [
+        (recipes.fedavg().with_(aggregation="dvw"), "aggregation", "validate"),
+        (recipes.distfl(normal="vote"), "clustering", "validate"),
+        (recipes.heterofl(static_batch_norm=True), "training", "batch_statistics"),
+    ],
+)
+def test_what_components_ask_is_in_the_terms(recipe: Recipe, component: str, kind: str) -> None:
+    asked = {query.kind for query in getattr(recipe, component).asks(PLAN.work)}
+    assert kind in asked
 
 
 @pytest.mark.parametrize("quantiles", [(), (0.5,)])

@@ -182,8 +182,10 @@ class Link:
             while (frame := connection.read_frame()) is not None:
                 self._take(connection, frame)
         except Refused as error:
-            self.report(f"{connection.name} sent {error}")
-            connection.end(f"it sent {error}")
+            # after `end`, which reads what still comes: the rest of a frame is no frame, and nobody's fault
+            if not connection.ended:
+                self.report(f"{connection.name} sent {error}")
+                connection.end(f"it sent {error}")
         # a connection that breaks is no fault: a site connects again, and `_forget` says that it ended
         except OSError:
             pass

@@ -20,15 +20,8 @@ from piebald.federation.credentials.party_files import read_table, write_table
 from piebald.federation.site.policy import ASK, Policy
 
 _PENDING, _APPROVED = "pending.json", "approved.json"
-_SHOWN = (
-    "rounds",
-    "recipe",
-    "model",
-    "partition",
-    "split",
-    "evaluate",
-    "keep",
-)  # sections of an experiment to be looked at
+# what a person looks at besides the experiment; questions that are not named here are not answered
+_SHOWN = ("plugins", "training", "transforms", "private", "own_query", "choice", "questions", "trains", "lineage")
 
 
 class Consent:
@@ -55,8 +48,7 @@ class Consent:
             self._settle()
             return f"this site accepts the recipes {', '.join(accepted) or 'of nobody'}, the run has {name[:80]!r}"
         self._waiting = digest
-        sections = {name: terms.get("experiment", {}).get(name) for name in _SHOWN}
-        sections |= {name: terms.get(name) for name in ("training", "transforms", "questions", "trains")}
+        sections = {**experiment_in(terms), **{name: terms.get(name) for name in _SHOWN}}
         since = datetime.now(UTC).isoformat(timespec="seconds")
         write_table(self._folder / _PENDING, {"terms": digest, "since": since, **sections})
         return ""
@@ -92,10 +84,15 @@ def _asks(terms: Mapping[str, Any]) -> bool:
     return any(kind not in registry or registry[kind].by_name for kind in kinds)  # type: ignore[attr-defined]
 
 
+def experiment_in(terms: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the experiment in a run's terms, {} where there is none."""
+    experiment = terms.get("experiment")
+    return experiment if isinstance(experiment, Mapping) else {}
+
+
 def recipe_in(terms: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the table of the recipe in a run's terms, {} where there is none."""
-    experiment = terms.get("experiment")
-    recipe = experiment.get("recipe") if isinstance(experiment, Mapping) else None
+    recipe = experiment_in(terms).get("recipe")
     return recipe if isinstance(recipe, Mapping) else {}
 
 

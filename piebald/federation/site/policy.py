@@ -78,7 +78,8 @@ class Policy(BaseModel):
             a table of all that is demanded of it.  Runs with secure aggregation must meet its defaults in any case.
         work: what one task may cost this site.
         accept: names of the recipes that this site takes part in; with "ask" among them, or alone, any other experiment
-            waits until somebody at the site approves it.  Not set: all.
+            waits until somebody at the site approves it, and a site answers only questions that the terms name with
+            their arguments.  Not set: all.
         accept_split: whether the run's [split] may say how this site's rows are divided.  Not set: where nothing
             protects, since rows that one run trains on could be those that another one scores.
         carry: whether a run may go on with the private layers and the state that this site kept of an earlier run.
@@ -357,10 +358,8 @@ def declared_vectors(work: ClientWork) -> tuple[str, ...]:
 
 
 def _is_stated(query: Query, work: ClientWork) -> bool:
-    """Return whether the run's terms name a question with its arguments, where they or a policy must name it."""
-    named = json.loads(json.dumps(query.stated())) in work.questions
-    listed = query.by_name or not work.trains or any(question.get("kind") == query.kind for question in work.questions)
-    return named or not listed
+    """Return whether the run's terms name a question with its arguments: those that name none approve none."""
+    return json.loads(json.dumps(query.stated())) in work.questions
 
 
 def rows_read(query: Query, work: ClientWork) -> set[Split]:

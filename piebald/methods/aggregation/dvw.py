@@ -75,6 +75,9 @@ class Dvw(Linear):
             updates.append(dataclasses.replace(update, metrics={**update.metrics, **metrics}))
         return dataclasses.replace(cohort, updates=updates)
 
+    def asks(self, spec: ModelSpec) -> Sequence[Validate]:
+        return (Validate(classes=_classes(spec)),)
+
     def sender_query(self, spec: ModelSpec) -> Validate | None:
         classes = _classes(spec)
         return Validate(classes=classes) if classes else None

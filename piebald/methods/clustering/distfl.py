@@ -41,6 +41,7 @@ from piebald.methods.clustering.partitioning import (
     with_outliers,
 )
 from piebald.methods.clustering.response_divergence import divergences, responses
+from piebald.methods.queries.scores import Validate
 from piebald.methods.training.base import Trainer
 
 _OF_SILHOUETTE = ("threshold", "clusters", "accept", "agree", "deviations", "least", "far", "apart", "forget")
@@ -171,6 +172,9 @@ class Distfl(Clustering):
 
     def needs_validation_rows(self) -> bool:
         return self.normal == "vote"
+
+    def asks(self, spec: ModelSpec) -> Sequence[Validate]:
+        return (Validate(),) if self.normal == "vote" else ()
 
     def discloses(self) -> str | None:
         return "losses of every cluster's model on their validation rows" if self.normal == "vote" else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Self
 
 import torch
@@ -91,6 +91,10 @@ class NestedWidths(Sgd):
         if self.dynamic:
             return ClientModels(models, (None,), numbers, self.static_batch_norm, spec.seed)
         return ClientModels(models, numbers, asked=self.static_batch_norm)
+
+    def asks(self, spec: ModelSpec) -> Sequence[BatchStatistics]:
+        numbers = (None, *range(len({width for width in self.widths if width < 1})))
+        return [query for number in numbers if (query := self.completing_query(number)) is not None]
 
     def completing_query(self, number: int | None) -> BatchStatistics | None:
         needs_buffers = number is None or not self.dynamic  # nobody is evaluated with the narrow networks otherwise
