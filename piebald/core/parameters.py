@@ -172,6 +172,12 @@ class Layout:
         slots = [slot for slot in self.slots if slot.buffer and slot.name.rpartition(".")[2] == "running_var"]
         return tuple(slice(slot.start, slot.stop) for slot in slots if slot.stop <= self.shared)
 
+    def clamp_variances(self, vector: Tensor) -> Tensor:
+        """Raise negative running variances of a vector [s] to 0, in place: clients may send any number."""
+        for variance in self.variances:
+            vector[variance].clamp_(min=0.0)
+        return vector
+
     def views(self, vectors: Tensor) -> dict[str, Tensor]:
         """The module's tensors [..., *shape] as views of vectors [..., size]; writing to one writes to the other."""
         self.check(vectors)

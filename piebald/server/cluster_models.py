@@ -306,9 +306,7 @@ class ClusterModels:
         if count < len(before):
             weight = recipe.server_optimizer.statistics_weight(step)
             model = torch.cat([model, before[count:] + weight * average[count:]])
-        for variance in self.layout.variances if self.layout is not None else ():
-            model[variance].clamp_(min=0.0)  # a client may send any number
-        cluster.settle(model)
+        cluster.settle(model if self.layout is None else self.layout.clamp_variances(model))
 
     def _swap(
         self, cluster: ClusterModel, cache: ModelCache, members: Cohort, weights: Sequence[float | None]

@@ -89,14 +89,14 @@ def test_weights_of_the_aggregation_are_those_of_statistics() -> None:
         torch.testing.assert_close(norm_of(run).running_mean, expected, rtol=1e-5, atol=0.0)
 
 
-def test_fednova_averages_statistics_by_shares_of_its_own() -> None:
-    """Unequal numbers of steps: shares that sum to more than one are divided by their sum."""
+def test_fednova_averages_statistics_by_rows_whatever_the_steps() -> None:
+    """Unequal numbers of steps: changes are divided by them (eq. 7), statistics are not."""
     run = simulate(recipes.fednova(lr=0.1, batch=8), far_clients(), network(), rounds=1)
-    shares = torch.tensor([row["weight"] for row in run.results], dtype=torch.float64)
-    assert float(shares.sum()) > 1.2
     steps = torch.tensor([5.0, 1.0, 3.0, 2.0], dtype=torch.float64)
+    assert sum(row["weight"] for row in run.results) > 1.2, "shares of changes are those of other steps"
     rough = FAR * (1 - 0.9**steps)  # of a mean of 100 that moves by a tenth at each step
-    expected = float(shares @ rough / shares.sum())
+    by_rows = torch.tensor(SIZES, dtype=torch.float64)
+    expected = float(by_rows @ rough / by_rows.sum())
     assert float(norm_of(run).running_mean.mean()) == pytest.approx(expected, rel=0.02)  # type: ignore[union-attr]
 
 

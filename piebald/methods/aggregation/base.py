@@ -53,6 +53,13 @@ class Aggregator(Component):
         """
         return True
 
+    def statistics_shares(self, cohort: Cohort, shares: Sequence[float]) -> Sequence[float]:
+        """Return how much each client's running statistics count [n], whatever they sum to; by default the shares [n].
+
+        They differ where a share corrects for how far a client's training goes, which says nothing of its inputs.
+        """
+        return shares
+
     def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
         """Combine the changes of a cohort.
 
@@ -89,7 +96,9 @@ def aggregated(aggregator: Aggregator, cohort: Cohort, context: ServerContext) -
             f"aggregation {aggregator.kind!r} must return an average as long as each row of the cohort's matrix, got "
             f"{shown(average)}"
         )
-    return (torch.cat([average, averaged(cohort, shares)]) if cut else average), shares
+    if cut:
+        average = torch.cat([average, averaged(cohort, aggregator.statistics_shares(cohort, shares))])
+    return average, shares
 
 
 def averaged(cohort: Cohort, shares: Sequence[float]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import torch
@@ -22,7 +23,8 @@ class Normalized(Aggregator):
     The average change is tau_eff * sum of p_i d_i with d_i = change_i / a_i, p_i the client's share of the rows of
     those that arrived, and tau_eff = sum of p_i a_i.  After t steps of SGD with momentum rho,
     a_i = (t - rho (1 - rho^t) / (1 - rho)) / (1 - rho), which is t without momentum.  A client that took no step counts
-    nothing.  Where all clients take equally many steps, this is FedAvg.
+    nothing.  Where all clients take equally many steps, this is FedAvg.  Running statistics of batch norms, which the
+    paper does not mention, are averaged by p_i.
 
     The theory is that of changes that are sums of gradients with known shares.  Those of adaptive optimizers are not,
     so they are refused; other forms of momentum, groups and schedules within a task are refused as their a_i is
@@ -53,10 +55,13 @@ class Normalized(Aggregator):
         rho = self.momentum
         return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
 
+    def statistics_shares(self, cohort: Cohort, shares: Sequence[float]) -> Sequence[float]:
+        """Return p_i [n], the weights of eq. 6 and 7: only changes that are sums of gradients are divided by a_i."""
+        return self._rows(cohort)
+
     def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
         assert cohort.matrix is not None
-        # without a step a_i is 0, and the change could not be divided by it
-        counted = [update.examples if update.steps else 0 for update in cohort.updates]
+        counted = self._rows(cohort)
         whole = sum(counted)
         if not whole:
             return torch.zeros_like(cohort.matrix[0]), [0.0] * len(counted)
@@ -65,3 +70,7 @@ class Normalized(Aggregator):
         effective = sum(rows / whole * a for rows, a in zip(counted, accumulated, strict=True))
         shares = [effective * rows / whole / a if rows else 0.0 for rows, a in zip(counted, accumulated, strict=True)]
         return moved(torch.tensor(shares), cohort.matrix.device) @ cohort.matrix, shares
+
+    def _rows(self, cohort: Cohort) -> list[int]:
+        """Return the rows that count of each client [n]: without a step a_i is 0, by which no change can be divided."""
+        return [update.examples if update.steps else 0 for update in cohort.updates]

@@ -215,6 +215,14 @@ class Distfl(Clustering):
         labels: dict[int, int] = {}
         if sound:
             synthesis, answers, module = self._knowledge(cohort, sound, context)
+            # one divergence that is not a number would spread to the means of all pairs
+            answered = answers.flatten(1).isfinite().all(1)
+            mute = [row for row, finite in zip(sound, answered.tolist(), strict=True) if not finite]
+            for row in mute:
+                context.exclude_update(cohort.clients[row], "model whose answers are not finite: it trains alone")
+            sound, far_rows = [row for row in sound if row not in mute], sorted([*far_rows, *mute])
+            answers = answers[answered]
+        if sound:
             matrix = divergences(answers)
             clients = [cohort.clients[row] for row in sound]
             search = self._search(matrix.numpy(), clients, cohort.version, context)
@@ -308,7 +316,8 @@ class Distfl(Clustering):
         """Whole models [p], one at a time."""
         private = moved(spec.initial[spec.layout.shared :], cohort.sent[0].device)
         for row in rows:
-            yield torch.cat([cohort.model(row), private]) if len(private) else cohort.model(row)
+            model = spec.layout.clamp_variances(cohort.model(row))
+            yield torch.cat([model, private]) if len(private) else model
 
     def _targets(
         self, module: nn.Module, cohort: Cohort, rows: Sequence[int], spec: ModelSpec
@@ -374,6 +383,14 @@ class Distfl(Clustering):
         models = (torch.cat([moved(context.models[number], probes.device), private]) for number in absent)
         # the same probes and the same way to normalise as for the uploads, or the divergences could not be compared
         theirs = responses(module, spec.layout, models, probes, self._afresh)
+        # an attacker may be alone in a cluster whose model answers no numbers
+        answered = theirs.flatten(1).isfinite().all(1)
+        absent, theirs = (
+            [number for number, finite in zip(absent, answered.tolist(), strict=True) if finite],
+            theirs[answered],
+        )
+        if not absent:
+            return names
         whole = divergences(torch.cat([answers, theirs]))
         return adopted(names, [known.get(client) for client in clients], search, absent, whole.numpy(), count, self.far)
 
@@ -403,8 +420,8 @@ class Distfl(Clustering):
                 "surplus": search.surplus,
                 "threshold": search.threshold,
                 "tried": {str(count): score for count, score in search.tried.items()},
-                # NaN, which plain noise has for a mismatch, is no JSON
-                "mismatch": synthesis.mismatch if synthesis.mismatch == synthesis.mismatch else None,
+                # NaN, which plain noise has for a mismatch, and infinity, where nothing fits, are no JSON
+                "mismatch": synthesis.mismatch if math.isfinite(synthesis.mismatch) else None,
                 "steps": synthesis.steps,
                 "seconds": time.perf_counter() - began,
             },
