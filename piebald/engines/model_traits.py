@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from piebald.contracts import PLAIN_PASSES, PassSettings, Rows
+from piebald.contracts.data import first_passing
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.machine import raise_if_lost
@@ -18,6 +19,8 @@ from piebald.core.randomness import torch_seed
 from piebald.engines.keyed_dropout import KeyedDropout
 from piebald.methods.client_work import ClientWork
 from piebald.methods.training.sgd import Sgd
+
+_FEW = 4  # rows of a trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,18 @@ def probe(work: ClientWork, rows: Rows) -> Traits:
             finite.
     """
     _check_finite(work)
-    module, device = work.model, pytree.leaves(rows.x)[0].device
+    if work.row_privacy is None:
+        return _probe(work, rows[:_FEW])
+    # a refusal may not tell of a single row, so other rows may pass in its place
+    starts = range(0, max(len(rows), 1), _FEW)
+    return first_passing(lambda start: _probe(work, rows[start : start + _FEW]), starts)[1]
+
+
+def _probe(work: ClientWork, few: Rows) -> Traits:
+    """Try the model on these rows."""
+    module, device = work.model, pytree.leaves(few.x)[0].device
     # batch norm refuses a single row; a repeated one will do
-    few = rows[:4] if len(rows) > 1 else rows[[0, 0]]
+    few = few if len(few) > 1 else few[[0, 0]]
     # rows of questions may have more digits than a model's
     x, y = pytree.mapped(lambda leaf: leaf.float() if leaf.dtype == torch.float64 else leaf, few.x), few.y
     outputs = loss = None
@@ -84,9 +96,10 @@ def probe(work: ClientWork, rows: Rows) -> Traits:
         # with the seed of `again` and `keyed`, so that nothing but the last row differs
         changed = _run(module, pytree.mapped(_with_another_last, x), 1, keyed=random_plain and not random_keyed)
         pairs = zip(_rows(again if random_keyed else keyed, len(few)), _rows(changed, len(few)), strict=True)
+        alike = all(torch.allclose(a[0], b[0], atol=1e-6, equal_nan=True) for a, b in pairs)
         return Traits(
             # rows that are alike, such as zeros in place of an input that a client lacks, show no mixing
-            mixes=_runs_batch_norm(module, x) or not all(torch.allclose(a[0], b[0], atol=1e-6) for a, b in pairs),
+            mixes=_runs_batch_norm(module, x) or not alike,
             dropout=random_plain and not random_keyed,
             random=random_keyed,
             each=loss.dim() == 1,
@@ -135,7 +148,7 @@ def _rows(outputs: Any, rows: int) -> list[Tensor]:
 
 def _equal(left: Any, right: Any) -> bool:
     pairs = zip(pytree.leaves(left), pytree.leaves(right), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs if isinstance(a, Tensor))
+    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs if isinstance(a, Tensor))
 
 
 def _run(module: nn.Module, x: pytree.Tree, seed: int, keyed: bool = False) -> Any:

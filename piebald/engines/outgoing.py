@@ -50,7 +50,9 @@ def updates(
     change = output.model[:, :shared] - inputs.model[:, :shared]
     vectors: Mapping[str, Tensor] = {"model": change, **output.vectors}
     _check_uploads(engine, output, vectors, shared)
-    trained = work.layout.shared_trained
+    trained, hides_rows = work.layout.shared_trained, work.row_privacy is not None
+    if hides_rows and trained < shared:
+        change[:, trained:] = 0.0  # noise hides gradients, and a buffer moves without one
     # transforms change what is sent, and with it the length that bounds are for
     known_lengths = {n: None if work.transforms else _known_norms(output.model, inputs, n) for n in {trained, shared}}
     if not summed:
@@ -61,6 +63,8 @@ def updates(
         vectors, packed, memory = _compressed(work, work.compressor, stack, vectors)
     lengths = _norms(vectors["model"], known_lengths[shared], shared)
     state = memory | {name: _packed(engine, stack.clients, rows, numbers) for name, rows in output.state.items()}
+    # a mean over rows is a number without noise, and its release is in no budget
+    metrics: Mapping[str, Tensor] = {} if hides_rows else output.metrics
     if shared < size:
         state[PRIVATE] = numbers.fetched(_columns(output.model, shared, size))
     result = StackResult(
@@ -68,7 +72,7 @@ def updates(
         examples=[_examples(engine, client) for client in stack.clients],
         norms=[],
         nbytes=_sizes(engine, vectors, packed, len(output.steps)),
-        metrics={name: [] for name in output.metrics},
+        metrics={name: [] for name in metrics},
         failures=[None] * len(output.steps),
         vectors=dict(vectors),
         state=state,
@@ -78,16 +82,15 @@ def updates(
     numbers.add(lengths, result.norms.extend)
     if trained < shared:
         numbers.add(_norms(vectors["model"], known_lengths[trained], trained), result.trained_norms.extend)
-    for name, values in output.metrics.items():
+    for name, values in metrics.items():
         numbers.add(values, result.metrics[name].extend)
     return result, lengths
 
 
 def _examples(engine: Engine, client: int) -> int:
-    """Return how much a client's training counts; where single rows are hidden, so are those without a known target."""
-    loader, count = engine.row_loader, engine.work.objective.count
-    hidden = count is None and engine.work.row_privacy is not None
-    return loader.size(client) if hidden else loader.examples(client, count)
+    """Return how much a client's training counts: where single rows are hidden, all alike, whatever is in them."""
+    loader, hides_rows = engine.row_loader, engine.work.row_privacy is not None
+    return loader.size(client) if hides_rows else loader.examples(client, engine.work.objective.count)
 
 
 def answers(output: TrainOutput, numbers: LaterNumbers) -> StackResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from piebald.core.parameters import Layout, Slot, copied
 from piebald.core.targets import IGNORED
 from piebald.engines.keyed_dropout import KeyedDropout
 from piebald.engines.local_loss import LossEvaluator
-from piebald.engines.row_gradients import noised, row_keys
+from piebald.engines.row_gradients import buffers_restored, noised, row_keys, surviving
 from piebald.engines.row_loader import augmented, pass_slices, planned_steps
 from piebald.engines.sequential import SequentialEngine, step_key
 from piebald.engines.sgd_step import Hidden, SgdRun, no_hidden
@@ -116,15 +117,18 @@ class ReferenceEngine(SequentialEngine):
         for place in range(len(batch)):
             if dropout is not None:
                 dropout.start(row_keys(torch.tensor([step_key(rng_key, step)]), len(batch))[0, place])
-            loss = self._loss(module, batch[place : place + 1], run.config.passes)
             module.zero_grad()
-            torch.autograd.backward(loss)
-            grads = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
-            norm = sum(float(grad.square().sum()) for grad in grads.values()) ** 0.5
-            for name, grad in grads.items():
-                summed[name] += grad * min(1.0, clip / max(norm, 1e-12))
-            total += loss.item()
-        stacked = {name: gradient.unsqueeze(0) for name, gradient in summed.items()}
+            with surviving(self.device) as survived, buffers_restored(module):
+                loss = self._loss(module, batch[place : place + 1], run.config.passes)
+                torch.autograd.backward(loss)
+                survived.append(loss)
+            found = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+            norm = sum(float(gradient.square().sum()) for gradient in found.values()) ** 0.5
+            if survived and math.isfinite(norm):
+                for name, gradient in found.items():
+                    summed[name] += gradient * min(1.0, clip / max(norm, 1e-12))
+                total += loss.item() if math.isfinite(loss.item()) else 0.0
+        stacked = {name: total_of_rows.unsqueeze(0) for name, total_of_rows in summed.items()}
         hidden = noised(stacked, self.work.layout, deviation, [lot], step, [rng_key])
         counted = self.row_loader.counted(batch.y)
         count = max(1, len(batch) if counted is None else int(counted.sum()))

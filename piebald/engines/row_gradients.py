@@ -5,13 +5,16 @@ of clients, from the forward pass that every engine has: the trainer is written 
 has.  The tests compare with opacus, which hooks into the layers that it supports; its accountant is compared with ours
 (`privacy.accounting`).
 
-Clipping for DP-SGD: the gradients of single rows, at once through vmap or one after another.
+A row whose gradient is longer than float32 can say, not finite, or cannot be computed at all counts as one whose
+gradient is zero: whether training succeeds may not depend on a single row.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,6 +26,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from piebald.contracts import PLAIN_PASSES, PassSettings, Rows
 from piebald.core import pytree
+from piebald.core.errors import failure_reason
 from piebald.core.losses import Loss
 from piebald.core.machine import float64_device, moved, raise_if_lost
 from piebald.core.noise import NoiseSource, hidden
@@ -31,6 +35,7 @@ from piebald.core.randomness import long_key
 from piebald.engines.keyed_dropout import KeyedDropout, mix
 from piebald.engines.scoring import ScoringEngine
 
+_log = logging.getLogger(__name__)
 MAX_NUMBERS = 1 << 25  # numbers in all rows' gradients together while they are summed
 
 
@@ -73,15 +78,60 @@ class RowGradients:
 
         parameters = {slot.name: tensors[slot.name].detach() for slot in slots if not slot.buffer}
         gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0, 0))(parameters, rows.x, rows.y, keys)
-        square = torch.stack([part.reshape(len(rows), -1).square().sum(1) for part in gradients.values()]).sum(0)
+        lengths = (
+            torch.stack([part.reshape(len(rows), -1).square().sum(1) for part in gradients.values()]).sum(0).sqrt()
+        )
         # masked after shrinking: a row that only fills the batch up has a gradient as well
-        share = shrink(square.sqrt(), clip) * mask
-        return {name: torch.tensordot(share, part, 1) for name, part in gradients.items()}, (losses * mask).sum()
+        factors = shrink(lengths, clip) * mask
+        summed = {name: torch.tensordot(factors, finite(part, lengths), 1) for name, part in gradients.items()}
+        return summed, (finite(losses, losses) * mask).sum()
 
 
-def shrink(norms: Tensor, clip: float) -> Tensor:
+def shrink(lengths: Tensor, clip: float) -> Tensor:
     """Factors for vectors of these lengths after which none is longer than `clip`."""
-    return (clip / norms.clamp(min=1e-12)).clamp(max=1.0)
+    return (clip / finite(lengths, lengths).clamp(min=1e-12)).clamp(max=1.0)
+
+
+def finite(vectors: Tensor, lengths: Tensor) -> Tensor:
+    """Vectors [..., p] with zeros in place of those whose length [...] is not finite.
+
+    A factor of 0 would not do, since 0 times infinity is NaN.
+    """
+    missing = vectors.dim() - lengths.dim()
+    return vectors.masked_fill(~lengths.isfinite()[(..., *[None] * missing)], 0.0)
+
+
+@contextlib.contextmanager
+def buffers_restored(module: nn.Module) -> Iterator[None]:
+    """Put a module's buffers back as they were, at the end of a `with` block: rows that moved them are in no clip."""
+    before = [
+        (layer._buffers, name, buffer, buffer.clone())
+        for layer in module.modules()
+        for name, buffer in layer._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffers, name, buffer, value in before:
+                buffers[name] = buffer  # a forward pass may have put another tensor in its place
+                buffer.copy_(value)
+
+
+@contextlib.contextmanager
+def surviving(device: torch.device) -> Iterator[list[Any]]:
+    """A `with` block that puts its results into a list, which stays empty where a row makes the model fail.
+
+    That row counts as zero then: a failed task would tell that it is there.
+    """
+    try:
+        yield []
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever the user's own code may raise at a row, as at a token beyond a vocabulary
+        raise_if_lost(error, device)
+        _log.warning("rows whose gradient cannot be computed count as zero: %s", failure_reason(error))
 
 
 def row_keys(keys: Tensor, rows: int) -> Tensor:
@@ -139,9 +189,9 @@ class ClippingEngine(ScoringEngine):
     def _clipped(
         self, rows: Rows, keys: Tensor, clip: float, dropout: KeyedDropout | None, passes: PassSettings
     ) -> tuple[list[Tensor], Tensor]:
-        """The sum of these rows' clipped gradients, and the sum of their losses."""
+        """The sum of these rows' clipped gradients, and the sum of their losses, through vmap."""
         tensors = self.work.layout.views(self.vector.detach())
-        with self.precision(passes, vectorized=True):
+        with self.precision(passes, vectorized=True), buffers_restored(self.module):
             mask = torch.ones(len(rows), device=self.device)
             sums, loss = self.row_gradients.clipped_sum(tensors, rows, mask, keys, clip, dropout)
         return [sums[name] for name in self._names], loss
@@ -155,13 +205,16 @@ class ClippingEngine(ScoringEngine):
         for row in range(len(rows)):
             if dropout is not None:
                 dropout.start(keys[row])
-            with self.precision(passes):
-                single = rows[row : row + 1]
-                loss = self.loss(pytree.run(self.module, self.shaped(single.x)), single.y).mean()
-            gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-            torch._foreach_mul_(gradients, shrink(torch.stack(torch._foreach_norm(gradients)).norm(), clip))
-            torch._foreach_add_(summed, gradients)
-            total += loss.detach()
+            single = rows[row : row + 1]
+            with surviving(self.device) as counted, buffers_restored(self.module):
+                with self.precision(passes):
+                    loss = self.loss(pytree.run(self.module, self.shaped(single.x)), single.y).mean()
+                counted += torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+            if counted:
+                length = torch.stack([part.square().sum() for part in counted]).sum().sqrt()  # overflows as above
+                shortened = torch._foreach_mul([finite(part, length) for part in counted], shrink(length, clip))
+                torch._foreach_add_(summed, shortened)
+                total += finite(loss.detach(), loss)
         return summed, total
 
     @cached_property
@@ -182,7 +235,7 @@ class ClippingEngine(ScoringEngine):
             expected, _ = self._clipped_one_by_one(rows, keys, 1.0, dropout, PLAIN_PASSES)
             try:
                 sums, _ = self._clipped(rows, keys, 1.0, dropout, PLAIN_PASSES)
-            except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, UserWarning) as error:
+            except Exception as error:  # whatever torch or the user's own code may raise where it is vectorized
                 raise_if_lost(error, self.device)
                 return False
         # loose, since vmap's kernels sum in another order; a model that vmap gets wrong is far off

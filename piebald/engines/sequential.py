@@ -30,7 +30,7 @@ from piebald.engines.local_loss import LossEvaluator
 from piebald.engines.model_traits import Traits, passes_of, probe
 from piebald.engines.recomputation import Checkpointing
 from piebald.engines.recorded_step import BY_HAND, Lane, StepForm, recorder_for, side_by_side
-from piebald.engines.row_gradients import MAX_NUMBERS, ClippingEngine, noised, row_keys
+from piebald.engines.row_gradients import MAX_NUMBERS, ClippingEngine, noised, row_keys, surviving
 from piebald.engines.row_loader import (
     Gathered,
     Places,
@@ -539,13 +539,16 @@ class SequentialEngine(ClippingEngine):
         total = torch.zeros((), device=self.device)
         keys = row_keys(key.unsqueeze(0), len(batch))[0]
         at_once = self.vectorizes(batch) and not config.passes.checkpointing
-        clipped = self._clipped if at_once else self._clipped_one_by_one
         # a row at least, however large the model is
         size = max(1, MAX_NUMBERS // self.work.layout.size)
         size = size if config.passes.accumulate == 1 else min(size, config.batch)
         for start in range(0, len(batch), size):  # a Poisson sample may be empty: then the step is noise
             here = slice(start, start + size)
-            sums, loss = clipped(batch[here], keys[here], clip, dropout, config.passes)
+            arguments = (batch[here], keys[here], clip, dropout, config.passes)
+            with surviving(self.device) as results:
+                if at_once:
+                    results.append(self._clipped(*arguments))
+            sums, loss = results[0] if results else self._clipped_one_by_one(*arguments)
             torch._foreach_add_(summed, sums)
             total += loss
         named = {name: gradient.unsqueeze(0) for name, gradient in zip(self._names, summed, strict=True)}

@@ -35,7 +35,7 @@ from piebald.engines.factored.vectors import to_dense
 from piebald.engines.keyed_dropout import KeyedDropout
 from piebald.engines.local_loss import LossEvaluator
 from piebald.engines.recorded_step import BY_HAND, Lane, side_by_side
-from piebald.engines.row_gradients import MAX_NUMBERS, noised, row_keys
+from piebald.engines.row_gradients import MAX_NUMBERS, buffers_restored, noised, row_keys, surviving
 from piebald.engines.row_loader import Gathered, Places, RngKey, augmented
 from piebald.engines.sequential import SequentialEngine, step_key
 from piebald.engines.sgd_step import Hidden, PassRows, SgdRun, StackPoint, lay_out_rows, pad_rows, passes, plain_step
@@ -60,6 +60,14 @@ class VmappedEngine(SequentialEngine):
         alone = self.traits.random or self.padded or run.config.passes.alone or self.refusal is not None
         if alone or not self._fits_privacy(run):
             return super().run_sgd(run)
+        if not run.config.step.hides_rows:
+            return self._train_stack(run)
+        with surviving(self.device) as outcomes:
+            outcomes.append(self._train_stack(run))
+        return outcomes[0] if outcomes else super().run_sgd(run)
+
+    def _train_stack(self, run: SgdRun) -> SgdOutcome:
+        """Train clients at once."""
         gathered, plans, rng_keys, order = self.planned(run)
         if self.reads_tables(run) and self.shares_passes(plans):
             return self._train_by_tables(run, gathered, plans, rng_keys, order, self._gradients_of)
@@ -466,7 +474,8 @@ class VmappedEngine(SequentialEngine):
             def of_client(tensors: Any, x: Any, y: Any, mask: Tensor, keys: Tensor) -> tuple[dict[str, Tensor], Tensor]:
                 return self.row_gradients.clipped_sum(tensors, Rows(x, y), mask, keys, clip, dropout)
 
-            summed, losses = vmap(of_client)(dict(tensors), rows.x, rows.y, counts, row_keys(steps, shape[1]))
+            with buffers_restored(self.module):
+                summed, losses = vmap(of_client)(dict(tensors), rows.x, rows.y, counts, row_keys(steps, shape[1]))
         # the clamp is for an empty Poisson sample, whose loss is 0 and not 0 / 0
         counted = self.row_loader.counted(rows.y, counts, axes=2)
         return losses / (counts if counted is None else counted).sum(1).clamp(min=1), summed

@@ -23,15 +23,19 @@ class DpSgd(Sgd):
     assume: steps have uneven numbers of rows).  Its own gradient is scaled down to length `clip`; Gaussian noise of
     deviation noise * clip is added to the sum, and the step goes along that / (q rows).  Momentum, weight decay, other
     optimizers and their state, a proximal term (`mu`) and every transform of the update use nothing else of the rows,
-    so the guarantee holds for everything that leaves the client, also towards the server.  `privacy.accounting`
+    so the guarantee holds for every vector that leaves the client, also towards the server.  `privacy.accounting`
     computes it for a whole run.
+
+    A row whose gradient is not finite, too long for float32 or an error of the model counts as one whose gradient is
+    zero: whether training succeeds does not depend on a single row.  Buffers stay as they came, since what rows do to
+    them is neither clipped nor noised.
 
     Private layers are clipped and noised together with the shared ones, though they never leave.  The gradients of
     shared layers are taken through them: a single row that moved a private layer unhidden would move what all other
     rows send, by more than the noise hides.
 
-    No training loss is reported, since it is a plain mean over rows.  The numbers of rows and steps are reported and
-    not hidden.
+    No training loss is reported, since it is a plain mean over rows.  The numbers of rows and steps are reported as
+    they are: how many rows a client has is assumed to be known.  How long training takes is not hidden.
 
     Attributes:
         clip: C, longest gradient of one row (Euclidean norm over all parameters), above 0.
@@ -91,9 +95,7 @@ class DpSgd(Sgd):
         return None
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
-        done = self.output(self.run_sgd(inputs, context, prox=self.mu))
-        # the mean training loss is a number without noise, and its release is in no budget
-        return dataclasses.replace(done, metrics={})
+        return self.output(self.run_sgd(inputs, context, prox=self.mu))
 
     def sgd_config(self, inputs: TrainInput, epochs: int | None = None) -> SgdConfig:
         return dataclasses.replace(super().sgd_config(inputs, epochs), clip=None)  # which rows have, not steps
