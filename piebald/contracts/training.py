@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from torch import Tensor
 from piebald.contracts.data import Rows, Split
 from piebald.contracts.local_step import PLAIN_PASSES, PLAIN_STEP, LocalLoss, LocalStep, PassSettings, RowOutputs
 from piebald.core.parameters import Part, pad
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -340,6 +342,20 @@ class ClientContext(Protocol):
 
     def rows(self, split: Split) -> list[Rows]:
         """The clients' own rows, for queries without a model."""
+
+    def made(self, split: Split, key: Hashable, make: Callable[[Rows, str], T]) -> list[T]:
+        """What `make` makes of each client's rows and its name, for the next questions as well.
+
+        Args:
+            split: the split.
+            key: of all that it is made by; the last one of each client and split is remembered while its rows are the
+                same, so a model that asks 30 times reads rows once.
+            make: makes it, of rows and the name of their client.
+        """
+
+    @property
+    def features(self) -> Sequence[str]:
+        """Names of the numbers of an input, empty where they have none."""
 
     def tables(self, split: Split) -> list[Any]:
         """The clients' rows before they are prepared (`contracts.data.HasTables`), for questions about columns.

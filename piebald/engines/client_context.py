@@ -6,16 +6,17 @@ engine needs nothing more than `run_sgd`, and its batches, dropout and batch nor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from piebald.contracts import LocalLoss, RowOutputs, Rows, SgdConfig, SgdOutcome, Slope, Split, StepsOutcome, VectorStep
-from piebald.contracts.data import HasTables
+from piebald.contracts.data import HasTables, column_names
 from piebald.core import pytree
 from piebald.core.errors import RuntimeFault, SettingError
 from piebald.core.machine import moved
@@ -27,6 +28,8 @@ from piebald.engines.row_statistics import batch_statistics, class_features, inp
 from piebald.engines.sequential import SequentialEngine as Engine
 from piebald.engines.sgd_step import SgdRun
 from piebald.engines.stack import ClientStack
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -115,8 +118,19 @@ class EngineContext:
         return mask.to(self.engine.device)
 
     def rows(self, split: Split) -> list[Rows]:
-        gathered = self.engine.row_loader.gather(self.stack.clients, split)
-        return [gathered.take(moved(torch.from_numpy(places), self.engine.device)) for places in gathered.places]
+        return [self.engine.row_loader.rows(client, split) for client in self.stack.clients]
+
+    def made(self, split: Split, key: Hashable, make: Callable[[Rows, str], T]) -> list[T]:
+        loader = self.engine.row_loader
+        names = [str(loader.clients.names[client]) for client in self.stack.clients]
+        return [
+            loader.made(client, split, key, partial(_called, make, name))
+            for client, name in zip(self.stack.clients, names, strict=True)
+        ]
+
+    @property
+    def features(self) -> Sequence[str]:
+        return column_names(self.engine.row_loader.clients)[0] or ()
 
     def tables(self, split: Split) -> list[Any]:
         clients = self.engine.row_loader.clients
@@ -161,6 +175,10 @@ class EngineContext:
 
     def confusion(self, model: Tensor, split: Split) -> Tensor:
         return self.engine.confusion(self.stack.clients, model, split)
+
+
+def _called(make: Callable[[Rows, str], T], name: str, rows: Rows) -> T:
+    return make(rows, name)
 
 
 def run_steps(

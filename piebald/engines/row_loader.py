@@ -7,7 +7,7 @@ import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -62,6 +62,8 @@ class RowLoader:
             pool = self._prepared(clients.pool())
             self._indexed, self._pool = clients, Rows(pytree.moved(pool.x, device), pytree.moved(pool.y, device))
         self._known: dict[int, int] = {}  # training rows with a known target, of clients whose rows were fetched
+        # by client and split: a key, the tensors of the rows, and what was last made of them
+        self._made: dict[tuple[int, Split], tuple[Hashable, list[Tensor], Any]] = {}
         # of rows that are not here yet nobody knows
         self.lacks_targets = self._domain is not None and (
             self._pool is None or not bool(self._domain.known_rows(self._pool.y).all())
@@ -143,6 +145,36 @@ class RowLoader:
                 self._held = (clients, self._gathered(clients, split))
             return self._held[1]
         return self._gathered(clients, split)
+
+    def rows(self, client: int, split: Split) -> Rows:
+        """A client's rows on the device, which are not copied where they are there and in no pool."""
+        if self._pool is not None and client != SERVER_ID:
+            gathered = self.gather([client], split)
+            return gathered.take(torch.from_numpy(gathered.places[0]).to(self.device))
+        rows = self._rows(client, split)
+        return Rows(pytree.moved(rows.x, self.device), pytree.moved(rows.y, self.device))
+
+    def made(self, client: int, split: Split, key: Hashable, make: Callable[[Rows], T]) -> T:
+        """Return what `make` makes of a client's rows, from an earlier call where key and rows are the same.
+
+        Args:
+            client: the client's number.
+            split: of its rows.
+            key: of what is made; the last one of each client and split is remembered.
+            make: makes it.
+        """
+        tensors: list[Tensor] = []
+        if not self.indexed:  # others may come anew at each call
+            with self._lock:
+                fetched = self.clients.rows(client, split)
+            tensors = [*pytree.leaves(fetched.x), *pytree.leaves(fetched.y)]
+        known = self._made.get((client, split))
+        if known is not None and known[0] == key and list(map(id, known[1])) == list(map(id, tensors)):
+            made: T = known[2]
+            return made
+        made = make(self.rows(client, split))
+        self._made[client, split] = key, tensors, made
+        return made
 
     def _lacked(self, clients: Sequence[int]) -> frozenset[str]:
         """Return the names of the inputs that all of some clients lack."""

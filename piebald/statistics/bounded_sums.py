@@ -4,11 +4,6 @@ Such sums can be made under masks, and noise can hide a row in them: each row ad
 between -1 and 1 to a sum and one between 0 and 1 to a sum of squares, all in steps of 2^-30.  Sums of whole numbers
 have no rounding errors that depend on their order, so the influence of a row is exactly what `SumPlan` states
 (Casacuberta et al. 2022, "Widespread underestimation of sensitivity in differentially private libraries").
-
-`secure_sum` adds such vectors under pairwise masks: the total becomes known and no part of it.  Each two clients agree
-on a seed by X25519, of which one adds the mask and the other subtracts it, modulo 2^64 (Bonawitz et al. 2017,
-section 4, without recovery: a sum is opened only if all clients have sent their part, so there is nothing to recover).
-Keys are fresh for each sum and come from the operating system.
 """
 
 from __future__ import annotations
@@ -167,9 +162,12 @@ def bounds_reason(low: float, high: float) -> str | None:
 
 def _codes(values: NDArray[np.object_], categories: Sequence[str]) -> Ints:
     """Return the place of each value among the categories; "other" comes after them, then missing ones."""
+    import pandas as pd
+
     places = {category: place for place, category in enumerate(categories)}
-    other = len(categories)
-    return np.array([other + 1 if value is None else places.get(value, other) for value in values], dtype=np.int64)
+    rows, different = pd.factorize(values)
+    # the last one is for gaps, whose code is -1
+    return np.array([*(places.get(value, len(places)) for value in different), len(places) + 1], dtype=np.int64)[rows]
 
 
 def _counted(codes: Ints, width: int) -> Ints:

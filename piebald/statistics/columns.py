@@ -61,7 +61,11 @@ class ClientColumns:
 
 def as_text(values: Floats) -> NDArray[np.object_]:
     """Return numbers as categories [rows]: "3" for 3.0, others to six digits, None for missing ones."""
-    return np.array([None if np.isnan(value) else _text(value) for value in values.tolist()], dtype=object)
+    import pandas as pd
+
+    places, different = pd.factorize(values)
+    # the last one is for gaps, whose place is -1
+    return np.array([*map(_text, different.tolist()), None], dtype=object)[places]
 
 
 def check_codes(name: str, categories: Sequence[str]) -> None:

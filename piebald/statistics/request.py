@@ -85,7 +85,7 @@ class StatisticsRequest:
                     f"{option} needs categories of column {name!r}, which must not be taken from the rows: write "
                     f"categories={{{name!r}: [...]}}, or {alternative}"
                 )
-        # exact quantiles take about 70 questions, each under noise or masks of its own; a histogram is one
+        # exact quantiles take about 20 questions, each under noise or masks of its own; a histogram is one
         if self.quantiles and self.bins is None and self.bounds:
             raise SettingError(
                 f"{option} takes quantiles from a histogram: write bins=100 for an error of a hundredth of the bounds, "

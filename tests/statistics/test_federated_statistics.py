@@ -12,15 +12,20 @@ import pandas
 import pytest
 
 import piebald
+from piebald.contracts import SUM, Device
 from piebald.core.errors import SettingError
 from piebald.core.moments import keys_of, number_of
 from piebald.data.partition import clients_from
+from piebald.privacy import SecureAggregation
 from piebald.privacy.ledger import noise_for
-from piebald.privacy.secure_aggregation import masks
 from piebald.statistics import Ledger, statistics
-from piebald.statistics.bounded_sums import STEP, SumPlan, masked
+from piebald.statistics.bounded_sums import STEP, SumPlan
 from piebald.statistics.columns import ClientColumns, as_text
-from piebald.statistics.describe import edges_of
+from piebald.statistics.queries.columns import MaskedSumsQuery
+from piebald.statistics.request import statistics_request
+from piebald.statistics.simulated import TableClients, simulated
+from piebald.statistics.sites import AskedSites
+from piebald.statistics.statistics_at_sites import edges_of, hidden_at_sites, statistics_at_sites
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.9, 1.0)
 
@@ -109,14 +114,57 @@ def test_sums_under_masks_are_the_pooled_ones(frame: pandas.DataFrame) -> None:
         assert abs(value - np.quantile(clipped, share)) <= found["skewed"].quantile_error
 
 
-def test_what_a_client_sends_under_masks_is_random_and_the_masks_cancel() -> None:
-    private = [bytes([k + 1]) * masks.KEY for k in range(4)]
-    vectors = [np.full(2000, k, dtype=np.int64) for k in range(4)]
-    sent = [masked(vector, private, k) for k, vector in enumerate(vectors)]
-    assert np.sum(sent, axis=0, dtype=np.uint64).view(np.int64).tolist() == [6] * 2000
-    for one in sent:  # uniform: each of 64 bits is 1 in half of 2,000 numbers, by 8 standard deviations
-        ones = [int(((one >> np.uint64(bit)) & np.uint64(1)).sum()) for bit in range(64)]
-        assert max(abs(count - 1000) for count in ones) < 8 * math.sqrt(500)
+class Absent:
+    """A fleet whose last client loses every task after those in which it exchanged keys."""
+
+    def __init__(self, clients: int) -> None:
+        self.last = clients - 1
+
+    def device(self, client: int) -> Device:
+        return Device(dropout=1.0 if client == self.last else 0.0)
+
+    def available(self, clients: int, now: float) -> list[int]:
+        return list(range(clients))
+
+
+def held(clients: int, rows: int = 9) -> TableClients:
+    rng = np.random.default_rng(1)
+    return TableClients.of([
+        ClientColumns(f"c{k}", rows, {"x": rng.normal(k, 1, rows)}, {}) for k in range(clients)
+    ])  # fmt: skip
+
+
+def test_what_a_client_sends_under_masks_in_the_simulator_is_random_and_the_masks_cancel() -> None:
+    clients, sent = held(4), []
+    query = MaskedSumsQuery(bounds=((-9.0, 9.0),), bins=200)
+    with simulated(clients, [SecureAggregation(bits=64)]) as (runtime, work):
+        sites, deliver = AskedSites(runtime, work), runtime.next
+        runtime.next = lambda until=math.inf: sent.append(deliver(until)) or sent[-1]  # type: ignore[method-assign]
+        taking_part, total = sites.sums(query, work.masking)  # type: ignore[arg-type]
+    own = [
+        query.plan.vector(ClientColumns("", 9, {"0": clients.rows(k, "train").x[:, 0].numpy()}, {})) for k in range(4)
+    ]  # type: ignore[index, union-attr]
+    assert taking_part == [0, 1, 2, 3]
+    assert total.tolist() == np.sum(own, axis=0).tolist()
+    answers = [one.update.vectors[SUM].numpy() for one in sent if one is not None and one.task.query == query]  # type: ignore[union-attr]
+    for vector in answers:  # uniform: each of 64 bits is 1 in half of 205 numbers, by 8 standard deviations
+        bits = [int(((vector.view(np.uint64) >> np.uint64(bit)) & np.uint64(1)).sum()) for bit in range(64)]
+        assert max(abs(count - len(vector) / 2) for count in bits) < 8 * math.sqrt(len(vector) / 4)
+
+
+def test_a_simulated_client_that_is_lost_is_left_out_with_its_name_as_a_site_is() -> None:
+    request, said = statistics_request((), None, {"x": (-9.0, 9.0)}), list[str]()
+    for secure in (False, True):
+        said.clear()
+        with simulated(held(5), [SecureAggregation(bits=64)] * secure, Absent(5)) as (runtime, work):
+            found = (
+                hidden_at_sites(runtime, work, held(5), request, epsilon=None, delta=None, say=said.append) if secure
+                else statistics_at_sites(runtime, work, held(5), request, say=said.append)
+            )  # fmt: skip
+        assert found.clients == ["c0", "c1", "c2", "c3"]
+        assert found["x"].present == 4 * 9
+        assert len(said) == 1
+        assert said[0].startswith("c4 is left out: ")
 
 
 def test_one_row_adds_no_more_than_is_stated() -> None:
@@ -170,7 +218,9 @@ def test_noise_at_the_clients_adds_up(frame: pandas.DataFrame) -> None:
     given: dict[str, Any] = {"epsilon": 5.0, "delta": 1e-5, "quantiles": (), **HIDDEN}
     server = statistics(frame, client="site", **given)
     both = statistics(frame, client="site", secure=True, **given)
-    assert both.noise == pytest.approx(server.noise * math.sqrt(6))
+    plan = SumPlan(HIDDEN["bounds"], 0, {}, ())
+    # as at sites, which state their numbers of rows: for a row in place of another
+    assert both.noise == pytest.approx(server.noise * plan.exchange_influence / plan.influence * math.sqrt(6))
     assert both.mode == "secure and private"
     assert abs(both["whole"].present - 400) < 9 * both.noise
 

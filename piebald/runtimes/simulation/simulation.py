@@ -60,10 +60,17 @@ class SimulationSettings(Protocol):
 
 
 class Simulation:
-    """A running simulation (`contracts.Runtime`)."""
+    """A running simulation (`contracts.Runtime`).
 
-    def __init__(self, settings: SimulationSettings, work: ClientWork, clients: Clients) -> None:
-        self.settings, self.work, self.federation = settings, work, clients
+    Args:
+        settings: engine, workers and simulated devices.
+        work: what clients do.
+        clients: who holds what.
+        secret: text that noise follows from in place of the run's seed, where nobody may make it again.
+    """
+
+    def __init__(self, settings: SimulationSettings, work: ClientWork, clients: Clients, secret: str = "") -> None:
+        self.settings, self.work, self.federation, self._secret = settings, work, clients, secret
         self._known = len(clients)
         self.fleet: Fleet = settings.fleet or Instant()
         self._times = DeviceTimes(self.fleet, work, clients)
@@ -194,7 +201,9 @@ class Simulation:
     def _deliver(self, due: Due) -> Result:
         event, task = due.event, due.event.task
         update, failure = event.update, event.failure
-        if update is not None and task.query is None and self.work.masking is not None:
+        hiding = None if task.query is None else task.query.hiding()
+        masks = self.work.masking is not None and (task.query is None or (hiding is not None and hiding.masked))
+        if update is not None and masks:
             update, failure = masked(update, task, self.work, self._of(task))
         if event.counts:
             self.state_store.settle(task, kept=failure is None)
@@ -237,9 +246,12 @@ class Simulation:
     def _begin_waiting(self) -> None:
         """Begin all tasks that wait, in as few stacks as there are kinds of work; clients agree on keys at once."""
         kinds: dict[tuple[int, str], list[Event]] = {}
+        texts: dict[int, str] = {}  # of queries by their id, since one is sent to many clients
         for event in self._waiting:
             query = event.task.query
-            kind = "" if query is None else query.model_dump_json() + query.kind
+            if query is not None and id(query) not in texts:
+                texts[id(query)] = query.model_dump_json() + query.kind
+            kind = "" if query is None else texts[id(query)]
             # updates to be summed are summed by submission; others may be trained together whenever they were sent
             kinds.setdefault((event.batch if event.sum_request is not None else 0, kind), []).append(event)
         self._waiting = []
@@ -331,6 +343,7 @@ class Simulation:
             vectors={name: [vectors[name] for vectors in sent] for name in sent[0]},
             state={name: [state[name] for state in states] for name in states[0]},
             query=tasks[0].query,
+            secret=self._secret,
         )
 
     def _cost(self, event: Event) -> float:
