@@ -102,8 +102,7 @@ def probe(inputs: Floats, label: Ints, client: Ints, number: int, seed: int) -> 
         return None
     pooled = np.concatenate([inputs[ours], inputs[theirs]])
     # each number counts the same in distances, whatever its unit
-    pooled = pooled / np.maximum(pooled.std(0), 1e-9)
-    feature = _separability(pooled, np.concatenate([block, block]))
+    feature = _separability(_standard(pooled), np.concatenate([block, block]))
     # each side by itself: a client whose pictures are brighter should not count as one with other labels
     centred = np.concatenate([_standard(inputs[ours]), _standard(inputs[theirs])])
     lost = _lost_accuracy(centred, label[ours], np.unique(label), block)
@@ -143,7 +142,14 @@ def _matched(label: Ints, is_own: NDArray[np.bool_], rng: np.random.Generator) -
 
 
 def _standard(inputs: Floats) -> Floats:
-    return np.asarray((inputs - inputs.mean(0)) / np.maximum(inputs.std(0), 1e-9), dtype=np.float64)
+    """Return each column [n, d] about its mean, in its standard deviation; 0 where all rows have one value."""
+    # in a unit of each column's own first: squares of very large or very small numbers are no numbers
+    largest = np.abs(inputs).max(0)
+    scaled = inputs / np.where(largest > 0, largest, 1.0)
+    deviation = scaled.std(0)
+    # rounding leaves a constant a deviation of about 1e-16, in whose unit it would be the largest number of all
+    varies = deviation > 1e-12
+    return np.where(varies, (scaled - scaled.mean(0)) / np.where(varies, deviation, 1.0), 0.0)
 
 
 def _separability(inputs: Floats, block: Ints) -> float:

@@ -10,6 +10,7 @@ import pytest
 from piebald import data
 from piebald.advice import look
 from piebald.advice.differences import detectable_difference
+from piebald.advice.probe import probe
 from piebald.advice.unlikeness import references
 from piebald.core.errors import SettingError
 from piebald.core.randomness import generator
@@ -165,3 +166,19 @@ def test_one_client_is_unlike_nobody() -> None:
     alone = look(clients_from({"b": (np.eye(4), [0, 1, 0, 1])}))
     assert {one.word for one in alone.unlikeness.values()} == {"unknown"}
     assert "there is one client" in alone.text()
+
+
+@pytest.mark.parametrize("constant", [1.0, 0.0, -0.1, 1e20, 1e-20, 1e300])
+@pytest.mark.parametrize("unit", [1.0, 1e-12, 1e12, 1e200])
+def test_constant_columns_and_units_hide_no_unlikeness(constant: float, unit: float) -> None:
+    """A column that says nothing, such as a country that all rows share, and a unit leave a probe as it is."""
+    rng = np.random.default_rng(0)
+    client, label = np.repeat([0, 1], 60), np.tile([0, 1], 60)
+    inputs = rng.normal(size=(120, 3)) + 3.0 * client[:, None]
+    expected = probe(inputs, label, client, 0, seed=0)
+    shown = probe(np.column_stack([np.full(120, constant), inputs * unit]), label, client, 0, seed=0)
+    assert expected is not None
+    assert shown is not None
+    assert expected.feature > 0.9
+    assert shown.feature == pytest.approx(expected.feature, abs=1e-6)
+    assert shown.label_given_feature == pytest.approx(expected.label_given_feature, abs=1e-6)

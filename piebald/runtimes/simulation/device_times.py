@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -60,6 +61,44 @@ class Due(NamedTuple):  # many are compared, and tuples are compared at once
     time: float
     id: int
     event: Event
+
+
+class Agenda:
+    """Events in the order in which they are due.
+
+    An event whose time changes costs the logarithm of their number: its former entry stays in the heap, and is passed
+    over when it comes to the top.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[Due] = []
+        self._current: dict[int, Due] = {}
+
+    def __len__(self) -> int:
+        return len(self._current)
+
+    def __iter__(self) -> Iterator[Due]:
+        return iter(sorted(self._current.values()))
+
+    def __getitem__(self, id: int) -> Due:
+        return self._current[id]
+
+    def put(self, due: Due) -> None:
+        """Add an event, or change when it is due."""
+        self._current[due.id] = due
+        heapq.heappush(self._heap, due)
+
+    def first(self) -> Due:
+        """Return the event that is due next, of at least one."""
+        while self._current.get(self._heap[0].id) is not self._heap[0]:
+            heapq.heappop(self._heap)
+        return self._heap[0]
+
+    def pop(self) -> Due:
+        """Remove the event that is due next, and return it."""
+        due = self.first()
+        del self._current[due.id]
+        return heapq.heappop(self._heap)
 
 
 class DeviceTimes:

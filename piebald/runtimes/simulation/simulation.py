@@ -8,7 +8,6 @@ computed together depends on the tasks alone, never on how fast they are compute
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -36,7 +35,7 @@ from piebald.engines.stack import PRIVATE, ClientStack, StackResult
 from piebald.methods.client_work import ClientWork
 from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.runtimes.simulation.device_times import DeviceTimes, Due, Event, Instant
+from piebald.runtimes.simulation.device_times import Agenda, DeviceTimes, Due, Event, Instant
 from piebald.runtimes.workers.pool import MIN_ARENA, InProcess, WorkerPool, failed_reason
 from piebald.runtimes.workers.serialization import PARTS, ClientStateStore, under
 
@@ -76,7 +75,7 @@ class Simulation:
         self._times = DeviceTimes(self.fleet, work, clients)
         self.state_store = ClientStateStore(work, settings.memory)
         self._now = 0.0
-        self._due: list[Due] = []
+        self._due = Agenda()
         self._batches = 0
         self._waiting: list[Event] = []  # tasks that nobody has begun
         self._begun: dict[int, list[list[Event]]] = {}  # stacks by the number under which they were begun
@@ -90,7 +89,7 @@ class Simulation:
         true time.
         """
         self._batches += 1
-        ahead = bool(self._due) and self._due[0].event.served  # the server has results to take meanwhile
+        ahead = bool(self._due) and self._due.first().event.served  # the server has results to take meanwhile
         if sum_request is not None and any(self._times.leaves(task, self._now) is not None for task in tasks):
             sum_request = None  # a client that goes away meanwhile must not be in a sum already
         for task in tasks:
@@ -99,7 +98,7 @@ class Simulation:
                 event.bytes_down = nbytes(self.work.cut(task).vectors)
                 if self._times.drops_out(task):
                     event.served, event.failure = True, LOST
-            heapq.heappush(self._due, Due(self._times.earliest(event), task.id, event))
+            self._due.put(Due(self._times.earliest(event), task.id, event))
             if not event.served:
                 self._waiting.append(event)
         if ahead:
@@ -108,7 +107,7 @@ class Simulation:
     def next(self, until: float = float("inf")) -> Result | None:
         """The next result, see `contracts.Runtime`."""
         while self._due:
-            due = self._due[0]
+            due = self._due.first()
             if due.time > until:
                 break
             if not due.event.served:
@@ -117,7 +116,7 @@ class Simulation:
                 if due.event.begun:
                     self._collect(due.event.begun)
                 continue
-            heapq.heappop(self._due)
+            self._due.pop()
             self._now = max(self._now, due.time)
             return self._deliver(due)
         if until < float("inf"):
@@ -136,7 +135,7 @@ class Simulation:
         """The clock, client state that has changed, and tasks under way with their results, if they are known."""
         tensors, events = self.state_store.changed(), []
         held = self.state_store.held([due.event.task for due in self._due if due.event.counts])
-        for due in sorted(self._due):
+        for due in self._due:
             event = due.event
             row: dict[str, Any] = {"id": due.id, "time": due.time, "sent": event.sent, "failure": event.failure}
             row |= {"served": event.served, "bytes_down": event.bytes_down}
@@ -174,7 +173,7 @@ class Simulation:
             if row.get("counts"):
                 event.counts = True
                 self.state_store.hold(event.task, under(checkpoint.tensors, f"{name}state/"))
-            heapq.heappush(self._due, Due(row["time"], row["id"], event))
+            self._due.put(Due(row["time"], row["id"], event))
             if not event.served:
                 together.setdefault(row.get("begun", 0), []).append(event)
         self._waiting = together.pop(0, [])
@@ -291,10 +290,9 @@ class Simulation:
 
     def _set_times(self, events: Sequence[Event]) -> None:
         """Set the true times of tasks that were served."""
-        ids = {event.task.id for event in events}
-        self._due = [Due(self._ends(due), due.id, due.event) if due.id in ids else due for due in self._due]
-        # true times may be later than the earliest ones by which the heap was ordered
-        heapq.heapify(self._due)
+        for event in events:
+            due = self._due[event.task.id]
+            self._due.put(due._replace(time=self._ends(due)))
 
     def _ends(self, due: Due) -> float:
         """Return when a task that was served ends, or is cut off because its client goes away."""
