@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
-import io
 import subprocess
 import sys
-import tokenize
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -31,43 +29,6 @@ EXTRAS = {
     "transformers",
     "xgboost",
 }
-FILLERS = {
-    "about",
-    "asked",
-    "came",
-    "come",
-    "every",
-    "found",
-    "given",
-    "how",
-    "kept",
-    "known",
-    "left",
-    "made",
-    "mine",
-    "more",
-    "odd",
-    "one",
-    "other",
-    "others",
-    "own",
-    "said",
-    "seen",
-    "taken",
-    "then",
-    "there",
-    "thing",
-    "things",
-    "told",
-    "wanted",
-    "what",
-    "when",
-    "where",
-    "whose",
-    "why",
-}
-QUESTIONS = {"How", "What", "When", "Where", "Whether", "Which", "Who", "Whom", "Whose", "Why"}
-FOR_TOOLS = ("# type:", "# noqa", "# fmt", "# pylint")
 UNPICKLING = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
 
@@ -201,71 +162,3 @@ def test_every_component_has_a_docstring_and_a_kind_of_its_own():
                 continue
             assert component.__doc__, f"{axis} {kind!r} has no docstring"
             assert component.kind == kind
-
-
-def docstrings() -> Iterator[tuple[str, str]]:
-    """The docstrings of the package, each with its place."""
-    for file in PACKAGE.values():
-        for node in ast.walk(parsed(file)):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                text = ast.get_docstring(node)
-                if text and text.split():
-                    line = node.body[0].lineno
-                    yield f"{file.relative_to(ROOT)}:{line}", text
-
-
-def test_local_names_say_what_they_hold():
-    """Less than 1 % of the names that are bound are words that would fit anything."""
-    names, fillers = 0, defaultdict(list)
-    for file in PACKAGE.values():
-        for node in ast.walk(parsed(file)):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                names += 1
-                if node.id in FILLERS:
-                    fillers[str(file.relative_to(ROOT))].append(f"{node.id}:{node.lineno}")
-    count = sum(map(len, fillers.values()))
-    places = sorted(fillers.items(), key=lambda item: -len(item[1]))[:20]
-    listed = "\n".join(f"{file}: {len(bound)} ({', '.join(bound[:10])})" for file, bound in places)
-    assert count < 0.01 * names, f"{count} of {names} local names say nothing of what they hold:\n{listed}"
-
-
-def test_docstrings_state():
-    """Less than 1 % of docstrings begin as a question."""
-    texts = list(docstrings())
-    questions = [
-        f"{place}: {text.splitlines()[0]}" for place, text in texts if text.split()[0].strip(",.:") in QUESTIONS
-    ]
-    files = Counter(line.split(":")[0] for line in questions)
-    questions.sort(key=lambda line: -files[line.split(":")[0]])
-    listed = "\n".join(questions[:20])
-    assert len(questions) < 0.01 * len(texts), f"{len(questions)} of {len(texts)} docstrings ask:\n{listed}"
-
-
-def test_comments_say_why():
-    """At least 4.5 comments for 100 lines that are not blank, docstrings included; 5 is the goal."""
-    comments, lines = Counter(), Counter()
-    for file in PACKAGE.values():
-        name, text = str(file.relative_to(ROOT)), file.read_text("utf-8")
-        lines[name] = sum(bool(line.strip()) for line in text.splitlines())
-        comments[name] = sum(
-            token.type == tokenize.COMMENT and not token.string.startswith(FOR_TOOLS)
-            for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        )
-    missing = Counter({name: round(0.045 * lines[name]) - comments[name] for name in lines})
-    listed = "\n".join(f"{file}: {count} missing" for file, count in missing.most_common(20))
-    assert comments.total() >= 0.045 * lines.total(), f"{comments.total()} comments in {lines.total()} lines:\n{listed}"
-
-
-def test_docstrings_have_examples():
-    """At least 60 docstrings have an example; tests/docs/test_doctests.py runs them."""
-    examples = Counter(place.split(":")[0] for place, text in docstrings() if ">>>" in text)
-    public = [(name, getattr(piebald, name)) for name in piebald.__all__]
-    without = [
-        f"{PACKAGE[value.__module__].relative_to(ROOT)}: {name}"
-        for name, value in public
-        if getattr(value, "__module__", "") in PACKAGE and ">>>" not in (value.__doc__ or "")
-    ]
-    listed = "\n".join(without[:20])
-    assert examples.total() >= 60, (
-        f"{examples.total()} docstrings have an example; {len(without)} public names have none:\n{listed}"
-    )
