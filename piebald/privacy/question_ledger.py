@@ -135,6 +135,8 @@ class QuestionLedger:
             OverLimit: it would be one more than is allowed; it is not counted.
             SettingError: the count cannot be read or written.
         """
+        if not len(self._records):
+            raise OverLimit("nothing identifies this site's rows, so questions about them cannot be counted")
         with self._alone():
             earlier = self._about_these_rows()
             if any((answer.kind, answer.question, answer.rows) == (kind, question, self.rows) for answer in earlier):

@@ -18,6 +18,7 @@ import torch
 from piebald.cli import main
 from piebald.core import references
 from piebald.core.errors import SettingError
+from piebald.data.partition.split_settings import SplitSettings
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.run_terms import terms
@@ -47,6 +48,7 @@ own = owner == "north"
 names = ["yes", "no"]
 number = torch.tensor([names.index(one) for one in y])
 def pair(): return x[own], y[own]
+def objects(): return x[own], y[own].astype(object)
 def numbers(): return x[own], number.numpy()[own]
 def owned(): return x, y, owner
 def parts(): return {"train": pair(), "test": frame[:6]}
@@ -140,6 +142,23 @@ def test_every_source_gives_a_site_its_own_rows(place: Path, source: str) -> Non
     assert len(got) == 20
     divided = {"my_data.py:published": (13, 2, 5), "my_data.py:parts": (20, 0, 2)}
     assert tuple(sizes(found)) == divided.get(source, (14, 2, 4))
+
+
+CHOICES = [  # what a server may choose of the rows of sites
+    RunRows(CLASSES),
+    RunRows(CLASSES[::-1]),
+    RunRows([*CLASSES, "maybe"]),
+    RunRows(CLASSES, columns={"client": "a", "features": ["c", "b"]}),
+    RunRows(CLASSES, columns={"client": "hospital"}, split=SplitSettings(test=0.5)),
+]
+
+
+@pytest.mark.parametrize("source", [*sorted(OWN.keys() - {"my_data.py:parts"}), "my_data.py:objects"])
+def test_nothing_that_a_server_chooses_makes_other_rows_of_them(place: Path, source: str) -> None:
+    """Before, other classes were other rows where arrays had objects, and what had been asked counted no more."""
+    records = {tuple(read(place, run, source=source, **OWN.get(source, {})).records) for run in CHOICES}
+    assert len(records) == 1
+    assert len(records.pop()) == 20
 
 
 def test_a_saved_hugging_face_data_set(place: Path) -> None:

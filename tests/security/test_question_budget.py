@@ -32,8 +32,7 @@ from piebald.core.moments import keys_of
 from piebald.data.partition import clients_from
 from piebald.federation.site import consent
 from piebald.federation.site.policy import UNTRAINED, Policy
-from piebald.federation.site.row_records import row_records
-from piebald.federation.site.site_rows import SiteSource
+from piebald.federation.site.site_rows import SiteSource, rows_before_a_run
 from piebald.federation.site.task_runner import SiteClient, TaskRunner, rows_of
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.methods.queries.row_scores import NaiveScores, TrainingTotals
@@ -197,6 +196,11 @@ def test_a_question_is_counted_before_it_is_answered(tmp_path: Path) -> None:
     assert QuestionLedger(rows_of(CLIENTS, 0), [tmp_path]).counts == {"evaluate": 1}
 
 
+def records_in(folder: Path, source: str) -> Any:
+    """What a site knows its rows by before a run."""
+    return rows_before_a_run(SiteSource(source=source, target="c"), folder, "s").records
+
+
 @pytest.mark.parametrize("change", ["columns", "order", "names", "file"])
 def test_rows_are_known_by_what_they_hold(change: str, tmp_path: Path) -> None:
     table = pandas.DataFrame({"a": [1.5, 2.0, 3.0], "b": [4, 5, 6], "c": ["x", "y", "z"]})
@@ -206,11 +210,11 @@ def test_rows_are_known_by_what_they_hold(change: str, tmp_path: Path) -> None:
     }[change]  # fmt: skip
     table.to_csv(tmp_path / "one.csv", index=False)
     changed.to_csv(tmp_path / "other.csv", index=False)
-    found = [row_records(SiteSource(source=name), tmp_path, "s", None) for name in ("one.csv", "other.csv")]
-    assert found[0].tolist() == found[1].tolist()  # type: ignore[union-attr]
+    found = [records_in(tmp_path, name) for name in ("one.csv", "other.csv")]
+    assert found[0].tolist() == found[1].tolist()
     table.iloc[1:].to_csv(tmp_path / "part.csv", index=False)
-    part = row_records(SiteSource(source="part.csv"), tmp_path, "s", None)
-    assert set(part.tolist()) < set(found[0].tolist())  # type: ignore[union-attr]
+    part = records_in(tmp_path, "part.csv")
+    assert set(part.tolist()) < set(found[0].tolist())
 
 
 # ------------------------------------------------------------------------------------------------------- what is asked

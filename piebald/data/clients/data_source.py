@@ -25,7 +25,8 @@ from piebald.data.clients.client_tables import (
 )
 from piebald.data.clients.collate import Collate
 from piebald.data.clients.convert import Array
-from piebald.data.clients.pairs import from_owned, from_pairs, is_owned
+from piebald.data.clients.owner import owners_of
+from piebald.data.clients.pairs import from_pairs
 from piebald.data.clients.sources import clients_from, labelled
 from piebald.data.clients.standardise import Standardisation
 from piebald.data.partition.split_settings import SplitSettings
@@ -169,13 +170,12 @@ class DataSource(BaseModel):
         if module == "datasets":
             return self._data_set(from_hub(value, *columns, split=split or BY_SHARES, owned=False))
         self._refuse("target", "features")
-        if is_owned(value):
-            return self._data_set(from_owned(value, self.tokens, self.collate, self.length), owner="client")
-        self._refuse("client")
-        # ((x, y), (x, y)) are two clients, and (x, y) is one.
-        pair = isinstance(value, tuple) and len(value) == 2 and not isinstance(value[0], tuple)
-        if pair or isinstance(value, torch.utils.data.Dataset):
-            return self._data_set(from_pairs([value], self.tokens, self.collate, self.length))
+        owners = owners_of(value, pair=True)
+        if owners[0].owners is None:
+            self._refuse("client")
+        if owners[0].name is None:
+            owner = None if owners[0].owners is None else "client"
+            return self._data_set(from_pairs(owners, self.tokens, self.collate, self.length), owner)
         shared = self.model_dump(include={"classes", "regression", "tokens", "collate", "length"})
         return clients_from(value, split=split, **shared)
 

@@ -1,4 +1,4 @@
-"""Clients from a list or dict of pairs: arrays, tensors, torch data sets, or all three parts of each client."""
+"""The rows of owners that gave pairs of inputs and targets, as one table."""
 
 from __future__ import annotations
 
@@ -6,34 +6,52 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from piebald.contracts import Rows, Split
+from piebald.contracts import Split
 from piebald.core import pytree
-from piebald.core.errors import SettingError, shown, unknown
+from piebald.core.errors import SettingError, shown
 from piebald.data.clients.client_tables import ClientTable, owners
 from piebald.data.clients.collate import Collate, Lengths, lengths, padded
 from piebald.data.clients.convert import Array, array, input_arrays, is_several, kind, target_arrays
+from piebald.data.clients.owner import Owner, given
 from piebald.data.partition.three_way_split import SPLITS
 
-ALLOWED = (
-    "a list or dict of (x, y) pairs or torch data sets, (x, y, owner) with the owner of each row, a pandas DataFrame, "
-    "the path of a CSV or Parquet file, a Hugging Face Dataset, or a flwr-datasets partitioner"
-)
 
-
-def from_owned(
-    source: Sequence[Any], tokens: bool = False, collate: Collate = "stack", length: int | None = None
+def from_pairs(
+    given_by: Sequence[Owner], tokens: bool = False, collate: Collate = "stack", length: int | None = None
 ) -> ClientTable:
-    """Make a table from (x, y, owner): inputs [n, ...], targets [n, ...] and the name of each row's client [n].
+    """Make a table from the pairs of clients, of whom all or none are divided, or from one of several clients' rows.
+
+    Args:
+        given_by: who gave the pairs.
+        tokens, collate, length: see `clients_from`.
 
     Raises:
-        SettingError: lengths differ, or an array cannot be used.
+        SettingError: a client has other rows than the first one, or none, or an array cannot be used.
     """
-    raw = ("the data", source[0], source[1])
-    x, y = pair((source[0], source[1]), "the data", tokens, lengths([raw], length) if collate == "pad" else None)
-    codes, names = owners(_owner_of_each(source[2], pytree.count(x)))
-    return ClientTable(x, y, codes, names)
+    raw_pieces = [_Piece(owner.name or "", owner.split or "train", *owner.pair(), owner.who) for owner in given_by]
+    if collate == "pad":
+        to = lengths([(piece.who, piece.x, piece.y) for piece in raw_pieces], length)
+        raw_pieces = [piece.of(*padded((piece.who, piece.x, piece.y), to)) for piece in raw_pieces]
+    pieces = [piece.of(*converted(piece.x, piece.y, piece.who, tokens)) for piece in raw_pieces]
+    pieces, lacking = _completed(pieces)
+    _check_alike(pieces)
+    sizes = [pytree.count(piece.x) for piece in pieces]
+    if given_by[0].owners is not None:
+        codes, names = owners(_owner_of_each(given_by[0].owners, sizes[0]))
+    else:
+        names = list(dict.fromkeys(piece.name for piece in pieces))
+        place = {name: number for number, name in enumerate(names)}
+        codes = np.repeat([place[piece.name] for piece in pieces], sizes)
+    divided = given_by[0].split is not None
+    return ClientTable(
+        _joined([piece.x for piece in pieces]),
+        _joined([piece.y for piece in pieces]),
+        codes,
+        names,
+        split=np.repeat([SPLITS.index(piece.split) for piece in pieces], sizes) if divided else None,
+        lacking={names.index(name): inputs for name, inputs in lacking.items()},
+    )
 
 
 def _owner_of_each(value: Any, rows: int) -> Array:
@@ -49,56 +67,6 @@ def _owner_of_each(value: Any, rows: int) -> Array:
             "leave these rows out"
         )
     return owner
-
-
-def from_pairs(source: Any, tokens: bool, collate: Collate = "stack", length: int | None = None) -> ClientTable:
-    """Make a table from clients: each a pair (x, y), a torch data set, or its parts {"train": (x, y), "test": ...}.
-
-    Raises:
-        SettingError: a client has other rows than the first one, or none; only some clients give their parts.
-    """
-    if isinstance(source, list) and len(source) == 3 and all(_is_array(part) for part in source[:2]):
-        raise SettingError("got a list of arrays: write (x, y, owner), with the owner of each row, as a tuple")
-    if isinstance(source, tuple | list) and len(source) == 2 and all(_is_array(part) for part in source):
-        raise SettingError(
-            "got one pair (x, y), which would be the data of a single client: pass a list of pairs, like "
-            "[(x, y)], or (x, y, owner), or deal it to clients with a partition, like "
-            "Iid(clients=10).split(DataSet(...))"
-        )
-    if isinstance(source, Mapping):
-        names, members = [str(name) for name in source], list(source.values())
-    elif isinstance(source, list | tuple):
-        members = list(source)
-        names = [str(number) for number in range(len(members))]
-    else:
-        raise SettingError(f"clients must come from {ALLOWED}, got {type(source).__name__}")
-    if not members:
-        raise SettingError(f"there must be at least one client, got an empty {type(source).__name__}: pass {ALLOWED}")
-    divided = [_is_divided(member) for member in members]
-    if any(divided) and not all(divided):
-        raise SettingError(
-            f"client {names[divided.index(False)]!r} is not divided into {', '.join(SPLITS)} but client "
-            f"{names[divided.index(True)]!r} is: divide all of them, or none"
-        )
-    raw_pieces = [piece for name, member in zip(names, members, strict=True) for piece in _pieces(name, member)]
-    if without := [name for name in names if name not in {piece.name for piece in raw_pieces}]:
-        raise SettingError(f"client {without[0]!r} has no rows: leave it out")
-    if collate == "pad":
-        to = lengths([(piece.who, piece.x, piece.y) for piece in raw_pieces], length)
-        raw_pieces = [piece.of(*padded((piece.who, piece.x, piece.y), to)) for piece in raw_pieces]
-    pieces = [piece.of(*converted(piece.x, piece.y, piece.who, tokens)) for piece in raw_pieces]
-    pieces, lacking = _completed(pieces)
-    _check_alike(pieces)
-    sizes = [pytree.count(piece.x) for piece in pieces]
-    place = {name: number for number, name in enumerate(names)}
-    return ClientTable(
-        _joined([piece.x for piece in pieces]),
-        _joined([piece.y for piece in pieces]),
-        np.repeat([place[piece.name] for piece in pieces], sizes),
-        names,
-        split=np.repeat([SPLITS.index(piece.split) for piece in pieces], sizes) if any(divided) else None,
-        lacking={place[name]: names for name, names in lacking.items()},
-    )
 
 
 class _Piece(NamedTuple):
@@ -140,27 +108,6 @@ def _joined(trees: Sequence[Any]) -> Any:
     return pytree.mapped(lambda *parts: np.concatenate(parts), *trees)
 
 
-def _is_divided(member: Any) -> bool:
-    return isinstance(member, Mapping)
-
-
-def _pieces(name: str, member: Any) -> list[_Piece]:
-    who = f"client {name!r}"
-    for part in member if _is_divided(member) else ():
-        if part not in SPLITS:
-            raise unknown(f"part of {who} called", part, SPLITS)
-    if not _is_divided(member):
-        return [_Piece(name, "train", *given(member, who), who)]
-    splits: list[Split] = [split for split in SPLITS if split in member]
-    parts = [_Piece(name, split, *given(member[split], f"{who}, {split}"), f"{who}, {split}") for split in splits]
-    return [part for part in parts if not (_is_empty(part.x) and _is_empty(part.y))]  # as if it were not there
-
-
-def _is_empty(value: Any) -> bool:
-    first = next((leaf for _, leaf in pytree.named_leaves(value)), ())
-    return hasattr(first, "__len__") and len(first) == 0
-
-
 def _check_alike(pieces: Sequence[_Piece]) -> None:
     """Refuse rows of different shapes and types."""
     first = pieces[0]
@@ -181,51 +128,10 @@ def _target_kinds(y: Any) -> Any:
     return (kind(y), y.shape[1:]) if isinstance(y, np.ndarray) else pytree.kinds(y)
 
 
-def is_owned(source: Any) -> bool:
-    """Return whether a source is (x, y, owner) and not a tuple of clients."""
-    if not isinstance(source, tuple) or len(source) != 3 or isinstance(source[2], tuple | Mapping):
-        return False
-    # A list of names or numbers is no client.
-    named = isinstance(source[2], list) and all(isinstance(owner, str | int) for owner in source[2])
-    return named or all(_is_array(part) or is_several(part) for part in source[:2])
-
-
-def _is_array(value: Any) -> bool:
-    # by the name of the module, which need not be installed
-    return isinstance(value, np.ndarray | torch.Tensor) or type(value).__module__.partition(".")[0] == "pandas"
-
-
 def pair(member: Any, who: str, tokens: bool, to: Lengths | None = None) -> tuple[Any, Any]:
     """Inputs and targets of one client, each an array, or a tuple or dict of arrays; filled up to lengths, if given."""
     x, y = given(member, who)
     return converted(*((x, y) if to is None else padded((who, x, y), to)), who, tokens)
-
-
-def given(member: Any, who: str) -> tuple[Any, Any]:
-    """Inputs and targets of one client as they were given.
-
-    Args:
-        member: a pair (x, y), `Rows`, or a map-style torch data set of pairs.
-        who: the client, for messages.
-    """
-    if isinstance(member, Rows):
-        member = (member.x, member.y)
-    elif isinstance(member, torch.utils.data.TensorDataset):
-        # all at once, where its items would be read one by one
-        member = member.tensors
-    elif type(member).__module__.partition(".")[0] == "pandas":
-        raise SettingError(
-            f"{who} is a table: give its inputs and targets as a pair, like (table[['age', 'dose']], table['ill']), or "
-            "all clients in one table with a column that names the client"
-        )
-    elif hasattr(member, "__getitem__") and not isinstance(
-        member, tuple | list | np.ndarray | torch.Tensor | Mapping | str
-    ):
-        member = _read(member, who)
-    if not isinstance(member, tuple | list) or len(member) != 2:
-        got = f"{len(member)} values" if isinstance(member, tuple | list) else f"a {type(member).__name__}"
-        raise SettingError(f"{who} must be a pair (x, y) or a torch data set of such pairs, got {got}")
-    return member[0], member[1]
 
 
 def converted(x: Any, y: Any, who: str, tokens: bool) -> tuple[Any, Any]:
@@ -241,32 +147,3 @@ def converted(x: Any, y: Any, who: str, tokens: bool) -> tuple[Any, Any]:
     if not rows:
         raise SettingError(f"{who} has no rows: leave it out")
     return x, y
-
-
-def _read(dataset: Any, who: str) -> tuple[Any, Any]:
-    """All items of a map-style data set, stacked where they are of one shape."""
-    if not hasattr(dataset, "__len__"):
-        raise SettingError(f"{who} is a {type(dataset).__name__} without a length: pass a map-style data set")
-    items = [dataset[place] for place in range(len(dataset))]
-    if not items:
-        raise SettingError(f"{who} has no rows: leave it out")
-    if not isinstance(items[0], tuple | list) or len(items[0]) != 2:
-        raise SettingError(f"{who}: items of a data set must be pairs (x, y), got {type(items[0]).__name__}")
-    x, y = zip(*items, strict=True)
-    return _together(x, who, "inputs"), _together(y, who, "targets")
-
-
-def _together(values: Sequence[Any], who: str, role: str) -> Any:
-    """The inputs or the targets of many items: arrays, or lists where rows differ in length."""
-    first = values[0]
-    if isinstance(first, Mapping):
-        return {str(name): _together([item[name] for item in values], f"{who}, {name!r}", role) for name in first}
-    if isinstance(first, tuple) and all(isinstance(part, torch.Tensor | np.ndarray) for part in first):
-        return tuple(_together(part, who, role) for part in zip(*values, strict=True))
-    if not isinstance(first, torch.Tensor | np.ndarray | np.generic | list | tuple | float | int | str):
-        raise SettingError(
-            f"{who}: {role} must be tensors or arrays, got {type(first).__name__}: "
-            f"give the data set a transform that returns tensors"
-        )
-    rows = [np.asarray(row) for row in values]
-    return np.stack(rows) if len({row.shape for row in rows}) == 1 else rows

@@ -30,7 +30,8 @@ from piebald.data.clients.client_tables import (
 from piebald.data.clients.collate import Collate, lengths_of
 from piebald.data.clients.convert import floats, kind, target_arrays
 from piebald.data.clients.lists import Lists
-from piebald.data.clients.pairs import from_owned, from_pairs, is_owned, pair
+from piebald.data.clients.owner import different_names, owners_of
+from piebald.data.clients.pairs import from_pairs, pair
 from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.clients.prepared import PreparedClients, prepared
 from piebald.data.partition.row_keys import RowKeys
@@ -190,7 +191,7 @@ def clients_of_table(
         division: how each client's rows are divided.
         first: number of the first client in its federation.
     """
-    names = _different(table.names if names is None else names)
+    names = different_names(table.names if names is None else names)
     y, named = labelled(table, classes, regression, table.origin)
     parts = _parts(table, y if kind(y) == "whole" and y.ndim == 1 else None, division, names, first)
     whole = [client for client in range(len(names)) if not table.lacking.get(client)]
@@ -357,23 +358,12 @@ def _table(
             raise SettingError(
                 f"{argument} names columns of a table, got a {type(source).__name__}: leave {argument} out"
             )
-    if is_owned(source):
-        return from_owned(source, tokens, collate, length)
-    return from_pairs(source, tokens, collate, length)
+    return from_pairs(owners_of(source), tokens, collate, length)
 
 
 def _made_by(value: Any, package: str) -> bool:
     """Return whether a value's class comes from a package, without importing the package."""
     return any(base.__module__.split(".")[0] == package for base in type(value).__mro__)
-
-
-def _different(names: Sequence[str]) -> list[str]:
-    """Names as text, all different: they identify clients in rng keys and in the run folder."""
-    texts = [str(name) for name in names]
-    if len(set(texts)) < len(texts):
-        twice = next(text for place, text in enumerate(texts) if text in texts[:place])
-        raise SettingError(f"clients must have different names, got {twice!r} twice: rename one of them")
-    return texts
 
 
 def _extra(

@@ -14,7 +14,7 @@ from piebald.core.errors import SettingError
 from piebald.data.clients.collate import Collate
 from piebald.data.clients.lazy_clients import LazyClients
 from piebald.data.clients.lists import Lists
-from piebald.data.clients.pairs import given
+from piebald.data.clients.owner import given
 from piebald.data.partition.split import Ints
 from piebald.data.partition.three_way_split import three_ways
 

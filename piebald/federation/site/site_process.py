@@ -36,8 +36,15 @@ from piebald.federation.hub.run_terms import RunTerms
 from piebald.federation.operate.logs import without_message
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.row_records import place_of
-from piebald.federation.site.site_rows import RunRows, SiteRows, SiteSource, missing_source, own_rows, rows_of_one
+from piebald.federation.site.site_rows import (
+    RunRows,
+    SiteRows,
+    SiteSource,
+    missing_source,
+    own_rows,
+    place_of,
+    rows_of_one,
+)
 from piebald.federation.site.task_runner import SPLITS, SiteClient
 from piebald.federation.site.work_limits import WorkLimits
 from piebald.methods.client_work import ClientWork

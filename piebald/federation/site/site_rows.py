@@ -21,9 +21,11 @@ from piebald.core.stored_vectors import blocks
 from piebald.data.clients.client_tables import ClientTable, files_of
 from piebald.data.clients.convert import array, is_several, kind, target_arrays
 from piebald.data.clients.data_source import DataSource
-from piebald.data.clients.pairs import from_pairs, given
+from piebald.data.clients.owner import Owner, given, owners_of, records_of
+from piebald.data.clients.pairs import from_pairs
 from piebald.data.clients.prepared import PreparedClients, coded_rows, columns_of, warn_of_values
 from piebald.data.clients.published_rows import with_published
+from piebald.data.clients.row_identity import UNKNOWN, Digests
 from piebald.data.clients.sources import clients_of_table
 from piebald.data.embeddings.embedded import embedded_by
 from piebald.data.partition import ByOwner, Iid
@@ -34,8 +36,6 @@ from piebald.data.preparation.columns import CodedTable, guess_columns
 from piebald.data.preparation.settings import PrepareSettings
 from piebald.data.sets.dataset import DataSet
 from piebald.data.sets.decoded import Decoded
-from piebald.federation.site.row_records import row_records
-from piebald.privacy.question_ledger import Records
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 _COLUMNS = ("target", "features", "tokens")  # what a site leaves to the run where it does not say it itself
@@ -123,7 +123,7 @@ class SiteRows:
     """All clients by name, with the rows of one of them (`contracts.Clients`).
 
     Attributes:
-        records: digests of these rows as the site has them, None where they are not known.
+        records: digests of these rows as the site has them, each once; none where nothing identifies them.
         division: how the run says that they are divided, None where it does not.
     """
 
@@ -134,7 +134,7 @@ class SiteRows:
         rows: Mapping[Split, Rows],
         classes: Sequence[str] | None,
         public: Rows | None = None,
-        records: Records | None = None,
+        records: Digests = UNKNOWN,
         division: SplitSettings | None = None,
     ):
         self.names, self.classes, self.division = names, classes, division
@@ -165,7 +165,7 @@ class UnpreparedRows(SiteRows):
 
     def __init__(
         self, names: Sequence[str], number: int, clients: Clients, columns: CodedTable, classes: Sequence[str] | None,
-        records: Records | None, length: int | None,
+        records: Digests, length: int | None,
     ) -> None:  # fmt: skip
         kind = torch.float32 if classes is None else torch.int64
         form = torch.zeros(1) if length is None else torch.zeros(length, dtype=torch.int64)  # numbers, or token ids
@@ -183,7 +183,8 @@ def rows_of_one(clients: Clients, number: int) -> SiteRows:
     """Return one client's rows of a partition, without those of the others."""
     rows = {split: clients.rows(number, split) for split in SPLITS}
     names = [str(clients.names[n]) for n in range(len(clients))]
-    return SiteRows(names, number, rows, clients.classes, public_rows_of(clients), division=division_of(clients))
+    records = records_of([Owner(None, clients)], names[number])
+    return SiteRows(names, number, rows, clients.classes, public_rows_of(clients), records, division_of(clients))
 
 
 def own_rows(
@@ -204,7 +205,7 @@ def own_rows(
     """
     value = _read(source, folder, run)
     clients, client = _client(value, source, folder, site, run, number)
-    records = row_records(source, folder, site, value)
+    records = own_records(source, folder, site, value)
     if (columns := columns_of(clients)) is not None:
         agreed = None if run.prepare is None else run.prepare.agreed
         if agreed is None:
@@ -238,7 +239,7 @@ def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
     run = RunRows(prepare=PrepareSettings())  # columns of any kind, of which sites may agree later
     value = _read(source, folder, run)
     clients, client = _client(value, source, folder, site, run)
-    records = row_records(source, folder, site, value)
+    records = own_records(source, folder, site, value)
     if (columns := columns_of(clients)) is not None:
         tables = {split: coded_rows(clients, columns, client, split)[0] for split in SPLITS}
         kinds = guess_columns(tables["train"])
@@ -248,6 +249,31 @@ def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
     return SiteRows(
         [site], 0, {split: clients.rows(client, split) for split in SPLITS}, clients.classes, records=records
     )
+
+
+def own_records(source: SiteSource, folder: Path, site: str, value: Any) -> Digests:
+    """Return the digests of a site's rows, each once, before anything that a server chooses; none without an identity.
+
+    Args:
+        source: where they are, relative to `folder`.
+        folder: folder of the source.
+        site: name of the site, whose rows alone count where a column or folders name owners.
+        value: what was read.
+    """
+    path = None if source.source is None or ":" in source.source else folder / source.source
+    # pictures are known by their files, since the run says in which size they are read
+    owners = [Owner(None, path)] if path is not None and path.is_dir() else owners_of(value, pair=True, parts=True)
+    return records_of(owners, site, source.client)
+
+
+def place_of(source: DataSource, folder: Path) -> Path | None:
+    """Return the folder that a site's rows lie in, None for those of an installed module or a named data set."""
+    if source.source is None:
+        return None
+    path, colon, _ = source.source.rpartition(":")
+    if colon and not path.endswith(".py"):
+        return None
+    return (folder / (path if colon else source.source)).resolve().parent
 
 
 def missing_source(source: SiteSource, folder: Path, allowed: Collection[str] | None) -> str | None:
@@ -343,8 +369,6 @@ def _read(source: SiteSource, folder: Path, run: RunRows) -> Any:
         search(folder)
         return source.model_copy(update={"source": USERS.mark(source.source)}).read()
     place, shape, changes = folder / source.source, run.inputs or (), dict[str, Any]()
-    if source.client is None and run.columns.get("client") is not None and not place.is_dir():
-        changes["client"] = run.columns["client"]  # its names are read as they are written
     if len(shape) == 3 and shape[1] == shape[2]:
         form = {"side": shape[1], "channels": 1 if shape[0] == 1 else 3}
         changes |= {name: value for name, value in form.items() if name not in source.model_fields_set}
@@ -413,7 +437,7 @@ def _alone(
     whole = all(_is_whole(part) for part in parts.values())
     tokens = source.tokens or bool(run.columns.get("tokens"))
     return clients_of_table(
-        replace(from_pairs({site: member}, tokens, source.collate, source.length), keys=keys),
+        replace(from_pairs(owners_of({site: member}), tokens, source.collate, source.length), keys=keys),
         run.division(source),
         classes=run.classes,
         regression=source.regression or (run.numbers and whole),

@@ -1,0 +1,340 @@
+"""The one door for rows: whatever is given becomes owners, before anything is chosen of what they gave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from piebald.contracts import HoldsRows, Rows, Split
+from piebald.core import pytree
+from piebald.core.errors import SettingError, unknown
+from piebald.data.clients.convert import is_several
+from piebald.data.clients.row_identity import (
+    UNKNOWN,
+    Digests,
+    UnidentifiedError,
+    digests_of_files,
+    leaves,
+    row_digests,
+)
+from piebald.data.clients.table_files import is_table, read_table
+from piebald.data.partition.three_way_split import SPLITS
+from piebald.data.sets.dataset import DataSet
+
+ALLOWED = (
+    "a list or dict of (x, y) pairs or torch data sets, (x, y, owner) with the owner of each row, a pandas DataFrame, "
+    "the path of a CSV or Parquet file, a Hugging Face Dataset, or a flwr-datasets partitioner"
+)
+_READ_TWICE = 20  # items of a data set, which may be changed at random whenever they are read
+_BLOCK = 256  # rows of inputs in files
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Owner:
+    """What one owner gave, or several whose rows lie together, as it was given.
+
+    Attributes:
+        name: the owner's name, None where nobody said it.
+        content: a pandas DataFrame, a Hugging Face data set, a `DataSet`, `Clients`, a folder, a torch data set of
+            pairs, `Rows`, or a pair (x, y).
+        split: the part of the owner's rows that these are, None where they are not divided yet.
+        owners: the name of each row's owner [n], where several have rows among them.
+    """
+
+    name: str | None
+    content: Any
+    split: Split | None = None
+    owners: Any = None
+
+    @property
+    def who(self) -> str:
+        """The owner and the part, for messages."""
+        who = "the data" if self.name is None else f"client {self.name!r}"
+        return who if self.split is None else f"{who}, {self.split}"
+
+    @property
+    def is_frame(self) -> bool:
+        """True if the content is a pandas DataFrame."""
+        return is_frame(self.content)
+
+    @property
+    def is_hub(self) -> bool:
+        """True if the content is a Hugging Face data set."""
+        return made_by(self.content, "datasets")
+
+    def pair(self) -> tuple[Any, Any]:
+        """Inputs and targets as they were given, see `given`."""
+        return given(self.content, self.who)
+
+    def digests(self, site: str, kind: str | None = None) -> Digests:
+        """Return a digest of each row [n] that is the site's, of all where none is; none where nothing identifies them.
+
+        What a run chooses makes no difference: neither columns, nor classes, nor the size of images.
+
+        Args:
+            site: name of the owner whose rows count.
+            kind: the column, or the kind of owners, that says whose a row is.
+        """
+        try:
+            return self._digests(site, kind)
+        except UnidentifiedError:
+            return UNKNOWN
+
+    def _digests(self, site: str, kind: str | None) -> Digests:
+        rows = self.content
+        if isinstance(rows, Path):
+            folder = rows / site if kind is not None and (rows / site).is_dir() else rows
+            return digests_of_files(path for path in sorted(folder.rglob("*")) if path.is_file())
+        if self.is_frame or self.is_hub:
+            frame = rows if self.is_frame else rows.to_pandas()
+            return _own(row_digests(column for _, column in frame.items()), frame.get(kind), site)
+        if isinstance(rows, DataSet):
+            owners = rows.owners.get(str(kind))
+            named = None if owners is None else np.array(owners.names)[owners.codes]
+            return _own(row_digests(_columns(rows.x, rows.y)), named, site)
+        if isinstance(rows, HoldsRows):
+            names = [str(name) for name in rows.names]  # type: ignore[attr-defined]
+            held = [rows.rows(names.index(site) if site in names else 0, split) for split in SPLITS]
+            return np.concatenate([row_digests(_columns(part.x, part.y)) for part in held if len(part)])
+        x, y = self.pair()
+        digests = row_digests(_columns(x, y))
+        if isinstance(rows, torch.utils.data.Dataset):
+            again = [rows[row] for row in range(min(_READ_TWICE, len(digests)))]
+            if not np.array_equal(row_digests(_columns(*map(list, zip(*again, strict=True)))), digests[: len(again)]):
+                raise UnidentifiedError
+        return _own(digests, self.owners, site)
+
+
+def records_of(owners: Sequence[Owner], site: str, kind: str | None = None) -> Digests:
+    """Return the digests of a site's rows, each once, increasing; none where some are identified by nothing.
+
+    Args:
+        owners: who gave rows; those of the site's name count alone, where one of them has it.
+        site, kind: see `Owner.digests`.
+    """
+    own = [owner for owner in owners if owner.name == site] or owners
+    digests = [owner.digests(site, kind) for owner in own]
+    return np.unique(np.concatenate(digests)) if all(map(len, digests)) else UNKNOWN
+
+
+def owners_of(source: Any, client: str | None = None, *, pair: bool = False, parts: bool = False) -> list[Owner]:
+    """Return the owners of the rows in anything that holds rows.
+
+    Args:
+        source: see `clients_from`; or a `DataSet`, or `Clients`, whose rows are not fetched.
+        client: the column that names the client of each row of a table.
+        pair: whether one pair (x, y) or torch data set is accepted as the rows of one owner.
+        parts: whether a dict of parts, or a list [x, y], is one owner's.
+
+    Raises:
+        SettingError: it holds no rows, or rows of some clients in another way than those of others.
+    """
+    if is_table_path(source):
+        source = read_table(Path(source), client)
+    single = pair and (isinstance(source, torch.utils.data.Dataset | Rows) or _is_pair(source, parts))
+    if is_frame(source) or made_by(source, "datasets") or isinstance(source, DataSet | HoldsRows) or single:
+        return [Owner(None, source)]
+    if made_by(source, "flwr_datasets"):
+        return _of_partitioner(source, client)
+    if _is_owned(source):
+        return [Owner(None, source[:2], owners=source[2])]
+    if parts and isinstance(source, Mapping) and ("train" in source or set(source) <= set(SPLITS)):
+        return [*_of_member(None, source)]
+    members = _members(source)
+    if client is not None and any(is_frame(member) or is_table_path(member) for member in members.values()):
+        raise SettingError("client names a column, but each client has a table of its own: leave client out")
+    divided = {name: isinstance(member, Mapping) for name, member in members.items()}
+    if len({*divided.values()}) > 1:
+        whole, split = (next(name for name in divided if divided[name] is is_split) for is_split in (False, True))
+        raise SettingError(
+            f"client {whole!r} is not divided into {', '.join(SPLITS)} but client {split!r} is: divide all of them, or "
+            "none"
+        )
+    return [owner for name, member in members.items() for owner in _of_member(name, member)]
+
+
+def _members(source: Any) -> dict[str, Any]:
+    """Return what each client gave, by its name."""
+    if isinstance(source, tuple | list) and all(map(_is_array, source[:2])):
+        if len(source) == 3 and isinstance(source, list):
+            raise SettingError("got a list of arrays: write (x, y, owner), with the owner of each row, as a tuple")
+        if len(source) == 2:
+            raise SettingError(
+                "got one pair (x, y), which would be the data of a single client: pass a list of pairs, like "
+                "[(x, y)], or (x, y, owner), or deal it to clients with a partition, like "
+                "Iid(clients=10).split(DataSet(...))"
+            )
+    if not isinstance(source, Mapping | list | tuple):
+        raise SettingError(f"clients must come from {ALLOWED}, got {type(source).__name__}")
+    if not source:
+        raise SettingError(f"there must be at least one client, got an empty {type(source).__name__}: pass {ALLOWED}")
+    named = source if isinstance(source, Mapping) else dict(enumerate(source))
+    return dict(zip(different_names([*named]), named.values(), strict=True))
+
+
+def different_names(names: Sequence[Any]) -> list[str]:
+    """Names as text, all different: they identify clients in rng keys and in the run folder."""
+    texts = [str(name) for name in names]
+    if len(set(texts)) < len(texts):
+        twice = next(text for place, text in enumerate(texts) if text in texts[:place])
+        raise SettingError(f"clients must have different names, got {twice!r} twice: rename one of them")
+    return texts
+
+
+def _of_member(name: str | None, member: Any) -> Iterator[Owner]:
+    """Yield what one client gave, part by part where it is divided, without parts that have no rows."""
+    if not isinstance(member, Mapping):
+        yield Owner(name, read_table(Path(member)) if is_table_path(member) else member)
+        return
+    for part in member:
+        if part not in SPLITS:
+            raise unknown(f"part of {Owner(name, None).who} called", part, SPLITS)
+    parts = [Owner(name, member[split], split) for split in SPLITS if split in member]
+    held = [part for part in parts if part.is_frame or not all(map(_is_empty, part.pair()))]
+    if not held:
+        raise SettingError(f"{Owner(name, None).who} has no rows: leave it out")
+    yield from held
+
+
+def _of_partitioner(partitioner: Any, client: str | None) -> list[Owner]:
+    """Return the partitions of a `flwr_datasets` partitioner that has its data set.
+
+    Clients are named by the ids that the partitioner divides by, or else by the numbers of their partitions.
+
+    Raises:
+        SettingError: it is not a partitioner, or has no data set or no rows.
+    """
+    if client is not None:
+        raise SettingError("client names a column, but the partitioner assigns rows to clients: leave client out")
+    # Looked up on the class: without a data set the property itself raises AttributeError.
+    if not all(hasattr(type(partitioner), name) for name in ("load_partition", "num_partitions")):
+        raise SettingError(
+            f"got a {type(partitioner).__name__} of flwr_datasets: pass a partitioner, "
+            "like federated_dataset.partitioners['train']"
+        )
+    try:
+        partitions = [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
+    except AttributeError as error:
+        raise SettingError(
+            f"the partitioner has no data set yet ({error}): set partitioner.dataset, or load one partition of its "
+            "FederatedDataset first"
+        ) from None
+    ids = getattr(partitioner, "partition_id_to_natural_id", None) or {}
+    owners = [Owner(str(ids.get(number, number)), rows) for number, rows in enumerate(partitions) if len(rows)]
+    if not owners:
+        raise SettingError("the partitioner's data set must have at least one row, got none")
+    return owners
+
+
+def is_frame(value: Any) -> bool:
+    """Return whether something is a pandas DataFrame, without importing pandas."""
+    return any(
+        base.__module__.partition(".")[0] == "pandas" and base.__name__ == "DataFrame" for base in type(value).__mro__
+    )
+
+
+def is_table_path(value: Any) -> bool:
+    """Return whether something is the path of a table."""
+    return isinstance(value, str | Path) and is_table(value)
+
+
+def made_by(value: Any, package: str) -> bool:
+    """Return whether a value's class comes from a package, without importing the package."""
+    return any(base.__module__.partition(".")[0] == package for base in type(value).__mro__)
+
+
+def _is_pair(value: Any, listed: bool) -> bool:
+    # ((x, y), (x, y)) are two clients, and (x, y) is one.
+    kinds = tuple | list if listed else tuple
+    return isinstance(value, kinds) and len(value) == 2 and not isinstance(value[0], tuple)
+
+
+def _is_owned(source: Any) -> bool:
+    """Return whether a source is (x, y, owner) and not a tuple of clients."""
+    if not isinstance(source, tuple) or len(source) != 3 or isinstance(source[2], tuple | Mapping):
+        return False
+    # A list of names or numbers is no client.
+    named = isinstance(source[2], list) and all(isinstance(owner, str | int) for owner in source[2])
+    return named or all(_is_array(part) or is_several(part) for part in source[:2])
+
+
+def _is_array(value: Any) -> bool:
+    # by the name of the module, which need not be installed
+    return isinstance(value, np.ndarray | torch.Tensor) or type(value).__module__.partition(".")[0] == "pandas"
+
+
+def _is_empty(value: Any) -> bool:
+    first = next((leaf for _, leaf in pytree.named_leaves(value)), ())
+    return hasattr(first, "__len__") and len(first) == 0
+
+
+def _own(digests: Digests, owners: Any, site: str) -> Digests:
+    """Return the digests of the site's rows: of all where none is, since a single owner may have another name."""
+    is_own = np.array([] if owners is None else [str(owner) == site for owner in owners], dtype=np.bool_)
+    return digests[is_own] if is_own.any() else digests
+
+
+def _columns(x: Any, y: Any) -> list[Any]:
+    """Return the inputs and targets of a pair as columns of rows."""
+    return [*leaves(x), *leaves(y)]
+
+
+def given(member: Any, who: str) -> tuple[Any, Any]:
+    """Inputs and targets of one client as they were given.
+
+    Args:
+        member: a pair (x, y), `Rows`, or a map-style torch data set of pairs.
+        who: the client, for messages.
+    """
+    if isinstance(member, Rows):
+        member = (member.x, member.y)
+    elif isinstance(member, torch.utils.data.TensorDataset):
+        # all at once, where its items would be read one by one
+        member = member.tensors
+    elif type(member).__module__.partition(".")[0] == "pandas":
+        raise SettingError(
+            f"{who} is a table: give its inputs and targets as a pair, like (table[['age', 'dose']], table['ill']), or "
+            "all clients in one table with a column that names the client"
+        )
+    elif hasattr(member, "__getitem__") and not isinstance(
+        member, tuple | list | np.ndarray | torch.Tensor | Mapping | str
+    ):
+        member = _read(member, who)
+    if not isinstance(member, tuple | list) or len(member) != 2:
+        got = f"{len(member)} values" if isinstance(member, tuple | list) else f"a {type(member).__name__}"
+        raise SettingError(f"{who} must be a pair (x, y) or a torch data set of such pairs, got {got}")
+    return member[0], member[1]
+
+
+def _read(dataset: Any, who: str) -> tuple[Any, Any]:
+    """All items of a map-style data set, stacked where they are of one shape."""
+    if not hasattr(dataset, "__len__"):
+        raise SettingError(f"{who} is a {type(dataset).__name__} without a length: pass a map-style data set")
+    items = [dataset[place] for place in range(len(dataset))]
+    if not items:
+        raise SettingError(f"{who} has no rows: leave it out")
+    if not isinstance(items[0], tuple | list) or len(items[0]) != 2:
+        raise SettingError(f"{who}: items of a data set must be pairs (x, y), got {type(items[0]).__name__}")
+    x, y = zip(*items, strict=True)
+    return _together(x, who, "inputs"), _together(y, who, "targets")
+
+
+def _together(values: Sequence[Any], who: str, role: str) -> Any:
+    """The inputs or the targets of many items: arrays, or lists where rows differ in length."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {str(name): _together([item[name] for item in values], f"{who}, {name!r}", role) for name in first}
+    if isinstance(first, tuple) and all(isinstance(part, torch.Tensor | np.ndarray) for part in first):
+        return tuple(_together(part, who, role) for part in zip(*values, strict=True))
+    if not isinstance(first, torch.Tensor | np.ndarray | np.generic | list | tuple | float | int | str):
+        raise SettingError(
+            f"{who}: {role} must be tensors or arrays, got {type(first).__name__}: "
+            f"give the data set a transform that returns tensors"
+        )
+    rows = [np.asarray(row) for row in values]
+    return np.stack(rows) if len({row.shape for row in rows}) == 1 else rows

@@ -1,0 +1,184 @@
+"""The identity of rows: a digest of each row by what it holds, however it is stored and whatever it is called.
+
+All numbers count as float64, so that 1 and 1.0 are the same, and all else as its text; arrays of a row, such as images,
+count as their numbers in order.  The order of the rows and of single columns, and their names, make no difference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from piebald.core import pytree
+from piebald.core.reading.files import opened
+
+Digests = NDArray[np.uint64]  # one of each row [n]
+UNKNOWN: Digests = np.zeros(0, dtype=np.uint64)  # of rows that nothing identifies
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{4,}>")  # in the text of an object that says nothing else of it
+_MOST_COLUMNS = 4096  # of an array [n, d] whose columns are taken as those of a table
+_BLOCK = 1 << 24  # numbers of arrays that are converted at once
+
+
+class UnidentifiedError(Exception):
+    """Rows that nothing identifies: their text would be another one in another process."""
+
+
+def row_digests(columns: Iterable[Any]) -> Digests:
+    """Return a digest of each row [n].
+
+    Args:
+        columns: what the rows hold: columns of tables, arrays, tensors or lists, [n, ...] each.
+
+    Raises:
+        UnidentifiedError: nothing identifies them.
+    """
+    total: Digests | None = None
+    with np.errstate(over="ignore"):  # sums of hashes are meant to wrap around at 2**64
+        for column in columns:
+            digests = _digests(column)
+            total = digests if total is None else total + digests
+    if total is None:
+        raise UnidentifiedError
+    return total
+
+
+def fingerprint(columns: Iterable[tuple[str, Any]]) -> str:
+    """Return a digest of some columns [n, ...] with their names, in the order of columns and rows."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, column in columns:
+        digest.update(repr(name).encode())
+        digest.update(_digests(column).astype("<u8").tobytes())
+    return digest.hexdigest()
+
+
+def digests_of_files(files: Iterable[Any]) -> Digests:
+    """Return a digest of each file's content."""
+
+    def content(path: Any) -> bytes:
+        with opened(path) as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).digest()
+
+    return np.frombuffer(b"".join(map(content, files)), dtype="<u8").astype(np.uint64)
+
+
+def leaves(part: Any) -> list[Any]:
+    """Return inputs or targets, of one array or several, as columns of rows; rows that are listed are one column."""
+    if getattr(part, "ndim", 1) == 2 and hasattr(part, "items") and hasattr(part, "columns"):
+        return [column for _, column in part.items()]
+    listed = isinstance(part, tuple) and not all(hasattr(leaf, "shape") for leaf in part)
+    return [part] if listed or not isinstance(part, Mapping | tuple) else pytree.leaves(part)
+
+
+def _digests(column: Any) -> Digests:
+    """Return a digest of each cell, or of each row's array, [n]."""
+    if isinstance(column, torch.Tensor):
+        column = column.detach().cpu()
+        column = (column.float() if column.dtype == torch.bfloat16 else column).resolve_conj().resolve_neg().numpy()
+    if hasattr(column, "to_numpy"):
+        return _of_cells(column)
+    if not isinstance(column, np.ndarray) and hasattr(column, "shape"):  # inputs that stay in their files
+        return _of_arrays(column)
+    if not isinstance(column, np.ndarray):
+        column = _as_array(column)
+    if column.dtype.kind == "S":  # text as older files store it
+        column = np.char.decode(column, "utf-8", "replace")
+    if column.ndim == 1 or column.dtype.kind not in "biufc":
+        return _of_cells(column if column.ndim == 1 else _as_objects(column))
+    width = int(np.prod(column.shape[1:]))
+    if column.ndim > 2 or width > _MOST_COLUMNS or column.dtype.kind == "c":
+        return _of_arrays(column)
+    return row_digests(column.T) if width else np.zeros(len(column), dtype=np.uint64)
+
+
+def _as_array(values: Sequence[Any]) -> NDArray[Any]:
+    try:
+        array = np.asarray(values)
+        # a list of unequal kinds would become text of all
+        return array if array.dtype.kind in "biufcO" and array.ndim else _as_objects(values)
+    except ValueError:
+        return _as_objects(values)
+
+
+def _as_objects(values: Any) -> NDArray[np.object_]:
+    array = np.empty(len(values), dtype=object)
+    for row, value in enumerate(values):
+        array[row] = value
+    return array
+
+
+def _of_cells(column: Any) -> Digests:
+    """Return a digest of each cell [n] of a column, whose gaps are alike however they are written."""
+    import pandas
+    from pandas.api.types import is_numeric_dtype
+
+    series = pandas.Series(column).reset_index(drop=True)
+    if is_numeric_dtype(series) and series.dtype.kind != "c":
+        return _of_numbers(series.to_numpy(np.float64, na_value=np.nan))
+    try:
+        codes, different = pandas.factorize(series)  # few, where the texts of all rows would take much memory
+        values = [*different]
+    except TypeError:  # arrays and lists, which have no hash
+        codes, values = np.arange(len(series)), [*series.to_numpy(dtype=object)]
+    # as another reader, or a gap beside them, may store numbers
+    if all(isinstance(value, int | float | np.number | np.bool_) for value in values):
+        return _of_numbers(np.array([*map(float, values), np.nan]))[codes]
+    # the last one is for gaps, whose code is -1
+    texts = np.array([*("" if value is None else _text(value) for value in values), ""], dtype=object)
+    return np.asarray(pandas.util.hash_array(texts), dtype=np.uint64)[codes]
+
+
+def _of_numbers(numbers: NDArray[np.float64]) -> Digests:
+    import pandas
+
+    plain = numbers + 0.0  # -0.0 is 0.0
+    plain[np.isnan(plain)] = np.nan  # of which there are several
+    return np.asarray(pandas.util.hash_array(plain), dtype=np.uint64)
+
+
+def _of_arrays(arrays: Any) -> Digests:
+    """Return a digest of each row's array [n]."""
+    digests = np.zeros(len(arrays), dtype=np.uint64)
+    rows = max(_BLOCK // max(int(np.prod(arrays.shape[1:])), 1), 1)
+    for first in range(0, len(arrays), rows):
+        for row, numbers in enumerate(np.asarray(arrays[first : first + rows]), first):
+            digests[row] = _hash(_text(numbers).encode() if numbers.dtype == object else _bytes(numbers))
+    return digests
+
+
+def _bytes(numbers: NDArray[Any]) -> bytes:
+    wide = numbers.astype(np.complex128 if numbers.dtype.kind == "c" else np.float64) + 0.0
+    return repr(wide.shape).encode() + wide.tobytes()
+
+
+def _hash(content: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+
+
+def _text(value: Any) -> str:
+    """Return the text of a value that is no number by itself.
+
+    Raises:
+        UnidentifiedError: it is the address of an object.
+    """
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return str(_hash(_bytes(value)))
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{_text(part)}" for name, part in value.items()) + "}"
+    if isinstance(value, list | tuple | np.ndarray):
+        if all(isinstance(part, int | float | np.number) for part in value):
+            return str(_hash(_bytes(np.asarray(value, dtype=np.float64))))
+        return "[" + ",".join(map(_text, value)) + "]"
+    if hasattr(value, "tobytes") and hasattr(value, "size"):  # an image
+        return f"{value.size}{_hash(bytes(value.tobytes()))}"
+    text = str(value)
+    if _ADDRESS.search(text):
+        raise UnidentifiedError
+    return text
