@@ -204,11 +204,12 @@ def _check_uploads(engine: Engine, output: TrainOutput, vectors: Mapping[str, Te
 def _transformed(engine: Engine, stack: ClientStack, vectors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The vectors after every transform, at the clients."""
     rng_key, seed, draw = engine.row_loader.rng_key, stack.secret or engine.work.seed, long_key if stack.secret else key
+    clients = engine.work.shown_numbers(stack.clients)
     for place, transform in enumerate(engine.work.transforms):
         rng_keys = [rng_key(seed, c, v, place) for c, v in zip(stack.clients, stack.rng_versions, strict=True)]
         change, count = vectors["model"], None if transform.takes_statistics else engine.work.layout.shared_trained
         vectors = transform.on_client(
-            {**vectors, "model": change[:, :count]}, [draw("stage", *key_of) for key_of in rng_keys], stack.clients
+            {**vectors, "model": change[:, :count]}, [draw("stage", *key_of) for key_of in rng_keys], clients
         )
         if vectors["model"].shape[1] < change.shape[1]:
             statistics = torch.zeros_like(change[:, count:]) if transform.hides() else change[:, count:]

@@ -184,7 +184,7 @@ class SequentialEngine(ClippingEngine):
 
     def batches_of(self, run: SgdRun, row: int, places: Places) -> Iterator[Places]:
         """Positions of the rows of each of a client's steps."""
-        return batches(places, run.config, self.traits.mixes, *self.rng_key(run, row), only=run.only_step)
+        return batches(places, run.config, self.traits.mixes, *self._own_key(run, row), only=run.only_step)
 
     def _step_keys(self, run: SgdRun, planned: Sequence[int]) -> Sequence[Tensor | None]:
         """The dropout keys [steps] of each client's steps, None where nothing is drawn from them."""
@@ -413,6 +413,16 @@ class SequentialEngine(ClippingEngine):
         return [buffer for name, buffer in self.module.named_buffers() if name in self._integers]
 
     def rng_key(self, run: SgdRun, row: int) -> RngKey:
+        """The rng key of what is drawn in a client's steps: dropout, augmentations and noise.
+
+        Members of a masked sum draw the same.  Otherwise a server could look for a seed, or for names of clients, with
+        which dropout leaves nothing of all members but one.
+        """
+        seed, name, version, phase = self._own_key(run, row)
+        alike = self.work.masking is not None and not run.config.step.hides_rows
+        return (seed, "", version, phase) if alike else (seed, name, version, phase)
+
+    def _own_key(self, run: SgdRun, row: int) -> RngKey:
         """The rng key of a client's run: of the task's secret where single rows are hidden, else of the run's seed."""
         seed = (run.secret if run.config.step.hides_rows else "") or self.work.seed
         return self.row_loader.rng_key(seed, run.clients[row], run.rng_versions[row], run.phase)

@@ -116,9 +116,8 @@ def train_input(engine: Engine, stack: ClientStack) -> TrainInput:
     wide = torch.float64 if float64_device(device) == device else torch.float32
     committed = moved(torch.tensor(stack.committed, dtype=wide), device).unsqueeze(1)
     statistics = layout.shared - layout.shared_trained
-    return TrainInput(
-        model, layout.shared, state, vectors, stack.versions, committed, examples, stack.clients, statistics
-    )
+    clients = engine.work.shown_numbers(stack.clients) if trains else stack.clients
+    return TrainInput(model, layout.shared, state, vectors, stack.versions, committed, examples, clients, statistics)
 
 
 def unpack_state(engine: Engine, clients: Sequence[int], name: str, rows: Sequence[Tensor]) -> Tensor:

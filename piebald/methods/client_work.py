@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -159,6 +159,10 @@ class ClientWork(ModelSpec):
         """The transform that masks updates, which is the last one, or None."""
         last = self.transforms[-1] if self.transforms else None
         return last if isinstance(last, MaskingTransform) else None
+
+    def shown_numbers(self, clients: Sequence[int]) -> Sequence[int]:
+        """The numbers of clients as trainers and transforms see them, under masks one for all."""
+        return clients if self.masking is None else [0] * len(clients)
 
     @property
     def compressor(self) -> Compressor | None:

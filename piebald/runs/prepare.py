@@ -20,6 +20,7 @@ from piebald.contracts.data import (
     blank_row,
     column_names,
     first_passing,
+    lacked_inputs,
     public_rows_of,
     row_form,
     rows_digest,
@@ -50,6 +51,7 @@ from piebald.methods.scheduling.base import HasCohort, cohort_size
 from piebald.methods.training.base import Trainer
 from piebald.methods.training.sgd import Sgd
 from piebald.privacy.accounting import installed
+from piebald.privacy.secure_aggregation.alike import unlike_reason
 from piebald.privacy.spending import Spending, told_together
 from piebald.report.callbacks import Tracker, trackers_of
 from piebald.runs.adaptation import check_newcomers, hold_out
@@ -147,7 +149,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
             f"scores on training rows tell what {work.protection} hides, and no privacy budget counts them: evaluate "
             "on split 'test' or 'validation', got 'train'"
         )
-    if problem := unhidden_reason(all_clients, work.noise):
+    if problem := unhidden_reason(all_clients, work.noise) or _unlike_reason(work, federation, options):
         raise SettingError(problem)
     runtime = _runtime(recipe, federation, len(training), work, options.runtime)
     _check_rows_are_here(runtime, federation, options)
@@ -189,6 +191,18 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     )  # fmt: skip
     meta["privacy"] = plan.spent(plan.most_rounds)
     return plan
+
+
+def _unlike_reason(work: ClientWork, clients: Clients, options: RunOptions) -> str | None:
+    """Return why the members of a sum under masks would not all do the same, or None."""
+    if work.masking is None:
+        return None
+    division, agreed = division_of(clients), preparation_of(clients)
+    sections = {"split": division, "prepare": agreed}
+    tables = {name: section.model_dump() for name, section in sections.items() if section is not None}
+    numbers = range(len(clients))
+    works = ((id(work.trainer_of(c)), work.number(c), lacked_inputs(clients, c)) for c in numbers)
+    return unlike_reason(work.trainer, tables, options.settings or {}, works)
 
 
 def _runtime(recipe: Recipe, clients: Clients, known: int, work: ClientWork, runtime: Any) -> RuntimeSettings:

@@ -202,17 +202,24 @@ class Prepared(Linear):
 
 
 class BySteps(Linear):
-    """A plain weighted mean of a user."""
+    """Weighs by what is known after training alone."""
 
     def weight(self, update: Update, staleness: int = 0) -> float:
         return float(update.steps)
 
 
-class Faint(Linear):
-    """Weights of a hundredth of the loss."""
+class ByRoot(Linear):
+    """A plain weighted mean of a user."""
 
     def weight(self, update: Update, staleness: int = 0) -> float:
-        return 0.01 * update.metrics["loss"]
+        return update.examples**0.5
+
+
+class Faint(Linear):
+    """Weights of a thousandth of the rows."""
+
+    def weight(self, update: Update, staleness: int = 0) -> float:
+        return 0.001 * update.examples
 
 
 MASKED = {"kind": "secure_aggregation", "range": 4.0, "bits": 64}
@@ -236,8 +243,16 @@ def test_weights_that_masked_sums_would_round_away_are_not_taken_without_a_word(
     torch.testing.assert_close(masked.model().weight, plain.model().weight, atol=1e-5, rtol=0)
 
 
+def test_secure_aggregation_refuses_weights_that_are_found_in_training() -> None:
+    """They would let one client count a thousand times as much as the others."""
+    for aggregation in (BySteps(), "gradient_norm_weighted"):
+        recipe = recipes.fedavg(lr=0.1).with_(aggregation=aggregation)
+        with pytest.raises(SettingError, match="weighs by more than rows"):
+            recipe.with_(transforms=[MASKED])
+
+
 def test_secure_aggregation_computes_a_users_weighted_mean() -> None:
-    recipe = recipes.fedavg(lr=0.1, batch=4).with_(aggregation=BySteps())
+    recipe = recipes.fedavg(lr=0.1, batch=4).with_(aggregation=ByRoot())
     plain, masked = (
         piebald.run(recipe.with_(transforms=transforms), federation(), model, **FEW).model()
         for transforms in ((), (MASKED,))

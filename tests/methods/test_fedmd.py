@@ -127,7 +127,7 @@ def test_a_run_is_resumed_to_the_bit_and_only_with_its_public_rows(tmp_path: Pat
 def test_sums_are_enough_for_the_consensus(tmp_path: Path) -> None:
     recipe = recipes.fedmd(**DIGEST, **PLAIN)
     masked = recipe.with_(transforms=[{"kind": "secure_aggregation", "least": 2}])
-    ends = (numbers(run(one, out=tmp_path / str(place))) for place, one in enumerate((masked, recipe)))
+    ends = (numbers(run(one, wide, out=tmp_path / str(place))) for place, one in enumerate((masked, recipe)))
     for found, expected in zip(*ends, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 

@@ -22,8 +22,9 @@ from piebald.experiments.run_models import GivenModels
 from piebald.methods.client_work import ClientWork
 from piebald.methods.training.base import Trainer
 from piebald.methods.training.client_settings import ClientSettings, settings_of
-from piebald.methods.transforms.base import Transform
+from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.models import PretrainedNetwork
+from piebald.privacy.secure_aggregation.alike import unlike_reason
 from piebald.settings import plugins
 from piebald.version import __version__
 
@@ -84,6 +85,9 @@ class OwnTerms(BaseModel):
             frozen=frozen_digest(model),
             weights=model.source.described if isinstance(model, PretrainedNetwork) else "",
         )
+
+
+_OF_ONE = {"training", *OwnTerms.model_fields}  # what `RunTerms.of` may take from terms for one client
 
 
 class RunTerms(BaseModel):
@@ -183,6 +187,19 @@ class RunTerms(BaseModel):
         model = {"name": chosen} if isinstance(chosen, str) else dict(chosen)
         experiment = {**self.experiment, "model": model} if "model" in self.experiment else self.experiment
         return terms.model_copy(update={"experiment": experiment, "own_models": [], "numbers": [], **own_terms})
+
+    def unlike_reason(self) -> str | None:
+        """Return why members of a sum under masks would not all do the same under these terms, or None.
+
+        It is asked of the terms as they came, before one client's part is taken from them and anything is built.
+        """
+        trainer, transforms, _ = self.client_components()
+        if not any(isinstance(transform, MaskingTransform) for transform in transforms):
+            return None
+        tables = {"transforms": self.transforms, "own_query": self.own_query, "choice": self.choice}
+        parts = (self.of(client) for client in range(len(self.clients)))
+        works = (json.dumps(part.model_dump(include=_OF_ONE), sort_keys=True) for part in parts)
+        return unlike_reason(trainer, tables, self.experiment, works)
 
     @property
     def own_shape(self) -> pytree.Form:
@@ -297,7 +314,11 @@ def terms(
     work: ClientWork, experiment: Mapping[str, Any], clients: Sequence[str], sites: Sequence[str],
     classes: Sequence[str] | None = None, lineage: str | None = None,
 ) -> bytes:  # fmt: skip
-    """Serialize the terms of a run."""
+    """Serialize the terms of a run.
+
+    Raises:
+        SettingError: under masks, they say something of single clients.
+    """
     functions, owns = [work.objective.loss, *work.objective.metrics.values()], work.own_models
     # other parts of the run's model are made from it by the trainer
     other_models = [] if owns is None else [other for other in owns.models if other.held is None or other.lacks]
@@ -330,5 +351,7 @@ def terms(
         trains=work.trains,
         lineage=lineage,
     )
+    if reason := run_terms.unlike_reason():
+        raise SettingError(reason)
     # sorted, since their digest is what somebody at a site approves, whatever the order of settings
     return json.dumps(run_terms.model_dump(), sort_keys=True).encode()

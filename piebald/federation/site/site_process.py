@@ -139,11 +139,13 @@ class SiteWork:
                 f"the run has no place for {self.credentials.party}: its sites are {', '.join(terms.sites)}"
             )
         number = terms.sites.index(self.credentials.party)
+        terms.use_plugins(author)
+        if reason := terms.unlike_reason():
+            raise SettingError(reason)
         terms = terms.of(number)
         terms, weights = (terms, None) if self.local else with_own_weights(terms, self.settings.weights, self.folder)
         if not self.local:
             terms = with_own_tokenizer(terms, self.settings.weights, self.folder)
-        terms.use_plugins(author)
         limits = self.settings.policy.work
         # before settings are built from them, which could take the memory that the numbers in them claim
         if reason := limits.terms_reject_reason(terms) or _model_reason(terms, limits):

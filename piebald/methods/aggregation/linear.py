@@ -159,6 +159,29 @@ def weighs_by_examples(aggregator: object) -> bool:
     return isinstance(aggregator, Linear) and type(aggregator).weight in from_rows
 
 
+def follows_rows(aggregator: Linear) -> bool:
+    """Return whether the weight of an update follows from its number of rows, whatever else it has, and grows with it.
+
+    It is found out by trial, since the weight may be a user's function.
+
+    Examples:
+        >>> follows_rows(ExampleWeighted()), follows_rows(GradientNormWeighted())
+        (True, False)
+    """
+
+    def weights(of: float) -> list[float]:
+        return [
+            aggregator.weight(Update({}, rows, round(of * rows), {"loss": of}, of, client=round(of)))
+            for rows in (1, 2, 10, 1000)
+        ]
+
+    try:
+        first, second = weights(1.0), weights(3.0)
+    except Exception:  # whatever the function of a user lacks, it reads more than rows
+        return False
+    return first == second and first == sorted(first) and first[0] > 0
+
+
 def computes_from_masked_sum(aggregator: Aggregator) -> bool:
     """Return whether the aggregator's result follows from the weighted sum and the sum of weights alone.
 

@@ -32,14 +32,13 @@ from piebald.contracts import (
     SumDemands,
     Task,
     Update,
-    WeighsUpdates,
     task_digest,
 )
-from piebald.contracts.component import RecipeComponents, build
+from piebald.contracts.component import Component, RecipeComponents, build
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import Declined, SettingError
 from piebald.core.parameters import nbytes
-from piebald.methods.aggregation.linear import Linear, is_plain_mean
+from piebald.methods.aggregation.linear import Linear, follows_rows, is_plain_mean
 from piebald.methods.scheduling.base import Scheduler
 from piebald.methods.sharing.base import Sharing
 from piebald.methods.training.base import Trainer
@@ -47,6 +46,7 @@ from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.methods.transforms.compression import SendsSameNumbers, WireContext
 from piebald.methods.transforms.gaussian import Gaussian
 from piebald.privacy.secure_aggregation import masks
+from piebald.privacy.secure_aggregation.alike import unlike_reason
 from piebald.privacy.secure_aggregation.key_material import own_seed, pair_seed, root_of, rounding_seed, shown_to
 from piebald.privacy.secure_aggregation.key_queries import DIGEST, MASKED, SENDERS, known_graph, partners_among
 from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, clients_in, numbers, rows, texts
@@ -130,6 +130,13 @@ class SecureAggregation(MaskingTransform):
             return "secure_aggregation hides the update from any transform behind it: put it last, once"
         scheduler, aggregator = recipe.scheduling, recipe.aggregation
         assert isinstance(scheduler, Scheduler)
+        tables: dict[str, Any] = {"transforms": [transform.table() for transform in recipe.transforms]}
+        others = (recipe.sharing, scheduler, recipe.clustering, aggregator, recipe.server_optimizer)
+        tables |= {component.axis: component.table() for component in others}
+        if reason := unlike_reason(recipe.training, tables, {}, ()):
+            return reason
+        if isinstance(aggregator, Linear) and not follows_rows(aggregator):
+            return _found_weights(aggregator)
         if scheduler.round_kind() is None:
             return (
                 f"secure_aggregation sums clients that agreed on keys beforehand but {scheduler.kind} steps with "
@@ -197,6 +204,8 @@ class SecureAggregation(MaskingTransform):
 
     def demands_reject_reason(self, demands: SumDemands) -> str | None:
         """The reason why a client takes no part in such sums, however many clients there are, or None."""
+        if not follows_rows(aggregator := self._weights()):
+            return _found_weights(aggregator)
         if self.least < demands.least:
             return (
                 f"sums could be of {self.least} clients, this site demands {demands.least}: set secure_aggregation's "
@@ -291,7 +300,7 @@ class SecureAggregation(MaskingTransform):
         assert transform is None or isinstance(transform, SendsSameNumbers)
         return transform
 
-    def _weights(self) -> WeighsUpdates:
+    def _weights(self) -> Linear:
         aggregator = build("aggregation", self.aggregation or "equal_weighted")
         assert isinstance(aggregator, Linear)
         return aggregator
@@ -336,6 +345,13 @@ class SecureAggregation(MaskingTransform):
         if update.vectors.keys() != {SUM} or vector is None or vector.dtype != kind or vector.shape != shape:
             return f"must send {shape[0]} masked numbers of {self.bits} bits, sent something else"
         return None
+
+
+def _found_weights(aggregator: Component) -> str:
+    return (
+        f"secure_aggregation hides contributions of like size, and {aggregator.kind} weighs by more than rows: choose "
+        "aggregation = 'equal_weighted' or 'example_weighted', or drop secure_aggregation"
+    )
 
 
 def _range_of(transforms: Sequence[object]) -> float:
