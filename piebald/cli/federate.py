@@ -28,6 +28,7 @@ from piebald.core.plain_text import printable
 if TYPE_CHECKING:
     from piebald.federation.operate.machine_checks import Check
     from piebald.federation.site.site_process import SiteWork
+    from piebald.federation.site.task_runner import SiteClient
 
 _site = typer.Typer(help="A site of a federation, from its startup kit.", no_args_is_help=True)
 app.add_typer(_site, name="site")
@@ -218,12 +219,25 @@ def _take_part(work: SiteWork, stays: bool, parent: int | None = None) -> int:
 def _checked(work: SiteWork, options: SharedOptions) -> tuple[list[Check], int]:
     """Look whether a site can take part, print what was found, and return it with the exit code."""
     from piebald.federation.link.heartbeat import at_work
+    from piebald.federation.site.release import declared, stated_rows
     from piebald.federation.site.site_check import check_site
+    from piebald.federation.site.task_runner import SPLITS
 
     replace(options, log_level="error").start_log()
+    policy = work.settings.policy
+    lines, title = declared(policy), "What may leave this site, by its policy:"
+
+    def met(run: SiteClient) -> None:
+        nonlocal lines, title
+        rows = {split: len(run.clients.rows(run.client, split)) for split in SPLITS}
+        lines, title = declared(policy, run.work, stated_rows(run.work, rows)), "What leaves this site in this run:"
+
     with at_work(f"reading the rows {work.source}", tell=_to_terminal):
-        checks = check_site(work)
-    return checks, _print_checks(checks)
+        checks = check_site(work, met=met)
+    code = _print_checks(checks)
+    print(f"\n{title}\n")
+    print_table(("release", "about", "mechanism", "when"), [line.cells for line in lines])
+    return checks, code
 
 
 def _end(code: int) -> None:

@@ -295,6 +295,12 @@ class RunTerms(BaseModel):
         assert isinstance(trainer, Trainer)
         return trainer, transforms, own_query  # type: ignore[return-value]
 
+    @property
+    def protects(self) -> bool:
+        """True if a component hides rows or updates."""
+        trainer, transforms, _ = self.client_components()
+        return any(component.protects for component in (trainer, *transforms))
+
     def choice_query(self) -> OwnChoice | None:
         """Build the query by which a site chooses its model."""
         if self.choice is None:

@@ -21,7 +21,7 @@ from piebald.contracts import MOST_ROWS, Query, ResultForm, Task, Update
 from piebald.contracts.component import build
 from piebald.core.parameters import nbytes
 from piebald.core.stored_vectors import NamelessFile, Place, StoredVectors, raw
-from piebald.federation.link.wire_messages import HEAD, Id, Refused, ShortText
+from piebald.federation.link.wire_messages import HEAD, Id, Leaving, Refused, ShortText, SiteMessage
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 
 MOST_TENSORS = 64
@@ -53,14 +53,14 @@ class _TaskHead(_Head):
     query: dict[str, Any] | None
 
 
-class _ResultHead(_Head):
+class ResultHead(SiteMessage):
     """An update without its vectors, or the reason why there is none."""
 
-    examples: _Count
-    steps: _Count
-    metrics: dict[_Metric, float] = Field(max_length=MOST_METRICS)
-    nbytes: Id
-    failure: ShortText | None = None
+    examples: Annotated[_Count, Leaving.COUNTS]
+    steps: Annotated[_Count, Leaving.COUNTS]
+    metrics: Annotated[dict[_Metric, float], Field(max_length=MOST_METRICS), Leaving.LOSS]
+    nbytes: Annotated[Id, Leaving.SIZES]
+    failure: Annotated[ShortText | None, Leaving.FAILURE] = None
 
 
 def new_digest() -> Any:
@@ -246,12 +246,15 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def contents(body: bytes | bytearray | memoryview | StoredBody) -> dict[str, Any]:
-    """Return what a result carries: shapes of tensors, names of numbers, and the reason why there is none."""
-    # not checked again: the body was packed here, or unpacked before
-    text, head, _ = _heads(body)
-    values = json.loads(text)
-    tensors = {name: entry["shape"] for name, entry in json.loads(head).items() if name != "__metadata__"}
-    return {"tensors": tensors, "numbers": sorted(values["metrics"]), "failure": values["failure"]}
+    """Return what a result carries: shapes of tensors, names of numbers, and the reason why there is none.
+
+    Raises:
+        ValidationError: it has a field that `ResultHead` does not declare.
+    """
+    text, tensor_head, _ = _heads(body)
+    head = ResultHead.model_validate_json(text)
+    tensors = {name: entry["shape"] for name, entry in json.loads(tensor_head).items() if name != "__metadata__"}
+    return {"tensors": tensors, "numbers": sorted(head.metrics), "failure": head.failure}
 
 
 def _task_values(task: Task) -> dict[str, Any]:
@@ -311,11 +314,11 @@ def unpack_update(
     """
     values, tensors = unpack(body)
     try:
-        head = _ResultHead.model_validate(values)
+        head = ResultHead.model_validate(values)
     except ValidationError as error:
         # only names of fields are repeated; that of a metric is the sender's text
         first = error.errors()[0]
-        field = next((str(name) for name in first["loc"] if name in _ResultHead.model_fields), "its head")
+        field = next((str(name) for name in first["loc"] if name in ResultHead.model_fields), "its head")
         raise Refused(f"a result that cannot be read: {field}: {first['type']}") from None
     if head.failure is not None:
         return None, head.failure

@@ -7,7 +7,8 @@ body of raw bytes.  A long body is sent in pieces, see `Piece`.
 from __future__ import annotations
 
 import struct
-from typing import Annotated, TypeVar
+from enum import Enum
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -29,6 +30,34 @@ VersionText = Annotated[str, Field(max_length=40), AfterValidator(printable)]
 Rows = Annotated[int, Field(ge=-1, lt=1 << 53)]  # -1 where it is not disclosed
 
 
+class Leaving(Enum):
+    """What leaves a site, by the name under which its owner reads of it (`site.release`): what about, and when."""
+
+    PRESENCE = (
+        "presence",
+        "that it runs, with which versions, terms and tasks, and in fixed words what it is busy with",
+        "every second",
+    )
+    REFUSAL = "refusal", "why it takes no part", "until the server offers other terms"
+    ROW_NUMBERS = "row numbers", "how many rows of each split it has", "once it has accepted terms"
+    UPDATE = "update", "the change of the shared parameters, and other vectors of the trainer", "after training"
+    COUNTS = "counts", "how many rows an update or an answer is about, and how many steps were taken", "in each result"
+    LOSS = "loss", "training loss, and other numbers of the trainer", "after training"
+    ANSWER = "answer", "scores, sums, counts and names that a question asks for", "when it is asked"
+    KEYS = (
+        "keys",
+        "public keys, encrypted shares, signatures: random numbers, and no rows",
+        "before and after masked sums",
+    )
+    FAILURE = "failure", "that a task has no result, and why", "instead of a result"
+    SIZES = "sizes", "lengths, offsets and digests of what is sent, which follow from what it holds", "in each message"
+    TIMES = "times", "when messages come, and so how long work takes; no duration is sent", "always"
+    IDENTITY = "identity", "its certificate, its address, and why it ends a connection", "with each connection"
+
+    def __init__(self, title: str, about: str, when: str) -> None:
+        self.title, self.about, self.when = title, about, when
+
+
 class Refused(PiebaldError):
     """A message that does not have the declared form; the receiver drops it and reports it once."""
 
@@ -39,7 +68,24 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Hello(Message):
+class SiteMessage(Message):
+    """The head of a message that a site may send, each of whose fields says as what it leaves."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **settings: Any) -> None:
+        super().__pydantic_init_subclass__(**settings)
+        for name, field in cls.model_fields.items():
+            if not any(isinstance(mark, Leaving) for mark in field.metadata):
+                raise TypeError(f"{cls.__name__}.{name} would leave sites undeclared: annotate it with a `Leaving`")
+
+    @classmethod
+    def leaving(cls) -> dict[str, Leaving]:
+        """Return as what each field leaves."""
+        fields = cls.model_fields.items()
+        return {name: next(mark for mark in field.metadata if isinstance(mark, Leaving)) for name, field in fields}
+
+
+class Hello(SiteMessage):
     """Heartbeat of a site, sent about once a second.
 
     Attributes:
@@ -55,18 +101,18 @@ class Hello(Message):
         doing: what keeps it from its other work for long, such as reading its rows, "" where nothing does.
     """
 
-    protocol: Annotated[int, Field(ge=0, lt=1 << 31)]
-    version: VersionText
-    incarnation: Hex
-    run: Hex = ""
-    ready: Hex = ""
-    refused: ShortText = ""
-    pending: bool = False
-    held: Annotated[list[Id], Field(max_length=MOST_IDS)] = []
-    rows: Rows = -1
-    validation_rows: Rows = -1
-    test_rows: Rows = -1
-    doing: ShortText = ""
+    protocol: Annotated[int, Field(ge=0, lt=1 << 31), Leaving.PRESENCE]
+    version: Annotated[VersionText, Leaving.PRESENCE]
+    incarnation: Annotated[Hex, Leaving.PRESENCE]
+    run: Annotated[Hex, Leaving.PRESENCE] = ""
+    ready: Annotated[Hex, Leaving.PRESENCE] = ""
+    refused: Annotated[ShortText, Leaving.REFUSAL] = ""
+    pending: Annotated[bool, Leaving.PRESENCE] = False
+    held: Annotated[list[Id], Field(max_length=MOST_IDS), Leaving.PRESENCE] = []
+    rows: Annotated[Rows, Leaving.ROW_NUMBERS] = -1
+    validation_rows: Annotated[Rows, Leaving.ROW_NUMBERS] = -1
+    test_rows: Annotated[Rows, Leaving.ROW_NUMBERS] = -1
+    doing: Annotated[ShortText, Leaving.PRESENCE] = ""
 
 
 class Welcome(Message):
@@ -95,7 +141,7 @@ class Welcome(Message):
     doubled: bool = False
 
 
-class Piece(Message):
+class Piece(SiteMessage):
     """A piece of a body: of a task for a site, a result for the server, or the terms of a run.
 
     Attributes:
@@ -108,23 +154,23 @@ class Piece(Message):
         digest: BLAKE2b digest of the whole body, 32 bytes in hexadecimal.
     """
 
-    run: Hex
-    epoch: Hex
-    id: Id
-    trains: bool
-    start: Id
-    size: Id
-    digest: Hex
+    run: Annotated[Hex, Leaving.PRESENCE]
+    epoch: Annotated[Hex, Leaving.PRESENCE]
+    id: Annotated[Id, Leaving.PRESENCE]
+    trains: Annotated[bool, Leaving.PRESENCE]
+    start: Annotated[Id, Leaving.SIZES]
+    size: Annotated[Id, Leaving.SIZES]
+    digest: Annotated[Hex, Leaving.SIZES]
 
 
-class CheckRequest(Message):
+class CheckRequest(SiteMessage):
     """Question of a site that only looks: it does not take part by asking.
 
     Attributes:
         version: version of its Piebald.
     """
 
-    version: VersionText
+    version: Annotated[VersionText, Leaving.PRESENCE]
 
 
 class CheckReply(Message):
@@ -141,13 +187,13 @@ class CheckReply(Message):
     terms: Hex
 
 
-class TermsRequest(Message):
+class TermsRequest(SiteMessage):
     """Request of a site for a piece of the run's terms."""
 
-    start: Id
+    start: Annotated[Id, Leaving.SIZES]
 
 
-class Reply(Message):
+class Reply(SiteMessage):
     """Reply to a piece.
 
     Attributes:
@@ -157,8 +203,8 @@ class Reply(Message):
         received: bytes of the body that are there, from the first one on without a gap.
     """
 
-    status: Annotated[str, Field(pattern="^(go on|done|known|not wanted|again|refused)$")]
-    received: Id = 0
+    status: Annotated[str, Field(pattern="^(go on|done|known|not wanted|again|refused)$"), Leaving.PRESENCE]
+    received: Annotated[Id, Leaving.SIZES] = 0
 
 
 SomeMessage = TypeVar("SomeMessage", bound=Message)

@@ -30,15 +30,14 @@ from piebald.federation.credentials.signing import CertificateSigner
 from piebald.federation.hub.run_terms import read_values
 from piebald.federation.link.heartbeat import Heartbeat, repeated
 from piebald.federation.link.messaging import SERVER, Link
-from piebald.federation.link.transfer import WAIT, fetch_terms
-from piebald.federation.link.wire_format import pack_update
-from piebald.federation.link.wire_messages import Piece, Refused, Reply, Welcome, decode, encode
-from piebald.federation.site import client_log, site_choice
+from piebald.federation.link.wire_messages import Piece, Refused, Reply, Welcome, decode
+from piebald.federation.site import client_log, release, site_choice
 from piebald.federation.site.client_session import ClientSession, StartedTask, TrainingJob
 from piebald.federation.site.client_store import UpdateCount
 from piebald.federation.site.consent import Consent, recipe_in
 from piebald.federation.site.deliveries import Deliveries
 from piebald.federation.site.policy import Policy
+from piebald.federation.site.release import Connected, Gate, Outlet, Release
 from piebald.federation.site.row_memory import FILE, RowMemory
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
@@ -92,11 +91,13 @@ class FederationClient:
         self._query_queue: queue.Queue[Task | None] = queue.Queue()
         address = (credentials.host, credentials.port)
         self._address = f"{credentials.host}:{credentials.port}"
-        self._link = make_link(credentials.party, address, credentials.folder, SERVER.__eq__, log.warning)
-        self._link.on("task", Piece, self._on_task_piece)
+        link = make_link(credentials.party, address, credentials.folder, SERVER.__eq__, log.warning)
+        self._link: Connected = link
+        self._outlet, self._gate = Outlet(link), Gate(policy)
+        self._outlet.on_task(self._on_task_piece)
         self._heartbeat = Heartbeat(self.waits_for)
         self.deliveries = Deliveries(
-            self._link, self.session, self._audit, policy.digest, self._disk, self._over, self._working
+            self._outlet, self.session, self._audit, policy.digest, self._disk, self._over, self._working
         )
 
     def run(self) -> str:
@@ -181,7 +182,7 @@ class FederationClient:
         away = bool(self._link.trouble)
         changes = {"pending": self._consent.waits, "doing": doing}
         hello = self.session.hello(self._incarnation).model_copy(update=changes)
-        answer = self._link.request(SERVER, "hello", hello, timeout=ANSWER)
+        answer = self._outlet.request(release.hello(hello), ANSWER)
         if answer is None:
             return None
         try:
@@ -260,16 +261,16 @@ class FederationClient:
             refused = consent or (self._policy.reject_reason(prepared.work) if prepared else None) or ""
             if prepared is not None and not refused:
                 runner = self._runner_for(prepared, terms, welcome)
-                rows = runner.stated_rows
+                rows = release.stated_rows(runner.work, runner.rows)
                 self._carry_over(terms.get("lineage"), runner)
                 client_log.joined(prepared, runner)
         except PiebaldError as error:
             message = str(error).replace(str(self.credentials.folder), "its credentials")  # the server is told this
             # a hello takes no longer one (`ShortText`), and without hellos the server would not hear of the refusal
             refused = " ".join(message.split())[:300]
-        except Exception as error:
+        except Exception:  # the kind of an error may tell of a row
             log.exception("the terms cannot be met")
-            refused = f"{type(error).__name__}; the site's log says more"
+            refused = release.FAILED
         if refused:
             log.warning("this site does not take part: %(why)s", {"event": "refused", "why": refused})
         elif self._consent.waits:
@@ -312,21 +313,21 @@ class FederationClient:
         )
 
     def _fetch_terms(self, welcome: Welcome) -> bytearray | None:
-        return fetch_terms(self._link, SERVER, welcome.terms, timeout=WAIT, wanted=lambda: not self._over.is_set())
+        return self._outlet.fetch_terms(welcome.terms, wanted=lambda: not self._over.is_set())
 
     # -- tasks
 
-    def _on_task_piece(self, origin: str, piece: Piece, data: memoryview) -> bytes:
+    def _on_task_piece(self, origin: str, piece: Piece, data: memoryview) -> Release:
         try:
             reply, task = self.session.receive(piece, data)
         except Refused as error:  # the server need not try again
             self._link.report(f"{origin} sent {error}")
-            return encode(Reply(status="refused"))
+            return release.reply(Reply(status="refused"))
         if task is not None and task.query is None:
             self._training_queue.put(task.id)
         elif task is not None:
             self._query_queue.put(task)
-        return encode(reply)
+        return release.reply(reply)
 
     def _train(self) -> None:
         """Loop of the training thread."""
@@ -341,7 +342,8 @@ class FederationClient:
         with self._working(client_log.training(started)):
             update, failure, state = self._trained(started)
         client_log.trained(started, failure, time.monotonic() - began)
-        body, steps = pack_update(update, failure), 0 if update is None else update.steps
+        body = self._gate.result(started.task, started.runner.every, started.runner.rows, update, failure)
+        steps = 0 if update is None else update.steps
         self._disk.insist("a result", lambda: self.session.finish_training(job, started, body, state, steps))
 
     def _trained(self, started: StartedTask) -> tuple[Update | None, str | None, dict[str, Tensor] | None]:
@@ -370,7 +372,8 @@ class FederationClient:
                 client_log.declined(started, failure)
             else:
                 update, failure = self._answered(task, started)
-            self.session.finish_query(task, pack_update(update, failure))
+            runner = started.runner
+            self.session.finish_query(task, self._gate.result(task, runner.every, runner.rows, update, failure))
 
     def _answered(self, task: Task, started: StartedTask) -> tuple[Update | None, str | None]:
         """The answer to a query as it may leave, or why there is none."""

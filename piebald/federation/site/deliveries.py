@@ -11,12 +11,10 @@ from typing import Any
 
 from piebald.federation.credentials.audit import AuditLog
 from piebald.federation.credentials.party_files import DiskWrites, Ended
-from piebald.federation.link.messaging import SERVER, Link
-from piebald.federation.link.transfer import WAIT, send_body
 from piebald.federation.link.wire_format import contents, digest
-from piebald.federation.link.wire_messages import Piece
-from piebald.federation.site import client_log
+from piebald.federation.site import client_log, release
 from piebald.federation.site.client_session import ClientSession, Delivery
+from piebald.federation.site.release import Outlet
 
 LOOK = 1.0  # seconds between two looks for results, where nobody tells of one
 PAUSE = 0.5  # seconds between two attempts, while the server is away
@@ -28,7 +26,7 @@ class Deliveries:
     """Delivers the results of a site.
 
     Args:
-        link: the site's connection.
+        outlet: the way to the server.
         session: holds finished results.
         audit: the site's audit log.
         policy: the digest of its policy, for the log.
@@ -39,7 +37,7 @@ class Deliveries:
 
     def __init__(
         self,
-        link: Link,
+        outlet: Outlet,
         session: ClientSession,
         audit: AuditLog,
         policy: str,
@@ -47,7 +45,7 @@ class Deliveries:
         over: threading.Event,
         working: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        self._link, self._session, self._audit, self._policy = link, session, audit, policy
+        self._outlet, self._session, self._audit, self._policy = outlet, session, audit, policy
         self._disk, self._over, self._working = disk, over, working
         self._noted: set[tuple[str, int, str]] = set()
 
@@ -70,16 +68,15 @@ class Deliveries:
         # read once: another may arrive while sending, and the result counts for the epoch that it was sent to
         welcome = self._session.welcome
         assert welcome is not None
-        head = Piece(
-            run=welcome.run, epoch=welcome.epoch, id=delivery.id, trains=delivery.trains, start=0,
-            size=len(delivery.body), digest=digest(delivery.body),
-        )  # fmt: skip
-        fields = {"run": welcome.run, "task": delivery.id, "trains": delivery.trains, "body": head.digest}
+        leaving = release.result(welcome, delivery.id, delivery.trains, delivery.body)
+        fields = {
+            "run": welcome.run, "task": delivery.id, "trains": delivery.trains, "body": digest(delivery.body),
+        }  # fmt: skip
         if not self._note_leaving(fields, delivery.body):
             return False
         began = time.monotonic()
         with self._working(f"sending {len(delivery.body) / 1e6:.1f} MB"):
-            status = send_body(self._link, SERVER, "result", head, delivery.body, timeout=WAIT)
+            status = self._outlet.deliver(leaving)
         if status is None:
             return False
         if status == "done":

@@ -264,10 +264,15 @@ class Policy(BaseModel):
             return "the update does not have the length of the shared model"
         return None
 
+    @property
+    def demanded(self) -> str | None:
+        """The name of a protection of rows or updates that this policy demands, or None."""
+        demands = {"clip": self.clip, "noise": self.noise, "secure_aggregation": self.secure_aggregation}
+        return next((name for name, value in demands.items() if value is not None), None)
+
     def protection(self, work: ClientWork) -> str | None:
         """Return the name of a protection of rows or updates, by this policy or in a run, or None."""
-        demanded = {"clip": self.clip, "noise": self.noise, "secure_aggregation": self.secure_aggregation}
-        return work.protection or next((name for name, value in demanded.items() if value is not None), None)
+        return work.protection or self.demanded
 
     def query_reject_reason(self, query: Query, work: ClientWork) -> str | None:
         """Return the reason why a query about this site's rows is not answered in a run, or None."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import torch
 
@@ -13,14 +14,15 @@ from piebald.core.errors import PiebaldError, SettingError
 from piebald.federation.hub.run_terms import read_values
 from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.proxy import proxy_for
-from piebald.federation.link.transfer import fetch_terms
 from piebald.federation.link.wire_format import digest
-from piebald.federation.link.wire_messages import CheckReply, CheckRequest, Refused, decode
+from piebald.federation.link.wire_messages import CheckReply, Refused, decode
 from piebald.federation.operate.machine_checks import SPACE, Check, check_certificate, check_space
+from piebald.federation.site import release
 from piebald.federation.site.consent import Consent
+from piebald.federation.site.release import Connected, Outlet
 from piebald.federation.site.site_process import SiteWork
 from piebald.federation.site.site_rows import SPLITS, missing_source, rows_before_a_run
-from piebald.federation.site.task_runner import questions_about
+from piebald.federation.site.task_runner import SiteClient, questions_about
 from piebald.version import __version__
 
 CLOCK = 60.0  # seconds that the clocks of server and site may differ
@@ -38,7 +40,9 @@ def site_machine(work: SiteWork) -> list[Check]:
     return [*checks, *_proxy(work), check_space(credentials.folder), _rows(work)]
 
 
-def check_site(work: SiteWork, patience: float = _PATIENCE) -> list[Check]:
+def check_site(
+    work: SiteWork, patience: float = _PATIENCE, met: Callable[[SiteClient], None] = lambda _: None
+) -> list[Check]:
     """All that can be known about a site before it takes part, the server's run included.
 
     The server is told that somebody looked, and nothing else: the site does not count as present.
@@ -46,11 +50,12 @@ def check_site(work: SiteWork, patience: float = _PATIENCE) -> list[Check]:
     Args:
         work: the site.
         patience: seconds to wait for the server.
+        met: called with the run as it is at this site, if the site meets its terms.
     """
     checks = site_machine(work)
     if checks[0].fine is False:
         return checks
-    return [*checks[:-1], *_checked_with_server(work, checks[-1], patience), *_questions(work, checks[-1])]
+    return [*checks[:-1], *_checked_with_server(work, checks[-1], patience, met), *_questions(work, checks[-1])]
 
 
 def _proxy(work: SiteWork) -> list[Check]:
@@ -119,7 +124,9 @@ def described(clients: Clients, number: int) -> str:
     return f"{sizes}; {', '.join(shown)}{f' and {len(of) - 10} more classes' if len(of) > 10 else ''}"
 
 
-def _checked_with_server(work: SiteWork, rows: Check, patience: float) -> list[Check]:
+def _checked_with_server(
+    work: SiteWork, rows: Check, patience: float, met: Callable[[SiteClient], None]
+) -> list[Check]:
     """Check that the server answers, and that this site meets its terms."""
     credentials = work.credentials
     address = f"{credentials.host}:{credentials.port}"
@@ -127,9 +134,10 @@ def _checked_with_server(work: SiteWork, rows: Check, patience: float) -> list[C
     link = Link(
         credentials.party, (credentials.host, credentials.port), credentials.folder, SERVER.__eq__, reports.append
     )
+    outlet = Outlet(link)
     link.start()
     try:
-        reply, trip, seconds = _reply(link, patience)
+        reply, trip, seconds = _reply(link, outlet, patience)
         if reply is None:
             reason = link.trouble or f"no answer within {patience:g} seconds"
             sentence = f"{address} does not answer ({reason}): compare host and port, the firewall, and whether it runs"
@@ -142,22 +150,22 @@ def _checked_with_server(work: SiteWork, rows: Check, patience: float) -> list[C
         if reply.version != __version__:
             sentence = f"it has Piebald {reply.version}, this site {__version__}: install the same on both"
             reached = Check("server", False, sentence)
-        body = fetch_terms(link, SERVER, reply.terms, timeout=patience)
+        body = outlet.fetch_terms(reply.terms, timeout=patience)
     finally:
         link.stop()
     clock = _clock(reply.time - seconds, trip)
     if body is None:
         return [rows, reached, clock, Check("run", False, "its terms did not arrive: try again")]
-    return [*_met(work, rows, bytes(body)), reached, clock]
+    return [*_met(work, rows, bytes(body), met), reached, clock]
 
 
-def _reply(link: Link, patience: float) -> tuple[CheckReply | None, float, float]:
+def _reply(link: Connected, outlet: Outlet, patience: float) -> tuple[CheckReply | None, float, float]:
     """The server's answer, how long it took, and this machine's clock in the middle of that time."""
     until = time.monotonic() + patience
     # a trouble that has a name is told at once, and not after the whole patience
     while time.monotonic() < until and not link.trouble:
         began = time.time()
-        answer = link.request(SERVER, "check", CheckRequest(version=__version__), timeout=min(5.0, patience))
+        answer = outlet.request(release.check(), min(5.0, patience))
         if answer is not None:
             ended = time.time()
             try:
@@ -177,7 +185,7 @@ def _clock(ahead: float, trip: float) -> Check:
     return Check("clock", True, f"{abs(ahead):.1f} s from the server's, at most {CLOCK:g} s are allowed")
 
 
-def _met(work: SiteWork, rows: Check, body: bytes) -> list[Check]:
+def _met(work: SiteWork, rows: Check, body: bytes, met: Callable[[SiteClient], None]) -> list[Check]:
     """Check that the site's rows and policy meet a run's terms; nothing is built before the site consents."""
     folder, policy, offered = work.credentials.folder, work.settings.policy, digest(body)
     try:
@@ -194,6 +202,7 @@ def _met(work: SiteWork, rows: Check, body: bytes) -> list[Check]:
         if error.__cause__ is not None:
             return [_unusable(error.__cause__) if rows.fine else rows, Check("run", None, "-")]
         return [rows, Check("run", False, str(error) if isinstance(error, PiebaldError) else type(error).__name__)]
+    met(prepared)
     layout = prepared.work.layout
     summary = f"client {prepared.client + 1} of {len(prepared.clients)}, a model of {layout.size:,} parameters"
     # 4 bytes for a number in float32

@@ -168,7 +168,8 @@ class SiteWork:
                 "the rows %(source)s cannot be used: %(why)s; mend them, and start this site again",
                 {"event": "rows", "source": self.source, "why": printable(" ".join(why.split()))},
             )
-            if isinstance(error, _OtherForm):
+            # what the form of rows is not may tell of a row, so that it stays here where something hides rows
+            if isinstance(error, _OtherForm) and self.settings.policy.demanded is None and not terms.protects:
                 raise
             raise SettingError("its rows cannot be used for this run; the site's own log says why") from error
         terms.check_public(rows_digest(clients.public_rows))

@@ -184,14 +184,6 @@ class TaskRunner:
         self._training_engine, self._query_engine = engines
 
     @property
-    def stated_rows(self) -> dict[Split, int]:
-        """The numbers of rows that the site tells the server, which holds its results to them.
-
-        Under secure aggregation updates tell nothing of the training rows, so their number stays here.
-        """
-        return {split: count for split, count in self.rows.items() if split != "train" or not self.work.masking}
-
-    @property
     def state_form(self) -> dict[str, tuple[int, ...]]:
         """The names and shapes of the client's state, empty where it has none."""
         form = {name: tuple(tensor.shape) for name, tensor in self._initial_state.items()}
