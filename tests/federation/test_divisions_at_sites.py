@@ -24,7 +24,7 @@ from piebald.federation.site.site_process import SiteSettings, SiteWork
 from piebald.federation.site.site_rows import SPLITS, RunRows, SiteSource, own_rows
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.queries import Evaluate
-from piebald.privacy.question_ledger import QuestionLedger
+from piebald.privacy.ledger import RowLedger
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 
@@ -136,8 +136,8 @@ def test_scores_of_rows_that_a_run_has_chosen_otherwise_are_another_question(pla
         model = piebald.models.build_model("logistic", (2,), 2)
         work = prepare("fedavg", clients, model, RunOptions(rounds=1)).work
         records = np.arange(1, 9, dtype=np.uint64)  # the site's rows are the same ones in each run
-        ledger = QuestionLedger(records, [tmp_path], "east")
-        runner = TaskRunner(SiteClient(work, clients, 0), Policy(questions={"evaluate": 5}), "cpu", questions=ledger)
+        ledger = RowLedger(records, [tmp_path], "east")
+        runner = TaskRunner(SiteClient(work, clients, 0), Policy(questions={"evaluate": 5}), "cpu", ledger=ledger)
         assert runner.serve(Task(1, 0, 0, {"model": work.initial}, Evaluate()), None)[1] is None
         counts.append(ledger.counts["evaluate"])
     assert counts == [1, 2, 2]

@@ -39,10 +39,11 @@ from piebald.federation.operate.experiment_queue import ExperimentQueue
 from piebald.federation.operate.machine_checks import Check, check_certificate
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.client_session import ClientSession
-from piebald.federation.site.client_store import ClientStore, UpdateCount
+from piebald.federation.site.client_store import ClientStore
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_check import check_site, site_machine
 from piebald.federation.site.site_process import site_work
+from piebald.privacy.ledger import RowLedger
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.storage.lock import RunLock
@@ -77,7 +78,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Full:
     """The disk of a site."""
     made = Full()
     monkeypatch.setattr(party_files, "PAUSE", 0.01)
-    for kind, names in ((ClientStore, ("finish", "confirm")), (UpdateCount, ("add",)), (AuditLog, ("write",))):
+    for kind, names in ((ClientStore, ("finish", "confirm")), (RowLedger, ("add_update",)), (AuditLog, ("write",))):
         for name in names:
             monkeypatch.setattr(kind, name, made.of(getattr(kind, name)))
     return made
@@ -99,12 +100,12 @@ def test_a_site_whose_disk_is_full_trains_and_keeps_its_result_until_there_is_ro
     assert "no space left on device" in made.waits_for()
     disk.full = False
     delivery = until(made.session.next_delivery)
-    assert (delivery.id, made._updates.sent) == (1, 1)
+    assert (delivery.id, made.session.runner.ledger.updates) == (1, 1)
     bring(made, Task(2, 0, 1, {"model": model}))  # and it goes on
-    until(lambda: made._updates.sent == 2)
+    until(lambda: made.session.runner.ledger.updates == 2)
     made.stop()
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    (line,) = [one for one in said if "the number of updates cannot be written" in one]
+    (line,) = [one for one in said if "the ledger cannot be written" in one]
     assert line.endswith("(no space left on device): make room, or mend it; it is tried again every 0.01 seconds")
     assert "cannot be written" not in made.waits_for()
 

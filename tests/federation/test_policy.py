@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import dp_accounting
+import numpy as np
 import pytest
 import torch
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
@@ -23,7 +24,7 @@ from piebald.methods.queries.row_scores import NaiveScores, TrainingTotals
 from piebald.methods.queries.scores import Validate
 from piebald.methods.queries.threshold_scores import ThresholdCounts
 from piebald.methods.training import Sgd
-from piebald.privacy.ledger import OverBudget, TrainingLedger
+from piebald.privacy.ledger import TRAINING, Limit, OverBudget, RowLedger
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 
@@ -242,15 +243,13 @@ def test_training_ends_before_the_task_that_would_exceed_a_sites_budget(tmp_path
     vectors = {"model": plan.work.initial[: plan.work.layout.shared]}
     failures = []
     for run in range(2):
-        ledger = policy.training_ledger(tmp_path / "ledger")
-        runner = TaskRunner(SiteClient(plan.work, plan.clients, 0), policy, "cpu", training=ledger)
+        site = SiteClient(plan.work, plan.clients, 0)
+        runner = TaskRunner(site, policy, "cpu", ledger=site.ledger(tmp_path))
         failures += [runner.serve(Task(number, 0, number, vectors), None)[1] for number in range(2 * run, 2 * run + 2)]
     assert failures[:3] == [None] * 3
     assert failures[3] is not None
     assert failures[3].startswith("refused by the site's policy: epsilon would be ")
-    ledger = policy.training_ledger(tmp_path / "ledger")
-    assert ledger is not None
-    assert ledger.spent.epsilon_pld == pytest.approx(spent(3), rel=2e-3)
+    assert site.ledger(tmp_path).spent(delta, TRAINING) == pytest.approx(spent(3), rel=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -270,11 +269,11 @@ def test_a_site_with_a_budget_for_training_takes_part_in_noisy_runs_only(recipe:
 
 
 def test_absurd_noise_is_refused_at_once(tmp_path: Path) -> None:
-    ledger = TrainingLedger(8.0, 1e-6, tmp_path / "ledger")
+    ledger = RowLedger(np.ones(1, dtype=np.uint64), [tmp_path])
     for noise, releases in ((1e-3, 1), (1.0, 10**9)):
         with pytest.raises(OverBudget, match="the ledger allows 8"):
-            ledger.spend_task(noise, 0.5, releases)
-    assert ledger.questions == []
+            ledger.spend(TRAINING, noise, 0.5, releases, Limit(8.0, 1e-6))
+    assert ledger.spent(1e-6) == 0
 
 
 def test_a_query_or_recipe_that_there_is_not_is_refused_unless_a_plugin_may_bring_it() -> None:

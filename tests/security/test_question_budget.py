@@ -6,6 +6,7 @@ scored forests of its own choice read a row in 58 questions.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -40,7 +41,7 @@ from piebald.methods.queries.scores import Validate
 from piebald.methods.recipe import Recipe
 from piebald.models import Logistic
 from piebald.privacy import SecureAggregation
-from piebald.privacy.question_ledger import FILE, OverLimit, QuestionLedger, as_records
+from piebald.privacy.ledger import FILE, OverLimit, RowLedger
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.server.client_queries import ClientQueries
@@ -73,13 +74,13 @@ def pending(process: subprocess.Popen[bytes], folder: Path) -> dict[str, Any]:
 
 
 def records(*rows: int) -> Any:
-    return as_records(str(row).encode() for row in rows)
+    return np.array(sorted(rows), dtype=np.uint64)
 
 
 def site(policy: Policy, folder: Path | None = None, rows: Any = None, **more: Any) -> TaskRunner:
     """A site in this process; with a folder it counts on disk."""
-    ledger = None if folder is None else QuestionLedger(rows_of(CLIENTS, 0) if rows is None else rows, [folder])
-    return TaskRunner(SiteClient(PLAN.work, CLIENTS, 0), policy, "cpu", questions=ledger, **more)
+    ledger = None if folder is None else RowLedger(rows_of(CLIENTS, 0) if rows is None else rows, [folder])
+    return TaskRunner(SiteClient(PLAN.work, CLIENTS, 0), policy, "cpu", ledger=ledger, **more)
 
 
 def ask(where: TaskRunner, query: Any, model: torch.Tensor = MODEL, version: int = 0, **vectors: torch.Tensor) -> Any:
@@ -91,43 +92,39 @@ def ask(where: TaskRunner, query: Any, model: torch.Tensor = MODEL, version: int
 
 
 def test_what_was_asked_counts_under_whatever_run_name_or_file(tmp_path: Path) -> None:
-    first = QuestionLedger(records(1, 2, 3), [tmp_path / "a", tmp_path / "rows"])
-    assert first.spend("evaluate", "q1", 2)
-    assert not first.spend("evaluate", "q1", 2)  # the same tells nothing new
-    again = QuestionLedger(records(3, 2, 1), [tmp_path / "b", tmp_path / "rows"])  # new credentials beside the rows
-    assert again.spend("evaluate", "q2", 2)
-    moved = QuestionLedger(records(1, 2, 3), [tmp_path / "b", tmp_path / "elsewhere"])  # the rows, elsewhere
+    first = RowLedger(records(1, 2, 3), [tmp_path / "a", tmp_path / "rows"])
+    first.count("evaluate", "q1", 2)
+    again = RowLedger(records(3, 2, 1), [tmp_path / "b", tmp_path / "rows"])  # new credentials beside the rows
+    again.count("evaluate", "q2", 2)
+    moved = RowLedger(records(1, 2, 3), [tmp_path / "b", tmp_path / "elsewhere"])  # the rows, elsewhere
     with pytest.raises(OverLimit, match="answered 2 questions 'evaluate' about its rows, in all runs together"):
-        moved.spend("evaluate", "q3", 2)
-    assert moved.spend("confusion", "q3", 1)
+        moved.count("evaluate", "q3", 2)
+    moved.count("confusion", "q3", 1)
     assert moved.summary == "evaluate 2 of 2, confusion 1 of 1"
 
 
 @given(st.sets(st.integers(0, 9), min_size=1), st.sets(st.integers(0, 9), min_size=1))
 def test_sets_that_share_a_row_count_as_one(tmp_path_factory: pytest.TempPathFactory, one: Any, other: Any) -> None:
     folder = tmp_path_factory.mktemp("ledger")
-    QuestionLedger(records(*one), [folder]).spend("statistics", "q1", 1)
-    further = QuestionLedger(records(*other), [folder])
-    if one & other and one != other:
-        with pytest.raises(OverLimit):  # the same question about other rows has another answer
-            further.spend("statistics", "q1", 1)
-    else:
-        assert further.spend("statistics", "q1", 1) == (one != other)
+    RowLedger(records(*one), [folder]).count("statistics", "q1", 1)
+    further = RowLedger(records(*other), [folder])
+    with pytest.raises(OverLimit) if one & other else contextlib.nullcontext():
+        further.count("statistics", "q2", 1)
 
 
 @pytest.mark.parametrize(("common", "one"), [(9, True), (8, False), (10, True)])
 def test_another_name_takes_no_site_out_of_the_count(common: int, one: bool, tmp_path: Path) -> None:
     """Rows of few categories repeat at other sites, whose tables may lie in the same folder."""
-    QuestionLedger(records(*range(10)), [tmp_path], "north").spend("statistics", "q1", 1)
-    other = QuestionLedger(records(*range(10 - common, 20 - common)), [tmp_path], "south")
+    RowLedger(records(*range(10)), [tmp_path], "north").count("statistics", "q1", 1)
+    other = RowLedger(records(*range(10 - common, 20 - common)), [tmp_path], "south")
     assert other.counts == ({"statistics": 1} if one else {})
 
 
 def _spend(folder: Path, who: int) -> None:
-    ledger = QuestionLedger(records(1, 2), [folder / f"{who}", folder / "rows"])
+    ledger = RowLedger(records(1, 2), [folder / f"{who}", folder / "rows"])
     for number in range(20):
         try:
-            ledger.spend("evaluate", f"{who}/{number}", 25)
+            ledger.count("evaluate", f"{who}/{number}", 25)
         except OverLimit:
             continue
 
@@ -141,7 +138,8 @@ def test_two_processes_have_one_count(tmp_path: Path) -> None:
     for process in both:
         process.join(60)
         assert process.exitcode == 0
-    assert len(json.loads((tmp_path / "rows" / FILE).read_text())["asked"]) == 25
+    for folder in ("rows", "0", "1"):  # the copies of each are merged whenever one of them is opened
+        assert RowLedger(records(1, 2), [tmp_path / folder, tmp_path / "rows"]).counts == {"evaluate": 25}
 
 
 def test_a_count_that_cannot_be_read_or_written_answers_nothing(tmp_path: Path) -> None:
@@ -150,27 +148,28 @@ def test_a_count_that_cannot_be_read_or_written_answers_nothing(tmp_path: Path) 
     (tmp_path / FILE).write_text("{}")
     answer, reason = ask(where, Evaluate(), MODEL + 1)
     assert answer is None
-    assert reason == "this site's count of questions cannot be read or written, its log says more"
+    assert reason == "this site's ledger cannot be read or written, its log says more"
     with pytest.raises(SettingError, match="restore it from a backup"):
-        QuestionLedger(records(1), [tmp_path])
+        RowLedger(records(1), [tmp_path])
     (tmp_path / FILE).unlink()
     (tmp_path / FILE).mkdir()
     assert ask(where, Evaluate(), MODEL + 1)[1] == reason
 
 
-@pytest.mark.parametrize("rows", ["../../elsewhere", "x/../../elsewhere", "0" * 31, "A" * 32, ""])
+@pytest.mark.parametrize("rows", ["../../elsewhere", "x/../../elsewhere", "0" * 31, "A" * 32])
 def test_a_count_that_came_with_rows_names_no_file_elsewhere(rows: str, tmp_path: Path) -> None:
     """The copy of the count lies beside the rows, where somebody else may have put it."""
-    question = ["evaluate", "q", rows, 10, "", 0, "site"]
-    (tmp_path / FILE).write_text(json.dumps({"secret": "0" * 64, "asked": [question]}))
-    with pytest.raises(SettingError, match="no ledger of questions that can be read"):
-        QuestionLedger(records(1), [tmp_path])
+    RowLedger(records(1), [tmp_path]).count("evaluate", "q", 10)
+    text = (tmp_path / FILE).read_text()
+    (tmp_path / FILE).write_text(text.replace(RowLedger(records(1)).rows, rows))
+    with pytest.raises(SettingError, match="no ledger that can be read"):
+        RowLedger(records(1), [tmp_path])
 
 
 @pytest.mark.parametrize("kind", ["pipe", "short", "long"])
 def test_rows_of_a_count_that_cannot_be_read_answer_nothing_more(kind: str, tmp_path: Path) -> None:
-    ledger = QuestionLedger(records(1, 2), [tmp_path], "site")
-    assert ledger.spend("evaluate", "q", 1)
+    ledger = RowLedger(records(1, 2), [tmp_path], "site")
+    ledger.count("evaluate", "q", 1)
     path = tmp_path / f"rows-{ledger.rows}"
     path.unlink()
     {
@@ -179,7 +178,7 @@ def test_rows_of_a_count_that_cannot_be_read_answer_nothing_more(kind: str, tmp_
         "long": lambda: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 1 << 30),
     }[kind]()
     with pytest.raises((OSError, OverLimit)):
-        QuestionLedger(records(2, 3), [tmp_path], "site").spend("evaluate", "other", 1)
+        RowLedger(records(2, 3), [tmp_path], "site").count("evaluate", "other", 1)
 
 
 def test_a_question_is_counted_before_it_is_answered(tmp_path: Path) -> None:
@@ -193,7 +192,7 @@ def test_a_question_is_counted_before_it_is_answered(tmp_path: Path) -> None:
     assert ask(site(Policy(), tmp_path, asks=die), Evaluate())[0] is None
     assert told[0]["question"] == "evaluate"
     assert (told[0]["count"], told[0]["most"]) == (1, 1000)
-    assert QuestionLedger(rows_of(CLIENTS, 0), [tmp_path]).counts == {"evaluate": 1}
+    assert RowLedger(rows_of(CLIENTS, 0), [tmp_path]).counts == {"evaluate": 1}
 
 
 def records_in(folder: Path, source: str) -> Any:

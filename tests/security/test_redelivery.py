@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from piebald.contracts import Task
-from piebald.core.errors import RuntimeFault
+from piebald.core.errors import SettingError
 from piebald.federation.credentials import provisioning
 from piebald.federation.link.wire_format import digest, task_body, unpack_update
 from piebald.federation.link.wire_messages import Piece, Welcome
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.client_session import ClientSession
-from piebald.federation.site.client_store import UpdateCount
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.privacy.ledger import FILE, RowLedger
 
 from ..federation.conftest import provisioned
 from ..federation.test_policy import noisy, prepared
@@ -30,11 +31,12 @@ class Site:
     def __init__(self, folder: Path, policy: Policy) -> None:
         self.folder = provisioned(folder) / "site-1"
         plan = prepared(noisy())
-        self.policy, self.runner = policy, TaskRunner(SiteClient(plan.work, plan.clients, 0), policy, "cpu")
+        self.policy, self.site = policy, SiteClient(plan.work, plan.clients, 0)
         self.start()
 
     def start(self) -> None:
         credentials = provisioning.read(self.folder)
+        self.runner = TaskRunner(self.site, self.policy, "cpu", ledger=self.site.ledger(self.folder / "state"))
         self.client = FederationClient(credentials, lambda _: pytest.fail("the terms are known"), policy=self.policy)
         self.session.begin_run(RUN)
         self.session.welcome = Welcome(version="0", run=RUN, epoch="aa", terms="cd", last_id=99, unsaved=[7])
@@ -74,14 +76,14 @@ def test_a_crash_and_a_redelivery_send_the_same_bytes(site: Site) -> None:
     found = site.session.next_delivery()
     assert found is not None
     assert found.body == made
-    assert UpdateCount(site.folder / "state" / "updates").sent == 1
+    assert site.runner.ledger.updates == 1
 
 
 def test_nothing_on_the_sites_disk_gives_the_noise(site: Site) -> None:
     """Before, the file `secret` and the version gave the noise of every upload for ever."""
     site.train(7)
     kept = sorted(path.name for path in (site.folder / "state").rglob("*") if path.is_file())
-    assert kept == ["done-7.safetensors", "updates"]
+    assert kept == ["done-7.safetensors", FILE, f"{FILE}.lock", f"rows-{site.runner.ledger.rows}"]
 
 
 def test_a_version_asked_for_twice_costs_two_updates_with_noise_of_their_own(site: Site) -> None:
@@ -92,7 +94,7 @@ def test_a_version_asked_for_twice_costs_two_updates_with_noise_of_their_own(sit
     assert first is not None
     assert again is not None
     assert float((first.vectors["model"] - again.vectors["model"]).abs().max()) > 0.1
-    assert UpdateCount(site.folder / "state" / "updates").sent == 2
+    assert site.runner.ledger.updates == 2
 
 
 def test_a_site_sends_as_many_updates_as_its_policy_says(site: Site) -> None:
@@ -107,6 +109,6 @@ def test_a_site_sends_as_many_updates_as_its_policy_says(site: Site) -> None:
 
 
 def test_a_count_that_cannot_be_read_does_not_begin_anew(tmp_path: Path) -> None:
-    (tmp_path / "updates").write_text("3x")
-    with pytest.raises(RuntimeFault, match="holds no number"):
-        UpdateCount(tmp_path / "updates")
+    (tmp_path / FILE).write_text("3x")
+    with pytest.raises(SettingError, match="no ledger that can be read"):
+        RowLedger(np.ones(1, dtype=np.uint64), [tmp_path])

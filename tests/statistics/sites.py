@@ -49,9 +49,9 @@ class InProcess:
             if folder is not None:
                 (folder / f"{k}").mkdir(parents=True, exist_ok=True)
                 self._stores.append(ClientStore(folder / f"{k}" / "run"))
-            ledger = None if folder is None else policy.ledger(folder / f"{k}" / "ledger")
             site = SiteClient(plan.work, plan.clients, k)
-            self._sites.append(TaskRunner(site, policy, "cpu", self._signers[k], ledger))
+            ledger = None if folder is None else site.ledger(folder / f"{k}")
+            self._sites.append(TaskRunner(site, policy, "cpu", self._signers[k], ledger=ledger))
         self._done: deque[Result] = deque()
         self.questions = 0
         self.bodies: list[bytes] = []

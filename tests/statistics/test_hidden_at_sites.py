@@ -16,8 +16,9 @@ import torch
 from piebald import recipes
 from piebald.contracts import SUM, Task
 from piebald.core.errors import PiebaldError, SettingError
+from piebald.federation.site.task_runner import SiteClient
 from piebald.privacy import SecureAggregation
-from piebald.privacy.ledger import Ledger, noise_for
+from piebald.privacy.ledger import FILE, RowLedger, noise_for
 from piebald.runs.prepare import PreparedRun
 from piebald.statistics.bounded_sums import STEP, SumPlan
 from piebald.statistics.columns import ClientColumns
@@ -82,11 +83,17 @@ def test_a_site_that_goes_away_takes_its_sums_with_it_and_too_few_tell_nothing(t
     assert told(InProcess(SECURE, [MASKED] * 3, folder=tmp_path / "b"), SECURE, epsilon=None).clients == ["a", "b", "c"]
 
 
+def ledger(of: Any, folder: Path) -> RowLedger:
+    """The ledger of the first site."""
+    return SiteClient(of.work, of.clients, 0).ledger(folder)
+
+
 def test_noise_is_as_large_as_it_is_said_to_be_and_new_for_each_question(tmp_path: Path) -> None:
     noise = noise_for(1.0, 1e-6)
     query = NoisySumsQuery(bounds=tuple(LIMITS.values()), bins=500, classes=3, noise=noise)
     runtime = InProcess(PLAN, [NOISY] * 3, folder=tmp_path)
-    first, second = (AskedSites(runtime, PLAN.work).sums(query, None)[1] * STEP for _ in range(2))
+    first, second, again = (AskedSites(runtime, PLAN.work).sums(query, None, version=n)[1] * STEP for n in (0, 1, 0))
+    assert np.array_equal(first, again)  # the same question, to which the same was told
     deviation = noise * query.plan.exchange_influence * math.sqrt(2 * 3)  # of the difference of two sums of three
     apart = first - second
     assert apart.std() == pytest.approx(deviation, rel=6 / math.sqrt(2 * len(apart)))  # six of its own deviations
@@ -104,7 +111,8 @@ PAIRS = (("x0", "target"), ("x2", "x0"))
 
 def counted(runtime: InProcess, of: PreparedRun, epsilon: float | None, **wanted: Any) -> FederatedStatistics:
     """Counts of the codes, alone and in pairs, beside the column of numbers."""
-    asked = statistics_request((), 4, {"x1": (-8.0, 8.0)}, False, **{"categories": CODES, "tables": PAIRS, **wanted})
+    wanted = {"categories": CODES, "tables": PAIRS, **wanted}
+    asked = statistics_request((), wanted.pop("bins", 4), {"x1": (-8.0, 8.0)}, False, **wanted)
     delta = None if epsilon is None else 1e-6
     return hidden_at_sites(runtime, of.work, of.clients, asked, epsilon=epsilon, delta=delta, say=lambda line: None)  # type: ignore[arg-type]
 
@@ -132,18 +140,18 @@ def test_noise_on_tables_has_the_stated_scale_and_the_budget_ends(tmp_path: Path
     influence = math.sqrt(4 + 2 * (3 + 2))  # one number; two codes, a class and two tables change by two counts each
     assert query.plan.exchange_influence == pytest.approx(influence)
     runtime = InProcess(of, [NOISY] * 3, folder=tmp_path)
-    first, second = (AskedSites(runtime, of.work).sums(query, None)[1] * STEP for _ in range(2))
+    first, second = (AskedSites(runtime, of.work).sums(query, None, version=n)[1] * STEP for n in range(2))
     tables = (first - second)[-60 * 60 - 60 * 3 :]
     deviation = noise * influence * math.sqrt(2 * 3)  # of the difference of two sums of three
     assert tables.std() == pytest.approx(deviation, rel=6 / math.sqrt(2 * len(tables)))
-    for _ in range(20):  # after two questions
+    for bins in range(1, 21):  # after two questions
         with contextlib.suppress(SettingError):
-            counted(runtime, of, 1.0)
-    with pytest.raises(SettingError, match="the ledger allows 3:"):
-        counted(runtime, of, 1.0)
-    kept = Ledger(3.0, 1e-6, tmp_path / "0" / "ledger")
-    assert 3 <= len(kept.questions) <= 9
-    assert kept.spent.epsilon_pld <= 3.0
+            counted(runtime, of, 1.0, bins=bins)
+    with pytest.raises(SettingError, match="the ledger allows 3"):
+        counted(runtime, of, 1.0, bins=21)
+    kept = ledger(of, tmp_path / "0")
+    assert 3 <= kept.counts["noisy_sums"] <= 9
+    assert kept.spent(1e-6) <= 3.0
     found = counted(InProcess(of, [NOISY] * 3, folder=tmp_path / "b"), of, 1.0)
     own = math.sqrt(4 + 2 + 2 * (3 + 2))  # with a histogram
     assert found.noise == pytest.approx(noise * own * math.sqrt(3))
@@ -170,7 +178,7 @@ def test_tables_of_columns_without_categories_are_refused(
     of = coded_plan()
     with pytest.raises(SettingError, match=sentence):
         counted(InProcess(of, [NOISY] * 3, folder=tmp_path), of, 1.0, **wanted)
-    assert not list(tmp_path.glob("*/ledger"))
+    assert not list(tmp_path.glob(f"*/{FILE}"))
 
 
 def test_under_masks_each_site_adds_its_noise(tmp_path: Path) -> None:
@@ -213,23 +221,23 @@ def test_a_server_that_asks_a_thousand_times_spends_the_budget_and_no_more(tmp_p
     for restart in range(10):
         runtime = InProcess(PLAN, [NOISY], folder=tmp_path)
         asking = AskedSites(runtime, PLAN.work)
-        for _ in range(100 if restart == 9 else 1):
+        for number in range(100 if restart == 9 else 1):
             with contextlib.suppress(SettingError):
-                answers += len(asking.sums(query, None)[0])
-    with pytest.raises(SettingError, match="the ledger allows 3:"):
-        asking.sums(query, None)
-    kept = Ledger(3.0, 1e-6, tmp_path / "0" / "ledger")
-    assert answers == len(kept.questions)
+                answers += len(asking.sums(query, None, version=100 * restart + number)[0])
+    with pytest.raises(SettingError, match="the ledger allows 3"):
+        asking.sums(query, None, version=1000)
+    kept = ledger(PLAN, tmp_path / "0")
+    assert answers == kept.counts["noisy_sums"]
     assert 3 <= answers <= 9  # noise of one adds up as a root, so it is more than three questions
-    assert kept.spent.epsilon_pld <= 3.0
+    assert kept.spent(1e-6) <= 3.0
     less = Policy(queries=["noisy_sums"], budget={"epsilon": 1.0, "delta": 1e-6})  # type: ignore[arg-type]
-    with pytest.raises(SettingError, match="the ledger allows 1:"):
-        AskedSites(InProcess(PLAN, [less], folder=tmp_path), PLAN.work).sums(query, None)
+    with pytest.raises(SettingError, match="the ledger allows 1"):
+        AskedSites(InProcess(PLAN, [less], folder=tmp_path), PLAN.work).sums(query, None, version=1000)
 
 
 def test_a_ledger_that_cannot_be_read_answers_nothing_and_names_no_path(tmp_path: Path) -> None:
     runtime = InProcess(PLAN, [NOISY], folder=tmp_path)
-    (tmp_path / "0" / "ledger").write_text("nonsense")
+    (tmp_path / "0" / FILE).write_text("nonsense")
     with pytest.raises(SettingError, match="this site's ledger cannot be read") as error:
         told(runtime, PLAN)
     assert str(tmp_path) not in str(error.value)
@@ -296,7 +304,7 @@ def test_a_policy_decides(tmp_path: Path, policy: Policy, secure: bool, epsilon:
     of = SECURE if secure else PLAN
     with pytest.raises(PiebaldError, match=why):
         told(InProcess(of, [policy] * 3, folder=tmp_path), of, epsilon=epsilon)
-    assert not list(tmp_path.glob("*/ledger"))  # what is refused spends nothing
+    assert not list(tmp_path.glob(f"*/{FILE}"))  # what is refused spends nothing
 
 
 def test_masks_are_those_of_the_run(tmp_path: Path) -> None:

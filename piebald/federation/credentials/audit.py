@@ -77,6 +77,11 @@ class AuditLog:
         """The end of the log, as this process has written it; None where it wrote no line."""
         return Head(self._line, self._head) if self._read else None
 
+    @property
+    def lines(self) -> int:
+        """How many lines the log has, as far as this process has written it."""
+        return self._line
+
     def write(self, event: str, **about: Any) -> None:
         """Append a line, and return once it is on the disk.
 

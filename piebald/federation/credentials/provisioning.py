@@ -10,6 +10,7 @@ Keys are created in their party's folder and are stored nowhere else. Only the o
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -93,6 +94,17 @@ class Credentials:
     host: str
     port: int
     expires: datetime
+
+    @property
+    def log(self) -> str:
+        """A name of the party's audit log, which credentials of another federation do not have."""
+        from cryptography import x509
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+        authority = x509.load_pem_x509_certificate(read_bytes(self.folder / "authority.pem"))
+        # its key, since its certificate is renewed
+        key = authority.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        return f"{self.federation}/{self.party}/{hashlib.sha256(key).hexdigest()[:16]}"
 
     def sites(self) -> list[str]:
         """The names of the sites, as listed in the server's credentials; empty for those of a site."""

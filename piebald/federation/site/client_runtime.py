@@ -33,7 +33,6 @@ from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.wire_messages import Piece, Refused, Reply, Welcome, decode
 from piebald.federation.site import client_log, release, site_choice
 from piebald.federation.site.client_session import ClientSession, StartedTask, TrainingJob
-from piebald.federation.site.client_store import UpdateCount
 from piebald.federation.site.consent import Consent, recipe_in
 from piebald.federation.site.deliveries import Deliveries
 from piebald.federation.site.policy import Policy
@@ -73,7 +72,6 @@ class FederationClient:
     ) -> None:
         self.credentials, self._policy = credentials, policy
         self._prepare, self._device, self._stays = prepare, device, stays
-        self._updates = UpdateCount(credentials.folder / "state" / "updates")
         self._incarnation = secrets.token_hex(8)
         self._consent = Consent(credentials.folder, policy)
         self._audit = AuditLog(credentials.folder)
@@ -303,12 +301,9 @@ class FederationClient:
             self._policy,
             self._device,
             CertificateSigner(folder, terms["sites"], welcome.run, welcome.terms) if masks else None,
-            self._policy.ledger(folder / "state" / "ledger"),
             welcome.terms,
-            prepared.questions(folder),
-            lambda: self._updates.sent,
+            prepared.ledger(folder / "state", self.credentials.log, lambda: self._audit.lines),
             partial(self._audit.write, "asked", run=welcome.run),
-            self._policy.training_ledger(folder / "state" / "training_ledger"),
             RowMemory(folder / "state" / FILE),
         )
 
@@ -348,13 +343,9 @@ class FederationClient:
 
     def _trained(self, started: StartedTask) -> tuple[Update | None, str | None, dict[str, Tensor] | None]:
         """Train, and return the update that may leave or the reason why there is none, and the new client state."""
-        if (refused := self._updates.reject_reason(self._policy.updates)) is not None:
-            return None, f"refused by the site's policy: {refused}", None
-        update, failure, state = started.runner.serve(started.task, started.state)
+        update, failure, state = started.runner.serve(started.task, started.state, self._disk.insist)
         if update is None:
             return None, failure, None
-        # before it is masked and kept: from then on it may leave, also after a crash
-        self._disk.insist("the number of updates", self._updates.add)
         with self._secrets:
             update, failure = started.runner.mask(update, started.task, started.store)
         return update, failure, None if update is None else state
@@ -401,6 +392,7 @@ class FederationClient:
 
     def _write_status(self) -> None:
         """Write the status file that `piebald status` reads."""
+        ledger = None if self.session.runner is None else self.session.runner.ledger
         status = {
             "party": self.credentials.party,
             "federation": self.credentials.federation,
@@ -408,8 +400,8 @@ class FederationClient:
             "activity": self._activity(),
             "version": __version__,
             **self.session.status(),
-            "updates": self._updates.sent,
-            "questions": None if self.session.runner is None else self.session.runner.questions.summary or None,
+            "updates": None if ledger is None else ledger.updates,
+            "questions": None if ledger is None else ledger.summary or None,
             "audit": self._audit.head,
             "heard": self._heard or None,
             "sent": self._link.sent[SERVER],

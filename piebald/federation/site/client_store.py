@@ -25,7 +25,6 @@ from torch import Tensor
 
 from piebald.core.errors import RuntimeFault
 from piebald.core.private_files import write_private
-from piebald.core.reading.files import read_text
 from piebald.core.reading.packed import opened_tensors
 
 _STATE = "state/"
@@ -200,35 +199,3 @@ class ClientStore:
             metadata = file.metadata() or {}
         tasks = [(str(version), int(steps)) for version, steps in json.loads(metadata.get("trained", "[]"))]
         return int(metadata.get("id", -1)), tasks
-
-
-class UpdateCount:
-    """The number of updates of its own training that a site has sent over all runs, in a file: each spends budget.
-
-    The same update delivered again is no new one.  An update for the same version is, since it has noise of its own.
-
-    Args:
-        path: the file; without it nothing was sent.
-
-    Attributes:
-        sent: how many updates may have left.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self.sent = int(read_text(path)) if path.exists() else 0
-        except (OSError, ValueError):
-            raise RuntimeFault(f"{path} holds no number: restore it from a backup") from None
-
-    def add(self) -> None:
-        """Count an update, on disk before it can leave: a crash between the two counts one too many, never too few."""
-        self._path.parent.mkdir(mode=0o700, exist_ok=True)
-        write_private(self._path, str(self.sent + 1))
-        self.sent += 1
-
-    def reject_reason(self, most: int | None) -> str | None:
-        """Return why no further update may leave where `most` may, or None."""
-        if most is None or self.sent < most:
-            return None
-        return f"this site has sent {self.sent} updates in all runs and sends at most {most}"

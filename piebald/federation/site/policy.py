@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -20,11 +20,12 @@ from piebald.methods.recipes.named import find, unknown_recipe
 from piebald.methods.transforms.base import Transform
 from piebald.methods.transforms.compression import Compressor
 from piebald.methods.transforms.gaussian import Gaussian
-from piebald.privacy import SecureAggregation
-from piebald.privacy.ledger import LARGEST, Ledger, TrainingLedger
+from piebald.privacy import SecureAggregation, accounting
+from piebald.privacy.ledger import LARGEST, Limit, noise_for
 from piebald.privacy.spending import task_mechanism
 
 _NUMBERS = 64  # named numbers in an answer
+DIGITS = 4  # decimals of scores that a site with `least_rows` tells
 ASK = "ask"
 UNTRAINED = 64  # versions that a site may see between two updates of its own, where cohorts leave it out
 
@@ -41,6 +42,15 @@ class RowBudget(BaseModel):
 
     epsilon: float = Field(gt=0, le=LARGEST)
     delta: float = Field(gt=0, lt=1)
+
+    @property
+    def limit(self) -> Limit:
+        """The budget as a ledger takes it."""
+        return Limit(self.epsilon, self.delta)
+
+
+# What all scores with noise may spend where a policy has no budget: as much as one answer with noise as large as a row.
+ONE_ROW = Limit(accounting.gaussian_epsilon(1.0, 1e-5), 1e-5)
 
 
 class Policy(BaseModel):
@@ -136,23 +146,15 @@ class Policy(BaseModel):
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def ledger(self, path: Path) -> Ledger | None:
-        """Return the ledger of what noisy answers have spent of the budget, None where there is no budget.
+    @property
+    def answers(self) -> Limit:
+        """What answers with noise may spend of the rows' privacy, in all runs together."""
+        return ONE_ROW if self.budget is None else self.budget.limit
 
-        Raises:
-            SettingError: the file is damaged.
-        """
-        budget = self.budget
-        return None if budget is None else Ledger(budget.epsilon, budget.delta, path, changeable=True)
-
-    def training_ledger(self, path: Path) -> TrainingLedger | None:
-        """Return the ledger of what training has spent of its budget, None where there is no budget.
-
-        Raises:
-            SettingError: the file is damaged.
-        """
-        limit = self.training
-        return None if limit is None else TrainingLedger(limit.epsilon, limit.delta, path, changeable=True)
+    @property
+    def training_limit(self) -> Limit | None:
+        """What training may spend of the rows' privacy, in all runs together, None for any."""
+        return None if self.training is None else self.training.limit
 
     def most_asked(self, query: Query) -> int | None:
         """Return how many questions like this one are answered about the same rows, None for any number."""
@@ -163,11 +165,14 @@ class Policy(BaseModel):
     def score_noise(self, query: Query) -> float:
         """Return the standard deviation of the noise in scores, in units of what one row changes; 0 for none.
 
-        It grows with the number of questions that are answered: all of them together tell of one row as much as one
-        answer with noise as large as the row.
+        It grows with the number of questions that are answered: all of a kind together spend what `answers` allows.
+        Those of several kinds share it, and the ledger refuses the one that would spend more.
         """
         most = self.most_asked(query)
-        return 0.0 if most is None or not (query.blurred or self.least_rows is not None) else math.sqrt(most)
+        if most is None or not (query.blurred or self.least_rows is not None):
+            return 0.0
+        once = 1.0 if self.budget is None else noise_for(self.budget.epsilon, self.budget.delta)
+        return once * math.sqrt(most)
 
     def reject_reason(self, work: ClientWork) -> str | None:
         """Return the reason why this site does not work under a run's terms, or None."""
@@ -365,6 +370,14 @@ def declared_vectors(work: ClientWork) -> tuple[str, ...]:
 def _is_stated(query: Query, work: ClientWork) -> bool:
     """Return whether the run's terms name a question with its arguments: those that name none approve none."""
     return json.loads(json.dumps(query.stated())) in work.questions
+
+
+def rounded_scores(answer: Update) -> Update:
+    """Return an answer whose numbers have `DIGITS` decimals: the last bits of an exact one tell of single rows."""
+    metrics = {
+        name: round(value, DIGITS) if isinstance(value, float) else value for name, value in answer.metrics.items()
+    }
+    return replace(answer, metrics=metrics)
 
 
 def rows_read(query: Query, work: ClientWork) -> set[Split]:

@@ -22,7 +22,7 @@ from piebald.federation.site.consent import Consent
 from piebald.federation.site.release import Connected, Outlet
 from piebald.federation.site.site_process import SiteWork
 from piebald.federation.site.site_rows import SPLITS, missing_source, rows_before_a_run
-from piebald.federation.site.task_runner import SiteClient, questions_about
+from piebald.federation.site.task_runner import SiteClient, row_ledger
 from piebald.version import __version__
 
 CLOCK = 60.0  # seconds that the clocks of server and site may differ
@@ -88,7 +88,7 @@ def _questions(work: SiteWork, rows: Check) -> list[Check]:
         return []
     held, state = rows_before_a_run(data, work.folder, work.credentials.party), work.credentials.folder / "state"
     try:
-        ledger = questions_about(held, 0, held.records, state, work.place)
+        ledger = row_ledger(held, 0, held.records, state, work.place)
     except SettingError as error:
         return [Check("questions", False, str(error))]
     stated = ", ".join(f"{kind} at most {most}" for kind, most in work.settings.policy.questions.items())
@@ -96,7 +96,7 @@ def _questions(work: SiteWork, rows: Check) -> list[Check]:
         ledger.summary or "none was answered about these rows",
         *([f"the policy says {stated}"] if stated else []),
     ]
-    place = " and beside the rows" if len(ledger.places) > 1 else ""
+    place = " and beside the rows" if len(ledger.folders) > 1 else ""
     return [Check("questions", True, f"{'; '.join(sentences)}; counted in its credentials{place}")]
 
 

@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,29 +27,44 @@ from piebald.contracts import (
     infinite_reason,
     shown_digest,
 )
+from piebald.contracts.data import public_rows_of, rows_digest
 from piebald.core import pytree
 from piebald.core.errors import SettingError, failure_reason
+from piebald.core.noise import NoiseSource
+from piebald.core.parameters import frozen_digest
+from piebald.data.clients.owner import Owner, records_of
+from piebald.data.clients.row_identity import UNKNOWN, Digests, fingerprint
 from piebald.data.partition.split_settings import division_of
+from piebald.data.preparation.answers import Table
 from piebald.engines.client_context import EngineContext
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.sequential import SequentialEngine as Engine
 from piebald.engines.serve_stack import personal_model, serve
-from piebald.engines.stack import PRIVATE, ClientStack
+from piebald.engines.stack import PRIVATE, ClientStack, StackResult
 from piebald.federation.hub.run_terms import private_digest
+from piebald.federation.link.wire_format import pack_update, unpack_update
 from piebald.federation.site.client_store import ClientStore
-from piebald.federation.site.policy import UNTRAINED, ExaminedModels, Policy, declared_vectors, rows_read
+from piebald.federation.site.policy import (
+    UNTRAINED,
+    ExaminedModels,
+    Policy,
+    declared_vectors,
+    rounded_scores,
+    rows_read,
+)
 from piebald.federation.site.row_memory import RowMemory
+from piebald.federation.site.site_rows import UnpreparedRows
 from piebald.federation.site.work_limits import TaskWatch
 from piebald.methods.choice import local_work
 from piebald.methods.client_work import ClientWork
 from piebald.methods.queries.threshold_scores import ThresholdCounts, ThresholdScores
 from piebald.methods.transforms.gaussian import Gaussian
-from piebald.privacy.ledger import Ledger, OverBudget, TrainingLedger
-from piebald.privacy.question_ledger import FOLDER, OverLimit, QuestionLedger, Records, records_of
+from piebald.privacy.ledger import FOLDER, TRAINING, OverBudget, OverLimit, RowLedger
 from piebald.privacy.secure_aggregation.client_side import Outcome, masked, replied
 from piebald.privacy.spending import task_mechanism
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+_NO_LEDGER = "this site's ledger cannot be read or written, its log says more"
 
 log = logging.getLogger("piebald.federation")
 
@@ -66,56 +80,48 @@ class SiteClient:
         begins: digest of the private numbers that a first task may bring where updates are masked, see `RunTerms`.
         records: digests of this site's rows as it has them, before anything that a server chooses; None takes those of
             the rows that are trained on.
-        place: a folder beside the rows, for the count of what is asked about them; None where they have no folder.
+        place: the folder that the rows lie in, None where they have none.
     """
 
     work: ClientWork
     clients: Clients
     client: int
     begins: str = ""
-    records: Records | None = None
+    records: Digests | None = None
     place: Path | None = None
 
-    def questions(self, credentials: Path) -> QuestionLedger:
-        """The count of what is asked about the rows, in the site's credentials and beside the rows.
+    def ledger(self, state: Path, log: str = "", lines: Callable[[], int] = lambda: 0) -> RowLedger:
+        """The ledger of the rows; arguments are those of `row_ledger`.
 
         Raises:
             SettingError: it cannot be read.
         """
-        return questions_about(self.clients, self.client, self.records, credentials / "state", self.place)
+        return row_ledger(self.clients, self.client, self.records, state, self.place, log, lines)
 
 
-def questions_about(
-    clients: Clients, client: int, records: Records | None, state: Path, place: Path | None
-) -> QuestionLedger:
-    """The count of what is asked about a client's rows; arguments are those of `SiteClient`.
+def row_ledger(
+    clients: Clients, client: int, records: Digests | None, state: Path, place: Path | None, log: str = "",
+    lines: Callable[[], int] = lambda: 0,
+) -> RowLedger:  # fmt: skip
+    """The ledger of a client's rows.
 
     Args:
+        clients, client, records, place: see `SiteClient`.
         state: what the site keeps, in its credentials.
+        log, lines: name of the site's audit log, and how many lines it has.
 
     Raises:
         SettingError: it cannot be read.
     """
     folders = [state, *([] if place is None else [place / FOLDER])]
     row_records = rows_of(clients, client) if records is None else records
-    return QuestionLedger(row_records, folders, str(clients.names[client]))
+    return RowLedger(row_records, folders, str(clients.names[client]), log, lines)
 
 
-def rows_of(clients: Clients, client: int) -> Records:
-    """The digests of a client's rows."""
-    records = []
-    for rows in (clients.rows(client, split) for split in SPLITS):
-        if len(rows):
-            records.append(records_of([bytes_of(leaf) for leaf in (*pytree.leaves(rows.x), *pytree.leaves(rows.y))]))
-    # sorted and once each: another order or division of the same rows does not make them other rows
-    return np.unique(np.concatenate(records)) if records else records_of([np.zeros((0, 1))])
-
-
-def bytes_of(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The bytes [n, b] of a tensor [n, ...]."""
-    count = len(tensor) if tensor.dim() else 1
-    rows = tensor.detach().cpu().contiguous().reshape(count, math.prod(tensor.shape[1:]))
-    return np.asarray(rows.view(torch.uint8).numpy()) if rows.numel() else np.zeros((len(rows), 0), dtype=np.uint8)
+def rows_of(clients: Clients, client: int) -> Digests:
+    """The digests of a client's rows, none where it has none or nothing identifies them."""
+    has_rows = any(len(clients.rows(client, split)) for split in SPLITS)
+    return records_of([Owner(None, clients)], str(clients.names[client])) if has_rows else UNKNOWN
 
 
 class TaskRunner:
@@ -126,11 +132,8 @@ class TaskRunner:
         policy: what the site allows.
         device: where it computes.
         signer: signs the site's keys of secure aggregation, and checks those of other sites.
-        ledger: counts what noisy answers spend of the policy's budget; without it there are none.
         terms: digest of the run's terms as they came.
-        questions: counts all other answers; in memory by default.
-        sent: how many updates the site has sent, in all runs; those of this one by default.
-        training: counts what training spends of the policy's budget for it, where there is one.
+        ledger: counts all that leaves, and stores answers; in memory by default.
         asks: called with what was counted, before an answer is computed.
         memory: of the values of judged rows under earlier runs; of this run alone by default.
 
@@ -147,12 +150,9 @@ class TaskRunner:
         policy: Policy,
         device: str,
         signer: Signer | None = None,
-        ledger: Ledger | None = None,
         terms: str = "",
-        questions: QuestionLedger | None = None,
-        sent: Callable[[], int] | None = None,
+        ledger: RowLedger | None = None,
         asks: Callable[..., None] = lambda **_: None,
-        training: TrainingLedger | None = None,
         memory: RowMemory | None = None,
     ) -> None:
         work = prepared.work
@@ -160,13 +160,11 @@ class TaskRunner:
         self._watch = TaskWatch(policy.work)
         self.every, work = work, work.of(prepared.client)
         self.work, self.client, self._policy, self._signer = work, prepared.client, policy, signer
-        self._ledger, self._terms, self._begins, self._training = ledger, terms, prepared.begins, training
+        self._terms, self._begins = terms, prepared.begins
         self._clients, self._asks = prepared.clients, asks
-        self._trained = 0
         self._threshold_of_all: dict[int, dict[str, Any]] = {}  # of the newest version that has one
-        self._sent = sent or (lambda: self._trained)
-        if questions is not None:
-            self.questions = questions
+        if ledger is not None:
+            self.ledger = ledger
         self.rows = {split: len(prepared.clients.rows(prepared.client, split)) for split in SPLITS}
         self._declared = declared_vectors(work)  # as the policy saw them: what is declared later does not count
         self._examined = ExaminedModels()
@@ -191,52 +189,31 @@ class TaskRunner:
         return form | ({PRIVATE: (private,)} if private else {})
 
     def serve(
-        self, task: Task, state: Mapping[str, Tensor] | None
+        self,
+        task: Task,
+        state: Mapping[str, Tensor] | None,
+        insist: Callable[[str, Callable[[], None]], None] = lambda _, write: write(),
     ) -> tuple[Update | None, str | None, dict[str, Tensor] | None]:
         """Serve a task.
 
         Args:
             task: the task, which is not about keys.
             state: the client's state, None before its first training.
+            insist: writes what must be on the disk before an update leaves, by its name.
 
         Returns:
             The update, or the reason why there is none, and the new client state (None: unchanged).
         """
-        query, question = task.query, ""
-        if query is None and not self.work.trains:
+        if task.query is not None:
+            return (*self._answer(task, task.query, state), None)
+        if not self.work.trains:
             return None, "the run's terms say that nothing is trained", None
-        if query is not None:
-            question = self._digest(task, query, state)
-            # in this order, so that a question that a rule refuses spends nothing of a budget
-            refused = (
-                self._policy.query_reject_reason(query, self.work)
-                or self._policy.work.steps_reject_reason(query.most_steps())
-                or self._examined.reject_reason(task, rows_read(query, self.work), self._policy.most_models(self.work))
-                or self._spend(query)
-                or self._count(task, query, question)
-            )
-            if refused is not None:
-                return None, refused, None
-        elif (refused := self._private_reason(task, state) or self._spend_training(task)) is not None:
+        if (refused := self._private_reason(task, state) or self._spend_training(task)) is not None:
             return None, refused, None
-        engine: Engine = self._training_engine if query is None else self._query_engine
-        try:
-            served = self._watch.run(lambda: serve(engine, self._stack(task, state)))
-        except Exception as error:  # the site goes on; the text is not sent, since it may hold numbers of its rows
-            log.exception("task %d failed", task.id)
-            # how few rows there are is nobody's business where sums hide it
-            return None, failure_reason(error, told=False, rows_told=self.work.masking is None), None
+        served = self._served(self._training_engine, task, state)
+        if isinstance(served, str):
+            return None, served, None
         update = served.update(0)
-        if query is not None:
-            update = query.site_answer(update, partial(self._remember, query))
-            refused = self._policy.answer_reject_reason(query, update, self.every.of_task(task), self.rows)
-            if refused is None:
-                update, refused = self._blurred(query, update, question)
-            if isinstance(query, ThresholdCounts) and query.chosen is not None:
-                chosen = {"value": query.chosen, "criterion": query.criterion}
-                self._threshold_of_all = {task.version: chosen}
-            return (update, None, None) if refused is None else (None, f"refused by the site's policy: {refused}", None)
-        self._trained += 1
         if self._noisy:  # the noise does not cover them
             update = replace(update, metrics={})
         refused = self._policy.update_reject_reason(update, self._declared, self.every.of_task(task).layout.shared)
@@ -248,7 +225,68 @@ class TaskRunner:
         # after the checks, which need the change and not its packed form
         if served.packed and self.work.masking is None:
             update = replace(update, vectors={**update.vectors, "model": served.packed[0]})
+        # before it is masked and kept: from then on it may leave, also after a crash
+        counted = partial(self.ledger.add_update, self._policy.updates)
+        if (refused := self._counted(lambda: insist("the ledger", counted))) is not None:
+            return None, refused, None
         return update, None, {name: rows[0].clone() for name, rows in served.state.items()}
+
+    def _served(self, engine: Engine, task: Task, state: Mapping[str, Tensor] | None) -> StackResult | str:
+        """Return what an engine makes of a task, or why it makes nothing."""
+        try:
+            return self._watch.run(lambda: serve(engine, self._stack(task, state)))
+        except Exception as error:  # the site goes on; the text is not sent, since it may hold numbers of its rows
+            log.exception("task %d failed", task.id)
+            # how few rows there are is nobody's business where sums hide it
+            return failure_reason(error, told=False, rows_told=self.work.masking is None)
+
+    def _answer(self, task: Task, query: Query, state: Mapping[str, Tensor] | None) -> tuple[Update | None, str | None]:
+        """Return the answer to a query, or the reason why there is none.
+
+        What follows from the same as an answer before is that answer, which costs nothing; anything else is counted.
+        """
+        refused = (
+            self._policy.query_reject_reason(query, self.work)
+            or self._policy.work.steps_reject_reason(query.most_steps())
+            or self._policy.few_rows_reason(query, self.work, self.rows)
+        )
+        if refused is not None:
+            return None, refused
+        digest, hidden = self._digest(task, query, state), query.hiding()
+        masked = hidden is not None and hidden.masked  # by other masks each time, which the ledger does not see
+        try:
+            body = None if masked else self.ledger.answer(digest)
+        except OSError as error:
+            log.error("a stored answer cannot be read: %s", error)
+            return None, _NO_LEDGER
+        if body is None:
+            # in this order, so that a question that a rule refuses spends nothing
+            most_models = self._policy.most_models(self.work)
+            refused = self._examined.reject_reason(task, rows_read(query, self.work), most_models) or self._counted(
+                lambda: self._count(task, query, digest)
+            )
+            if refused is not None:
+                return None, refused
+            served = self._served(self._query_engine, task, state)
+            if isinstance(served, str):
+                return None, served
+            body = pack_update(*self._leaving(task, query, served.update(0)))
+            # before it leaves: what was told once is told the same way again
+            if not masked and (refused := self._counted(partial(self.ledger.store, digest, body))) is not None:
+                return None, refused
+        if isinstance(query, ThresholdCounts) and query.chosen is not None:
+            self._threshold_of_all = {task.version: {"value": query.chosen, "criterion": query.criterion}}
+        return unpack_update(body)
+
+    def _leaving(self, task: Task, query: Query, answer: Update) -> tuple[Update | None, str | None]:
+        """Return what may leave of an answer, or why nothing does."""
+        answer = query.site_answer(answer, partial(self._remember, query))
+        reason = self._policy.answer_reject_reason(query, answer, self.every.of_task(task), self.rows)
+        if reason is None:
+            answer, reason = self._blurred(query, answer)
+        if reason is not None:
+            return None, f"refused by the site's policy: {reason}"
+        return answer, None
 
     def _private_reason(self, task: Task, state: Mapping[str, Tensor] | None) -> str | None:
         """Return why private numbers that came are not used, or None.
@@ -261,37 +299,75 @@ class TaskRunner:
         return "the private numbers that came are not those of the run's terms, with which all clients of a sum begin"
 
     def _digest(self, task: Task, query: Query, state: Mapping[str, Tensor] | None) -> str:
-        """Return the digest of a question, with all that its answer depends on besides the site's rows."""
-        brought = {name: tensor for name, tensor in task.vectors.items() if name != "model" or query.reads_model}
-        if state and "train" in rows_read(query, self.work):  # a model of its own
-            brought |= {f"state/{name}": tensor for name, tensor in state.items()}
-        division = division_of(self._clients)  # the server chooses whose scores it is told, too
-        stated = query.table() if division is None else {**query.table(), "division": division.model_dump(mode="json")}
-        return shown_digest(stated, brought).hex()
-
-    def _count(self, task: Task, query: Query, question: str) -> str | None:
-        """Count a question, on disk before its answer is computed; return why it is not answered, or None."""
-        most, hidden = self._policy.most_asked(query), query.hiding()
-        if most is None or (hidden is not None and hidden.noise):  # which the ledger of noise counts
-            return None
-        model = shown_digest("model", {"model": task.vectors["model"]}).hex() if query.reads_model else ""
-        models = self._policy.most_models(self.work)
-        most_models = None if models is None else models * UNTRAINED
-        try:
-            if self.questions.spend(query.topic(), question, most, model, self._sent(), most_models):
-                so_far = self.questions.counts[query.topic()]
-                self._asks(question=query.topic(), digest=question, rows=self.questions.rows, count=so_far, most=most)
-        except OverLimit as error:
-            return f"refused by the site's policy: {error}"
-        except (SettingError, OSError) as error:  # the text names a path of the site
-            log.error("a question is not answered: %s", error)
-            return "this site's count of questions cannot be read or written, its log says more"
-        return None
+        """Return the digest of all that the answer to a query follows from."""
+        numbers = [task.version, task.rng_version, task.committed, task.client]
+        noise = self._policy.score_noise(query)
+        values = [query.table(), numbers, self._terms, self._work_digest, self._rows_digest, noise]
+        state_vectors = {f"state/{name}": tensor for name, tensor in (state or {}).items()}
+        task_vectors = {f"task/{name}": tensor for name, tensor in task.vectors.items()}
+        return shown_digest(values, {**state_vectors, **task_vectors}).hex()
 
     @cached_property
-    def questions(self) -> QuestionLedger:
-        """The questions that were answered about the site's rows; of this run alone where they were not given."""
-        return QuestionLedger(rows_of(self._clients, self.client))
+    def _work_digest(self) -> str:
+        """The digest of the run as it is here, which the terms describe: of the model, and what is done with it."""
+        work, objective = self.work, self.work.objective
+        values = {
+            "model": [repr(work.model), frozen_digest(work.model)],
+            "layout": [[slot.name, *slot.shape] for slot in work.layout.slots],
+            "private": sorted(work.layout.private),
+            "objective": [objective.name, repr(objective.domain), *objective.metrics],
+            "components": [work.trainer.table(), *(transform.table() for transform in work.transforms)],
+            "queries": [None if query is None else query.table() for query in (work.own_query, work.choice)],
+            "form": [pytree.plain(work.shape), work.outputs, work.seed, work.public_rows, work.public_digest],
+            "asked": [work.questions, work.trains],
+        }  # fmt: skip
+        return shown_digest(values, {"initial": work.initial}).hex()
+
+    @cached_property
+    def _rows_digest(self) -> str:
+        """The digest of the rows, as the site has them and as the run's questions see them."""
+        clients, division = self._clients, division_of(self._clients)
+        classes = [] if clients.classes is None else clients.classes
+        values: list[Any] = [self.ledger.rows, [*map(str, clients.names)], [*map(str, classes)]]
+        values.append(None if division is None else division.model_dump(mode="json"))
+        values += [rows_digest(clients.rows(self.client, split)) for split in SPLITS]
+        values.append(rows_digest(public_rows_of(clients)))
+        if isinstance(clients, UnpreparedRows):
+            values += [_table_digest(clients.table(self.client, split)) for split in SPLITS]
+        return shown_digest(values, {}).hex()
+
+    def _counted(self, count: Callable[[], None]) -> str | None:
+        """Count something that may leave, on disk; return why it does not, or None."""
+        try:
+            count()
+        except (OverLimit, OverBudget) as error:
+            return f"refused by the site's policy: {error}"
+        except (SettingError, OSError) as error:  # the text names a path of the site
+            log.error("nothing leaves that is not counted: %s", error)
+            return _NO_LEDGER
+        return None
+
+    def _count(self, task: Task, query: Query, digest: str) -> None:
+        """Count an answer before it is computed: a crash between the two counts one too many, never too few."""
+        topic, hidden, most = query.topic(), query.hiding(), self._policy.most_asked(query)
+        noise = self._score_noise(query) if hidden is None or not hidden.noise else hidden.noise
+        if not self.ledger.knows_rows and any(self.rows.values()):
+            raise OverLimit("nothing identifies this site's rows, so answers about them cannot be counted")
+        if noise:
+            # sums with noise are as many as the budget allows
+            number = most if hidden is None or not hidden.noise else None
+            self.ledger.spend(topic, noise, limit=self._policy.answers, digest=digest, most=number or 0)
+        else:
+            model = shown_digest("model", {"model": task.vectors["model"]}).hex() if query.reads_model else ""
+            models = self._policy.most_models(self.work)
+            self.ledger.count(topic, digest, most or 0, model, None if models is None else models * UNTRAINED)
+        so_far = self.ledger.counts[topic]
+        self._asks(question=topic, digest=digest, rows=self.ledger.rows, count=so_far, most=most, noise=noise or None)
+
+    @cached_property
+    def ledger(self) -> RowLedger:
+        """The ledger of the site's rows; of this run alone where none was given."""
+        return RowLedger(rows_of(self._clients, self.client))
 
     def _remember(self, query: Query, vectors: Mapping[str, Tensor]) -> tuple[dict[str, int], dict[int, Tensor]]:
         """Remember values of the rows that a query is about, see `Query.site_answer`."""
@@ -306,22 +382,29 @@ class TaskRunner:
             log.error("values of rows cannot be kept, so that runs are not compared row by row: %s", error.strerror)
             return {}, {}
 
-    def _blurred(self, query: Query, answer: Update, question: str) -> tuple[Update, str | None]:
-        """Return an answer whose scores have noise where the policy says so, or why there is none.
-
-        The noise is that of the question: who asks it again gets the same answer.
-        """
-        deviation = self._policy.score_noise(query)
+    def _influence(self, query: Query) -> Mapping[str, float] | None:
+        """Return how much one row changes the scores in an answer, None where they have no noise."""
+        if not self._policy.score_noise(query):
+            return None
         splits = sorted(rows_read(query, self.work) - {"train"}) or ["train"]
-        rows = self._clients.rows(self.client, getattr(query, "split", splits[0]))
-        influence = query.row_influence(rows) if deviation else None
+        return query.row_influence(self._clients.rows(self.client, getattr(query, "split", splits[0])))
+
+    def _score_noise(self, query: Query) -> float:
+        """Return the noise of all scores in an answer together, in units of what one row changes; 0 for none."""
+        return self._policy.score_noise(query) if self._influence(query) else 0.0
+
+    def _blurred(self, query: Query, answer: Update) -> tuple[Update, str | None]:
+        """Return an answer whose scores have noise where the policy says so, or why there is none."""
+        deviation, influence = self._policy.score_noise(query), self._influence(query)
         if influence is None:
-            return answer, None
+            return rounded_scores(answer) if self._policy.least_rows is not None else answer, None
         scores = {name: answer.metrics[name] for name in sorted(influence) if name in answer.metrics}
         vectors = {name: vector for name, vector in answer.vectors.items() if name in influence}
         if not scores and not vectors:
             return answer, f"scores leave this site with noise, and {query.kind!r} has none that noise can hide"
-        noise = self.questions.noise(question)
+        # one row changes all numbers of an answer: so much more noise in each makes them one release together
+        deviation *= math.sqrt(len(scores) + len(vectors))
+        noise = NoiseSource.fresh()
         scores = {
             # bounds are processing of what the noise has hidden already, so that they tell nothing more
             name: min(max(value + deviation * influence[name] * float(noise.gaussian(1)[0]), 0.0), 1.0)
@@ -336,42 +419,19 @@ class TaskRunner:
             # the server refuses more rows than there are, whose number it is told
             vector[vector.argmax()] -= min(max(float(vector.sum()) - examples, 0.0), float(vector.max()))
             examples = int(vector.sum())
-        return replace(answer, vectors=vectors, metrics=scores, examples=examples), None
-
-    def _spend(self, query: Query) -> str | None:
-        """Count a noisy answer, on disk before it is computed; return why it is not given, or None.
-
-        A crash between the two counts one too many, never too few.
-        """
-        hidden = query.hiding()
-        if hidden is None or not hidden.noise:
-            return None
-        if (few := self._policy.few_rows_reason(query, self.work, self.rows)) is not None:
-            return few
-        if self._ledger is None:
-            return "this site keeps no ledger of noisy answers"
-        try:
-            self._ledger.spend(query.kind, hidden.noise)
-        except OverBudget as error:
-            return f"refused by the site's policy: {error}"
-        except SettingError as error:  # the text names a path of the site
-            log.error("a question with noise is not answered: %s", error)
-            return "this site's ledger cannot be read or written, its log says more"
-        return None
+        return rounded_scores(replace(answer, vectors=vectors, metrics=scores, examples=examples)), None
 
     def _spend_training(self, task: Task) -> str | None:
         """Count a training task, on disk before it begins; return why it is not carried out, or None."""
-        mechanism = task_mechanism(self.every.of_task(task), self.rows["train"]) if self._training else None
-        if self._training is None or mechanism is None or not mechanism[2]:
+        most, sent = self._policy.updates, self.ledger.updates
+        if most is not None and sent >= most:  # before it costs an hour, and again when it is counted
+            return (
+                f"refused by the site's policy: this site has sent {sent} updates in all runs and sends at most {most}"
+            )
+        mechanism = task_mechanism(self.every.of_task(task), self.rows["train"])
+        if mechanism is None or not mechanism[2]:
             return None
-        try:
-            self._training.spend_task(*mechanism)
-        except OverBudget as error:
-            return f"refused by the site's policy: {error}"
-        except SettingError as error:  # the text names a path of the site
-            log.error("a task is not carried out: %s", error)
-            return "this site's ledger of training cannot be read or written, its log says more"
-        return None
+        return self._counted(lambda: self.ledger.spend(TRAINING, *mechanism, limit=self._policy.training_limit))
 
     def answer_key_query(self, task: Task, store: ClientStore) -> Outcome:
         """Answer a query about the keys of a secure aggregation."""
@@ -481,3 +541,10 @@ class TaskRunner:
         if shared == self.work.layout.size:
             return self._initial_state
         return self._initial_state | {PRIVATE: task.vectors.get(PRIVATE, self.work.initial[shared:])}
+
+
+def _table_digest(table: Table) -> str:
+    """Return the digest of a table before it is prepared."""
+    columns = [(name, table.frame[name]) for name in table.frame.columns]
+    targets = [] if table.y is None else [("", table.y)]
+    return fingerprint([*columns, *targets]) + repr(table.classes)
