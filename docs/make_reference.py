@@ -22,6 +22,9 @@ import piebald.methods.recipes
 import piebald.runtimes
 from piebald import data, models
 from piebald.contracts.component import Component
+from piebald.federation.link.wire_messages import Leaving
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.release import declared
 from piebald.methods.recipes.recipe_help import allowed, documented
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -30,6 +33,8 @@ from make_pictures import EXAMPLES, VERTICAL
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "reference"
 NOTICE = "<!-- Made by docs/make_reference.py from the docstrings: change those, not this page. -->"
+PRIVACY = ROOT / "docs" / "explanation" / "privacy.md"
+MARK = "<!-- The table of releases is made by docs/make_reference.py. -->"
 NONE = "No settings."
 TYPES = ("whole number", "number", "text", "true or false", "list", "table")  # which a default shows
 PRIVATE = "[private layers](../howto/private-layers.md)"
@@ -378,9 +383,37 @@ PAGES = {
 }
 
 
+def release_lines() -> list[str]:
+    """The table of what leaves a site, from the list that its `--check` prints and its gate goes by."""
+    own = [kind for kind, _ in kinds("query")]
+    strict = Policy(queries=own, least_rows=10)
+    answers: dict[str, list[str]] = {}
+    for policy, where in ((Policy(queries=own), ""), (strict, " beside `least_rows`")):
+        for line in declared(policy):
+            if line.leaves is Leaving.ANSWER:
+                answers.setdefault(line.name, []).append(f"{line.mechanism}{where}")
+    mechanisms: dict[str, list[str]] = {}
+    for kind, (usual, hiding) in answers.items():
+        same = hiding == f"{usual} beside `least_rows`"
+        mechanisms.setdefault(usual if same else f"{usual}; {hiding}", []).append(f"`{kind}`")
+    lines = ["| release | what about | mechanism | when |", "|---|---|---|---|"]
+    for line in declared(Policy()):
+        if line.leaves is not Leaving.ANSWER:
+            lines.append(f"| {' | '.join(line.cells)} |")
+    about, when = Leaving.ANSWER.about, Leaving.ANSWER.when
+    lines += [f"| answer {', '.join(names)} | {about} | {how} | {when} |" for how, names in mechanisms.items()]
+    return lines
+
+
+def privacy_page() -> str:
+    """The page about privacy, with the table between its marks made anew."""
+    before, _, rest = PRIVACY.read_text("utf-8").partition(MARK)
+    return "\n".join([before + MARK, "", *release_lines(), "", MARK + rest.partition(MARK)[2]])
+
+
 def generated() -> dict[Path, str]:
     """All generated pages, and what they should contain."""
-    return {FOLDER / name: make() for name, make in PAGES.items()}
+    return {**{FOLDER / name: make() for name, make in PAGES.items()}, PRIVACY: privacy_page()}
 
 
 def stale() -> list[str]:

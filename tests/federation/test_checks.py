@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from piebald import recipes
 from piebald.core.errors import SettingError
+from piebald.data import partition
 from piebald.federation.credentials import provisioning
 from piebald.federation.operate.machine_checks import (
     Check,
@@ -24,14 +26,23 @@ from piebald.federation.operate.machine_checks import (
 )
 from piebald.federation.operate.status import read_status
 from piebald.federation.site import site_check
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.release import Mechanism, declared, stated_rows
 from piebald.federation.site.site_check import check_site, site_machine
 from piebald.federation.site.site_process import site_work
 from piebald.federation.site.site_rows import SiteSource, rows_before_a_run
+from piebald.models import Logistic
+from piebald.privacy import SecureAggregation
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import prepare
+from tests import processes
 
-from .conftest import Server, provisioned, until
+from .conftest import ENVIRONMENT, Server, provisioned, until
 from .test_deploy import described
 
 NAMES = ["north", "south", "east"]
+ROWS = np.random.default_rng(0).normal(size=(40, 2)).astype("f4")
+TABLES = [(ROWS, (ROWS[:, 0] > 0).astype(int))] * 5
 
 
 def told(checks: list[Check]) -> dict[str, tuple[bool | None, str]]:
@@ -172,3 +183,34 @@ def test_a_server_that_is_not_there_or_another_is_said_so(tmp_path: Path) -> Non
     )
     assert checks["run"] == (None, "-")
     assert time.monotonic() - began < 100  # a refused connection is not waited for
+
+
+def test_the_owner_reads_all_that_may_leave_by_name(tmp_path: Path) -> None:
+    """The list of the gate, by the policy alone where no server answers."""
+    folder = provisioned(tmp_path / "credentials", NAMES) / "north"
+    (folder / "site.toml").write_text("[policy]\nsecure_aggregation = 5\nqueries = ['masked_sums', 'evaluate']\n")
+    words = processes.command("client", folder, "--data", table(tmp_path / "rows.csv"), "--target", "state", "--check")
+    printed = processes.run(words, capture_output=True, text=True, env=ENVIRONMENT, timeout=300).stdout
+    for line in declared(Policy(secure_aggregation=5, queries=["masked_sums", "evaluate"])):
+        assert all(cell in printed for cell in line.cells), line
+    assert "only a sum over at least 5 sites can be opened" in printed
+    assert "answer evaluate" in printed
+
+
+def test_the_list_of_a_run_has_its_numbers() -> None:
+    noisy = recipes.dp_sgd(clip=0.5, noise=1.25, batch=10)
+    summed = recipes.fedavg().with_(transforms=(SecureAggregation(bits=64, least=4),), aggregation="equal_weighted")
+    policy = Policy(training={"epsilon": 3.0, "delta": 1e-6})
+    found = {}
+    for name, recipe in {"noisy": noisy, "summed": summed}.items():
+        plan = prepare(recipe, partition.clients_from(TABLES, test=0.25, seed=0), Logistic([2], 2), RunOptions(seed=1))
+        lines = declared(policy, plan.work, stated_rows(plan.work, {"train": 30, "validation": 0, "test": 10}))
+        found[name] = {line.cells[0]: line for line in lines}
+    update, counts = found["noisy"]["update model"], found["noisy"]["row numbers"]
+    assert update.mechanism is Mechanism.NOISED
+    assert all(number in update.how for number in ("0.5", "1.25", "epsilon 3", "1e-06"))
+    assert (counts.mechanism, counts.how) == (Mechanism.OPEN, "30 train, 0 validation, 10 test")
+    assert not {"loss", "keys"} & found["noisy"].keys()  # neither leaves
+    assert found["summed"]["update"].mechanism is Mechanism.MASKED
+    assert "at least 4 sites" in found["summed"]["update"].how
+    assert "train" not in found["summed"]["row numbers"].how
