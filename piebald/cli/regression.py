@@ -146,7 +146,7 @@ def _fitted(
 ) -> Any:
     """Return what a command fits, of rows on this machine or at sites."""
     from piebald.statistics.columns import TARGET
-    from piebald.statistics.models.clients import LocalModelClients
+    from piebald.statistics.models.clients import asked_tables
 
     codes, wanted, part = categories_of(options), dict(wanted), options.split or "train"
     accepts_columns = "columns" in {field.name for field in fields(kind)}  # type: ignore[arg-type]
@@ -176,8 +176,8 @@ def _fitted(
     if columns is not None and accepts_columns:
         columns = [*dict.fromkeys([*columns, *settings.roles(source.client).names])]
         columns = [name for name in columns if name != source.client]
-    clients = LocalModelClients(source.source, source.client, columns, part, source.inputs, codes)
-    return fit(clients, settings)
+    with asked_tables(source.source, source.client, columns, part, source.inputs, codes) as clients:
+        return fit(clients, settings)
 
 
 def _times(text: str) -> list[float]:

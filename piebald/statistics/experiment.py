@@ -29,7 +29,7 @@ from piebald.methods.recipes import fedavg
 from piebald.privacy import SecureAggregation
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
-from piebald.statistics.models.clients import ModelClients, SiteColumns, SiteModelClients
+from piebald.statistics.models.clients import ModelClients, ModelColumns
 from piebald.statistics.models.rows import ModelPlan
 from piebald.statistics.pooled_statistics import FederatedStatistics
 from piebald.statistics.queries.models import from_limbs
@@ -58,7 +58,7 @@ Options = TypeVar("Options", bound="ModelOptions")
 class ModelOptions(Protocol):
     """What a user says of a model."""
 
-    def plan(self, clients: Any, /) -> tuple[ModelPlan, list[str]]:
+    def plan(self, held: ModelColumns, /) -> tuple[ModelPlan, list[str]]:
         """Return the plan of clients' columns, and the names of its regressors."""
 
 
@@ -246,9 +246,9 @@ def model_of_sites(
         SettingError: a setting is wrong, no site answers, or there is no such model.
     """
 
-    def columns(settings: ExperimentSettings, clients: Clients) -> SiteColumns:
+    def columns(settings: ExperimentSettings, clients: Clients) -> ModelColumns:
         data = settings.data
-        return SiteColumns(clients, data.features, data.target, split, categories or {}, secure)
+        return ModelColumns(clients, data.features, data.target, split, categories or {}, secure)
 
     def questions(settings: ExperimentSettings, clients: Clients) -> list[Query]:
         asked = columns(settings, clients)
@@ -257,7 +257,7 @@ def model_of_sites(
     masks = (SecureAggregation(bits=64),) if secure else ()
     with open_sites(file, flags, credentials, "models", masks, questions, _values_at_sites) as sites:
         asked = columns(sites.settings, sites.clients)
-        return fit(SiteModelClients(asked, sites.runtime, sites.work, sites.clients), options)
+        return fit(ModelClients(asked, sites.runtime, sites.work, sites.clients), options)
 
 
 _ABOUT = ("kinds", "values", "counts", "powers")  # of the questions

@@ -19,7 +19,7 @@ from piebald.core.arguments import Count, checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.statistics.columns import TARGET
-from piebald.statistics.models.clients import ColumnRoles, LocalModelClients, ModelClients, planned
+from piebald.statistics.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
 from piebald.statistics.models.fitting import Maximum, maximised, normal_mixed, quadrature_mixed
 from piebald.statistics.models.likelihood import Likelihood
 from piebald.statistics.models.rows import HEADS, Ask, Family, ModelPlan, Scale
@@ -185,7 +185,8 @@ def glm(
         target or TARGET, columns, family, offset, weights, robust, cluster, random_intercept, reml, max_iterations
     )
     wanted = None if columns is None else [*dict.fromkeys([*columns, *options.roles(client).names])]
-    return fit_glm(LocalModelClients(clients, client, wanted, split, features, categories), options)
+    with asked_tables(clients, client, wanted, split, features, categories) as asked:
+        return fit_glm(asked, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,14 +219,14 @@ class GlmOptions:
         cluster = "client" if self.cluster is not None and self.cluster == client else self.cluster
         return ColumnRoles(self.target, None, self.offset, self.weights, cluster)
 
-    def plan(self, clients: ModelClients) -> tuple[ModelPlan, list[str]]:
+    def plan(self, held: ModelColumns) -> tuple[ModelPlan, list[str]]:
         """Return the plan, and the names of the regressors."""
-        return planned(clients, self.family, self.roles(clients.client), self.columns)
+        return planned(held, self.family, self.roles(held.client), self.columns)
 
 
 def fit_glm(clients: ModelClients, options: GlmOptions) -> Glm | MixedGlm | PooledGlm:
     """Fit the model that the options say, of clients on this machine or at sites."""
-    plan, columns = options.plan(clients)
+    plan, columns = options.plan(clients.columns)
     model = ModelOfRows(clients, plan, (INTERCEPT, *columns), options.max_iterations)
     common: dict[str, Any] = {"family": options.family, "target": options.target}
     if options.random_intercept == "two_stage":

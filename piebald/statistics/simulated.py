@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -48,7 +49,8 @@ class TableClients:
         self, names: Sequence[str], features: Sequence[str], rows: Sequence[Mapping[Split, Rows]],
         coded: Mapping[str, Sequence[str]], classes: Sequence[str] | None = None,
     ) -> None:  # fmt: skip
-        self.names, self.features, self.coded, self.classes, self._rows = names, features, coded, classes, rows
+        self.names, self.features, self.coded, self.classes = names, features, coded, classes
+        self._rows = rows
 
     @classmethod
     def of(
@@ -83,6 +85,24 @@ class TableClients:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @cached_property
+    def joined(self) -> Self:
+        """One client with the training rows of all, whose last column is the number of a row's client."""
+        parts = [pytree.single(rows["train"].x, "statistics").numpy().T for rows in self._rows]
+        owners = np.repeat(np.arange(len(parts), dtype=np.float64), [part.shape[1] for part in parts])
+        x = torch.from_numpy(np.vstack([np.concatenate(parts, axis=1), owners]).T)
+        rows: list[Mapping[Split, Rows]] = [{"train": Rows(x, torch.zeros(len(x), 0))}]
+        return type(self)(["all clients"], [*self.features, ""], rows, self.coded)
+
+    def values(self, name: str) -> Floats:
+        """Return the different numbers of a column, sorted."""
+        place = list(self.features).index(name)
+        # NaN is a gap and no value, and np.unique keeps it
+        values = np.unique(
+            np.concatenate([pytree.single(rows["train"].x, "values")[:, place].numpy() for rows in self._rows])
+        )
+        return np.asarray(values[~np.isnan(values)])
 
     def rows(self, client: int, split: Split) -> Rows:
         """The rows of one split, the same tensors at each call."""

@@ -19,9 +19,8 @@ from piebald.core.arguments import Count, checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.report.page.markup import html_table
-from piebald.statistics.columns import as_text
 from piebald.statistics.linear_models import ModelOfRows
-from piebald.statistics.models.clients import ColumnRoles, LocalModelClients, ModelClients, planned
+from piebald.statistics.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
 from piebald.statistics.models.fitting import Maximum
 from piebald.statistics.models.risk_sets import LogRank, log_rank
 from piebald.statistics.models.rows import HEADS, ModelPlan, Ties
@@ -284,7 +283,8 @@ def cox(
         time, event, columns, offset, stratified, ties, robust, cluster, transform, max_iterations, entry, weights
     )  # fmt: skip
     wanted = None if columns is None else [*dict.fromkeys([*columns, *options.roles(client).names])]
-    return fit_cox(LocalModelClients(clients, client, wanted, split, features, categories), options)
+    with asked_tables(clients, client, wanted, split, features, categories) as asked:
+        return fit_cox(asked, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,14 +309,14 @@ class CoxOptions:
         cluster = "client" if self.cluster is not None and self.cluster == client else self.cluster
         return ColumnRoles(self.event, self.time, self.offset, self.weights, cluster, self.entry)
 
-    def plan(self, clients: ModelClients) -> tuple[ModelPlan, list[str]]:
+    def plan(self, held: ModelColumns) -> tuple[ModelPlan, list[str]]:
         """Return the plan, and the names of the regressors.
 
         Raises:
             SettingError: there are none.
         """
-        roles = self.roles(clients.client)
-        plan, names = planned(clients, "cox", roles, self.columns, ties=self.ties, stratified=self.stratified)
+        roles = self.roles(held.client)
+        plan, names = planned(held, "cox", roles, self.columns, ties=self.ties, stratified=self.stratified)
         if not names:
             raise SettingError("a Cox model needs at least one column that hazards depend on")
         return plan, names
@@ -324,7 +324,7 @@ class CoxOptions:
 
 def fit_cox(clients: ModelClients, options: CoxOptions) -> Cox:
     """Fit the model that the options say, of clients on this machine or at sites."""
-    plan, names = options.plan(clients)
+    plan, names = options.plan(clients.columns)
     # before the fit, so that a transform that sites do not take is refused without a question
     function = time_function(clients, plan, options.transform)
     model = ModelOfRows(clients, plan, names, options.max_iterations)
@@ -419,11 +419,11 @@ def survival(
     """
     options = SurvivalOptions(time, event, group, times, stratified)
     names = [time, event] + ([] if group is None else [group])
-    local = LocalModelClients(clients, client, names, split, features, categories)
-    # true and false are numbers by this point, and their two values need no names from the caller
-    if group in local.numbers and group not in local.categories and {*(values := local.values(group))} <= {0.0, 1.0}:
-        local.categories[group] = as_text(values).tolist()
-    return fit_survival(local, options)
+    with asked_tables(clients, client, names, split, features, categories) as asked:
+        # true and false are numbers by this point, and their two values need no names from the caller
+        if group is not None:
+            asked.columns.name_truths(group)
+        return fit_survival(asked, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,13 +436,13 @@ class SurvivalOptions:
     times: Sequence[float] | None = None
     stratified: bool = False
 
-    def plan(self, clients: ModelClients) -> tuple[ModelPlan, list[str]]:
+    def plan(self, held: ModelColumns) -> tuple[ModelPlan, list[str]]:
         """Return the plan, and the names of the groups.
 
         Raises:
             SettingError: times do not increase, or groups are numbers without names.
         """
-        if self.group is not None and self.group not in clients.categories:
+        if self.group is not None and self.group not in held.categories:
             raise SettingError(
                 f"group {self.group!r} holds numbers: name its values, categories={{{self.group!r}: ['0', '1']}}"
             )
@@ -451,15 +451,13 @@ class SurvivalOptions:
         if times is not None and (not len(times) or not math.isfinite(sum(times)) or list(times) != sorted({*times})):
             raise SettingError("times must be increasing numbers, at least one")
         columns = [] if self.group is None else [self.group]
-        plan, names = planned(
-            clients, "survival", ColumnRoles(self.event, self.time), columns, stratified=self.stratified
-        )
+        plan, names = planned(held, "survival", ColumnRoles(self.event, self.time), columns, stratified=self.stratified)
         return plan, [name.partition("=")[2] for name in names] or ["all"]
 
 
 def fit_survival(clients: ModelClients, options: SurvivalOptions) -> Survival:
     """Estimate the curves that the options say, of clients on this machine or at sites."""
-    plan, groups = options.plan(clients)
+    plan, groups = options.plan(clients.columns)
     columns = len(plan.columns)
     scale = np.concatenate([np.zeros(columns), np.ones(columns)])
     moments = clients.sums(plan, "moments", scale)

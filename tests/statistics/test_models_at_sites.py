@@ -25,7 +25,7 @@ from piebald.privacy import SecureAggregation
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import PreparedRun, prepare
 from piebald.statistics.linear_models import GlmOptions, fit_glm
-from piebald.statistics.models.clients import SiteColumns, SiteModelClients
+from piebald.statistics.models.clients import ModelClients, ModelColumns
 from piebald.statistics.queries.models import MaskedModelSumsQuery, ModelSumsQuery, from_limbs, to_limbs
 from piebald.statistics.survival import CoxOptions, SurvivalOptions, fit_cox, fit_survival
 
@@ -69,11 +69,11 @@ def pooled(run: PreparedRun) -> pandas.DataFrame:
 def sites(
     secure: bool, folder: Path | None, policy: Policy = ALLOWED, change: Change | None = None, run: Any = None,
     say: Callable[[str], None] = lambda line: None,
-) -> SiteModelClients:  # fmt: skip
+) -> ModelClients:  # fmt: skip
     run = run or PLANS[secure]
-    columns = SiteColumns(run.clients, FEATURES, "falls", "train", CODES, secure)
+    columns = ModelColumns(run.clients, FEATURES, "falls", "train", CODES, secure)
     runtime = InProcess(run, [policy] * 3, change, folder)
-    return SiteModelClients(columns, runtime, run.work, run.clients, say)  # type: ignore[arg-type]
+    return ModelClients(columns, runtime, run.work, run.clients, say)  # type: ignore[arg-type]
 
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -188,9 +188,9 @@ def test_a_careful_site_tells_nothing_of_few_rows(tmp_path: Path) -> None:
         ("few who count", GlmOptions("falls", ["x"], weights="rare"), fit_glm),
     ):
         run = plan(False, change=rare)
-        columns = SiteColumns(run.clients, ["x", "rare", "arm", "time", "died"], "falls", "train", CODES, False)
+        columns = ModelColumns(run.clients, ["x", "rare", "arm", "time", "died"], "falls", "train", CODES, False)
         runtime = InProcess(run, [careful] * 3, None, tmp_path / name)
-        asked = SiteModelClients(columns, runtime, run.work, run.clients, lambda line: None)  # type: ignore[arg-type]
+        asked = ModelClients(columns, runtime, run.work, run.clients, lambda line: None)  # type: ignore[arg-type]
         with pytest.raises(PiebaldError, match="fewer than the 10 rows"):
             fit(asked, options)  # type: ignore[operator]
     with pytest.raises(PiebaldError, match="cannot know that a sum is about at least the 10 rows"):
@@ -206,9 +206,9 @@ def test_a_model_with_a_third_as_many_coefficients_as_rows_is_refused(tmp_path: 
 
 def test_questions_are_counted(tmp_path: Path) -> None:
     few = Policy(queries=["model_sums"], questions={"model_sums": 3})
-    columns = SiteColumns(PLANS[False].clients, FEATURES, "falls", "train", CODES, False)
+    columns = ModelColumns(PLANS[False].clients, FEATURES, "falls", "train", CODES, False)
     runtime = InProcess(PLANS[False], [few, ALLOWED, ALLOWED], None, tmp_path)
-    asked = SiteModelClients(columns, runtime, PLANS[False].work, PLANS[False].clients)  # type: ignore[arg-type]
+    asked = ModelClients(columns, runtime, PLANS[False].work, PLANS[False].clients)  # type: ignore[arg-type]
     with pytest.raises(RuntimeFault, match=r"a answers some questions about the model and not others .*at most 3"):
         fit_glm(asked, GlmOptions("falls", ["x"]))
 
@@ -260,7 +260,7 @@ def test_counts_of_times_are_whole_numbers() -> None:
 
 
 def test_an_approval_names_the_columns_and_not_the_coefficients() -> None:
-    columns = SiteColumns(PLANS[True].clients, FEATURES, "falls", "train", CODES, True)
+    columns = ModelColumns(PLANS[True].clients, FEATURES, "falls", "train", CODES, True)
     model, names = GlmOptions("falls", ["x", "arm"], "poisson", "logdays").plan(columns)
     assert names == ["x", "arm=1"]
     query = columns.query(model)

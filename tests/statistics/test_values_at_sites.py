@@ -17,7 +17,7 @@ from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.privacy import SecureAggregation
 from piebald.statistics.linear_models import GlmOptions, fit_glm
-from piebald.statistics.models.clients import SiteColumns, SiteModelClients
+from piebald.statistics.models.clients import ModelClients, ModelColumns
 from piebald.statistics.request import statistics_request
 from piebald.statistics.statistics_at_sites import hidden_at_sites, stated_questions, statistics_at_sites
 
@@ -99,9 +99,9 @@ def test_statistics_of_prepared_sites_are_those_of_the_simulator(agreed: tuple[S
 
 def test_models_of_prepared_sites_are_those_of_the_simulator(agreed: tuple[Sites, Any]) -> None:
     asked, ready = runtime(agreed, "model_sums")
-    columns = SiteColumns(ready.clients, None, "ill", "train", {}, False)
+    columns = ModelColumns(ready.clients, None, "ill", "train", {}, False)
     options = GlmOptions("ill", columns=["pay", "age", "smoker", "ward", "code"], family="binomial")
-    told = fit_glm(SiteModelClients(columns, asked, ready.work, ready.clients), options)  # type: ignore[arg-type]
+    told = fit_glm(ModelClients(columns, asked, ready.work, ready.clients), options)  # type: ignore[arg-type]
     expected = piebald.glm(here(agreed[0]), target="ill", columns=options.columns, family="binomial")
     names = ("(intercept)", "pay", "age", "smoker", "ward=b", "ward=c", "code=2", "code=3")
     assert told.names == expected.names == names

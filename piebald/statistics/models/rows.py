@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple, Self
+from functools import cached_property
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from piebald.core.errors import SettingError
-from piebald.core.moments import Floats, Ints
+from piebald.core.moments import Floats
 from piebald.statistics.columns import ClientColumns
 
 
@@ -35,7 +35,7 @@ class Scale(NamedTuple):
         return matrix
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ModelRows:
     """The rows of one client that a model is of.
 
@@ -56,8 +56,8 @@ class ModelRows:
     weight: Floats
     time: Floats
     entry: Floats
-    cluster: NDArray[np.object_]
-    stratum: Ints
+    cluster: NDArray[Any]
+    stratum: Floats
     dropped: int
 
     def design(self, plan: ModelPlan, scale: Scale) -> Floats:
@@ -65,7 +65,7 @@ class ModelRows:
         scores = (self.x - scale.mean) / scale.spread
         return scores if plan.has_times else np.column_stack([np.ones(len(scores)), scores])
 
-    @property
+    @cached_property
     def support(self) -> int:
         """The fewest rows that the sums single out: those that are left out, and those that differ from most others in
         a regressor, the target or the weights.
@@ -78,13 +78,12 @@ class ModelRows:
         return min([rows, *(count for count in [*apart, self.dropped] if 0 < count <= max(rows // 2, self.dropped))])
 
 
-def model_rows(plan: ModelPlan, table: ClientColumns, stratum: int = 0) -> ModelRows:
+def model_rows(plan: ModelPlan, table: ClientColumns) -> ModelRows:
     """Return the rows of a client that have no gaps and count.
 
     Args:
         plan: the columns.
         table: the client's columns.
-        stratum: the number of the client, by which its rows are told from those of others.
 
     Raises:
         SettingError: a target, time or weight is not what the model takes.
@@ -98,10 +97,10 @@ def model_rows(plan: ModelPlan, table: ClientColumns, stratum: int = 0) -> Model
     # an entry of -inf stands for the beginning and is no gap, so it is only checked where the plan has entries
     numbers = [*x.T, y, offset, weight, time, *(() if plan.entry is None else (entry,))]
     whole = np.isfinite(np.stack(numbers)).all(0)
-    cluster = (np.arange(table.rows) + (stratum << 32)).astype(object)  # not those of another client
+    cluster: NDArray[Any] = np.arange(table.rows)
     if plan.cluster is not None:
         cluster = table.text(plan.cluster) if plan.cluster else np.full(table.rows, table.name, dtype=object)
-        whole &= np.array([label is not None for label in cluster], dtype=bool)
+        whole &= cluster != None  # noqa: E711
     # before rows of weight 0 are left out, so that a negative weight is refused and not dropped
     _check(plan, table.name, y[whole], weight[whole], time[whole])
     if (late := whole & (entry >= time)).any():
@@ -111,26 +110,20 @@ def model_rows(plan: ModelPlan, table: ClientColumns, stratum: int = 0) -> Model
         )
     # after the checks; a row of weight 0 adds nothing and would only count in n
     whole &= weight > 0
-    strata = np.full(np.count_nonzero(whole), stratum)
+    strata = np.zeros(table.rows) if plan.strata is None else table.numbers[plan.strata]
     dropped = int(table.rows - whole.sum())
     columns = {"offset": offset, "weight": weight, "time": time, "entry": entry}
     parts = {name: column[whole] for name, column in columns.items()}
-    return ModelRows(x=x[whole], y=y[whole], cluster=cluster[whole], stratum=strata, dropped=dropped, **parts)
-
-
-def joined(parts: Sequence[ModelRows]) -> ModelRows:
-    """Return the rows of several clients as those of one, which keep their strata."""
-    names = ("x", "y", "offset", "weight", "time", "entry", "cluster", "stratum")
-    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return ModelRows(**columns, dropped=sum(part.dropped for part in parts))
+    return ModelRows(x=x[whole], y=y[whole], cluster=cluster[whole], stratum=strata[whole], dropped=dropped, **parts)
 
 
 def _numbers(table: ClientColumns, term: Term) -> Floats:
     name, category = term
     if category is None:
         return table.numbers[name]
+    texts = table.text(name)
     # a missing category is a gap and not "another category", so the row is left out
-    return np.array([np.nan if text is None else float(text == category) for text in table.text(name)], dtype=float)
+    return np.where(texts == None, np.nan, texts == category).astype(np.float64)  # noqa: E711
 
 
 def _check(plan: ModelPlan, client: str, y: Floats, weight: Floats, time: Floats) -> None:
@@ -191,6 +184,7 @@ class ModelPlan(BaseModel):
         cluster: the column that names the cluster of a row, "" where a client is one, None where each row is.
         ties: how the likelihood of a Cox model takes tied times.
         stratified: whether rows are compared only with rows of their own client.
+        strata: the column of numbers by whose values rows of one client are compared, None for all of its rows.
 
     Examples:
         >>> plan = ModelPlan(family="poisson", columns=(("age", None), ("ward", "b")), target=("falls", None))
@@ -210,6 +204,7 @@ class ModelPlan(BaseModel):
     cluster: Name | None = None
     ties: Ties = "efron"
     stratified: bool = True
+    strata: Name | None = None
 
     @model_validator(mode="after")
     def _check_time(self) -> Self:
