@@ -22,8 +22,9 @@ from piebald.core.errors import SettingError
 from piebald.core.objective import Objective
 from piebald.core.reading.packed import read_arrays
 from piebald.core.targets import IGNORED
-from piebald.data.clients.client_tables import is_frame, is_table, numbers_of, read_table
+from piebald.data.clients.client_tables import is_table, numbers_of, read_table
 from piebald.data.clients.convert import floats, input_arrays
+from piebald.data.clients.owner import is_frame
 from piebald.data.clients.standardise import Standardisation
 from piebald.data.embeddings.embedded import embedding
 from piebald.data.preparation import Preparation

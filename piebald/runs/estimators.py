@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from piebald.contracts import Clients
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown
-from piebald.data.clients.client_tables import is_frame
+from piebald.data.clients.owner import is_frame
 from piebald.data.clients.sources import clients_from
 from piebald.methods import recipes
 from piebald.methods.choice.final_models import Keep

@@ -18,7 +18,7 @@ from piebald.core.errors import RunFolderError, SettingError, check_names, unkno
 from piebald.core.machine import differences
 from piebald.core.plain_text import errors_alone
 from piebald.core.references import USERS, Outside, of_folder
-from piebald.data.clients.client_tables import is_frame
+from piebald.data.clients.owner import is_frame
 from piebald.data.clients.sites import RecordedClients
 from piebald.data.clients.standardise import as_in_run
 from piebald.data.measures.weight_divergence import Measure

@@ -11,7 +11,7 @@ import torch
 
 from piebald.contracts import Rows
 from piebald.data import DataSet
-from piebald.data.clients.owner import owners_of, records_of
+from piebald.data.clients.owner import read_owners, records_of
 from piebald.data.clients.row_identity import UNKNOWN, fingerprint, row_digests
 from piebald.data.partition import clients_from
 
@@ -35,7 +35,7 @@ class Items(torch.utils.data.Dataset[Any]):
 
 
 def records(source: Any, site: str = "north", kind: str | None = None) -> list[int]:
-    return records_of(owners_of(source, pair=True, parts=True), site, kind).tolist()  # type: ignore[no-any-return]
+    return records_of(read_owners(source, pair=True, parts=True), site, kind).tolist()  # type: ignore[no-any-return]
 
 
 FRAME = pd.DataFrame(X, columns=["a", "b", "c"]).assign(ill=ILL)

@@ -217,7 +217,7 @@ def test_numbers_are_classes_at_a_site_as_in_a_simulation(tmp_path: Path) -> Non
             {"source": "my_data.py:strangers"},
             "has no client 'north', which is the name of this site, but 'east'",
         ),
-        ({"source": "my_data.py:misspelt"}, "returned, called 'tset': did you mean 'test'"),
+        ({"source": "my_data.py:misspelt"}, "called 'tset': did you mean 'test'"),
         ({"source": "my_data.py:untrained"}, "must return a 'train' part"),
         ({"name": "breast_cancer"}, "target 'malignant' is not one of the 2 classes"),
         ({"source": "no_such_rows:load"}, "there is no module 'no_such_rows'"),

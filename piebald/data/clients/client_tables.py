@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from piebald.core import pytree
 from piebald.core.errors import SettingError, unknown
+from piebald.data.clients.collate import Collate
 from piebald.data.clients.convert import Array, array, input_arrays, inputs
+from piebald.data.clients.owner import Owner, is_frame, is_table_path, read_owners
 from piebald.data.clients.table_files import files_of as files_of
 from piebald.data.clients.table_files import is_table as is_table
 from piebald.data.clients.table_files import mixed_reason
@@ -59,12 +61,43 @@ class ClientTable:
     words: Sequence[str] | None = None
     lacking: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
+    def of(self, number: int | None, name: str) -> ClientTable:
+        """Return the rows of one client, of all where its number is None, as those of one with this name."""
+        if number is None or len(self.names) == 1:
+            return replace(self, client=np.zeros_like(self.client), names=[name])
+        rows = np.flatnonzero(self.client == number)
 
-def is_frame(value: Any) -> bool:
-    """Return whether something is a pandas DataFrame, without importing pandas."""
-    return any(
-        base.__module__.partition(".")[0] == "pandas" and base.__name__ == "DataFrame" for base in type(value).__mro__
-    )
+        def own(values: Any) -> Any:
+            return None if values is None else values[rows]
+
+        columns = self.columns and replace(self.columns, labels=self.columns.labels_of(rows))
+        keys = self.keys and self.keys.at(rows)
+        return replace(self, x=pytree.mapped(own, self.x), y=pytree.mapped(own, self.y), split=own(self.split),
+                       client=np.zeros(len(rows), dtype=np.int64), names=[name], keys=keys, columns=columns,
+                       lacking={0: names} if (names := self.lacking.get(number)) else {})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """What is taken of the rows that were given, and how.
+
+    Attributes:
+        client, target, features, tokens, collate, length: see `clients_from`.
+        split: how rows are divided, which may name columns.
+        coded: whether the columns of tables are to be prepared, so that they may have gaps and text; else they are
+            numbers.
+        owned: whether a table must have a column of clients; without one, all its rows belong to one client.
+    """
+
+    client: str | None = None
+    target: str | None = None
+    features: Sequence[str] | None = None
+    tokens: bool = False
+    collate: Collate = "stack"
+    length: int | None = None
+    split: SplitSettings = BY_SHARES
+    coded: bool = False
+    owned: bool = True
 
 
 def tables_of(source: Any, client: str | None = None) -> Any:
@@ -77,32 +110,19 @@ def tables_of(source: Any, client: str | None = None) -> Any:
     Raises:
         SettingError: a file cannot be read, or a column of clients is named beside a table for each client.
     """
-    if isinstance(source, Mapping):
-        if not source or not all(is_frame(table) or _is_table_path(table) for table in source.values()):
-            return None
-        if client is not None:
-            raise SettingError("client names a column, but each client has a table of its own: leave client out")
-        return {str(name): tables_of(table) for name, table in source.items()}
-    if _is_table_path(source):
-        return read_table(Path(source), client)
-    return source if is_frame(source) else None
-
-
-def _is_table_path(value: Any) -> bool:
-    return isinstance(value, str | Path) and is_table(value)
+    members = source.values() if isinstance(source, Mapping) else [source]
+    if not members or not all(is_frame(table) or is_table_path(table) for table in members):
+        return None
+    owners = read_owners(source, client)
+    return {owner.name: owner.content for owner in owners} if isinstance(source, Mapping) else owners[0].content
 
 
 def _columns(
-    columns: Sequence[str],
-    client: str | None,
-    target: str | None,
-    features: Sequence[str] | None,
-    split: SplitSettings,
-    owned: bool = False,
-    origin: str = "",
+    columns: Sequence[str], reading: Reading, owned: bool = False, origin: str = ""
 ) -> tuple[str, str, list[str]]:
     """The columns to use, after a check; if rows are `owned` already, the target column stands in for the client's."""
-    client = target if owned else client
+    features, target = reading.features, reading.target
+    client = target if owned else reading.client
     for role, column in (("target", target), ("client", client)):
         if column is None:
             raise SettingError(
@@ -112,7 +132,7 @@ def _columns(
     assert target is not None
     if isinstance(features, str):
         raise SettingError(f"features must be a list of columns, got {features!r}: write features=[{features!r}]")
-    apart = (client, target, *split.columns)
+    apart = (client, target, *reading.split.columns)
     chosen = [column for column in columns if column not in apart] if features is None else list(features)
     for column in (client, target, *chosen):
         if column not in columns:
@@ -133,14 +153,12 @@ PREPARE = "prepare = 'federated' (an argument of clients_from, a line of an expe
 _roles = {"client": "names the client of each row", "target": "is to be predicted"}
 
 
-def from_frames(
-    frames: Mapping[str, Any], target: str | None, features: Sequence[str] | None, tokens: bool, *,
-    split: SplitSettings, coded: bool = False,
-) -> ClientTable:  # fmt: skip
+def from_frames(frames: Mapping[str, Any], reading: Reading) -> ClientTable:
     """Make a table from one of each client, see `from_frame`.
 
     Args:
         frames: a pandas DataFrame by client.
+        reading: what is taken of them.
 
     Raises:
         SettingError: a column is in the tables of some clients only, or as for `from_frame`.
@@ -149,7 +167,8 @@ def from_frames(
 
     if empty := next((name for name, table in frames.items() if not len(table)), None):
         raise SettingError(f"the table of client {empty!r} has no rows: leave it out")
-    check_same_columns(frames, None if features is None else [str(target), *features, *split.columns])
+    wanted = None if reading.features is None else [str(reading.target), *reading.features, *reading.split.columns]
+    check_same_columns(frames, wanted)
     frame = next(iter(frames.values()))
     # tables may have a column of this name themselves
     column = next(name for name in ("client", "client of the row") if name not in frame.columns)
@@ -159,7 +178,7 @@ def from_frames(
         rows._replace(name=table.attrs.get("file") or f"the table of {name!r}") for name, table in frames.items()
         for rows in table.attrs.get(ROWS, (RowsOfFile(None, len(table), 1),))
     )}  # fmt: skip
-    return from_frame(joined, column, target, features, tokens, split=split, coded=coded)
+    return from_frame(joined, replace(reading, client=column, owned=True))
 
 
 def check_same_columns(frames: Mapping[str, Any], wanted: Sequence[str] | None = None) -> None:
@@ -174,7 +193,7 @@ def check_same_columns(frames: Mapping[str, Any], wanted: Sequence[str] | None =
             )
 
 
-def owners(values: Array) -> tuple[Ints, list[str]]:
+def coded_owners(values: Array) -> tuple[Ints, list[str]]:
     """Codes [n] and names of the clients, sorted."""
     names, codes = np.unique(values, return_inverse=True)
     return codes.astype(np.int64), [str(name) for name in names.tolist()]
@@ -197,28 +216,16 @@ def owners_in(series: Any) -> tuple[Ints, list[str]]:
     import pandas
 
     codes, different = pandas.factorize(series)  # few, where the column as text would take much memory
-    places, names = owners(plain(pandas.Series(different)))
+    places, names = coded_owners(plain(pandas.Series(different)))
     return places[codes], names
 
 
-def from_frame(
-    frame: Any,
-    client: str | None,
-    target: str | None,
-    features: Sequence[str] | None,
-    tokens: bool = False,
-    *,
-    split: SplitSettings = BY_SHARES,
-    owned: bool = True,
-    coded: bool = False,
-) -> ClientTable:
+def from_frame(frame: Any, reading: Reading) -> ClientTable:
     """Make a table from a pandas DataFrame.
 
     Args:
         frame: the rows.
-        client, target, features, tokens, split: see `clients_from`.
-        owned: whether there must be a client column; without one, all rows belong to one client.
-        coded: whether the columns are to be prepared, so that they may have gaps and text; else they are numbers.
+        reading: what is taken of them.
 
     Raises:
         SettingError: a column that is missing, has gaps, or does not hold numbers.
@@ -229,9 +236,10 @@ def from_frame(
         raise SettingError(
             f"column names must be text, got {not_text[0]!r}: rename them with frame.rename(columns=str)"
         )
-    alone = not owned and client is None
-    owner, target, chosen = _columns(list(frame.columns), client, target, features, split, alone, _origin(frame))
-    if features is None and (nameless := nameless_columns(chosen)):
+    client, split = reading.client, reading.split
+    alone = not reading.owned and client is None
+    owner, target, chosen = _columns(list(frame.columns), reading, alone, _origin(frame))
+    if reading.features is None and (nameless := nameless_columns(chosen)):
         _log.warning(
             "%scolumn %r has no name, as pandas and R write row numbers: left out", _origin(frame), nameless[0]
         )
@@ -242,11 +250,11 @@ def from_frame(
     _check_once(frame, [owner, target])
     frame = known(known(frame, owner, "clients"), target, "targets")
     columns = None
-    if coded:
+    if reading.coded and not reading.tokens:
         _check_once(frame, chosen)
         columns, x = CodedTable.of(frame[chosen])
     else:
-        x = inputs(numbers_of(frame, chosen, tokens), "the table", tokens)
+        x = inputs(numbers_of(frame, chosen, reading.tokens), "the table", reading.tokens)
     goal, words = frame[target], None
     if getattr(goal.dtype, "kind", "O") in "biuf":
         if np.isinf(goal := plain(goal)).any():
@@ -374,95 +382,51 @@ def plain(series: Any) -> Array:
     return np.asarray(series.astype(str).to_numpy(dtype=object), dtype=str)
 
 
-def from_partitioner(
-    partitioner: Any,
-    client: str | None,
-    target: str | None,
-    features: Sequence[str] | None,
-    tokens: bool = False,
-    *,
-    split: SplitSettings = BY_SHARES,
-) -> ClientTable:
-    """Make a table from the partitions of a `flwr_datasets` partitioner that has its data set.
-
-    Clients are named by the ids that the partitioner divides by, or else by the numbers of their partitions.
-
-    Raises:
-        SettingError: it is not a partitioner, has no data set or no rows, or a column is wrong.
-    """
-    if client is not None:
-        raise SettingError("client names a column, but the partitioner assigns rows to clients: leave client out")
-    # Looked up on the class: without a data set the property itself raises AttributeError.
-    if not all(hasattr(type(partitioner), name) for name in ("load_partition", "num_partitions")):
-        raise SettingError(
-            f"got a {type(partitioner).__name__} of flwr_datasets: pass a partitioner, "
-            "like federated_dataset.partitioners['train']"
-        )
-    try:
-        parts = [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
-    except AttributeError as error:
-        raise SettingError(
-            f"the partitioner has no data set yet ({error}): set partitioner.dataset, or load one partition of its "
-            "FederatedDataset first"
-        ) from None
-    from datasets import concatenate_datasets
-
-    held = [number for number, part in enumerate(parts) if len(part)]
-    if not held:
-        raise SettingError("the partitioner's data set must have at least one row, got none")
-    joined = concatenate_datasets([parts[number] for number in held])
-    x, y, _, classes, keys = _hub_rows(joined, None, target, features, tokens, split, owned=True)
-    ids = getattr(partitioner, "partition_id_to_natural_id", None) or {}
-    code = np.repeat(np.arange(len(held)), [len(parts[number]) for number in held])
-    return ClientTable(x, y, code, [str(ids.get(number, number)) for number in held], classes, keys=keys)
-
-
-def from_hub(
-    dataset: Any,
-    client: str | None,
-    target: str | None,
-    features: Sequence[str] | None,
-    tokens: bool = False,
-    *,
-    split: SplitSettings = BY_SHARES,
-    owned: bool = True,
-) -> ClientTable:
-    """Make a table from a Hugging Face `datasets.Dataset`: numeric columns, or one column of arrays or images.
+def from_hub(owners: Sequence[Owner], reading: Reading) -> ClientTable:
+    """Make a table from Hugging Face data sets: numeric columns, or one column of arrays or images.
 
     Args:
-        dataset: one split of a data set.
-        client, target, features, tokens, split: see `clients_from`.
-        owned: whether there must be a client column; without one, all rows belong to one client.
+        owners: one split of a data set each: a single one, or that of each client.
+        reading: what is taken of them.
 
     Raises:
         SettingError: several splits at once, a streamed data set, or a column that is missing, ragged or not numeric.
     """
-    if isinstance(dataset, dict):
-        raise SettingError(
-            f"pass one split of the data set, like dataset[{next(iter(dataset), 'train')!r}], not all of them"
+    for dataset in (owner.content for owner in owners):
+        if isinstance(dataset, dict):
+            raise SettingError(
+                f"pass one split of the data set, like dataset[{next(iter(dataset), 'train')!r}], not all of them"
+            )
+        if not hasattr(dataset, "select_columns") or not hasattr(dataset, "__len__"):
+            raise SettingError(
+                f"a streamed data set ({type(dataset).__name__}) has no length: load it without streaming=True"
+            )
+        if not len(dataset):
+            raise SettingError("the data set must have at least one row, got none")
+    if owners[0].name is None:
+        alone = not reading.owned and reading.client is None
+        x, y, owner, classes, keys = _hub_rows(owners[0].content, reading, owned=alone)
+        codes, names = _single_client(len(y)) if alone else coded_owners(owner)
+    else:
+        from datasets import concatenate_datasets
+
+        x, y, _, classes, keys = _hub_rows(
+            concatenate_datasets([owner.content for owner in owners]), reading, owned=True
         )
-    if not hasattr(dataset, "select_columns") or not hasattr(dataset, "__len__"):
-        raise SettingError(
-            f"a streamed data set ({type(dataset).__name__}) has no length: load it without streaming=True"
-        )
-    if not len(dataset):
-        raise SettingError("the data set must have at least one row, got none")
-    alone = not owned and client is None
-    x, y, owner, classes, keys = _hub_rows(dataset, client, target, features, tokens, split, owned=alone)
-    codes, names = _single_client(len(y)) if alone else owners(owner)
+        codes = np.repeat(np.arange(len(owners)), [len(owner.content) for owner in owners])
+        names = [str(owner.name) for owner in owners]
     return ClientTable(x, y, codes, names, classes, keys=keys)
 
 
 def _hub_rows(
-    dataset: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool,
-    split: SplitSettings, *, owned: bool,
-) -> tuple[Any, Array, Array, Sequence[str] | None, RowKeys]:  # fmt: skip
+    dataset: Any, reading: Reading, *, owned: bool
+) -> tuple[Any, Array, Array, Sequence[str] | None, RowKeys]:
     """Inputs, targets, clients (the targets again if rows are `owned` already), names of classes, and keys."""
     import pandas
 
-    named, names = client, list(dataset.column_names)
-    client, target, chosen = _columns(names, client, target, features, split, owned)
-    keys = RowKeys.of_table(names, lambda column: pandas.Series(dataset[column][:]), split, named)
+    named, names = None if owned else reading.client, list(dataset.column_names)
+    client, target, chosen = _columns(names, reading, owned)
+    keys = RowKeys.of_table(names, lambda column: pandas.Series(dataset[column][:]), reading.split, named)
     # the client's column stands for the target's where rows are owned, and must be named once
     rows = dataset.select_columns([*dict.fromkeys([client, target, *chosen])]).with_format("numpy")[:]
     described = dataset.features
@@ -470,7 +434,9 @@ def _hub_rows(
     if len(columns) > 1 and any(column.ndim > 1 for column in columns):
         x = input_arrays(dict(zip(chosen, columns, strict=True)), "the data set")  # inputs by the names of columns
     else:
-        x = inputs(np.stack(columns, 1) if columns[0].ndim == 1 else columns[0], f"column {chosen[0]!r}", tokens)
+        x = inputs(
+            np.stack(columns, 1) if columns[0].ndim == 1 else columns[0], f"column {chosen[0]!r}", reading.tokens
+        )
     y = array(_simple(rows[target], target), f"column {target!r}", "targets")
     owner = _simple(rows[client], client)
     if client != target and (called := getattr(described[client], "names", None)):  # numbers of a ClassLabel

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -14,20 +16,12 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError, install, unknown
 from piebald.core.reading.packed import read_arrays
 from piebald.core.references import Reference, Text
-from piebald.data.clients.client_tables import (
-    BY_SHARES,
-    ClientTable,
-    files_of,
-    from_frame,
-    from_hub,
-    is_table,
-    read_table,
-)
+from piebald.core.targets import IGNORED
+from piebald.data.clients.client_tables import BY_SHARES, ClientTable, Reading, files_of, is_table, read_table
 from piebald.data.clients.collate import Collate
 from piebald.data.clients.convert import Array
-from piebald.data.clients.owner import owners_of
-from piebald.data.clients.pairs import from_pairs
-from piebald.data.clients.sources import clients_from, labelled
+from piebald.data.clients.owner import Owner, read_owners
+from piebald.data.clients.sources import clients_of_table, labelled, table_of
 from piebald.data.clients.standardise import Standardisation
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.sets.dataset import DataSet, Owners
@@ -146,48 +140,53 @@ class DataSource(BaseModel):
         Raises:
             SettingError: it is something else, or settings do not fit it.
         """
-        rows = self._rows_of(value, split, coded)
-        return rows if self.positive is None else self._against_rest(rows, self.positive)
-
-    def _rows_of(self, value: Any, split: SplitSettings | None, coded: bool) -> DataSet | Clients:
-        if isinstance(value, DataSet):
-            self._refuse("target", "features", "regression")
-            if self.client not in value.owners:
-                self._refuse("client")
-            return value
-        if isinstance(value, HoldsRows):
+        owners = read_owners(value, pair=True)
+        rows = owners[0].content
+        if isinstance(rows, HoldsRows):
             self._refuse("client", "target", "features", "regression")
             if split is not None:
                 raise SettingError(f"{self.source} has clients with parts of their own: remove split")
-            return value  # type: ignore[return-value]
-        module, columns = (
-            type(value).__module__.partition(".")[0],
-            (self.client, self.target, self.features, self.tokens),
-        )
-        if module == "pandas":
-            coded = coded and not self.tokens
-            return self._data_set(from_frame(value, *columns, split=split or BY_SHARES, owned=False, coded=coded))
-        if module == "datasets":
-            return self._data_set(from_hub(value, *columns, split=split or BY_SHARES, owned=False))
-        self._refuse("target", "features")
-        owners = owners_of(value, pair=True)
-        if owners[0].owners is None:
-            self._refuse("client")
+            if self.positive is not None:
+                self._against_rest(None, None, self.positive)
+            return cast(Clients, rows)
+        if isinstance(rows, DataSet):
+            self._refuse("target", "features", "regression")
+            if self.client not in rows.owners:
+                self._refuse("client")
+            if self.positive is None:
+                return rows
+            y, classes = self._against_rest(rows.targets.numpy(), rows.classes, self.positive)
+            return replace(rows, y=torch.from_numpy(y), classes=classes)
+        division = split or BY_SHARES
+        table = self.table_of(owners, division, coded)
+        labels = self.labels_of(table)
         if owners[0].name is None:
-            owner = None if owners[0].owners is None else "client"
-            return self._data_set(from_pairs(owners, self.tokens, self.collate, self.length), owner)
-        shared = self.model_dump(include={"classes", "regression", "tokens", "collate", "length"})
-        return clients_from(value, split=split, **shared)
+            return self._data_set(table, *labels, "client" if owners[0].owners is not None else None)
+        clients = clients_of_table(table, division, labels=labels)
+        clients.division = split
+        return clients
 
-    def _data_set(self, table: ClientTable, owner: str | None = None) -> DataSet:
-        origin = str(self.source)
-        y, named = labelled(table, self.classes, self.regression, origin)
+    def table_of(self, owners: Sequence[Owner], split: SplitSettings = BY_SHARES, coded: bool = False) -> ClientTable:
+        """The rows of owners, none of whom has a `DataSet` or `Clients`, as one table; see `rows_of`."""
+        are_tables = all(owner.is_table for owner in owners)
+        if not are_tables:
+            self._refuse("target", "features", *(["client"] if owners[0].owners is None else []))
+        client = self.client if are_tables else None  # of arrays it is what their owners are called
+        return table_of(owners, Reading(client, self.target, self.features, self.tokens, self.collate, self.length,
+                                        split, coded=coded, owned=False))  # fmt: skip
+
+    def labels_of(self, table: ClientTable) -> tuple[Any, list[str] | None]:
+        """The targets of a table and their classes, two where `positive` names one; see `labelled`."""
+        y, classes = labelled(table, self.classes, self.regression, str(self.source))
+        return (y, classes) if self.positive is None else self._against_rest(y, classes, self.positive)
+
+    def _data_set(self, table: ClientTable, y: Any, classes: list[str] | None, owner: str | None) -> DataSet:
         owner = self.client or owner
         return DataSet(
-            name=Path(origin).name,
+            name=Path(str(self.source)).name,
             x=pytree.mapped(torch.from_numpy, table.x),
             y=pytree.mapped(torch.from_numpy, y),
-            classes=named,
+            classes=classes,
             owners={} if owner is None else {owner: Owners(table.client, table.names)},
             features=table.features,
             columns=table.columns,
@@ -196,16 +195,16 @@ class DataSource(BaseModel):
             source="your own",
         )
 
-    def _against_rest(self, rows: DataSet | Clients, positive: str) -> DataSet:
-        """Return the same rows with two classes: the named one, which comes second, and all others."""
-        if not isinstance(rows, DataSet) or rows.classes is None or rows.targets.dim() > 1:
+    def _against_rest(self, y: Any, classes: Sequence[str] | None, positive: str) -> tuple[Any, list[str]]:
+        """Return targets [n] of two classes: the named one, which comes second, and all others."""
+        if classes is None or not isinstance(y, np.ndarray) or y.ndim > 1:
             origin = self.source or f"data set {self.name!r}"
             raise SettingError(f"positive names a class of the rows, and those of {origin} have none: remove positive")
-        if positive not in rows.classes:
-            raise unknown("class", positive, rows.classes)
-        y = rows.targets == list(rows.classes).index(positive)
+        if positive not in classes:
+            raise unknown("class", positive, classes)
         # it comes second, as class 1 is the positive one of scores such as AUC
-        return replace(rows, y=y.long(), classes=[f"not {positive}", positive])
+        is_positive = (y == list(classes).index(positive)).astype(np.int64)
+        return np.where(y == IGNORED, IGNORED, is_positive), [f"not {positive}", positive]
 
     def _folder(self, path: Path) -> Any:
         # before images are looked for: `save_to_disk` writes folders of files as well

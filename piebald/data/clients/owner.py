@@ -67,6 +67,17 @@ class Owner:
         """True if the content is a Hugging Face data set."""
         return made_by(self.content, "datasets")
 
+    @property
+    def is_empty(self) -> bool:
+        """True if the content is a pair without rows."""
+        is_pair = isinstance(self.content, (tuple, list, Rows, torch.utils.data.TensorDataset))
+        return is_pair and all(map(_is_empty, self.pair()))
+
+    @property
+    def is_table(self) -> bool:
+        """True if the content has columns with names."""
+        return self.is_frame or self.is_hub
+
     def pair(self) -> tuple[Any, Any]:
         """Inputs and targets as they were given, see `given`."""
         return given(self.content, self.who)
@@ -122,7 +133,7 @@ def records_of(owners: Sequence[Owner], site: str, kind: str | None = None) -> D
     return np.unique(np.concatenate(digests)) if all(map(len, digests)) else UNKNOWN
 
 
-def owners_of(source: Any, client: str | None = None, *, pair: bool = False, parts: bool = False) -> list[Owner]:
+def read_owners(source: Any, client: str | None = None, *, pair: bool = False, parts: bool = False) -> list[Owner]:
     """Return the owners of the rows in anything that holds rows.
 
     Args:
@@ -195,7 +206,7 @@ def _of_member(name: str | None, member: Any) -> Iterator[Owner]:
         if part not in SPLITS:
             raise unknown(f"part of {Owner(name, None).who} called", part, SPLITS)
     parts = [Owner(name, member[split], split) for split in SPLITS if split in member]
-    held = [part for part in parts if part.is_frame or not all(map(_is_empty, part.pair()))]
+    held = [part for part in parts if not part.is_empty]
     if not held:
         raise SettingError(f"{Owner(name, None).who} has no rows: leave it out")
     yield from held

@@ -10,35 +10,33 @@ import numpy as np
 from piebald.contracts import Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown
-from piebald.data.clients.client_tables import ClientTable, owners
-from piebald.data.clients.collate import Collate, Lengths, lengths, padded
+from piebald.data.clients.client_tables import ClientTable, Reading, coded_owners
+from piebald.data.clients.collate import Lengths, lengths, padded
 from piebald.data.clients.convert import Array, array, input_arrays, is_several, kind, target_arrays
 from piebald.data.clients.owner import Owner, given
 from piebald.data.partition.three_way_split import SPLITS
 
 
-def from_pairs(
-    given_by: Sequence[Owner], tokens: bool = False, collate: Collate = "stack", length: int | None = None
-) -> ClientTable:
+def from_pairs(given_by: Sequence[Owner], reading: Reading) -> ClientTable:
     """Make a table from the pairs of clients, of whom all or none are divided, or from one of several clients' rows.
 
     Args:
         given_by: who gave the pairs.
-        tokens, collate, length: see `clients_from`.
+        reading: what is taken of them.
 
     Raises:
         SettingError: a client has other rows than the first one, or none, or an array cannot be used.
     """
     raw_pieces = [_Piece(owner.name or "", owner.split or "train", *owner.pair(), owner.who) for owner in given_by]
-    if collate == "pad":
-        to = lengths([(piece.who, piece.x, piece.y) for piece in raw_pieces], length)
+    if reading.collate == "pad":
+        to = lengths([(piece.who, piece.x, piece.y) for piece in raw_pieces], reading.length)
         raw_pieces = [piece.of(*padded((piece.who, piece.x, piece.y), to)) for piece in raw_pieces]
-    pieces = [piece.of(*converted(piece.x, piece.y, piece.who, tokens)) for piece in raw_pieces]
+    pieces = [piece.of(*converted(piece.x, piece.y, piece.who, reading.tokens)) for piece in raw_pieces]
     pieces, lacking = _completed(pieces)
     _check_alike(pieces)
     sizes = [pytree.count(piece.x) for piece in pieces]
     if given_by[0].owners is not None:
-        codes, names = owners(_owner_of_each(given_by[0].owners, sizes[0]))
+        codes, names = coded_owners(_owner_of_each(given_by[0].owners, sizes[0]))
     else:
         names = list(dict.fromkeys(piece.name for piece in pieces))
         place = {name: number for number, name in enumerate(names)}

@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -18,19 +17,11 @@ from piebald.core import pytree
 from piebald.core.arguments import Count, Share, checked
 from piebald.core.errors import SettingError
 from piebald.core.targets import IGNORED
-from piebald.data.clients.client_tables import (
-    ClientTable,
-    from_frame,
-    from_frames,
-    from_hub,
-    from_partitioner,
-    is_table,
-    tables_of,
-)
+from piebald.data.clients.client_tables import ClientTable, Reading, from_frame, from_frames, from_hub
 from piebald.data.clients.collate import Collate, lengths_of
 from piebald.data.clients.convert import floats, kind, target_arrays
 from piebald.data.clients.lists import Lists
-from piebald.data.clients.owner import different_names, owners_of
+from piebald.data.clients.owner import ALLOWED, Owner, different_names, is_table_path, read_owners
 from piebald.data.clients.pairs import from_pairs, pair
 from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.clients.prepared import PreparedClients, prepared
@@ -123,9 +114,10 @@ def clients_from(
     division = _division(split, test, validation, seed)
     alone = common is None and server_rows is None and public_rows is None and not tokens
     files = list(source.values()) if isinstance(source, Mapping) else [source]
-    is_file = bool(files) and all(isinstance(file, str | Path) and is_table(file) for file in files)
+    is_file = bool(files) and all(map(is_table_path, files))
     wanted = ("federated" if is_file and alone else "none") if prepare is None else prepare
-    table = _table(source, client, target, features, tokens, collate, length, division, wanted != "none")
+    reading = Reading(client, target, features, tokens, collate, length, division, coded=wanted != "none")
+    table = table_of(read_owners(source, client), reading)
     if wanted != "none" and table.columns is None:
         raise SettingError("prepare is for the columns of pandas tables and files, and these are arrays: leave it out")
     clients = clients_of_table(
@@ -182,6 +174,7 @@ def clients_of_table(
     server_rows: Any = None,
     public_rows: Any = None,
     collate: Collate = "stack",
+    labels: tuple[Any, Sequence[str] | None] | None = None,
     first: int = 0,
 ) -> PooledClients:
     """Make clients from the rows of a table; the other arguments are those of `clients_from`.
@@ -189,10 +182,11 @@ def clients_of_table(
     Args:
         table: the rows.
         division: how each client's rows are divided.
+        labels: the targets as numbers and the names of their classes, by default as `labelled` finds them.
         first: number of the first client in its federation.
     """
     names = different_names(table.names if names is None else names)
-    y, named = labelled(table, classes, regression, table.origin)
+    y, named = labels or labelled(table, classes, regression, table.origin)
     parts = _parts(table, y if kind(y) == "whole" and y.ndim == 1 else None, division, names, first)
     whole = [client for client in range(len(names)) if not table.lacking.get(client)]
     # rows of clients that lack inputs have zeros in them, which a model would take for values
@@ -252,6 +246,26 @@ def labelled(
     if classes is None:  # names of classes, as for the rows of one site, leave no doubt
         warn_of_odd_targets(y, origin, named, regression)
     return y, named
+
+
+def recoded(y: Any, classes: Sequence[str], wanted: Sequence[str], origin: str) -> Any:
+    """Return class numbers [n, ...] by the order of other names.
+
+    Args:
+        y: the numbers.
+        classes: the names of their classes.
+        wanted: the names of all classes in the order of the new numbers.
+        origin: see `labelled`.
+
+    Raises:
+        SettingError: a row has a class that is not among them.
+    """
+    if [*classes] == [*wanted]:
+        return y
+    is_known = y != IGNORED
+    new = np.full_like(y, IGNORED)
+    new[is_known] = target_arrays(np.array(classes, dtype=str)[y[is_known]], origin, wanted)
+    return new
 
 
 def _labelled(
@@ -339,31 +353,28 @@ def _division(split: Any, test: float, validation: float, seed: int) -> SplitSet
     return SplitSettings.of(split)
 
 
-def _table(
-    source: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool,
-    collate: Collate, length: int | None, split: SplitSettings, coded: bool,
-) -> ClientTable:  # fmt: skip
-    """Rows of all clients from any allowed source."""
-    tables = tables_of(source, client)
-    if isinstance(tables, Mapping):
-        return from_frames(tables, target, features, tokens, split=split, coded=coded)
-    if tables is not None:
-        return from_frame(tables, client, target, features, tokens, split=split, coded=coded)
-    if _made_by(source, "flwr_datasets"):
-        return from_partitioner(source, client, target, features, tokens, split=split)
-    if _made_by(source, "datasets"):
-        return from_hub(source, client, target, features, tokens, split=split)
-    for argument, value in (("client", client), ("target", target), ("features", features)):
-        if value is not None:
-            raise SettingError(
-                f"{argument} names columns of a table, got a {type(source).__name__}: leave {argument} out"
-            )
-    return from_pairs(owners_of(source), tokens, collate, length)
+def table_of(owners: Sequence[Owner], reading: Reading) -> ClientTable:
+    """Return the rows of owners as one table.
 
+    Args:
+        owners: who gave rows, none of them a `DataSet` or `Clients`.
+        reading: what is taken of them.
 
-def _made_by(value: Any, package: str) -> bool:
-    """Return whether a value's class comes from a package, without importing the package."""
-    return any(base.__module__.split(".")[0] == package for base in type(value).__mro__)
+    Raises:
+        SettingError: columns are named of what has none, or rows cannot be used.
+    """
+    first = owners[0]
+    if all(owner.is_frame for owner in owners):
+        frames = {str(owner.name): owner.content for owner in owners}
+        return from_frame(first.content, reading) if first.name is None else from_frames(frames, reading)
+    if all(owner.is_hub for owner in owners):
+        return from_hub(owners, reading)
+    if isinstance(first.content, DataSet | HoldsRows):
+        raise SettingError(f"clients must come from {ALLOWED}, got {type(first.content).__name__}")
+    for argument in ("client", "target", "features"):
+        if getattr(reading, argument) is not None:
+            raise SettingError(f"{argument} names columns of a table, and these rows are arrays: leave {argument} out")
+    return from_pairs(owners, reading)
 
 
 def _extra(

@@ -6,30 +6,29 @@ import importlib.util
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from piebald.contracts import Clients, Rows, Split
+from piebald.contracts import Clients, HoldsRows, Rows, Split
 from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
-from piebald.core.errors import SettingError, unknown
+from piebald.core.errors import SettingError
 from piebald.core.references import USERS, search
 from piebald.core.stored_vectors import blocks
-from piebald.data.clients.client_tables import ClientTable, files_of
-from piebald.data.clients.convert import array, is_several, kind, target_arrays
+from piebald.data.clients.client_tables import BY_SHARES, ClientTable, Reading, files_of
+from piebald.data.clients.convert import is_several
 from piebald.data.clients.data_source import DataSource
-from piebald.data.clients.owner import Owner, given, owners_of, records_of
+from piebald.data.clients.owner import Owner, read_owners, records_of
 from piebald.data.clients.pairs import from_pairs
 from piebald.data.clients.prepared import PreparedClients, coded_rows, columns_of, warn_of_values
 from piebald.data.clients.published_rows import with_published
 from piebald.data.clients.row_identity import UNKNOWN, Digests
-from piebald.data.clients.sources import clients_of_table
+from piebald.data.clients.sources import clients_of_table, recoded
 from piebald.data.embeddings.embedded import embedded_by
 from piebald.data.partition import ByOwner, Iid
-from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split_settings import SplitSettings, division_of
 from piebald.data.preparation.answers import Table, parsed_numbers
 from piebald.data.preparation.columns import CodedTable, guess_columns
@@ -203,9 +202,8 @@ def own_rows(
     Raises:
         SettingError: they cannot be read, or have another form.
     """
-    value = _read(source, folder, run)
-    clients, client = _client(value, source, folder, site, run, number)
-    records = own_records(source, folder, site, value)
+    owners, records = _owners(source, folder, site, run)
+    clients, client = _client(owners, source, folder, site, run, number)
     if (columns := columns_of(clients)) is not None:
         agreed = None if run.prepare is None else run.prepare.agreed
         if agreed is None:
@@ -237,9 +235,8 @@ def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
         SettingError: they cannot be read.
     """
     run = RunRows(prepare=PrepareSettings())  # columns of any kind, of which sites may agree later
-    value = _read(source, folder, run)
-    clients, client = _client(value, source, folder, site, run)
-    records = own_records(source, folder, site, value)
+    owners, records = _owners(source, folder, site, run)
+    clients, client = _client(owners, source, folder, site, run)
     if (columns := columns_of(clients)) is not None:
         tables = {split: coded_rows(clients, columns, client, split)[0] for split in SPLITS}
         kinds = guess_columns(tables["train"])
@@ -251,19 +248,13 @@ def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
     )
 
 
-def own_records(source: SiteSource, folder: Path, site: str, value: Any) -> Digests:
-    """Return the digests of a site's rows, each once, before anything that a server chooses; none without an identity.
-
-    Args:
-        source: where they are, relative to `folder`.
-        folder: folder of the source.
-        site: name of the site, whose rows alone count where a column or folders name owners.
-        value: what was read.
-    """
+def _owners(source: SiteSource, folder: Path, site: str, run: RunRows) -> tuple[list[Owner], Digests]:
+    """Return who gave the rows of a source, and the digests of the site's own, before a server chooses anything."""
+    owners = read_owners(_read(source, folder, run), pair=True, parts=True)
     path = None if source.source is None or ":" in source.source else folder / source.source
     # pictures are known by their files, since the run says in which size they are read
-    owners = [Owner(None, path)] if path is not None and path.is_dir() else owners_of(value, pair=True, parts=True)
-    return records_of(owners, site, source.client)
+    identified = [Owner(None, path)] if path is not None and path.is_dir() else owners
+    return owners, records_of(identified, site, source.client)
 
 
 def place_of(source: DataSource, folder: Path) -> Path | None:
@@ -299,10 +290,10 @@ def missing_source(source: SiteSource, folder: Path, allowed: Collection[str] | 
 
 
 def _client(
-    value: Any, source: SiteSource, folder: Path, site: str, run: RunRows, number: int = 0
+    owners: Sequence[Owner], source: SiteSource, folder: Path, site: str, run: RunRows, number: int = 0
 ) -> tuple[Clients, int]:
     """Return clients, one of which has the site's rows, from what was read, and its number among them."""
-    clients, client = _raw_client(value, source, site, run, number)
+    clients, client = _raw_client(owners, source, site, run, number)
     if source.public is not None:
         columns = [name for name in _COLUMNS if run.columns.get(name) and not getattr(source, name)]
         clients = with_published(
@@ -311,50 +302,74 @@ def _client(
     return (clients, client) if run.extractor is None else (embedded_by(clients, run.extractor), client)
 
 
-def _raw_client(value: Any, source: SiteSource, site: str, run: RunRows, number: int) -> tuple[Clients, int]:
-    if isinstance(value, Mapping) and "train" not in value and not set(value) <= set(SPLITS):
-        value = list(value.values())[_number(list(value), site, source)]
-    if isinstance(value, Mapping):
-        return _alone(_parts(value, source, site, run), source, site, run, number), 0
-    if _is_pair(value):
-        source.refuse_columns()
-        if source.classes is None:
-            return _alone(value, source, site, run, number), 0
-        value = given(value, source.where)
-    rows = _rows(value, source, run)
-    if not isinstance(rows, DataSet):
-        return rows, _number(rows.names, site, source)
-    owner = _owner(rows, value, source)
-    own = _is_own(rows, owner, source, site)
-    keys = None if rows.keys is None else rows.keys.at(own.numpy())
-    if rows.columns is not None:  # columns stay as they are until they are prepared
-        x, y = _own_part(rows, own)
-        table = ClientTable(x.numpy(), y.numpy(), np.zeros(len(y), dtype=np.int64), [site], keys=keys,
-                            columns=rows.columns, target=source.target)  # fmt: skip
-        first = 0 if run.split is None else number  # the same rows as in a simulation
-        about: dict[str, Any] = {"classes": rows.classes, "regression": rows.classes is None, "first": first}
-        return clients_of_table(table, run.division(source), **about), 0
-    if isinstance(rows.x, Decoded) or rows.test is not None or (rows.groups is not None and rows.keys is None):
-        split = (Iid(clients=1) if owner is None else ByOwner(owner=owner)).split(rows, run.division(source))
-        return split, 0 if owner is None else _number(split.names, site, source)
-    return _alone(_own_part(rows, own), source, site, replace(run, classes=rows.classes), number, keys), 0
+def _raw_client(
+    owners: Sequence[Owner], source: SiteSource, site: str, run: RunRows, number: int
+) -> tuple[Clients, int]:
+    rows, kind = owners[0].content, source.client
+    if isinstance(rows, HoldsRows):
+        clients = cast(Clients, source.rows_of(rows, run.split))
+        return clients, _number(clients.names, site, source)
+    if isinstance(rows, DataSet) and _stays(rows):
+        data_set = cast(DataSet, source.rows_of(rows))
+        if run.classes is not None and data_set.classes is not None:
+            y = recoded(data_set.targets.numpy(), data_set.classes, run.classes, source.where)
+            data_set = replace(data_set, y=torch.from_numpy(y), classes=list(run.classes))
+        split = (Iid(clients=1) if kind is None else ByOwner(owner=kind)).split(data_set, run.division(source))
+        return split, 0 if kind is None else _number(split.names, site, source)
+    if owners[0].name is not None:
+        names = list(dict.fromkeys(str(owner.name) for owner in owners))
+        own = names[_number(names, site, source)]
+        owners = [replace(owner, name=None) for owner in owners if owner.name == own]
+    if owners[0].split is not None:
+        has_tables = any(owner.is_table or isinstance(owner.content, DataSet) for owner in owners)
+        owners = [replace(owner, name=site, content=_pair(owner, source, site, run)) for owner in owners]
+        if has_tables:  # whose columns are chosen by now
+            source = source.model_copy(update={"client": None, "target": None, "features": None})
+        if all(owner.split != "train" for owner in owners):
+            raise SettingError(f"{source.where} returned no rows to train on: it must return a 'train' part")
+    table, labels = _own_table(owners, source, site, run, coded=run.prepare is not None)
+    # the same rows as in a simulation
+    first = 0 if run.split is None else number
+    return clients_of_table(table, run.division(source), labels=labels, first=first), 0
 
 
-def _owner(rows: DataSet, value: Any, source: SiteSource) -> str | None:
-    """Return the kind of owners by which the site's rows are found, None where all are its own."""
-    return "client" if source.client is None and isinstance(value, tuple) and "client" in rows.owners else source.client
+def _stays(rows: DataSet) -> bool:
+    """Return whether a data set is divided as it is: its rows are in files, or it says how they are divided."""
+    return isinstance(rows.x, Decoded) or rows.test is not None or (rows.groups is not None and rows.keys is None)
 
 
-def _is_own(rows: DataSet, owner: str | None, source: SiteSource, site: str) -> torch.Tensor:
-    """Return which rows [n] are the site's."""
-    if owner is None:
-        return torch.ones(len(rows), dtype=torch.bool)
-    return torch.from_numpy(rows.owners[owner].codes == _number(rows.owners[owner].names, site, source))
+def _own_table(
+    owners: Sequence[Owner], source: SiteSource, site: str, run: RunRows, coded: bool = False
+) -> tuple[ClientTable, tuple[Any, Sequence[str] | None]]:
+    """Return the site's own rows as a table, and their targets as numbers with the names of their classes."""
+    rows, kind = owners[0].content, source.client
+    if isinstance(rows, DataSet):
+        data_set = cast(DataSet, source.rows_of(rows))
+        named = None if kind is None else np.array(data_set.owners[kind].names)[data_set.owners[kind].codes]
+        owner = Owner(None, (data_set.x, data_set.y), owners=named)
+        table = replace(from_pairs([owner], Reading()), classes=data_set.classes, keys=data_set.keys)
+        source = source.model_copy(update={"positive": None})  # its two classes are the only ones by now
+    else:
+        source = _with_columns_of(run, source, owners[0])
+        table = source.table_of(owners, run.split or BY_SHARES, coded)
+    alone = kind is None and owners[0].owners is None
+    table = table.of(None if alone else _number(table.names, site, source), site)
+    # what has names is told by them; numbers, and text of tables, are those of the run
+    has_names = table.classes is not None or owners[0].is_hub or source.positive is not None
+    amounts = source.regression or (run.numbers and not is_several(table.y))
+    changes = {"classes": source.classes or (None if has_names else run.classes), "regression": amounts}
+    y, classes = source.model_copy(update=changes).labels_of(table)
+    if classes is not None and run.classes is not None:
+        y, classes = recoded(y, classes, run.classes, source.where), list(run.classes)
+    return table, (y, classes)
 
 
-def _own_part(rows: DataSet, own: torch.Tensor) -> tuple[Any, Any]:
-    """Return inputs and targets of the rows that are the site's."""
-    return pytree.mapped(lambda leaf: leaf[own], rows.x), pytree.mapped(lambda leaf: leaf[own], rows.y)
+def _pair(owner: Owner, source: SiteSource, site: str, run: RunRows) -> Any:
+    """Return inputs and targets of a part, by the names of classes where they come from a table or a data set."""
+    if not owner.is_table and not isinstance(owner.content, DataSet):
+        return owner.content
+    table, (y, classes) = _own_table([replace(owner, name=None, split=None)], source, site, run)
+    return table.x, y if classes is None else np.array(classes)[y]
 
 
 def _read(source: SiteSource, folder: Path, run: RunRows) -> Any:
@@ -377,91 +392,20 @@ def _read(source: SiteSource, folder: Path, run: RunRows) -> Any:
     return source.model_copy(update=changes).read_path(place)
 
 
-def _rows(value: Any, source: SiteSource, run: RunRows) -> DataSet | Clients:
-    """Return a value as a data set with the classes of the run, or as clients."""
-    rows = _with_columns_of(run, source, value).rows_of(value, run.split, coded=run.prepare is not None)
-    if not isinstance(rows, DataSet) or rows.classes is None or run.classes is None:
-        return rows
-    numbered = isinstance(value, tuple | list) and source.classes is None and not is_several(value[1])
-    if numbered and kind(array(value[1], source.where, "targets")) == "whole":
-        return replace(rows, classes=list(run.classes))  # they are the run's numbers
-    y = target_arrays(np.array(rows.classes)[rows.targets.numpy()], source.where, run.classes)
-    return replace(rows, y=torch.from_numpy(y), classes=list(run.classes))
-
-
-def _with_columns_of(run: RunRows, source: SiteSource, value: Any) -> SiteSource:
+def _with_columns_of(run: RunRows, source: SiteSource, owner: Owner) -> SiteSource:
     """Return the source with the settings that it leaves to the run."""
-    changes: dict[str, Any] = {}
-    table, arrays = _is_table(value), isinstance(value, tuple | list)
-    if table:
-        changes = {name: run.columns[name] for name in _COLUMNS if run.columns.get(name) and not getattr(source, name)}
-        held = list(value.columns if hasattr(value, "columns") else value.column_names)
-        if source.client is None and run.columns.get("client") in held:
+    names = _COLUMNS if owner.is_table else ("tokens",)
+    changes = {name: run.columns[name] for name in names if run.columns.get(name) and not getattr(source, name)}
+    if owner.is_table:
+        columns = list(owner.content.columns if owner.is_frame else owner.content.column_names)
+        if source.client is None and run.columns.get("client") in columns:
             changes["client"] = run.columns["client"]  # no input; all rows are this site's
-        if hasattr(value, "columns") and source.classes is None:
-            changes["classes"] = run.classes  # also of many numbers, which would be amounts
         if source.target is None and "target" not in changes:
             raise SettingError(
                 f"{source.where} is a table: name the column to predict, target in [data] of site.toml, or --target "
-                f"COLUMN; it has {', '.join(map(str, held))}"
+                f"COLUMN; it has {', '.join(map(str, columns))}"
             )
-    if (table or arrays) and run.numbers and not (arrays and is_several(value[1])):
-        changes["regression"] = True
     return source.model_copy(update=changes)
-
-
-def _parts(value: Mapping[str, Any], source: SiteSource, site: str, run: RunRows) -> dict[str, Any]:
-    """Return the site's own parts, each a pair."""
-    for split in value:
-        if split not in SPLITS:
-            raise unknown(f"split, which {source.where} returned, called", split, SPLITS)
-    if "train" not in value:
-        raise SettingError(f"{source.where} returned no rows to train on: it must return a 'train' part")
-    return {split: part if _is_pair(part) else _pair(part, source, site, run) for split, part in value.items()}
-
-
-def _pair(value: Any, source: SiteSource, site: str, run: RunRows) -> tuple[Any, Any]:
-    """Return the inputs and targets of a part that is a table or a data set."""
-    rows = _rows(value, source, run)
-    if not isinstance(rows, DataSet):
-        raise SettingError(f"a part of {source.where} must be a pair (x, y), a table or a data set, got {rows!r}")
-    x, y = _own_part(rows, _is_own(rows, _owner(rows, value, source), source, site))
-    return x, y if rows.classes is None else np.array(rows.classes)[y.numpy()]
-
-
-def _alone(
-    member: Any, source: SiteSource, site: str, run: RunRows, number: int, keys: RowKeys | None = None
-) -> Clients:
-    """Return a pair, or parts that are pairs, as one client."""
-    parts = member if isinstance(member, Mapping) else {"": member}
-    whole = all(_is_whole(part) for part in parts.values())
-    tokens = source.tokens or bool(run.columns.get("tokens"))
-    return clients_of_table(
-        replace(from_pairs(owners_of({site: member}), tokens, source.collate, source.length), keys=keys),
-        run.division(source),
-        classes=run.classes,
-        regression=source.regression or (run.numbers and whole),
-        tokens=tokens,
-        collate=source.collate,
-        first=0 if run.split is None else number,  # the same rows as in a simulation
-    )
-
-
-def _is_whole(pair: Any) -> bool:
-    """Return whether the targets of a pair are one array, whatever numbers it has."""
-    return not isinstance(pair, tuple | list) or not is_several(pair[1])
-
-
-def _is_pair(value: Any) -> bool:
-    """Return whether a value is inputs and targets: a pair, or a torch data set of pairs."""
-    if isinstance(value, torch.utils.data.Dataset) and not _is_table(value):
-        return True
-    return isinstance(value, Rows) or (isinstance(value, tuple | list) and len(value) == 2)
-
-
-def _is_table(value: Any) -> bool:
-    # by name: neither package need be installed, nor imported for this
-    return type(value).__module__.partition(".")[0] in ("pandas", "datasets")
 
 
 def _number(names: Sequence[str], site: str, source: SiteSource) -> int:

@@ -14,7 +14,7 @@ from piebald import data
 from piebald.contracts import Clients
 from piebald.core.errors import SettingError
 from piebald.core.references import USERS, is_reference, of_folder
-from piebald.data.clients.client_tables import is_table, read_table
+from piebald.data.clients.client_tables import Reading, is_table, read_table
 from piebald.data.clients.convert import target_arrays
 from piebald.data.clients.data_source import DataSource
 from piebald.data.clients.owner import Owner
@@ -88,7 +88,7 @@ def _rows(
         raise SettingError(f"{source} has rows that stay in their files: load them, or adapt to them from Python")
     has_names = loaded.classes is not None and classes is not None and path.suffix != ".npz"
     y = np.array(loaded.classes)[loaded.targets.numpy()] if has_names else loaded.y
-    table = replace(from_pairs([Owner("newcomer", (loaded.x, y))]), keys=loaded.keys)
+    table = replace(from_pairs([Owner("newcomer", (loaded.x, y))], Reading()), keys=loaded.keys)
     return clients_of_table(table, division, classes=classes)
 
 

@@ -14,7 +14,8 @@ from piebald.core.arguments import Share
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats
 from piebald.core.targets import IGNORED
-from piebald.data.clients.client_tables import is_frame, tables_of
+from piebald.data.clients.client_tables import tables_of
+from piebald.data.clients.owner import is_frame
 from piebald.data.clients.prepared import PreparedClients, columns_of, prepared
 from piebald.data.clients.sources import clients_from
 from piebald.data.partition.split_settings import SplitSettings
