@@ -102,19 +102,18 @@ _CANNOT = "cannot train on "
 _AT = " at the "
 
 
-def failure_reason(error: Exception, told: bool = True, rows_told: bool = True) -> str:
+def failure_reason(error: Exception, told: bool = True) -> str:
     """Return why the work of one client ended without a result.
 
     Args:
         error: that was raised.
         told: whether the error's own message may be told, which may quote the client's rows.
-        rows_told: whether it may be told that there are too few of them.
 
     Examples:
         >>> failure_reason(ValueError("no such word")), failure_reason(ValueError("no such word"), told=False)
         ('ValueError at the client: no such word', 'ValueError at the site, whose log says more')
     """
-    if isinstance(error, CannotTrain) and rows_told:
+    if isinstance(error, CannotTrain):
         return str(error)
     kind = type(error).__name__
     return _line(f"{kind}{_AT}client: {error}")[:300] if told else f"{kind}{_AT}site, whose log says more"

@@ -39,7 +39,7 @@ from piebald.federation.link.wire_messages import (
     TermsRequest,
     decode,
 )
-from piebald.federation.site import task_runner
+from piebald.federation.site import site_process, task_runner
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.release import Declared, Gate, Mechanism, declared
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
@@ -52,6 +52,7 @@ from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.runtimes.base import RuntimeSettings
 from tests.federation.site_threads import connected
+from tests.federation.test_consent import Offered
 
 SITE = Path(task_runner.__file__).parent
 TOPICS: Mapping[str, type[SiteMessage]] = {
@@ -305,6 +306,22 @@ def test_failures_tell_nothing_of_rows_where_rows_are_hidden(name: str, monkeypa
         assert b"7.9" not in counted
         assert b"8 of" not in counted
         assert counted != told  # that a budget is spent is told, without a number
+
+
+@pytest.mark.parametrize(("recipe", "told"), [("fedavg", True), ("dp_sgd", False)])
+def test_a_refusal_tells_nothing_of_rows_where_rows_are_hidden(
+    recipe: str, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, a target out of range was told with the split that its row is in, also beside DP-SGD."""
+
+    def check_targets(*_: Any) -> None:
+        raise site_process._OtherForm("its targets must be whole numbers from 0 to 9, in test rows")
+
+    monkeypatch.setattr(site_process, "_check_targets", check_targets)
+    training = recipes.make(recipe).training.table()
+    refused = Offered(tmp_path, None, training=training).offer().refused
+    assert ("in test rows" in refused) is told
+    assert told or refused == "its rows cannot be used for this run; the site's own log says why"
 
 
 def test_without_protection_reasons_are_told() -> None:

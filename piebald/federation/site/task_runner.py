@@ -237,8 +237,7 @@ class TaskRunner:
             return self._watch.run(lambda: serve(engine, self._stack(task, state)))
         except Exception as error:  # the site goes on; the text is not sent, since it may hold numbers of its rows
             log.exception("task %d failed", task.id)
-            # how few rows there are is nobody's business where sums hide it
-            return failure_reason(error, told=False, rows_told=self.work.masking is None)
+            return failure_reason(error, told=False)
 
     def _answer(self, task: Task, query: Query, state: Mapping[str, Tensor] | None) -> tuple[Update | None, str | None]:
         """Return the answer to a query, or the reason why there is none.
