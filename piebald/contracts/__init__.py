@@ -66,6 +66,7 @@ from piebald.contracts.server import RunRecorder as RunRecorder
 from piebald.contracts.server import ServerContext as ServerContext
 from piebald.contracts.server import StepContext as StepContext
 from piebald.contracts.training import ClientContext as ClientContext
+from piebald.contracts.training import Disclosure as Disclosure
 from piebald.contracts.training import GroupSettings as GroupSettings
 from piebald.contracts.training import Personalizes as Personalizes
 from piebald.contracts.training import SgdConfig as SgdConfig

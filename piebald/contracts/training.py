@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -247,12 +247,38 @@ class StepsOutcome:
     loss: Tensor
 
 
+class Disclosure(Protocol):
+    """Rules of a site about sums that leave it without noise, see `privacy.disclosure`.
+
+    `check` and `check_counts` raise an error where the rules do not allow sums to be told.
+    """
+
+    @property
+    def least_rows(self) -> int:
+        """The least number of rows that a number may be about."""
+
+    def check(self, contributions: Iterable[Any], units: Any = None, dominance_only: bool = False) -> None:
+        """Check sums by the contributions of rows, arrays [n, k], and of the units [n] that rows belong to; or only
+        that no row has a large share.
+        """
+
+    def allow(self, contributions: Any, dominance_only: bool = False) -> bool:
+        """Return whether `check` would let sums of contributions [n, k] be told."""
+
+    def check_counts(self, counts: Any) -> None:
+        """Check counts of rows, an array of any shape."""
+
+
 class ClientContext(Protocol):
     """The interface of an engine for client code: training and evaluation on the data of a stack of clients."""
 
     @property
     def initial(self) -> Tensor:
         """The model [p] that the run starts from."""
+
+    @property
+    def disclosure(self) -> Disclosure | None:
+        """The rules that answers without noise obey at a site; None in a simulation, whose rows are at hand."""
 
     def with_rng(self, rng_version: int | str | None = None) -> ClientContext:
         """Return the same clients with the random numbers of another of their tasks (`Task.rng_version`), or, without

@@ -15,7 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import LocalLoss, RowOutputs, Rows, SgdConfig, SgdOutcome, Slope, Split, StepsOutcome, VectorStep
+from piebald.contracts import (
+    Disclosure,
+    LocalLoss,
+    RowOutputs,
+    Rows,
+    SgdConfig,
+    SgdOutcome,
+    Slope,
+    Split,
+    StepsOutcome,
+    VectorStep,
+)
 from piebald.contracts.data import HasTables, column_names
 from piebald.core import pytree
 from piebald.core.errors import RuntimeFault, SettingError
@@ -43,6 +54,10 @@ class EngineContext:
     @property
     def initial(self) -> Tensor:
         return self.engine.work.initial.to(self.engine.device)
+
+    @property
+    def disclosure(self) -> Disclosure | None:
+        return self.stack.disclosure
 
     def with_rng(self, rng_version: int | str | None = None) -> EngineContext:
         # whatever runs aside draws nothing that the task would have drawn

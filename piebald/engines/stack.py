@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from piebald.contracts import PartialSum, Query, Update
+from piebald.contracts import Disclosure, PartialSum, Query, Update
 from piebald.core.cohort_matrix import add_weighted, weighted_sum
 from piebald.core.machine import float64_device
 
@@ -34,6 +34,7 @@ class ClientStack:
         query: the query to answer, or None to train.
         secret: what noise and the batches of hidden rows are drawn from: random text that only the clients' site knows,
             fresh for each task; "" in a simulation, which draws them from the run's seed.
+        disclosure: the rules that answers obey at a site; None in a simulation.
     """
 
     clients: Sequence[int]
@@ -45,6 +46,7 @@ class ClientStack:
     state: Mapping[str, Sequence[Tensor]]
     query: Query | None = None
     secret: str = ""
+    disclosure: Disclosure | None = None
 
     def row(self, row: int) -> ClientStack:
         """A stack of one of the clients."""

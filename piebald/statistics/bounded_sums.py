@@ -27,6 +27,7 @@ MOST_ROWS = 1 << 31  # of all clients together: their sums, and noise on them, f
 _NARROWEST = 1e-300
 FEWEST_CLIENTS = 3  # of two clients, each would know the vector of the other
 MOST_CLIENTS = 1000  # each two of them agree on a seed
+_COUNTS = 3  # of these numbers
 _HEAD = 5  # numbers of a column before its histogram: present, missing, infinite, sum, sum of squares
 
 
@@ -93,15 +94,19 @@ class SumPlan:
             parts.append(_counted((codes[first] * width + codes[second])[in_table], height * width))
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
+    def influences(self, client: ClientColumns, vector: Ints) -> tuple[Ints, list[Floats]]:
+        """Return the counts of rows among a client's sums, and what its rows contribute to all other sums [n, 2]."""
+        counted = np.ones(len(vector), dtype=bool)
+        for place in range(len(self.bounds)):
+            counted[place * (_HEAD + self.bins) + _COUNTS : place * (_HEAD + self.bins) + _HEAD] = False
+        scaled = [_scaled(client.numbers[name], *ends) for name, ends in self.bounds.items()]
+        return vector[counted] >> 30, [np.column_stack([values, np.square(values)]) for values in scaled]
+
     def _numbers(self, values: Floats, low: float, high: float) -> Ints:
-        finite = values[np.isfinite(values)]
-        # the range is mapped to [-1, 1], since `influence` counts on no row adding more than 1 to a sum
-        half = (high - low) / 2
-        # the outer clip takes what rounding of (high - low) / 2 leaves beyond 1: such a row would exceed its influence
-        scaled = np.clip((np.clip(finite, low, high) - (low + half)) / half, -1.0, 1.0)
+        scaled = _scaled(values, low, high)
         missing = int(np.isnan(values).sum())
         # counts are shifted to the unit of sums, 2^-30, so that one deviation of noise fits all numbers of the vector
-        counts = np.array([len(finite), missing, len(values) - len(finite) - missing], dtype=np.int64) << 30
+        counts = np.array([len(scaled), missing, len(values) - len(scaled) - missing], dtype=np.int64) << 30
         # each row is rounded before the sum, so that the total does not depend on the order of rows or clients
         sums = [int(np.rint(power / STEP).astype(np.int64).sum()) for power in (scaled, np.square(scaled))]
         # the upper end falls into the last bin, which has both of its edges
@@ -150,6 +155,15 @@ class SumPlan:
             tables[first, second] = np.maximum(total[place : place + shape[0] * shape[1]] * STEP, 0.0).reshape(shape)
             place += shape[0] * shape[1]
         return single, tables
+
+
+def _scaled(values: Floats, low: float, high: float) -> Floats:
+    """Return the numbers that are finite, with the bounds as -1 and 1."""
+    finite = values[np.isfinite(values)]
+    # the range is mapped to [-1, 1], since `influence` counts on no row adding more than 1 to a sum
+    half = (high - low) / 2
+    # the outer clip takes what rounding of (high - low) / 2 leaves beyond 1: such a row would exceed its influence
+    return np.asarray(np.clip((np.clip(finite, low, high) - (low + half)) / half, -1.0, 1.0))
 
 
 def bounds_reason(low: float, high: float) -> str | None:

@@ -25,7 +25,7 @@ from piebald.statistics.statistics_at_sites import statistics_at_sites
 
 from .sites import Change, InProcess, Policy, plan
 
-ALLOWED = Policy(queries=["statistics"])
+ALLOWED = Policy(queries=["statistics"], least_rows=1)
 PLAN = plan()
 POOLED = np.concatenate([PLAN.clients.rows(k, "train").x.double().numpy() for k in range(3)])  # type: ignore[union-attr]
 
@@ -48,7 +48,7 @@ def test_sites_give_the_statistics_of_their_pooled_rows() -> None:
 
 
 def test_a_site_that_does_not_name_the_question_is_left_out() -> None:
-    found = asked(InProcess(PLAN, [ALLOWED, Policy(), Policy(queries=["evaluate"])]), quantiles=())
+    found = asked(InProcess(PLAN, [ALLOWED, Policy(), Policy(queries=["evaluate"], least_rows=1)]), quantiles=())
     assert found.clients == ["a"]
     with pytest.raises(PiebaldError, match=r"no site answers .*only if its policy names it"):
         asked(InProcess(PLAN, [Policy()] * 3))

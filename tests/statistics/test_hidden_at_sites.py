@@ -32,7 +32,7 @@ from .sites import InProcess, Policy, coded_plan, plan
 
 BUDGET = {"epsilon": 3.0, "delta": 1e-6}
 NOISY = Policy(queries=["noisy_sums"], budget=BUDGET)  # type: ignore[arg-type]
-MASKED = Policy(queries=["masked_sums"])
+MASKED = Policy(queries=["masked_sums"], least_rows=1)
 LIMITS: dict[str, Any] = {"x0": (-8.0, 8.0), "x1": (-8.0, 8.0)}
 PLAN = plan()
 SECURE = plan(recipes.fedavg().with_(transforms=SecureAggregation(bits=64)))
@@ -291,8 +291,8 @@ def test_a_question_about_other_columns_or_far_too_much_is_not_answered(tmp_path
     ("policy", "secure", "epsilon", "why"),
     [
         (Policy(), False, 1.0, "only if its policy names it"),
-        (Policy(queries=["statistics"]), False, 1.0, "does not answer 'noisy_sums'"),
-        (Policy(queries=["noisy_sums"]), False, 1.0, "no budget for noisy answers"),
+        (Policy(queries=["statistics"], least_rows=1), False, 1.0, "does not answer 'noisy_sums'"),
+        (Policy(queries=["noisy_sums"], least_rows=1), False, 1.0, "no budget for noisy answers"),
         (Policy(queries=["noisy_sums"], budget=BUDGET, splits=["test"]), False, 1.0, "its train rows"),  # type: ignore[arg-type]
         (Policy(queries=["noisy_sums"], budget=BUDGET, least_rows=31), False, 1.0, "fewer than the 31 rows"),  # type: ignore[arg-type]
         (Policy(queries=["noisy_sums"], budget=BUDGET, secure_aggregation=3), False, 1.0, "only inside secure"),  # type: ignore[arg-type]

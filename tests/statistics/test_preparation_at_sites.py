@@ -33,7 +33,7 @@ from piebald.statistics.sites import AskedSites
 from .sites import Change, InProcess, Policy
 
 NAMES = ["north", "south", "east"]
-ALLOWED = Policy(queries=["prepare"])
+ALLOWED = Policy(queries=["prepare"], least_rows=1)
 KINDS = {"kind": "prepare", "question": {"about": "kinds"}}
 
 
@@ -238,7 +238,7 @@ def test_the_server_sees_no_sum_of_a_single_site(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("policies", "extra", "why"),
     [
-        ([MASKED, Policy(queries=["prepare_names"]), MASKED], "", "no secure aggregation|south"),
+        ([MASKED, Policy(queries=["prepare_names"], least_rows=1), MASKED], "", "no secure aggregation|south"),
         ([MASKED] * 3, "prepare = { harmonise = 'combat' }\n", "harmonise in .prepare. needs the means of each site"),
         (
             [Policy(queries=["prepare_names", "masked_prepare"], least_rows=3)] * 3,
@@ -332,7 +332,7 @@ def test_sites_grow_trees_on_the_rows_that_they_prepare(tmp_path: Path) -> None:
     sites = Sites(tmp_path, TABLES)
     agreed = sites.agree([ALLOWED] * 3)
     ready = sites.ready(sites.settings.with_agreed(agreed))
-    policies = [Policy(queries=["trees"])] * 3
+    policies = [Policy(queries=["trees"], least_rows=1)] * 3
     runtime = InProcess(ready, policies)
     runtime._sites = [
         TaskRunner(site, policies[k], "cpu", runtime._signers[k]) for k, site in enumerate(sites.at(ready))

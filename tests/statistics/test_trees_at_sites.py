@@ -30,7 +30,7 @@ from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from tests.statistics.test_at_sites import InProcess, put
 
-ALLOWED = Policy(queries=["trees"])
+ALLOWED = Policy(queries=["trees"], least_rows=1)
 SETTINGS = TreeSettings(rounds=3, max_depth=3)
 Change = Callable[[Update], Update]
 
@@ -69,7 +69,7 @@ def test_sites_grow_the_trees_that_they_would_grow_here(classes: int) -> None:
 
 
 def test_a_site_answers_only_if_its_policy_names_trees(tmp_path: Path) -> None:
-    found = asked([ALLOWED, Policy(), Policy(queries=["statistics"])], compare=False)
+    found = asked([ALLOWED, Policy(), Policy(queries=["statistics"], least_rows=1)], compare=False)
     assert found.clients == ["a"]
     with pytest.raises(PiebaldError, match=r"no client grows trees, .*only if its policy names it"):
         asked([Policy()] * 3)

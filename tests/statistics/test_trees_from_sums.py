@@ -257,13 +257,20 @@ def split_rows(client: int) -> tuple[Any, Any]:
 
 
 def test_a_policy_decides(tmp_path: Path) -> None:
-    few = [Policy(), Policy(queries=["trees", "masked_sums"]), Policy(queries=["masked_tree_sums"], least_rows=5)]
+    few = [
+        Policy(),
+        Policy(queries=["trees", "masked_sums"], least_rows=1),
+        Policy(queries=["masked_tree_sums"], least_rows=5),
+    ]
     reasons = ["only if its policy names it", "does not answer 'masked_tree_sums'", "cannot know that a sum is about"]
     for number, (policy, reason) in enumerate(zip(few, reasons, strict=True)):
         with pytest.raises(PiebaldError, match=reason):
             at_sites(InProcess(SECURE, [policy, ALLOWED, ALLOWED], folder=tmp_path / f"{number}"))
     said: list[str] = []
-    unscored, one = Policy(queries=["masked_tree_sums"]), SETTINGS.model_copy(update={"rounds": 1, "max_depth": 1})
+    unscored, one = (
+        Policy(queries=["masked_tree_sums"], least_rows=1),
+        SETTINGS.model_copy(update={"rounds": 1, "max_depth": 1}),
+    )
     found = at_sites(InProcess(SECURE, [unscored, ALLOWED, ALLOWED], folder=tmp_path / "unscored"), one, said)
     assert [np.isnan(one["auc"]) for one in found.together] == [True, False, False]
     assert any("does not answer 'tree_scores'" in line for line in said)

@@ -64,7 +64,10 @@ def test_text_has_no_values() -> None:
 def runtime(agreed: tuple[Sites, Any], kind: str, folder: Path | None = None) -> tuple[InProcess, Any]:
     sites, preparation = agreed
     masks = () if folder is None else (SecureAggregation(bits=64),)
-    ready, policies = sites.ready(sites.settings.with_agreed(preparation), masks), [Policy(queries=[kind])] * 3
+    ready, policies = (
+        sites.ready(sites.settings.with_agreed(preparation), masks),
+        [Policy(queries=[kind], least_rows=1)] * 3,
+    )
     asked = InProcess(ready, policies, None, folder)
     asked._sites = [TaskRunner(site, policies[k], "cpu", asked._signers[k]) for k, site in enumerate(sites.at(ready))]
     return asked, ready

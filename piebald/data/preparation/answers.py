@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from scipy.stats import yeojohnson
 
+from piebald.contracts import Disclosure
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats, Moments, merged
 from piebald.core.stored_vectors import blocks
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SOME = 1000  # rows that are looked at first
+_LARGEST_EXPONENT, _GRID = 5.0, 1e-7  # of Yeo and Johnson's change
 _ROWS = 1 << 18  # that are read as numbers at once
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 Thresholds = Annotated[list[Finite], Field(max_length=2048)]
@@ -161,6 +164,18 @@ class PowersQuestion(_Message):
     gaps: list[Name] = []
     exponents: Annotated[dict[Name, Thresholds], Field(max_length=MOST_COLUMNS)]
 
+    @field_validator("exponents")
+    @classmethod
+    def _check_exponents(cls, exponents: dict[str, list[float]]) -> dict[str, list[float]]:
+        # a large power is that of the largest number alone, and near exponents differ by one row's digits
+        for exponent in chain(*exponents.values()):
+            if not abs(exponent) <= _LARGEST_EXPONENT or abs(exponent / _GRID - round(exponent / _GRID)) > 1e-3:
+                raise ValueError(
+                    f"exponents must be between -{_LARGEST_EXPONENT:g} and {_LARGEST_EXPONENT:g}, multiples of "
+                    f"{_GRID:g}, got {exponent:g}"
+                )
+        return exponents
+
 
 class PowersAnswer(_Message):
     """The moments in the order of the exponents, and the sum of the signed logarithms that the likelihood has."""
@@ -182,16 +197,24 @@ class Table:
         frame: its training rows, without the target.
         y: its targets [n], where they are numbers.
         classes: the names of the classes that it has, None where targets are numbers.
+        class_rows: how many of the rows have each class, None where that is not known.
     """
 
     frame: pd.DataFrame | CodedRows
     y: NDArray[Any] | None = None
     classes: Sequence[str] | None = None
+    class_rows: NDArray[Any] | None = None
+
+    def named_classes(self, least_rows: int) -> list[str] | None:
+        """Return the classes that so many rows have."""
+        if self.classes is None or self.class_rows is None:
+            return None if self.classes is None else list(self.classes)
+        return [name for name, rows in zip(self.classes, self.class_rows, strict=True) if rows >= least_rows]
 
 
 def answer(
     question: Question, frame: pd.DataFrame | CodedRows, y: NDArray[Any] | None = None,
-    classes: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None, rules: Disclosure | None = None,
 ) -> Answer:  # fmt: skip
     """Return the answer of one client.
 
@@ -200,10 +223,14 @@ def answer(
         frame: its training rows; a column that is not there counts as one without values.
         y: its targets [n], where they are numbers.
         classes: the names of the classes that it has.
+        rules: of disclosure at a site.
 
     Raises:
         SettingError: a value cannot be read as the agreed kind.
+        Withheld: few rows decide a number of the answer.
     """
+    if rules is not None:
+        rules.check_counts(np.array([len(frame)]))
     if isinstance(question, KindsQuestion):
         names = [*map(str, frame.columns)]
         if len(names) > MOST_COLUMNS:
@@ -223,9 +250,11 @@ def answer(
         )  # fmt: skip
     if isinstance(question, PowersQuestion):
         numbers = {name: _column(frame, name, question.gaps) for name in question.exponents}
+        if rules is not None:
+            rules.check(signed_logarithm(values[~np.isnan(values)])[:, None] for values in numbers.values())
         return PowersAnswer(
             moments={
-                name: [_moments(yeo_johnson(values, exponent)) for exponent in question.exponents[name]]
+                name: [_moments(yeo_johnson(values, exponent), rules) for exponent in question.exponents[name]]
                 for name, values in numbers.items()
             },
             logarithms={name: signed_logarithms(values) for name, values in numbers.items()},
@@ -236,18 +265,29 @@ def answer(
     )
     if isinstance(question, CountsQuestion):
         limits = question.thresholds
-        counts = [{name: _counts(columns[name], limits[name]) for name in limits} for columns in parsed]
-        return CountsAnswer(counts={name: np.sum([held[name] for held in counts], axis=0).tolist() for name in limits})
+        blocks_of = [{name: _counts(columns[name], limits[name]) for name in limits} for columns in parsed]
+        counts = {name: np.sum([block[name] for block in blocks_of], axis=0) for name in limits}
+        if rules is not None:
+            for below in counts.values():
+                # rows between neighbouring thresholds, below the first, and above the last or without a number
+                rules.check_counts(np.diff(np.sort(below), prepend=0, append=len(frame)))
+        return CountsAnswer(counts={name: below.tolist() for name, below in counts.items()})
+    least_rows = max(question.least_rows, 1 if rules is None else rules.least_rows)
     moments: dict[str, list[Moments]] = {}
     for columns in parsed:
         for name, values in columns.items():
-            moments.setdefault(name, []).append(Moments.of(_logged(name, values, question.scale)[:, None]))
+            logged = _logged(name, values, question.scale)
+            moments.setdefault(name, []).append(Moments.of(logged[:, None]))
+            if rules is not None:
+                check_moments(logged, rules)
     return ValuesAnswer(
-        numbers={name: _told(merged(parts)) for name, parts in moments.items()},
+        numbers={name: _told(merged(parts), rules) for name, parts in moments.items()},
         categories={
-            name: _categories(frame, name, question) for name, kind in question.kinds.items() if kind == "category"
+            name: _categories(frame, name, question.gaps, least_rows)
+            for name, kind in question.kinds.items()
+            if kind == "category"
         },
-        target=_moments(np.asarray(y, dtype=np.float64)) if question.target and y is not None else None,
+        target=_moments(np.asarray(y, dtype=np.float64), rules) if question.target and y is not None else None,
     )
 
 
@@ -294,8 +334,24 @@ def yeo_johnson(values: Floats, exponent: float) -> Floats:
 
 def signed_logarithms(values: Floats) -> float:
     """Return the sum of sign(x) log(1 + |x|), of which the likelihood of an exponent has a multiple."""
-    present = values[~np.isnan(values)]
-    return float((np.sign(present) * np.log1p(np.abs(present))).sum())
+    return float(signed_logarithm(values[~np.isnan(values)]).sum())
+
+
+def signed_logarithm(values: Floats) -> Floats:
+    """Return sign(x) log(1 + |x|) of each value."""
+    return np.asarray(np.sign(values) * np.log1p(np.abs(values)))
+
+
+def check_moments(values: Floats, rules: Disclosure) -> None:
+    """Refuse the mean and the squared deviations of a column if few of its values [n] decide them.
+
+    Raises:
+        Withheld: a rule of disclosure is broken.
+    """
+    finite = values[np.isfinite(values)]
+    rules.check([finite[:, None]])
+    # squares weigh large values more than many, so that only a single one decides whether they are told
+    rules.check([np.square(finite - finite.mean())[:, None]] if len(finite) else [], dominance_only=True)
 
 
 def _counts(values: Floats, limits: list[float]) -> NDArray[np.int64]:
@@ -326,21 +382,28 @@ def _logged(name: str, values: Floats, scale: dict[str, Scale]) -> Floats:
     return np.log1p(values)
 
 
-def _moments(values: Floats) -> NumbersAnswer:
-    return _told(merged(Moments.of(values[rows, None]) for rows in blocks(len(values), _ROWS)))
+def _moments(values: Floats, rules: Disclosure | None) -> NumbersAnswer:
+    if rules is not None:
+        check_moments(values, rules)
+    return _told(merged(Moments.of(values[rows, None]) for rows in blocks(len(values), _ROWS)), rules)
 
 
-def _told(moments: Moments) -> NumbersAnswer:
+def _told(moments: Moments, rules: Disclosure | None) -> NumbersAnswer:
+    present, missing = int(moments.present[0]), int(moments.missing[0])
+    # a few gaps are told as numbers like all others: their count would be about few rows
+    if rules is not None and missing < rules.least_rows <= present:
+        present, missing = present + missing, 0
+    elif rules is not None:
+        rules.check_counts(np.array([present, missing]))
     return NumbersAnswer(
-        present=int(moments.present[0]), missing=int(moments.missing[0]), mean=float(moments.mean[0]),
-        scatter=float(moments.scatter[0]),
-    )  # fmt: skip
+        present=present, missing=missing, mean=float(moments.mean[0]), scatter=float(moments.scatter[0])
+    )
 
 
-def _categories(frame: pd.DataFrame | CodedRows, name: str, question: ValuesQuestion) -> CategoriesAnswer:
-    codes, words = factorized(_series(frame, name), question.gaps)
+def _categories(frame: pd.DataFrame | CodedRows, name: str, gaps: list[str], least_rows: int) -> CategoriesAnswer:
+    codes, words = factorized(_series(frame, name), gaps)
     counts = np.bincount(codes[codes >= 0], minlength=len(words))
-    named = sorted(word for word, count in zip(words, counts, strict=True) if count >= question.least_rows)
+    named = sorted(word for word, count in zip(words, counts, strict=True) if count >= least_rows)
     refuse_long(named, f"column {shown(name, 40)}: the category", "shorten it, or leave the column out in [prepare]")
     if len(named) > MOST_CATEGORIES:
         raise SettingError(

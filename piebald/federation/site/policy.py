@@ -21,6 +21,7 @@ from piebald.methods.transforms.base import Transform
 from piebald.methods.transforms.compression import Compressor
 from piebald.methods.transforms.gaussian import Gaussian
 from piebald.privacy import SecureAggregation, accounting
+from piebald.privacy.disclosure import LARGEST_SHARE, LEAST_ROWS, DisclosureRules
 from piebald.privacy.ledger import LARGEST, Limit, noise_for
 from piebald.privacy.spending import task_mechanism
 
@@ -70,12 +71,14 @@ class Policy(BaseModel):
             whose training or updates get no noise at this site.
         questions: how many different questions of a kind are answered about the same rows, in all runs together;
             "any" for any number, and for scores without noise.  Not set: what `Query.most_asked` says of the kind.
-        least_rows: the fewest rows that a number in an answer to "statistics", "model_sums", "confusion" or "evaluate",
-            or a leaf in one to "trees", may be about.  An answer with one that is about fewer, and more than none,
-            stays at this site, and it answers one question about moments and one about counts, since the difference of
-            two may be about a single row.  Scores are told with noise (`score_noise`).  "noisy_sums" are told if the
-            site has so many rows, "masked_sums", "masked_model_sums", "masked_tree_sums" and "masked_prepare" never,
-            since no site knows what a sum is about.
+        least_rows: the fewest rows that a number which leaves without noise may be about: a count, a sum, by the
+            effective number of rows that contribute to it, a leaf of a tree, a class or category that is named.  An
+            answer with one that is about fewer, and more than none, stays at this site.  Not set: 10.  1 is said by
+            who wants no rules of disclosure, also none about shares.  Where it is set to 2 or more, the site also
+            answers one question about moments and one about counts, since the difference of two may be about a single
+            row, tells scores with noise (`score_noise`) and no masked sums without; "noisy_sums" are told if it has
+            so many rows.
+        largest_share: the largest share of one row in a sum that leaves without noise, of all absolute contributions.
         splits: the rows that answers may depend on.  Not set: all; without "train" where something protects, but for
             sums under masks, noisy ones, and names ("prepare_names").
         models_per_version: how many different models are examined at one version, on the same rows.  The server chooses
@@ -114,7 +117,8 @@ class Policy(BaseModel):
     budget: RowBudget | None = None
     training: RowBudget | None = None
     questions: dict[str, Annotated[int, Field(ge=1)] | Literal["any"]] = {}
-    least_rows: int | None = Field(default=None, ge=2)
+    least_rows: int | None = Field(default=None, ge=1)
+    largest_share: float = Field(default=LARGEST_SHARE, gt=0, le=1)
     splits: list[Split] | None = None
     models_per_version: int | None = Field(default=None, ge=1)
     plugins: list[str] = []
@@ -156,10 +160,22 @@ class Policy(BaseModel):
         """What training may spend of the rows' privacy, in all runs together, None for any."""
         return None if self.training is None else self.training.limit
 
+    @property
+    def hides_rows(self) -> bool:
+        """Whether the policy itself says that small numbers of rows are hidden."""
+        return self.least_rows is not None and self.least_rows > 1
+
+    @property
+    def disclosure(self) -> DisclosureRules | None:
+        """The rules of sums that leave without noise, None where the site's owner has taken them away."""
+        if self.least_rows == 1:
+            return None
+        return DisclosureRules(self.least_rows or LEAST_ROWS, self.largest_share)
+
     def most_asked(self, query: Query) -> int | None:
         """Return how many questions like this one are answered about the same rows, None for any number."""
         stated = self.questions.get(query.topic(), self.questions.get(query.kind))
-        most = query.most_asked(self.least_rows is not None) if stated is None else stated
+        most = query.most_asked(self.hides_rows) if stated is None else stated
         return None if most == "any" else int(most)
 
     def score_noise(self, query: Query) -> float:
@@ -169,7 +185,7 @@ class Policy(BaseModel):
         Those of several kinds share it, and the ledger refuses the one that would spend more.
         """
         most = self.most_asked(query)
-        if most is None or not (query.blurred or self.least_rows is not None):
+        if most is None or not (query.blurred or self.hides_rows):
             return 0.0
         once = 1.0 if self.budget is None else noise_for(self.budget.epsilon, self.budget.delta)
         return once * math.sqrt(most)
@@ -188,7 +204,7 @@ class Policy(BaseModel):
             return f"the trainer would disclose {disclosure}, which this site does not allow beside {hiding}"
         if work.own_query is not None and (reason := self.query_reject_reason(work.own_query, work)):
             return f"updates would answer a query: {reason}"
-        if work.own_query is not None and self.least_rows is not None:
+        if work.own_query is not None and self.hides_rows:
             return f"updates would answer {work.own_query.kind!r} exactly, at a site that hides small numbers of rows"
         # for one row: what counts here is only whether there is any noise to count
         if self.training is not None and work.trains and task_mechanism(work, 1) is None:
@@ -309,7 +325,7 @@ class Policy(BaseModel):
             return "this run masks nothing, so nothing can leave under its masks"
         if not hidden.masked and self.secure_aggregation is not None:
             return "this site sends sums only inside secure aggregation"
-        if not hidden.noise and self.least_rows is not None:
+        if not hidden.noise and self.hides_rows:
             return f"this site cannot know that a sum is about at least the {self.least_rows} rows that it demands"
         if hidden.noise and self.budget is None:
             return "this site's policy has no budget for noisy answers: budget = { epsilon = ..., delta = ... }"
@@ -318,9 +334,10 @@ class Policy(BaseModel):
     def few_rows_reason(self, query: Query, work: ClientWork, rows: Mapping[Split, int]) -> str | None:
         """Return the reason why a noisy answer is not given by a site that has so many rows of each split, or None."""
         fewest = min((rows[split] for split in rows_read(query, work)), default=0)
-        if query.hiding() is None or self.least_rows is None or fewest >= self.least_rows:
+        rules = self.disclosure
+        if query.hiding() is None or rules is None or fewest >= rules.least_rows:
             return None
-        return f"this site has fewer than the {self.least_rows} rows that an answer must be about"
+        return f"this site has fewer than the {rules.least_rows} rows that an answer must be about"
 
     def most_models(self, work: ClientWork) -> int | None:
         """Return how many different models are examined at one version, None for any number."""
@@ -343,12 +360,11 @@ class Policy(BaseModel):
             return f"the answer is as long as the model, beside {hiding}"
         if len(answer.metrics) > _NUMBERS:
             return f"the answer carries {len(answer.metrics)} numbers, at most {_NUMBERS} are allowed"
-        if (
-            self.least_rows is not None
-            and (fewest := query.fewest_rows(answer)) is not None
-            and fewest < self.least_rows
-        ):
-            return f"the answer is about fewer than the {self.least_rows} rows that this site demands"
+        rules, hidden = self.disclosure, query.hiding()
+        open_rules = None if rules is None or (hidden is not None and hidden.noise) else rules
+        fewest = None if open_rules is None else query.fewest_rows(answer)
+        if open_rules is not None and fewest is not None and fewest < open_rules.least_rows:
+            return f"the answer is about fewer than the {open_rules.least_rows} rows that this site demands"
         if form.metrics is not None and (extra := sorted(answer.metrics.keys() - {*form.metrics})):
             return f"the answer carries the number {extra[0]!r}, which {query.kind!r} does not declare"
         return None

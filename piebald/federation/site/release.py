@@ -181,8 +181,8 @@ def answer_mechanism(policy: Policy, query: Query) -> tuple[Mechanism, str]:
     if deviation and query.overrides(Query.row_influence):
         bounded = f"Gaussian, with a deviation of {deviation:.3g} times what one row changes, else it stays"
         return Mechanism.NOISED, f"{bounded}; {asked}"
-    if policy.least_rows is not None:
-        return Mechanism.THRESHOLDED, f"nothing about fewer than {policy.least_rows} rows; {asked}"
+    if (rules := policy.disclosure) is not None:
+        return Mechanism.THRESHOLDED, f"nothing about fewer than {rules.least_rows} rows; {asked}"
     return Mechanism.OPEN, asked
 
 

@@ -175,7 +175,12 @@ class UnpreparedRows(SiteRows):
 
     def table(self, client: int, split: Split) -> Table:
         """See `contracts.data.HasTables`; a site has the rows of one client alone."""
-        return Table(*coded_rows(self._clients, self._columns, 0, split), self._clients.classes)
+        frame, y = coded_rows(self._clients, self._columns, 0, split)
+        classes = self._clients.classes
+        if classes is None:
+            return Table(frame, y)
+        labels = pytree.single(self._clients.rows(0, split).y, "prepare").long()
+        return Table(frame, y, classes, torch.bincount(labels[labels >= 0], minlength=len(classes)).numpy())
 
 
 def rows_of_one(clients: Clients, number: int) -> SiteRows:

@@ -59,6 +59,7 @@ from piebald.methods.choice import local_work
 from piebald.methods.client_work import ClientWork
 from piebald.methods.queries.threshold_scores import ThresholdCounts, ThresholdScores
 from piebald.methods.transforms.gaussian import Gaussian
+from piebald.privacy.disclosure import Withheld
 from piebald.privacy.ledger import FOLDER, TRAINING, OverBudget, OverLimit, RowLedger
 from piebald.privacy.secure_aggregation.client_side import Outcome, masked, replied
 from piebald.privacy.spending import task_mechanism
@@ -97,6 +98,12 @@ class SiteClient:
             SettingError: it cannot be read.
         """
         return row_ledger(self.clients, self.client, self.records, state, self.place, log, lines)
+
+
+def hides_by_noise(query: Query) -> bool:
+    """Return whether noise hides single rows in the answers to a query."""
+    hidden = query.hiding()
+    return query.asked_of == "itself" or (hidden is not None and hidden.noise > 0)
 
 
 def row_ledger(
@@ -235,6 +242,8 @@ class TaskRunner:
         """Return what an engine makes of a task, or why it makes nothing."""
         try:
             return self._watch.run(lambda: serve(engine, self._stack(task, state)))
+        except Withheld as error:  # one sentence, whatever the reason
+            return f"refused by the site's policy: {error}"
         except Exception as error:  # the site goes on; the text is not sent, since it may hold numbers of its rows
             log.exception("task %d failed", task.id)
             return failure_reason(error, told=False)
@@ -300,8 +309,8 @@ class TaskRunner:
     def _digest(self, task: Task, query: Query, state: Mapping[str, Tensor] | None) -> str:
         """Return the digest of all that the answer to a query follows from."""
         numbers = [task.version, task.rng_version, task.committed, task.client]
-        noise = self._policy.score_noise(query)
-        values = [query.table(), numbers, self._terms, self._work_digest, self._rows_digest, noise]
+        rules = self._policy.score_noise(query), repr(self._policy.disclosure)
+        values = [query.table(), numbers, self._terms, self._work_digest, self._rows_digest, *rules]
         state_vectors = {f"state/{name}": tensor for name, tensor in (state or {}).items()}
         task_vectors = {f"task/{name}": tensor for name, tensor in task.vectors.items()}
         return shown_digest(values, {**state_vectors, **task_vectors}).hex()
@@ -396,7 +405,7 @@ class TaskRunner:
         """Return an answer whose scores have noise where the policy says so, or why there is none."""
         deviation, influence = self._policy.score_noise(query), self._influence(query)
         if influence is None:
-            return rounded_scores(answer) if self._policy.least_rows is not None else answer, None
+            return rounded_scores(answer) if self._policy.hides_rows else answer, None
         scores = {name: answer.metrics[name] for name in sorted(influence) if name in answer.metrics}
         vectors = {name: vector for name, vector in answer.vectors.items() if name in influence}
         if not scores and not vectors:
@@ -532,6 +541,8 @@ class TaskRunner:
             # The server knows the run's seed and picks versions, and could make noise again that depends on these
             # alone.  Nobody needs this secret twice: what is sent again are the bytes that were made with it.
             secret=secrets.token_hex(32),
+            # noise hides what the rules are about, and what a site asks itself leaves nowhere
+            disclosure=None if task.query is None or hides_by_noise(task.query) else self._policy.disclosure,
         )
 
     def _first_state(self, task: Task) -> Mapping[str, Tensor]:

@@ -58,6 +58,19 @@ def used_model(inputs: TrainInput, context: ClientContext, trainer: Trains) -> T
     return trainer.personalize(inputs, context) if isinstance(trainer, Personalizes) else inputs.model
 
 
+def row_losses(model: Tensor, context: ClientContext, split: Split) -> Any:
+    """Return the losses of all rows of a stack's clients, an array [n, 1]."""
+    losses, _ = context.row_losses(model, split)
+    return losses[~losses.isnan()].abs().double().cpu().numpy()[:, None]  # NaN is padding
+
+
+def even_losses(model: Tensor, context: ClientContext, split: Split) -> bool:
+    """Return whether the site's rules of disclosure allow to tell the sum of the rows' losses."""
+    if context.disclosure is None:
+        return True
+    return context.disclosure.allow(row_losses(model, context, split), dominance_only=True)
+
+
 class Evaluate(ScoringQuery):
     """Score the global model and the client's personal model.
 
@@ -84,6 +97,9 @@ class Evaluate(ScoringQuery):
         metrics = {}
         for name, model in models.items():
             scores, metrics["examples"] = context.score(model, self.split)
+            if not even_losses(model, context, self.split):
+                # shares count rows, and all else would tell of one row
+                scores = {metric: value for metric, value in scores.items() if metric in SHARES}
             metrics |= {f"{name}/{metric}": value for metric, value in scores.items()}
         return inputs.answered(metrics=metrics)
 
@@ -116,6 +132,8 @@ class Validate(ScoringQuery):
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         if not self.classes:
             scores, rows = context.score(inputs.model, self.split)
+            if context.disclosure is not None:
+                context.disclosure.check([row_losses(inputs.model, context, self.split)], dominance_only=True)
             # without rows the loss is NaN, and answers must be finite; `examples` says that it counts nothing
             return inputs.answered(metrics={"loss": scores["loss"].nan_to_num(), "examples": rows})
         matrix = context.confusion(inputs.model, self.split).flatten(1)

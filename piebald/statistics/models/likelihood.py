@@ -105,8 +105,8 @@ def row_scores(terms: RowTerms, x: Floats, weight: Floats) -> Floats:
     return np.concatenate(parts, axis=1) * weight[:, None]
 
 
-def cluster_scores(scores: Floats, labels: NDArray[np.object_]) -> Floats:
-    """Return the number of clusters and the sum of their scores' outer products, flat [1 + q^2] (Liang, Zeger 1986).
+def cluster_sums(scores: Floats, labels: NDArray[np.object_]) -> Floats:
+    """Return the sums of scores over clusters [clusters, q] (Liang, Zeger 1986).
 
     Args:
         scores: of rows [n, q].
@@ -115,4 +115,4 @@ def cluster_scores(scores: Floats, labels: NDArray[np.object_]) -> Floats:
     clusters, places = np.unique(labels, return_inverse=True) if len(labels) else (labels, np.zeros(0, dtype=int))
     sums = np.zeros((len(clusters), scores.shape[1]))
     np.add.at(sums, places, scores)
-    return np.concatenate([[float(len(clusters))], (sums.T @ sums).ravel()])
+    return sums

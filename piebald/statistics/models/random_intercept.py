@@ -50,7 +50,7 @@ def marginal_likelihood(
         point: coefficients and the standard deviation of intercepts [p + 1].
     """
     eta, deviation = x @ point[:-1] + offset, float(point[-1])
-    mode, curvature = _mode(family, y, eta, weight, deviation)
+    mode, curvature = mode_of(family, y, eta, weight, deviation)
     nodes, node_weights = np.polynomial.hermite.hermgauss(_NODES)
     spread = math.sqrt(2 / curvature)
     # nodes are placed around this client's mode (adaptive): around 0 they would miss a peak of many rows
@@ -76,7 +76,7 @@ def marginal_likelihood(
     return Likelihood(value, -2 * value, score, information)
 
 
-def _mode(family: Family, y: Floats, eta: Floats, weight: Floats, deviation: float) -> tuple[float, float]:
+def mode_of(family: Family, y: Floats, eta: Floats, weight: Floats, deviation: float) -> tuple[float, float]:
     """Return the most likely intercept of a client in units of its deviation, and the curvature there."""
     place = 0.0
     for _ in range(100):

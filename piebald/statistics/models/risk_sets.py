@@ -6,6 +6,7 @@ Cox 1972; tied times after Efron 1977 or Breslow 1974; score residuals after Lin
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -19,12 +20,15 @@ class PartialLikelihood(NamedTuple):
     """The partial likelihood of some rows, with score residuals of rows [n, p] and Schoenfeld residuals [n, p].
 
     A score residual is how fast the score changes with the logarithm of the row's weight.  A Schoenfeld residual is
-    that of a row with an event, and 0 of others.
+    that of a row with an event, and 0 of others.  `expected` are the events that are expected of rows [n], the weight
+    that they have in all risk sets; `contributions` yields what rows contribute to the sums [n, k].
     """
 
     sums: Likelihood
     scores: Floats
     schoenfeld: Floats
+    expected: Floats
+    contributions: Callable[[], Iterator[Floats]]
 
 
 def partial_likelihood(
@@ -42,7 +46,11 @@ def partial_likelihood(
     if not event.any():
         nothing = np.zeros_like(x)
         return PartialLikelihood(
-            Likelihood(0.0, 0.0, np.zeros(x.shape[1]), np.zeros((x.shape[1],) * 2)), nothing, nothing
+            Likelihood(0.0, 0.0, np.zeros(x.shape[1]), np.zeros((x.shape[1],) * 2)),
+            nothing,
+            nothing,
+            np.zeros(len(x)),
+            lambda: iter(()),
         )
     # a factor common to all hazards cancels in their ratios: with it no exponential overflows
     shift = float(eta.max())
@@ -73,11 +81,17 @@ def partial_likelihood(
     each = mean_weight[place]
     terms = at_risk[place] - share[:, None] * dying[place]
     mean = terms[:, 1:] / terms[:, :1]
-    # cumulated over times: 1 / S0 and mean / S0, and what rows that die now have less of them
+
+    def cumulated(values: Floats) -> Floats:
+        """Return the sums [n, k] of events' values [events, k] over the risk sets of each row."""
+        totals = np.vstack([np.cumsum(summed(place, values), axis=0), np.zeros(values.shape[1])])
+        # what rows that die have less of them, where ties share a risk set
+        less = np.vstack([summed(place, share[:, None] * values), np.zeros(values.shape[1])])
+        return np.asarray(totals[group] - totals[before] - less[deadly])
+
+    # 1 / S0 and mean / S0
     rate = each[:, None] * np.column_stack([np.ones(len(place)), mean]) / terms[:, :1]
-    cumulated = np.vstack([np.cumsum(summed(place, rate), axis=0), np.zeros(rate.shape[1])])
-    less = np.vstack([summed(place, share[:, None] * rate), np.zeros(rate.shape[1])])
-    exposure = cumulated[group] - cumulated[before] - less[deadly]
+    exposure = cumulated(rate)
     means = summed(place, mean / deaths[place][:, None])
     schoenfeld = np.where(died[:, None], x - means[deadly], 0.0)
     # Lin and Wei 1989: its event's residual, less what is expected of the row in each risk set that it is in
@@ -86,7 +100,22 @@ def partial_likelihood(
     value = float(weight[died] @ eta[died]) - float(each @ np.log(terms[:, 0])) - shift * float(each.sum())
     information = (x * (hazard * exposure[:, 0])[:, None]).T @ x - (each[:, None] * mean).T @ mean
     sums = Likelihood(value, -2 * value, weight @ schoenfeld, information)
-    return PartialLikelihood(sums, scores, schoenfeld)
+
+    expected = hazard * exposure[:, 0]
+
+    def contributions() -> Iterator[Floats]:
+        logarithms = np.append(summed(place, each * np.log(terms[:, 0])) / deaths, 0.0)
+        values = np.where(died, weight * (eta - shift) - logarithms[deadly], 0.0)
+        yield np.column_stack([values, expected])
+        yield scores
+        for column in range(x.shape[1]):
+            # the covariance in a risk set is a mean over its rows, so each has a share of it
+            own, squares = x[:, column : column + 1], cumulated(rate[:, 1 + column :] * mean[:, column : column + 1])
+            others, means_of_others = x[:, column:], exposure[:, 1 + column :]
+            apart = exposure[:, :1] * own * others - own * means_of_others
+            yield hazard[:, None] * (apart - exposure[:, 1 + column : 2 + column] * others + squares)
+
+    return PartialLikelihood(sums, scores, schoenfeld, expected, contributions)
 
 
 def counted_times(groups: Floats, time: Floats, event: Floats, times: Floats) -> Floats:

@@ -8,8 +8,9 @@ import numpy as np
 
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
-from piebald.statistics.models.fitting import maximised
-from piebald.statistics.models.likelihood import Likelihood, cluster_scores, likelihood, row_scores, row_terms
+from piebald.statistics.models import likelihood as likelihoods
+from piebald.statistics.models.fitting import Maximum, maximised
+from piebald.statistics.models.likelihood import Likelihood, cluster_sums, likelihood, row_terms
 from piebald.statistics.models.random_intercept import marginal_likelihood, normal_sums
 from piebald.statistics.models.risk_sets import PartialLikelihood, counted_times, log_rank, partial_likelihood
 from piebald.statistics.models.rows import Ask, ModelPlan, ModelRows, Scale
@@ -59,25 +60,30 @@ def _likelihood(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -
     x = rows.design(plan, scale)
     if plan.family == "cox":
         # strata are compared within themselves, so their log partial likelihoods add up
-        parts = [part.sums.flat for _, part in _partial(plan, rows, x, point)]
+        parts = [part.sums.flat for _, part in partial_likelihoods(plan, rows, x, point)]
         return np.asarray(np.sum(parts, axis=0))
     assert plan.family != "survival"
     terms = row_terms(plan.family, rows.y, x @ point[: plan.width] + rows.offset, float(point[-1]))
     return likelihood(terms, x, rows.weight).flat
 
 
-def _scores(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
+def row_scores(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
+    """Return each row's share of the score at a point [n, parameters]."""
     x = rows.design(plan, scale)
-    if plan.family == "cox":
-        scores = np.zeros_like(x)
-        for place, part in _partial(plan, rows, x, point):
-            scores[place] = part.scores
-    else:
+    if plan.family != "cox":
         assert plan.family != "survival"
         terms = row_terms(plan.family, rows.y, x @ point[: plan.width] + rows.offset, float(point[-1]))
-        scores = row_scores(terms, x, rows.weight)
+        return likelihoods.row_scores(terms, x, rows.weight)
+    scores = np.zeros_like(x)
+    for place, part in partial_likelihoods(plan, rows, x, point):
+        scores[place] = part.scores
+    return scores
+
+
+def _scores(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
     # only sums of outer products leave the client; where clusters cross clients, rows were joined before
-    return cluster_scores(scores, rows.cluster)
+    clusters = cluster_sums(row_scores(plan, rows, scale, point), rows.cluster)
+    return np.concatenate([[float(len(clusters))], (clusters.T @ clusters).ravel()])
 
 
 def _random(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
@@ -89,16 +95,23 @@ def _random(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Fl
     return marginal_likelihood(plan.family, x, rows.y, rows.offset, rows.weight, point).flat
 
 
+def own_model(plan: ModelPlan, rows: ModelRows, scale: Scale) -> Maximum | None:
+    """Return the model of the client's rows alone, None where they are too few or have no finite estimate."""
+    try:
+        return maximised(
+            lambda point: Likelihood.of_flat(_likelihood(plan, rows, scale, point), plan.parameters), plan, len(rows.y)
+        )
+    except SettingError:
+        return None
+
+
 def _two_stage(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
     """Return 5 sums of each parameter: the client, its weight, its distance from the centre, its square, weight^2."""
     width = plan.parameters
     centre, between = point[:width], point[width:]
-    try:
-        fit = maximised(
-            lambda place: Likelihood.of_flat(_likelihood(plan, rows, scale, place), width), plan, len(rows.y)
-        )
-    # zeros in place of an error: in a sum they leave the client out, and under masks it must send something
-    except SettingError:  # no model of its own: too few rows, or an estimate that is not finite
+    fit = own_model(plan, rows, scale)
+    if fit is None:
+        # in a sum zeros leave the client out, and under masks it must send something
         return np.zeros(5 * width)
     # coefficients are pooled in units of the columns, as clients would report them by themselves
     back = scale.from_scores(width)
@@ -113,17 +126,17 @@ def _schoenfeld(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -
     times, weight = rows.time[died], rows.weight[died]
     times = table[1][np.searchsorted(table[0], times)] if kind == TABLE else TRANSFORMS[int(kind)](times)
     residuals = np.zeros_like(x)
-    for place, part in _partial(plan, rows, x, point[:width]):
+    for place, part in partial_likelihoods(plan, rows, x, point[:width]):
         residuals[place] = part.schoenfeld
     return np.concatenate([[weight.sum(), weight @ times, weight @ times**2], (weight * times) @ residuals[died]])
 
 
 def _counts(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
-    return counted_times(_groups(rows), rows.time, rows.y, point)
+    return counted_times(groups_of(rows), rows.time, rows.y, point)
 
 
 def _logrank(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
-    groups = _groups(rows)
+    groups = groups_of(rows)
     times = np.unique(rows.time)
     events, others = counted_times(groups, rows.time, rows.y, times).reshape(2, groups.shape[1], len(times))
     return log_rank(at_risk_of(events, others), events).flat
@@ -135,12 +148,13 @@ def at_risk_of(events: Floats, others: Floats) -> Floats:
     return np.cumsum((events + others)[:, ::-1], axis=1)[:, ::-1]
 
 
-def _groups(rows: ModelRows) -> Floats:
+def groups_of(rows: ModelRows) -> Floats:
+    """Return the membership of rows in groups [n, groups]."""
     # without groups all rows are in one
     return rows.x if rows.x.shape[1] else np.ones((len(rows.y), 1))
 
 
-def _partial(
+def partial_likelihoods(
     plan: ModelPlan, rows: ModelRows, x: Floats, point: Floats
 ) -> list[tuple[np.ndarray[tuple[int], np.dtype[np.bool_]], PartialLikelihood]]:
     """Return the rows of each stratum and their partial likelihood; one stratum of no rows where there are none."""

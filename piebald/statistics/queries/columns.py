@@ -15,6 +15,7 @@ from torch import Tensor
 from piebald.contracts import (
     SUM,
     ClientContext,
+    Disclosure,
     Hiding,
     Query,
     ResultForm,
@@ -29,6 +30,7 @@ from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.moments import Floats, Ints, Moments, counts_at_most, number_of
 from piebald.core.noise import NoiseSource
+from piebald.data.preparation.answers import check_moments
 from piebald.statistics.bounded_sums import STEP, SumPlan, bounds_reason
 from piebald.statistics.columns import ClientColumns, target_columns
 
@@ -43,7 +45,7 @@ class StatisticsQuery(Query):
     """Send the moments of each column, or counts of its numbers up to some thresholds (`kind` is "statistics").
 
     Columns are the numbers of an input, flattened, and then those of a target; a class counts as its number.  A site
-    answers only where its policy names this query, and refuses an answer about fewer rows than it demands.
+    answers only where its policy names this query, and tells no sum that few of its rows decide.
 
     Attributes:
         split: the split of the client's rows.
@@ -72,6 +74,7 @@ class StatisticsQuery(Query):
         return {self.split}
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        parts: list[Floats] = []
         if self.keys:
             # sorted once, so that each of up to about 20 questions costs a binary search and no pass over the rows
             tables = context.made(self.split, "sorted columns", _sorted_columns)
@@ -80,6 +83,14 @@ class StatisticsQuery(Query):
             parts = [columns(rows) for rows in context.rows(self.split)]
             answers = [self._moments(part, context.features) for part in parts]
             examples = [len(part) for part in parts]
+        if context.disclosure is not None:
+            for below, count in zip(answers, examples, strict=True) if self.keys else ():
+                # thresholds may come in any order, and neighbours single rows out only when sorted: rows are counted
+                # between neighbouring ones, below the first and above the last
+                ends = np.sort(below, axis=1)
+                context.disclosure.check_counts(np.diff(ends, axis=1, prepend=0.0, append=count))
+            for part in () if self.keys else parts:
+                _check_columns(part, context.disclosure)
         vectors = {"counts" if self.keys else "moments": torch.from_numpy(np.stack(answers))}
         return inputs.answered(vectors=vectors, metrics={"examples": torch.tensor(examples)})
 
@@ -87,20 +98,6 @@ class StatisticsQuery(Query):
         width = self._width(spec)
         name, shape = ("counts", (width, len(self.keys[0]))) if self.keys else ("moments", (len(PARTS), width))
         return ResultForm({name: shape}, (), rows[self.split], 0, types={name: _FLOAT64})
-
-    def fewest_rows(self, answer: Update) -> int | None:
-        """See `Query`: the smallest count, or the fewest rows of moments; counts of no rows do not matter."""
-        if (moments := answer.vectors.get("moments")) is not None:
-            counts = moments[:3]
-        else:
-            below = answer.vectors["counts"]
-            # thresholds may come in any order, and neighbours single rows out only when sorted
-            ordered = below.sort(1).values
-            # rows between neighbouring thresholds, below the first and above the last
-            ends = torch.cat([torch.zeros(len(below), 1), ordered, torch.full((len(below), 1), answer.examples)], 1)
-            counts = ends.diff(dim=1)
-        positive = counts[counts > 0]
-        return int(positive.min()) if len(positive) else None
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         if self.keys:
@@ -158,6 +155,14 @@ def columns(rows: Rows) -> Floats:
 def _sorted_columns(rows: Rows, name: str) -> tuple[list[Floats], int]:
     """Return the finite numbers of each column in order, and the number of rows."""
     return [np.sort(column[np.isfinite(column)]) for column in columns(rows).T], len(rows)
+
+
+def _check_columns(table: Floats, rules: Disclosure) -> None:
+    """Refuse moments of columns [n, d] that few rows decide."""
+    missing, infinite = np.isnan(table).sum(0), np.isinf(table).sum(0)
+    rules.check_counts(np.stack([len(table) - missing - infinite, missing, infinite]))
+    for column in table.T:
+        check_moments(column, rules)
 
 
 def _count_reason(counts: Tensor, rows: int) -> str | None:
@@ -247,7 +252,13 @@ class MaskedSumsQuery(Query):
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         plan, hiding = self.plan, self.hiding()
-        vectors = [plan.vector(self._columns(columns(rows))) for rows in context.rows(self.split)]
+        tables = [self._columns(columns(rows)) for rows in context.rows(self.split)]
+        vectors = [plan.vector(table) for table in tables]
+        if context.disclosure is not None:
+            for table, vector in zip(tables, vectors, strict=True):
+                counts, contributions = plan.influences(table, vector)
+                context.disclosure.check_counts(counts)
+                context.disclosure.check(contributions)
         if hiding is not None and hiding.noise:
             # a site states how many rows it has, so a row can only take the place of another
             deviation = hiding.noise * plan.exchange_influence / STEP

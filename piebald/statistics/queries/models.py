@@ -25,6 +25,7 @@ from piebald.contracts import (
 )
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.moments import Floats, Ints
+from piebald.statistics.models.influence import check_sums
 from piebald.statistics.models.rows import MOST_SUMS, Ask, ModelPlan, ModelRows, model_rows
 from piebald.statistics.models.sums import client_sums
 from piebald.statistics.queries.columns import columns, sums_form, sums_output, sums_reason, table_columns
@@ -37,9 +38,9 @@ class ModelSumsQuery(Query):
     """Send the sums of a model at some coefficients (`kind` is "model_sums").
 
     The coefficients, and what else `models.sums.client_sums` takes, come as the task's vector "numbers".  A site
-    answers only where its policy names this query.  One with `least_rows` sends no sums in which a column of few values
-    is about fewer rows, or of a model with more than a third as many coefficients as rows (as DataSHIELD's
-    `nfilter.glm`).
+    answers only where its policy names this query, and under its rules of disclosure: a column tells of enough rows,
+    the model has at most a third as many coefficients as rows (as in DataSHIELD), and no row has a large share
+    of a sum.
 
     Attributes:
         plan: the columns of the model, by their places.
@@ -69,22 +70,25 @@ class ModelSumsQuery(Query):
         sent = [numbers.detach().cpu().double().numpy() for numbers in inputs.vectors["numbers"]]
         # a fit asks 10 to 30 times about the same rows
         parts = context.made(self.split, self.plan, self._rows)
+        for rows, numbers in zip(parts, sent, strict=True):
+            self._check_length(numbers)
+            if context.disclosure is not None:
+                check_sums(self.plan, self.ask, rows, numbers, context.disclosure)
         sums = [self._sums(rows, numbers) for rows, numbers in zip(parts, sent, strict=True)]
         return self._output(inputs, parts, sums)
 
     def _output(self, inputs: TrainInput, parts: list[ModelRows], sums: list[Floats]) -> TrainOutput:
-        metrics = {
-            "examples": torch.tensor([float(len(rows.y)) for rows in parts]),
-            "support": torch.tensor([float(rows.support) for rows in parts]),
-        }
-        return inputs.answered(vectors={SUM: torch.from_numpy(np.stack(sums))}, metrics=metrics)
+        examples = torch.tensor([float(len(rows.y)) for rows in parts])
+        return inputs.answered(vectors={SUM: torch.from_numpy(np.stack(sums))}, metrics={"examples": examples})
 
     def _rows(self, rows: Rows, client: str) -> ModelRows:
         return model_rows(self.plan, table_columns(columns(rows), client))
 
-    def _sums(self, rows: ModelRows, numbers: Floats) -> Floats:
+    def _check_length(self, numbers: Floats) -> None:
         if len(numbers) != 2 * len(self.plan.columns) + self.numbers or self.length > MOST_SUMS:
             raise ValueError(f"{len(numbers)} numbers came for a question about {self.length:,} sums")
+
+    def _sums(self, rows: ModelRows, numbers: Floats) -> Floats:
         sums = client_sums(self.plan, self.ask, rows, numbers)
         if len(sums) != self.length:
             raise ValueError(f"{self.length:,} sums are asked for, and {len(sums):,} were made: other numbers came")
@@ -96,16 +100,7 @@ class ModelSumsQuery(Query):
         return self.plan.length(self.ask, self.numbers)
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
-        return ResultForm({SUM: (self.length,)}, ("support",), rows[self.split], 0, types={SUM: "torch.float64"})
-
-    def fewest_rows(self, answer: Update) -> int | None:
-        """See `Query`: 1 where coefficients are a third of the rows or more."""
-        support = int(answer.metrics.get("support", 0))
-        if self.ask == "counts":
-            # a count of one row in an interval tells of one row, whatever the support of the columns is
-            positive = answer.vectors[SUM][answer.vectors[SUM] > 0]
-            support = min([support, *positive.min().reshape(-1).int().tolist()]) if len(positive) else support
-        return (support if 3 * self.plan.parameters <= answer.examples else 1) if answer.examples else None
+        return ResultForm({SUM: (self.length,)}, (), rows[self.split], 0, types={SUM: "torch.float64"})
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         sums = answer.vectors.get(SUM)
@@ -130,9 +125,6 @@ class MaskedModelSumsQuery(ModelSumsQuery):
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         return sums_form(LIMBS * self.length)
-
-    def fewest_rows(self, answer: Update) -> int | None:
-        return None  # a site that hides small numbers of rows sends no masked sums without noise
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         return sums_reason(answer, LIMBS * self.length)

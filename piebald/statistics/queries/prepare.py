@@ -44,7 +44,7 @@ _answers: TypeAdapter[Answer] = TypeAdapter(Answer)
 class PrepareQuery(Query):
     """Send kinds of columns, moments, names of categories, or counts of numbers (`kind` is "prepare").
 
-    A site answers only where its policy names this query; a category is named where it has enough rows of it.
+    A site answers only where its policy names this query; a class or category is named where it has enough rows of it.
 
     Attributes:
         question: one of `data.preparation.answers.Question`, as a table.
@@ -74,31 +74,14 @@ class PrepareQuery(Query):
         return inputs.answered(vectors={"told": torch.stack(answers)}, metrics={"examples": examples})
 
     def _answers(self, context: ClientContext) -> list[Answer]:
-        return [answer(self.asked, table.frame, table.y, table.classes) for table in context.tables("train")]
+        rules, answers = context.disclosure, []
+        for table in context.tables("train"):
+            classes = table.classes if rules is None else table.named_classes(rules.least_rows)
+            answers.append(answer(self.asked, table.frame, table.y, classes, rules))
+        return answers
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         return ResultForm({"told": (_NUMBERS,)}, (), rows["train"], 0, types={"told": "torch.int64"})
-
-    def fewest_rows(self, answer: Update) -> int | None:
-        """See `Query`: the smallest count that is not 0; a category has at least as many rows as was asked for."""
-        told, asked = unpacked(answer.vectors["told"]), self.asked
-        if isinstance(told, KindsAnswer):
-            return told.rows or None
-        if isinstance(told, CountsAnswer) and isinstance(asked, CountsQuestion):
-            ordered = [
-                np.sort(np.array(counts)[np.argsort(asked.thresholds[name])]) for name, counts in told.counts.items()
-            ]
-            # cumulated counts single out the rows between two thresholds, and those beyond the last one
-            parts = [np.diff(counts, prepend=0, append=answer.examples) for counts in ordered]
-            positive = [int(part[part > 0].min()) for part in parts if (part > 0).any()]
-            return min(positive, default=None)
-        numbers = [*told.numbers.values()] if isinstance(told, ValuesAnswer) else []
-        if isinstance(told, PowersAnswer):
-            numbers = [one for moments in told.moments.values() for one in moments]
-        counts = [count for one in numbers for count in (one.present, one.missing) if count]
-        if isinstance(told, ValuesAnswer) and any(one.names for one in told.categories.values()):
-            counts.append(asked.least_rows if isinstance(asked, ValuesQuestion) else 1)
-        return min(counts, default=None)
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         told = answer.vectors.get("told")
@@ -170,9 +153,6 @@ class MaskedPrepareQuery(PrepareQuery):
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         return sums_form(LIMBS * summand_count(self.asked))
-
-    def fewest_rows(self, answer: Update) -> int | None:
-        return None  # a site that hides small numbers of rows sends no masked sums without noise
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         return sums_reason(answer, LIMBS * summand_count(self.asked))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from piebald.contracts import (
     ClientContext,
+    Disclosure,
     Hiding,
     Query,
     ResultForm,
@@ -27,6 +28,7 @@ from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.moments import Ints
 from piebald.data.partition.three_way_split import SPLITS
+from piebald.data.preparation.answers import check_moments
 from piebald.statistics.queries.columns import sums_form, sums_output, sums_reason
 from piebald.statistics.trees.encoding import TreeRows, usable
 from piebald.statistics.trees.forest import PARTS, Floats32, Forest, nodes, reject_reason
@@ -126,7 +128,12 @@ class TreesQuery(BoostingQuery):
         """Return the answer of one client: numbers, and one vector at most."""
         rows = rows_of(context, place, self.rows_read(False) | {"train"}, self.boosting, self.classes)
         examples = {"examples": float(len(rows.y["train" if self.ask in ("sums", "grow") else self.split]))}
+        rules = context.disclosure
         if self.ask == "sums":
+            if rules is not None and self.classes:
+                rules.check_counts(np.bincount(rows.y["train"].astype(np.int64), minlength=self.classes))
+            elif rules is not None:
+                check_moments(rows.y["train"], rules)
             return {"sums": torch.tensor(self.target.sums(rows.y["train"]).counts, dtype=torch.float64), **examples}
         if self.ask == "alone":
             model = alone(rows, self.target, self.boosting, self.seed)
@@ -141,10 +148,16 @@ class TreesQuery(BoostingQuery):
             client = LocalTreeClients([rows], self.target, self.boosting, self.seed, [inputs.clients[place]])
             grown = client.grow(forest, start, self.round, [0])[0]
             assert grown is not None
+            if rules is not None:
+                _check_leaves(grown, rows, margins_of(rows.x["train"], forest, start), self.target, rules)
             return {"forest": torch.from_numpy(grown.table), **examples}
         margins = margins_of(rows.x[self.split], forest, start)
         if self.ask == "loss":
-            return {"loss": float(self.target.row_losses(margins, rows.y[self.split]).sum()), **examples}
+            losses = self.target.row_losses(margins, rows.y[self.split])
+            if rules is not None:
+                rules.check_counts(np.array([len(losses)]))
+                rules.check([losses[:, None]], dominance_only=True)
+            return {"loss": float(losses.sum()), **examples}
         return {**self.target.scores(margins, rows.y[self.split]), **examples}
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
@@ -158,17 +171,8 @@ class TreesQuery(BoostingQuery):
         return ResultForm({}, names, rows[self.split], 0)
 
     def fewest_rows(self, answer: Update) -> int | None:
-        """See `Query`: the rows of the smallest leaf or class, or the rows that are scored."""
-        if "forest" in answer.vectors:
-            # a leaf's weight tells of the rows in it, so the leaf of the fewest rows decides
-            table = answer.vectors["forest"]
-            counts = table[:, :, 3][table[:, :, 0] == -1]
-        elif self.ask == "sums" and self.classes:
-            counts = answer.vectors["sums"]
-        else:
-            counts = torch.tensor([float(answer.examples)])
-        positive = counts[counts > 0]
-        return int(positive.min()) if len(positive) else None
+        """See `Query`: the rows that are scored."""
+        return answer.examples or None if self.ask in ("scores", "alone") else None
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         if self.ask == "sums":
@@ -251,8 +255,13 @@ class MaskedTreeSumsQuery(BoostingQuery):
         # before the sums are made: the shape is what the server says
         if math.prod(self.shape) > MOST_SUMS:
             raise ValueError(f"sums are at most {MOST_SUMS:,} numbers, got {math.prod(self.shape):,}")
-        sums = [self._sums(inputs, context, place).reshape(-1) for place in range(len(inputs.versions))]
-        return sums_output(inputs, sums)
+        sums = [self._sums(inputs, context, place) for place in range(len(inputs.versions))]
+        if context.disclosure is not None:
+            for of_client in sums:
+                # of a loss and of a regression's targets the first number is a sum of what no row exceeds
+                counts = of_client[..., -1] if self.ask in ("histograms", "loss") else of_client
+                context.disclosure.check_counts(counts[:1] if self.ask == "targets" and not self.classes else counts)
+        return sums_output(inputs, [of_client.reshape(-1) for of_client in sums])
 
     def _sums(self, inputs: TrainInput, context: ClientContext, place: int) -> Ints:
         """Return the sums of one client."""
@@ -290,6 +299,28 @@ class MaskedTreeSumsQuery(BoostingQuery):
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         return sums_reason(answer, math.prod(self.shape))  # under masks, any numbers may come
+
+
+def _check_leaves(grown: Forest, rows: TreeRows, margins: Floats32, target: Target, rules: Disclosure) -> None:
+    """Refuse trees with a leaf that few rows decide.
+
+    Args:
+        grown: the trees.
+        rows, margins: from which they were grown, and their margins before [n, G].
+        target: the objective.
+        rules: of the site.
+
+    Raises:
+        Withheld: a leaf has few rows, or most of its weight from one.
+    """
+    x, y = rows.x["train"], rows.y["train"]
+    for tree in range(len(grown)):
+        leaves = grown.leaves(x, tree)
+        rules.check_counts(np.bincount(leaves))
+        # derivatives of classes are at most 1, so that the number of rows bounds the share of each
+        if target.objective == "regression":
+            apart = y - margins[:, 0]
+            rules.check((apart[leaves == leaf, None] for leaf in np.unique(leaves)), dominance_only=True)
 
 
 def rows_of(

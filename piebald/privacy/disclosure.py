@@ -1,0 +1,106 @@
+"""Disclosure control: which sums may leave a site without noise, by rules of official statistics.
+
+A sum is told only if enough rows contribute to it and none has a large share of it, at the very numbers that are sent
+(Hundepool et al. 2012, "Statistical Disclosure Control", section 5.2: threshold and dominance rules).  Rows count if
+they contribute at least a hundredth of what the largest one does, so that many that hardly matter do not hide a few.
+
+These rules protect from careless questions.  They are no proof against somebody who combines answers to many
+questions of their own choice: only noise is (`privacy.ledger`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from piebald.core.errors import Declined
+from piebald.core.moments import Floats, Ints
+
+LEAST_ROWS, LARGEST_SHARE = 10, 1 / 3
+_COUNTS = 0.01  # of the largest contribution: a row that contributes less counts as none
+_SLACK = 1 - 1e-9  # three equal rows have a third each, whatever rounding says
+
+
+class Withheld(Declined):
+    """Sums that a site does not tell, since few rows decide them."""
+
+    def __init__(self) -> None:
+        # one sentence for all reasons: which rule a sum breaks may tell of the rows
+        super().__init__("too few rows contribute to a sum, or one of them has a large share of it")
+
+
+@dataclass(frozen=True, slots=True)
+class DisclosureRules:
+    """The rules that sums without noise obey at one site (`contracts.Disclosure`).
+
+    Attributes:
+        least_rows: the least number of rows, and of units, that contribute to a sum.
+        largest_share: the largest share of a row, or unit, in the sum of all absolute contributions.
+
+    Examples:
+        >>> rules = DisclosureRules(least_rows=3, largest_share=0.5)
+        >>> rules.allow(np.array([[1.0], [1.1], [0.9]])), rules.allow(np.array([[9.0], [0.1], [0.1]]))
+        (True, False)
+    """
+
+    least_rows: int = LEAST_ROWS
+    largest_share: float = LARGEST_SHARE
+
+    def allow(self, contributions: Floats, dominance_only: bool = False) -> bool:
+        """Return whether the sums of contributions [n, k] may be told; one without any tells of nobody.
+
+        Args:
+            contributions: of rows, to some sums.
+            dominance_only: whether only a row with a large share counts, and not how many rows have one.
+        """
+        sizes = np.abs(contributions)
+        largest = sizes.max(axis=0, initial=0.0)
+        if not np.isfinite(largest).all():
+            return False
+        told = largest > 0
+        # in units of the largest one, so that no total overflows
+        sizes = sizes[:, told] / largest[told]
+        even = bool((sizes.sum(axis=0) * self.largest_share >= _SLACK).all())
+        return even and (dominance_only or self.allow_counts((sizes >= _COUNTS).sum(axis=0)))
+
+    def allow_counts(self, counts: Floats | Ints) -> bool:
+        """Return whether counts of rows may be told: each is of no row, or of enough of them."""
+        return bool(((counts == 0) | (counts >= self.least_rows)).all())
+
+    def check(
+        self, contributions: Iterable[Floats], units: NDArray[np.object_] | None = None, dominance_only: bool = False
+    ) -> None:
+        """Refuse sums that the rules do not allow.
+
+        Args:
+            contributions: of rows, to some sums at a time [n, k].
+            units: whose each row is [n], such as a person; contributions of one unit count together as well.
+            dominance_only: see `allow`.
+
+        Raises:
+            Withheld: a rule is broken.
+        """
+        places = None if units is None else np.unique(units, return_inverse=True)[1]
+        for block in contributions:
+            of_units = [] if places is None else [_summed(block, places)]
+            if not all(self.allow(part, dominance_only) for part in (block, *of_units)):
+                raise Withheld
+
+    def check_counts(self, counts: Floats | Ints) -> None:
+        """Refuse counts of rows that the rules do not allow.
+
+        Raises:
+            Withheld: one is of few rows.
+        """
+        if not self.allow_counts(counts):
+            raise Withheld
+
+
+def _summed(contributions: Floats, places: Ints) -> Floats:
+    """Return the sums of contributions [n, k] over the rows of each unit [units, k]."""
+    sums = np.zeros((int(places.max(initial=-1)) + 1, contributions.shape[1]))
+    np.add.at(sums, places, contributions)
+    return sums
