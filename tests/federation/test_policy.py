@@ -130,7 +130,8 @@ def test_a_site_tells_the_rows_of_each_class_and_with_noise_where_it_hides_rows(
     query, plan = TrainingTotals.of("classes"), prepared({"name": "fedavg"})
     task = Task(1, 0, 0, {"model": plan.work.initial[: plan.work.layout.shared]}, query)
     runners = [
-        TaskRunner(SiteClient(plan.work, plan.clients, 0), policy, "cpu") for policy in (Policy(), Policy(least_rows=2))
+        TaskRunner(SiteClient(plan.work, plan.clients, 0), policy, "cpu")
+        for policy in (Policy(least_rows=1), Policy(least_rows=2))
     ]
     (answer, *_), (hiding, *_) = (runner.serve(task, None) for runner in runners)
     held = torch.bincount(plan.clients.rows(0, "train").y, minlength=10)
@@ -161,7 +162,7 @@ def test_counts_by_class_leave_a_site_only_where_its_policy_names_them() -> None
     assert runner.serve(task, None)[1] == (
         "this site answers 'confusion' only if its policy names it: queries = ['confusion', ...]"
     )
-    runner = TaskRunner(SiteClient(plan.work, plan.clients, 0), Policy(queries=["confusion"]), "cpu")
+    runner = TaskRunner(SiteClient(plan.work, plan.clients, 0), Policy(queries=["confusion"], least_rows=1), "cpu")
     answer, _, _ = runner.serve(task, None)
     assert answer is not None
     held = torch.bincount(plan.clients.rows(0, "test").y, minlength=10)

@@ -28,7 +28,9 @@ def told_by(folder: Path) -> set[str]:
 @pytest.mark.full
 def test_statistics_and_trees_over_mutual_tls(tmp_path: Path) -> None:
     """They are to the bit those of sites in this process; a site whose policy does not name trees grows none."""
-    policies = [Policy(queries=["statistics", "trees"])] * 2 + [Policy(queries=["statistics"])]
+    policies = [Policy(queries=["statistics", "trees"], least_rows=1)] * 2 + [
+        Policy(queries=["statistics"], least_rows=1)
+    ]
     wanted = statistics_request((0.1, 0.5), None, {}, True)
     with connected(PLAN, policies, tmp_path / "credentials") as server:
         told = statistics_at_sites(server, PLAN.work, PLAN.clients, wanted)

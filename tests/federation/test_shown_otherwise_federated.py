@@ -39,7 +39,7 @@ RECIPE = {"name": "fedavg", "transforms": [{"kind": "secure_aggregation"}]}
 SMALL: dict[str, Any] = {"model": {"name": "mlp", "hidden": [16]}, "evaluate": {"every": 0}}
 FIVE = {"kind": "dirichlet", "clients": 5, "alpha": 0.5, "validation": 0.1, "limit": 300}
 PATIENT: dict[str, Any] = {"wait_for": "all", "patience": 300.0, "silence": 120.0}  # however busy the machine is
-POLICY = "[policy]\nqueries = ['masked_sums', 'masked_tree_sums', 'evaluate']\n"
+POLICY = "[policy]\nqueries = ['masked_sums', 'masked_tree_sums', 'evaluate']\nleast_rows = 1\n"
 OTHERWISE = "has signed that the server showed it something else than this site"
 
 pytestmark = pytest.mark.full

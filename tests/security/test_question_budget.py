@@ -274,7 +274,7 @@ def test_a_network_that_is_a_counting_box_tells_no_row() -> None:
 
 def test_counts_of_chosen_models_have_noise_where_rows_are_hidden() -> None:
     where = site(Policy(queries=["confusion"], least_rows=2))
-    exact = ask(site(Policy(queries=["confusion"])), Confusion(classes=2), box(0.0, 0.0))[0]
+    exact = ask(site(Policy(queries=["confusion"], least_rows=1)), Confusion(classes=2), box(0.0, 0.0))[0]
     answers = [ask(where, Confusion(classes=2), box(0.001 * k, 0.0)) for k in range(12)]
     given = [one for one, _ in answers if one is not None]
     assert len(given) == 10
@@ -340,7 +340,9 @@ def test_terms_name_the_questions_that_are_asked(quantiles: tuple[float, ...]) -
     stated = tuple(json.loads(json.dumps(one.stated())) for one in stated_questions(CLIENTS, wanted, None, "train"))
     assert len(stated) == 2
     work = dataclasses.replace(PLAN.work, questions=stated, trains=False)
-    runtime = InProcess(dataclasses.replace(PLAN, work=work), [Policy(queries=["statistics"], accept=["ask"])] * 3)
+    runtime = InProcess(
+        dataclasses.replace(PLAN, work=work), [Policy(queries=["statistics"], accept=["ask"], least_rows=1)] * 3
+    )
     assert statistics_at_sites(runtime, work, CLIENTS, wanted).clients == ["a", "b", "c"]  # type: ignore[arg-type]
     with pytest.raises(PiebaldError, match="do not name them"):
         statistics_at_sites(runtime, work, CLIENTS, wanted, split="test")  # type: ignore[arg-type]
@@ -378,7 +380,7 @@ def counting_box(column: int, threshold: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("policy", [
-    Policy(queries=["masked_tree_sums", "tree_scores"]),
+    Policy(queries=["masked_tree_sums", "tree_scores"], least_rows=1),
     Policy(queries=["trees", "tree_scores"], least_rows=10, secure_aggregation=3),
 ])  # fmt: skip
 def test_forests_of_a_servers_choice_read_no_row(policy: Policy) -> None:
@@ -522,7 +524,7 @@ def test_a_server_that_scores_its_own_forests_at_processes_reads_no_row(
 ) -> None:
     """A server that lies about versions, too: one row's place is to be found between 58 thresholds."""
     pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
-    opened.append(made := Federation(tmp_path, "queries = ['masked_tree_sums', 'tree_scores']", rows))
+    opened.append(made := Federation(tmp_path, "queries = ['masked_tree_sums', 'tree_scores']\nleast_rows = 1", rows))
     server, masks = made.credentials / "server", (SecureAggregation(bits=64),)
     query = TreeScoresQuery(ask="scores", boosting=BOOSTING, objective="binary", classes=2, start=(0.0,))
     with open_sites(

@@ -195,7 +195,7 @@ def varied(rows: int, wards: str, seed: int) -> pandas.DataFrame:
 VARIED = {
     name: varied(len(frame), "ab" if name != "east" else "bc", k) for k, (name, frame) in enumerate(TABLES.items())
 }
-MASKED = Policy(queries=["prepare_names", "masked_prepare"], secure_aggregation=3)
+MASKED = Policy(queries=["prepare_names", "masked_prepare"], secure_aggregation=3, least_rows=1)
 SCALES = "prepare = { scale = { price = 'power', income = 'log', rank = 'rank' } }\n"
 
 

@@ -162,7 +162,7 @@ def test_a_site_checks_the_forest_that_a_server_sends(place: Any, value: float) 
 
 def test_two_forests_are_two_models_to_a_site() -> None:
     """A server that changes the forest and not the model asks about another model."""
-    strict = Policy(queries=["trees"], models_per_version=1)
+    strict = Policy(queries=["trees"], models_per_version=1, least_rows=1)
     site = TaskRunner(SiteClient(PLAN.work, PLAN.clients, 0), strict, "cpu")
     forest = torch.from_numpy(asked([ALLOWED] * 3, compare=False).boosted.forest.sent)
     query = TreesQuery(ask="loss", boosting=SETTINGS, objective="binary", classes=2, start=(0.0,), split="test")

@@ -36,7 +36,7 @@ from .test_trees import KINDS, rows
 from .test_trees_at_sites import plan
 
 BOUNDS = (-6.0, 12.0)
-ALLOWED = Policy(queries=["masked_tree_sums", "tree_scores"], questions={"tree_scores": "any"})
+ALLOWED = Policy(queries=["masked_tree_sums", "tree_scores"], questions={"tree_scores": "any"}, least_rows=1)
 SETTINGS = TreeSettings(form="histogram", secure=True, rounds=2, max_depth=2, max_bin=8)
 SECURE = plan(recipe=recipes.fedavg().with_(transforms=SecureAggregation(bits=64)))
 
