@@ -54,7 +54,9 @@ class SharedOptions:
     ] = None
     plugins: Annotated[
         list[str] | None,
-        typer.Option("--plugin", metavar="MODULE", help="A module of yours that the run may name; repeatable."),
+        typer.Option(
+            "--plugin", metavar="MODULE", help="A module of yours that the run may name, or its file; repeatable."
+        ),
     ] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
@@ -188,15 +190,6 @@ def is_transfer(folder: Path) -> bool:
 def is_search(folder: Path) -> bool:
     """Return whether a folder holds a search for settings or recipes."""
     return (folder / "search.json").is_file()
-
-
-def search_plugins(run: Path) -> None:
-    """Find plugins in the current folder, which is never the run's own: its files are data."""
-    from piebald.core.references import search
-
-    current = Path.cwd().resolve()
-    if run.resolve() not in (current, *current.parents):
-        search(current)
 
 
 def pair(text: str) -> tuple[str, Any]:

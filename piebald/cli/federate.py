@@ -183,17 +183,17 @@ def site_up(
     data: Annotated[str | None, typer.Option("--data", help="The site's rows, where site.toml names none.")] = None,
     target: Annotated[str | None, typer.Option(help="The column of a table to predict.")] = None,
     with_parent: Annotated[int | None, typer.Option(hidden=True)] = None,
-    search: Annotated[list[Path] | None, typer.Option(hidden=True)] = None,
+    plugin_file: Annotated[list[Path] | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Unpack a site's kit, look whether it can take part, and take part until it is stopped."""
-    from piebald.core.references import search as search_in
+    from piebald.core.references import list_file
     from piebald.federation.credentials.startup_kit import unpack_kit
     from piebald.federation.site.site_process import site_work
 
     folder = unpack_kit(kit, into)
     work = site_work(folder, data, target, local=with_parent is not None)
-    for place in search or ():
-        search_in(place)
+    for file in plugin_file or ():
+        list_file(file)
     with locked(folder):
         checks, _ = _checked(work, options)
         crosses = [check.what for check in checks if check.fine is False]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from piebald.cli.app import SharedOptions, check_run, command, is_search, is_transfer, search_plugins
+from piebald.cli.app import SharedOptions, check_run, command, is_search, is_transfer
 from piebald.cli.printing import print_json
 from piebald.core.errors import SettingError, unknown
 from piebald.core.plain_text import printable
@@ -64,7 +64,6 @@ def predict(
             raise SettingError("--cluster, --calibrate and --threshold are for runs of a recipe, and these are trees")
         (predictions, model), naming = _of_trees(folder, rows, client), ""
     else:
-        search_plugins(folder)
         places = _runs_in(folder)
         if threshold is not None and len(places) > 1:
             raise SettingError(f"--threshold is chosen for one run, and {folder} has {len(places)}: name one of them")

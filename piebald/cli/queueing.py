@@ -140,14 +140,11 @@ def serve_queue(credentials: Path, page: PageAddress | None, options: SharedOpti
     Args:
         credentials: the server's.
         page: the address of its status page.
-        options: of its process; experiments may name the plugins among them, which are found on Python's path and in
-            this folder.
+        options: of its process; experiments may name the plugins among them.
     """
-    from piebald.core.references import search
     from piebald.federation.operate.machine_checks import check_space, refuse_crosses, server_machine
     from piebald.federation.operate.page_server import serving_page
 
-    search(Path.cwd())
     server, queue = _opened(credentials)
     with locked(credentials), nullcontext() if page is None else serving_page(page, server.folder):
         refuse_crosses([*server_machine(server), check_space(server.folder)], f"piebald server {credentials} --check")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from piebald.cli.app import SharedOptions, check_run, command, is_transfer, pair, search_plugins
+from piebald.cli.app import SharedOptions, check_run, command, is_transfer, pair
 from piebald.cli.printing import print_json, print_result, print_table, recipe_toml
 from piebald.core.errors import SettingError
 
@@ -91,7 +91,6 @@ def export(
 ) -> None:
     """Write a run's model to a file that other programs read; the suffix of the file chooses the format."""
     check_run(folder)
-    search_plugins(folder)
     from piebald.runs.run import opened
 
     run = opened(folder, plugins=options.plugins or (), rows=calibrate)
@@ -219,10 +218,9 @@ def _properties(name: str, only_local: bool) -> dict[str, Any]:
 def _source(name: str, client: str | None, target: str | None) -> DataSource:
     """Return the data set of a name, or the source at a path or reference."""
     from piebald import data as data_sets
-    from piebald.core.references import USERS, is_reference, search
+    from piebald.core.references import USERS, is_reference
     from piebald.data.clients.data_source import DataSource
 
-    search(Path.cwd())
     if name in data_sets.names():
         return DataSource(name=name, client=client, target=target)
     if not is_reference(name) and not Path(name).exists():

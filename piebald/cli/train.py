@@ -18,7 +18,6 @@ from piebald.cli.app import (
     end_on_term,
     is_search,
     is_transfer,
-    search_plugins,
 )
 from piebald.cli.choose import resumed_search, tuned_first
 from piebald.cli.experiment_files import common_options, guarded, load_settings, out_folder
@@ -202,7 +201,6 @@ def resume(
         if rounds is not None:
             raise SettingError(f"{folder} holds a transfer, whose length is in its file: leave out --rounds")
         return _print_transfer(*vertical.resume(folder, options.progress, options.say), options)
-    search_plugins(folder)
     end_on_term()
     if is_search(folder):
         if rounds is not None:
@@ -233,7 +231,6 @@ def adapt(
 ) -> None:
     """Adapt a finished run to a new client and choose the best method."""
     check_run(folder)
-    search_plugins(folder)
     from piebald.runs.adaptation import from_file
     from piebald.runs.run import adapt, opened
 

@@ -4,12 +4,15 @@ Text is data.  It becomes a `Reference` where it enters, by the resolver of its 
 looked up; what nobody has marked, names nothing.  There are two resolvers:
 
 - `Users` for what the user of this machine wrote: an experiment file, a command, a call in Python.  Any module that is
-  installed or lies in a folder of `search` may be named, and files of Python code there.
+  installed may be named, and any file of Python code by its path.
 - `Outside` for what arrives: terms, tasks and questions of a server, run folders, backups, queues.  It finds classes
   and functions that are *defined* in modules which the owner of this machine lists, and nothing else: not what such a
   module has imported, nothing through a module that is an attribute, nothing private, nothing of Piebald or Python.
 
 Registered components, recipes, models and data sets have plain names, which need no resolver.
+
+No folder is searched for modules, neither the current one nor that of an experiment: a module that is not installed is
+listed by the path of its file, like "lab/mylab.py", and what lies beside that file is not found.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from importlib import metadata
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -34,7 +38,7 @@ from piebald.core.errors import SettingError, shown, unknown
 GROUP = "piebald.components"  # of entry points
 
 _WORDS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
-_folders: list[Path] = []  # where modules are searched besides Python's path
+_files: dict[str, Path] = {}  # by the name of the module, those that were listed by their path
 
 
 class Reference(str):
@@ -63,19 +67,68 @@ def is_reference(name: object) -> bool:
     return isinstance(name, str) and ":" in name
 
 
-def search(folder: Path | str) -> None:
-    """Find modules in this folder as well, after all others."""
-    place = Path(folder).resolve()
-    if place not in _folders:
-        _folders.append(place)
-    # at the end: a file in the folder must not take the place of an installed package
-    if str(place) not in sys.path:
-        sys.path.append(str(place))  # so that the modules there find one another, also in workers
+class _ListedFiles(MetaPathFinder):
+    """Finds the modules in `_files`, and the modules inside of a package among them."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        """See `MetaPathFinder`."""
+        file = _files.get(fullname)
+        if file is None or path is not None:
+            return None
+        inside = [str(file.parent)] if file.stem == "__init__" else None
+        return importlib.util.spec_from_file_location(fullname, file, submodule_search_locations=inside)
 
 
-def folders() -> tuple[Path, ...]:
-    """The folders of `search`."""
-    return tuple(_folders)
+sys.meta_path.append(_ListedFiles())  # after all others: a file must not take the place of an installed package
+
+
+def list_file(path: str | Path, folder: Path | None = None) -> str:
+    """Let a module be imported from its file, and return the name of the module; nothing runs yet.
+
+    Args:
+        path: of the file, or of the `__init__.py` of a package.
+        folder: what the path is relative to, by default the current folder.
+
+    Raises:
+        SettingError: there is no such file, or its name is that of another module.
+    """
+    file, name = Path(folder or Path.cwd(), path), module_name(str(path))
+    if not _WORDS.fullmatch(name) or "." in name:
+        raise SettingError(f"a file of Python code is named like my_data.py, got {shown(str(path))}")
+    _refuse_standard(name)
+    if not file.is_file():
+        if name in _files:  # settings of another folder, whose file has been listed here
+            return name
+        raise SettingError(
+            f"there is no file {path}: give its path from the folder of the experiment file, or in a command from the "
+            "current folder"
+        )
+    other = _files.get(name) or _origin(name)
+    if other is not None and Path(other).resolve() != file.resolve():
+        raise SettingError(f"{path} has the name of a module that is in use already: rename it")
+    _files[name] = file.resolve()
+    return name
+
+
+def module_name(plugin: str) -> str:
+    """Return the name of the module that a name or the path of a file stands for.
+
+    Examples:
+        >>> [module_name(plugin) for plugin in ("mylab.models", "lab/mylab.py", "mylab/__init__.py")]
+        ['mylab.models', 'mylab', 'mylab']
+    """
+    path = Path(plugin)
+    return plugin if not is_file(plugin) else path.parent.name if path.stem == "__init__" else path.stem
+
+
+def is_file(plugin: str) -> bool:
+    """Return whether a plugin is named by the path of its file."""
+    return plugin.endswith(".py")
+
+
+def files() -> tuple[Path, ...]:
+    """The files of `list_file`."""
+    return tuple(_files.values())
 
 
 class Resolver(ABC):
@@ -105,17 +158,15 @@ class Resolver(ABC):
         """
         # text is a sequence of letters, each of which would pass for the name of a module
         if isinstance(modules, str) or not all(isinstance(module, str) for module in modules):
-            raise SettingError(f"plugins must be a list of modules, like ['mylab'], got {modules!r}")
+            raise SettingError(f"plugins must be a list of modules, like ['mylab'] or ['mylab.py'], got {modules!r}")
         for module in modules:
-            if module.endswith(".py"):
-                raise SettingError(f"a plugin is named like 'mylab' or 'mylab.models', got {module!r}")
-            self.module(module)
+            (module.resolver if isinstance(module, Reference) else self).module(module)
 
     def find(self, reference: str, what: str) -> Any:
         """Return the object that "module:name" or "file.py:name" names.
 
         Args:
-            reference: the module, or the path of a file relative to the folders of `search`, and the name inside of it.
+            reference: the module, or the path of its file, and the name inside of it.
             what: what is named, for messages, e.g. ``"model"``.
 
         Raises:
@@ -137,7 +188,7 @@ class Resolver(ABC):
         return target
 
     def mark(self, value: Any, depth: int = 0) -> Any:
-        """Return plain values with all text of the form "module:name" as references, at every depth.
+        """Return plain values with all text like "module:name" and "file.py" as references, at every depth.
 
         Other values, and the references of other authors, stay as they are.
 
@@ -145,7 +196,8 @@ class Resolver(ABC):
             SettingError: lists and tables are nested too deeply.
         """
         if isinstance(value, str):
-            return Reference(value, self) if is_reference(value) and not isinstance(value, Reference) else value
+            names_code = is_reference(value) or is_file(value)
+            return Reference(value, self) if names_code and not isinstance(value, Reference) else value
         if not isinstance(value, Mapping | list | tuple):
             return value
         if depth == DEEPEST:
@@ -157,13 +209,20 @@ class Resolver(ABC):
 
 
 class Users(Resolver):
-    """The rights of the user of this machine: all that can be imported here, but Python's own modules."""
+    """The rights of the user of this machine: all that can be imported here, but Python's own modules.
+
+    Args:
+        folder: what paths of files are relative to, by default the current folder.
+    """
 
     _discovered = False
 
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+
     def module(self, name: str) -> ModuleType:
         """See `Resolver`."""
-        return _module_of_file(name) if name.endswith(".py") else _imported(name)
+        return _imported(list_file(name, self.folder) if is_file(name) else name)
 
     def attribute(self, holder: Any, name: str) -> Any:
         """See `Resolver`."""
@@ -183,16 +242,19 @@ class Outside(Resolver):
     """The rights of others: what is defined in modules that the owner of this machine lists.
 
     Args:
-        modules: the modules; those inside of them are listed with them.  For a folder, files of Python code as well.
+        modules: the modules, or the paths of their files; modules inside of them are listed with them.
         advice: what the owner does to list another one, for messages.
         folder: a folder that came with the text, from which nothing is imported, whatever Python's path is.
+        paths_from: what paths of files are relative to, by default the current folder.
     """
 
-    def __init__(self, modules: Collection[str], advice: str, folder: Path | None = None) -> None:
-        names = [str(module).removesuffix(".py") for module in modules]
-        if isinstance(modules, str) or not all(_WORDS.fullmatch(word) for name in names for word in name.split("/")):
-            raise SettingError(f"plugins must be a list of modules, like ['mylab'], got {modules!r}")
-        self.modules = (*names, *(name.rpartition("/")[2] for name in names if "/" in name))
+    def __init__(
+        self, modules: Collection[str], advice: str, folder: Path | None = None, paths_from: Path | None = None
+    ) -> None:
+        if isinstance(modules, str) or not all(is_file(module) or _WORDS.fullmatch(module) for module in modules):
+            raise SettingError(f"plugins must be a list of modules, like ['mylab'] or ['mylab.py'], got {modules!r}")
+        self._of_files = {list_file(module, paths_from) for module in modules if is_file(module)}
+        self.modules = tuple(module_name(module) for module in modules)
         self.advice, self.folder = advice, folder
 
     def lists(self, module: object) -> bool:
@@ -203,20 +265,18 @@ class Outside(Resolver):
 
     def module(self, name: str) -> ModuleType:
         """See `Resolver`."""
-        if name.endswith(".py"):
-            if self.folder is None:
-                raise SettingError(f"{shown(name)} is a file, which nobody else has: make it a module, and name that")
-            if name.removesuffix(".py") in self.modules:
-                return _module_of_file(name, self.folder)
-        private = any(word.startswith("_") for word in name.split(".")) and name not in self.modules
-        if private or not _WORDS.fullmatch(name):
+        module = module_name(name)
+        if is_file(name) and self.folder is None and module not in self._of_files:
+            raise SettingError(f"{shown(name)} is a file, which nobody else has: make it a module, and name that")
+        private = any(word.startswith("_") for word in module.split(".")) and module not in self.modules
+        if private or not _WORDS.fullmatch(module):
             raise SettingError(f"a plugin is named like 'mylab' or 'mylab.models', got {shown(name)}")
-        if _top(name) == "piebald":
+        if _top(module) == "piebald":
             raise SettingError(f"{name!r} is a module of Piebald itself, whose parts have names without a module")
-        _refuse_standard(name)
-        if not self.lists(name):
+        _refuse_standard(module)
+        if not self.lists(module):
             raise SettingError(f"the plugin {shown(name)} is not allowed here: {self.advice}, if you trust it")
-        return _imported(name, self.folder)
+        return _imported(module, self.folder)
 
     def discover(self) -> None:
         """Import nothing: what a package offers is not what the owner lists."""
@@ -275,7 +335,7 @@ def _imported(module: str, folder: Path | None = None) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
             raise SettingError(
-                f"there is no module {module!r}: install its package, or start in the folder that holds {module}.py"
+                f"there is no module {module!r}: install its package, or name its file, like 'lab/{module}.py'"
             ) from None
         raise failed(module, "cannot be imported", error) from None
     except (Exception, SystemExit) as error:
@@ -291,35 +351,11 @@ def _lies_in(place: Path | str | None, folder: Path | None) -> bool:
     return place is not None and folder is not None and folder.resolve() in Path(place).resolve().parents
 
 
-def _module_of_file(path: str, folder: Path | None = None) -> ModuleType:
-    """Return the module in a file, under the name of the file, unless it lies in a folder that came with its name."""
-    name = Path(path).stem
-    if Path(path).is_absolute() or ".." in Path(path).parts or not _WORDS.fullmatch(name):
-        raise SettingError(
-            f"a file of Python code is named from the folder that holds it, like my_data.py, got {path!r}"
-        )
-    files = [place / path for place in _folders if (place / path).is_file()]
-    file = next((file for file in files if not _lies_in(file, folder)), None)
-    if file is None:
-        raise SettingError(f"there is no file {path}: start in the folder that holds it")
-    before = sys.modules.get(name)
-    if before is not None:
-        if before.__spec__ is not None and before.__spec__.origin == str(file):
-            return before
-        raise SettingError(f"{path} has the name of a module that is in use already: rename it")
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    # before it runs, so that what is defined there can be looked up while it is being defined
-    sys.modules[name] = loaded
-    try:
-        spec.loader.exec_module(loaded)
-    except (Exception, SystemExit) as error:
-        # half a module must not be taken for the whole one at the next try
-        del sys.modules[name]
-        raise failed(path, "cannot be imported", error) from error
-    return loaded
+def _origin(module: str) -> str | None:
+    """Return the file of a module that is installed or imported already; nothing is imported."""
+    before = sys.modules.get(module)
+    spec = importlib.util.find_spec(module) if before is None else before.__spec__
+    return None if spec is None else spec.origin
 
 
 def failed(name: str, how: str, error: BaseException) -> SettingError:

@@ -87,7 +87,7 @@ class ExperimentFields(Section):
     measure: Literal["none", "data", "weights"] = "data"
     label: str | None = None
     out: str | None = None
-    plugins: list[str] = []  # noqa: RUF012 - a pydantic field
+    plugins: list[Text] = []  # noqa: RUF012 - a pydantic field
     data: DataSource = DataSource(name="digits")
     prepare: Annotated[Literal["federated", "none"] | PrepareSettings | None, BeforeValidator(_settings)] = None
     partition: Kind | None = None

@@ -13,7 +13,7 @@ from piebald.contracts import Clients
 from piebald.contracts.component import Component
 from piebald.core import pytree
 from piebald.core.errors import SettingError
-from piebald.core.references import NOBODY, USERS, Reference, Resolver, search
+from piebald.core.references import NOBODY, USERS, Reference, Resolver, Users
 from piebald.data.clients.client_tables import files_of
 from piebald.data.clients.prepared import preparation_of
 from piebald.data.clients.standardise import Standardisation, constants_of
@@ -62,8 +62,7 @@ class ExperimentSettings(ExperimentFields):
         document.choose_scale(scale)
         folder = Path.cwd() if path is None else Path(path).resolve().parent
         place_source(document, folder)
-        for place in (folder, Path.cwd()):
-            search(place)
+        document.values = Users(folder).mark(document.values)  # code is named from there as well
         for flag in flags:
             document.set(flag)
         place_source(document, Path.cwd())  # of --set; that of the file is absolute by now

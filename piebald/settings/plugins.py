@@ -1,8 +1,9 @@
 """Plugins: the modules of users that a run needs, whose components, models and functions can be named where ours can.
 
-A module is imported because its user names it: in `plugins = ["mylab"]` of an experiment file, as "mylab:Net" where a
-name is allowed, or by installing a package with an entry point in the group "piebald.components".  A registered
-component can then be named by its kind, like every other.  Who may name what is in `piebald.core.references`.
+A module is imported because its user names it: in `plugins` of an experiment file, as "mylab" where it is installed or
+by its file, "lab/mylab.py"; as "mylab:Net" where a name is allowed; or by installing a package with an entry point in
+the group "piebald.components".  A registered component can then be named by its kind, like every other.  Who may name
+what is in `piebald.core.references`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from piebald.core.arguments import check_some
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.objective import InUnit, Objective, named_metrics, objective_for
 from piebald.core.pytree import Tree
-from piebald.core.references import USERS, Reference, Resolver, failed, is_reference
+from piebald.core.references import USERS, Reference, Resolver, failed, is_reference, module_name
 
 
 class Plugin(NamedTuple):
@@ -200,8 +201,7 @@ def modules_named_in(value: Any) -> set[str]:
         return {module for entry in value for module in modules_named_in(entry)}
     if not is_reference(value):
         return set()
-    module = value.rpartition(":")[0]
-    module = Path(module).stem if module.endswith(".py") else module
+    module = module_name(value.rpartition(":")[0])
     return _foreign(module) if module in sys.modules else set()
 
 
@@ -264,7 +264,8 @@ def _distributions(installed: int) -> Mapping[str, list[str]]:
     return metadata.packages_distributions()
 
 
-def _foreign(module: str) -> set[str]:
+def _foreign(plugin: str) -> set[str]:
+    module = module_name(plugin)
     top = module.partition(".")[0]
     ours = (
         top in {"piebald", "torch", "torchmetrics", "numpy", "builtins", "__main__"} or top in sys.stdlib_module_names

@@ -343,7 +343,7 @@ def _two_processes(settings: TransferSettings, folder: Path, watch: Watcher | No
         places = _places(settings.runtime, Path(folder_of_credentials))
         environment = os.environ | {SECRET: secrets.token_hex(32)}
         # a new interpreter for each party: the two share no memory, only a connection
-        command = [sys.executable, "-m", "piebald.vertical.process", str(folder)]
+        command = [sys.executable, "-P", "-m", "piebald.vertical.process", str(folder)]
         # in files, since a party would wait for somebody to read a pipe that is full
         errors = {role: Path(folder_of_credentials) / f"{role}.log" for role in ROLES}
         begun = dict[Role, subprocess.Popen[bytes]]()

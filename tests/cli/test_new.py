@@ -35,7 +35,7 @@ def test_its_experiment_runs(kind: str, tmp_path: Path, monkeypatch: pytest.Monk
     main(["new", str(tmp_path / "a"), "--template", kind])
     monkeypatch.chdir(tmp_path / "a")
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(references, "_folders", [])
+    monkeypatch.setattr(references, "_files", {})
     for path in (tmp_path / "a").glob("*.py"):  # modules of these names are of this folder alone
         monkeypatch.setitem(sys.modules, path.stem, None)  # afterwards it is as it was
         del sys.modules[path.stem]

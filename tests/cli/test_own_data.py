@@ -28,7 +28,7 @@ recipe = { name = "fedavg" }
 @pytest.fixture(autouse=True)
 def undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Modules and folders that a test adds are forgotten after it."""
-    monkeypatch.setattr(references, "_folders", [])
+    monkeypatch.setattr(references, "_files", {})
     monkeypatch.setattr(sys, "path", [*sys.path])
     before = set(sys.modules)
     yield
@@ -210,12 +210,12 @@ def test_everything_a_function_may_return(command: Command, tmp_path: Path, what
         ('source = "pickled.npz"', "y.npy holds Python objects, which are never unpickled: save numbers, or text"),
         ('source = "both"', "both holds images and WAV recordings: leave one of them"),
         ('source = "splits", target = "y"', "splits holds the splits train, test: name the folder of one, like"),
-        ('source = "my_gone.py:load"', "there is no file my_gone.py: start in the folder that holds it"),
+        ('source = "my_gone.py:load"', "there is no file my_gone.py: give its path"),
         ('source = "my_data.py:lod"', "there is no data source in my_data.py called 'lod': did you mean 'load'?"),
         ('source = "my_data.py:load"', "my_data.py:load fails: ZeroDivisionError: division by zero"),
         ('source = "my_data.py:leave"', "my_data.py:leave fails: SystemExit: 7"),
         ('source = "my_data.py:three"', "clients must come from"),
-        ('source = "my_broken.py:load"', "my_broken.py cannot be imported: NameError: name 'nothing' is not defined"),
+        ('source = "my_broken.py:load"', "my_broken cannot be imported: NameError: name 'nothing' is not defined"),
     ],
 )
 def test_bad_sources_are_one_sentence(

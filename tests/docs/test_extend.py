@@ -79,7 +79,7 @@ def test_a_folder_from_a_stranger_brings_no_code(stopped: Path, tmp_path: Path) 
         assert "the plugin 'mylab' is not allowed here: allow it with --plugin" in said
         said = piebald(place, "resume", run, "--plugin", "mylab", code=2)
         assert "needs the plugin mylab" in said
-        assert "there is no module 'mylab': install its package, or start in the folder that holds mylab.py" in said
+        assert "there is no module 'mylab': install its package, or name its file" in said
         assert said.count("\n") == 1
     assert not marker.exists()
 
@@ -87,7 +87,7 @@ def test_a_folder_from_a_stranger_brings_no_code(stopped: Path, tmp_path: Path) 
 @pytest.mark.full
 def test_a_run_that_was_stopped_is_resumed(stopped: Path, tmp_path: Path) -> None:
     lab = Path(shutil.copytree(stopped, tmp_path / "lab"))
-    resumed = json.loads(piebald(lab, "resume", "run", "--plugin", "mylab", "--json"))
+    resumed = json.loads(piebald(lab, "resume", "run", "--plugin", "mylab.py", "--json"))
     whole = json.loads(piebald(lab, "run", "mine.toml", "--set", "runtime.engine=sequential", "--out", "o", "--json"))
     assert resumed["accuracy"] == whole["accuracy"]
     assert resumed["rounds"] == 3

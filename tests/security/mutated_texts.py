@@ -23,7 +23,7 @@ from piebald.cli.queueing import _settings
 from piebald.contracts import Task
 from piebald.contracts.component import build
 from piebald.core.errors import PiebaldError
-from piebald.core.references import USERS, search
+from piebald.core.references import USERS, list_file
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.hub.run_terms import terms
@@ -144,7 +144,7 @@ def main(folder: Path) -> None:
     (folder / "modules").mkdir()
     (folder / "modules" / "canary.py").write_text("raise SystemExit('imported')\n")
     os.chdir(folder)
-    search(folder / "modules")
+    list_file(folder / "modules" / "canary.py")
     texts = [
         "canary:run", "canary.py:run", "piebald.federation.operate.status:os.system",
         "torch.utils.cpp_extension:subprocess.Popen",

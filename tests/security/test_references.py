@@ -142,9 +142,8 @@ def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / f"{name}.py").write_text(LISTED)
     (tmp_path / f"{name}_more.py").write_text("class Net: pass\n")
     (tmp_path / "canary.py").write_text("raise SystemExit('imported')\n")
-    monkeypatch.setattr(references, "_folders", [])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    references.search(tmp_path)
+    monkeypatch.setattr(references, "_files", {})
+    monkeypatch.syspath_prepend(tmp_path)  # as if they were installed
     yield name
     for module in [module for module in sys.modules if module.startswith(name)]:
         del sys.modules[module]
@@ -401,8 +400,7 @@ def test_rows_of_a_function_in_the_user_s_own_file_are_allowed_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(references, "_folders", [])
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(references, "_files", {})
     (tmp_path / "my_own_rows.py").write_text("from piebald import data\ndef load():\n    return data.digits()\n")
     made = settings({"name": "fedavg"}, rounds=1, measure="none", data={"source": "my_own_rows.py:load"})
     Path("e.toml").write_text(made.text())

@@ -121,14 +121,13 @@ def exits():
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a module in a folder that is searched; everything is as it was afterwards."""
+    """The name of a module that is listed by its file; everything is as it was afterwards."""
     name = f"lab_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(LAB.replace("{name}", name))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(references, "_folders", [])
+    monkeypatch.setattr(references, "_files", {})
     recipes.names()  # imports all: those imported later would be forgotten afterwards
     monkeypatch.setattr(named, "_made", dict(named._made))
-    references.search(tmp_path)
+    references.list_file(tmp_path / f"{name}.py")
     yield name
     for module in [module for module in sys.modules if module.startswith("lab_")]:
         del sys.modules[module]
@@ -284,8 +283,8 @@ def test_losses_and_metrics(lab: str, tmp_path: Path) -> None:
         ("os:system", "'os' is a module of Python itself"),
         ("subprocess:Popen", "'subprocess' is a module of Python itself"),
         ("../evil:Net", "a plugin is named like 'mylab'"),
-        ("/tmp/evil.py:Net", "a file of Python code is named from the folder that holds it"),
-        ("../evil.py:Net", "a file of Python code is named from the folder that holds it"),
+        ("/tmp/evil.py:Net", "there is no file /tmp/evil.py"),
+        ("../evil.py:Net", "there is no file ../evil.py"),
         ("gone.py:Net", "there is no file gone.py"),
     ],
 )
@@ -295,7 +294,7 @@ def test_what_cannot_be_found_is_one_sentence(lab: str, reference: str, message:
     assert "\n" not in str(raised.value)
 
 
-def test_what_fails_is_one_sentence(lab: str, tmp_path: Path) -> None:
+def test_what_fails_is_one_sentence(lab: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, message in (("fails", "fails: RuntimeError: no such rows$"), ("exits", "fails: SystemExit: 3$")):
         with pytest.raises(SettingError, match=message):
             data.load(f"{lab}:{name}")
@@ -305,8 +304,9 @@ def test_what_fails_is_one_sentence(lab: str, tmp_path: Path) -> None:
         ("exit(2)", "SystemExit"),
     ):
         (tmp_path / "lab_broken.py").write_text(text)
+        monkeypatch.chdir(tmp_path)
         with pytest.raises(SettingError, match=f"lab_broken.*cannot be imported: {message}"):
-            USERS.use(["lab_broken"])
+            USERS.use(["lab_broken.py"])
         with pytest.raises(SettingError, match=f"lab_broken.*cannot be imported: {message}"):
             USERS.find("lab_broken.py:Net", "model")
 

@@ -19,7 +19,7 @@ from piebald.contracts.component import Component
 from piebald.core.errors import RuntimeFault
 from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_bytes, read_text
-from piebald.core.references import folders
+from piebald.core.references import files
 from piebald.federation.credentials.provisioning import SITE_TOML, Description, provision, read
 from piebald.federation.link.messaging import SERVER
 
@@ -71,14 +71,14 @@ class LocalFederation:
         """Start a process for each site.  They end with this process, however it ends."""
         # sites share this machine's cores, and each would begin a thread for every one of them
         environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        command = [sys.executable, "-m", "piebald.cli", "site", "up"]
-        search = [word for folder in folders() for word in ("--search", str(folder))]
+        command = [sys.executable, "-P", "-m", "piebald.cli", "site", "up"]
+        plugins = [word for file in files() for word in ("--plugin-file", str(file))]
         for name in self._sites:
             credentials = self._folder / name
             with (credentials / "log.txt").open("ab") as output:
                 # a session of its own: Ctrl-C reaches this process alone, which then ends the sites in order
                 process = subprocess.Popen(
-                    [*command, str(credentials), "--with-parent", str(os.getpid()), *search],
+                    [*command, str(credentials), "--with-parent", str(os.getpid()), *plugins],
                     stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True,
                 )  # fmt: skip
             self.processes.append(process)

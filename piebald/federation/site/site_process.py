@@ -25,7 +25,7 @@ from piebald.core.machine import device_named
 from piebald.core.objective import Objective
 from piebald.core.plain_text import printable
 from piebald.core.reading.files import settings_text
-from piebald.core.references import USERS, Outside, Resolver
+from piebald.core.references import USERS, Outside, Resolver, is_file, list_file
 from piebald.data.clients.prepared import in_own_unit
 from piebald.data.clients.standardise import StandardisedClients
 from piebald.data.preparation.settings import PrepareSettings
@@ -191,8 +191,10 @@ class SiteWork:
     @property
     def author(self) -> Resolver:
         """The rights of whoever wrote the terms: those of this site's policy, or its own user's in a local trial."""
-        advice = "name it in plugins of the policy"
-        return USERS if self.local else Outside(self.settings.policy.plugins, advice)
+        if self.local:
+            return USERS
+        allowed, advice = self.settings.policy.plugins, "name it in plugins of the policy"
+        return Outside(allowed, advice, paths_from=self.credentials.folder)
 
     @property
     def source(self) -> str:
@@ -408,6 +410,8 @@ def site_work(
     settings = SiteSettings.load(
         folder / "site.toml", **{key: value for key, value in options.items() if value is not None}
     )
+    for plugin in filter(is_file, settings.policy.plugins):
+        list_file(plugin, folder)
     return SiteWork(read(folder), settings, folder if data is None else Path(), local)
 
 

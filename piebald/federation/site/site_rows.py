@@ -16,7 +16,7 @@ from piebald.contracts import Clients, HoldsRows, Rows, Split
 from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
 from piebald.core.errors import SettingError
-from piebald.core.references import USERS, search
+from piebald.core.references import USERS, module_name
 from piebald.core.stored_vectors import blocks
 from piebald.data.clients.client_tables import BY_SHARES, ClientTable, Reading, files_of
 from piebald.data.clients.convert import is_several
@@ -285,7 +285,8 @@ def missing_source(source: SiteSource, folder: Path, allowed: Collection[str] | 
     path, colon, _ = source.source.rpartition(":")
     if colon and not path.endswith(".py"):
         # with the dot: who allows `rows` does not allow `rows_of_others`
-        if allowed is None or any(path == module or path.startswith(f"{module}.") for module in allowed):
+        names = [module_name(plugin) for plugin in allowed or ()]
+        if allowed is None or any(path == module or path.startswith(f"{module}.") for module in names):
             return None
         return f"this site's policy does not allow the module {path!r}: name it in plugins of [policy], if you trust it"
     place = folder / (path if colon else source.source)
@@ -386,7 +387,6 @@ def _read(source: SiteSource, folder: Path, run: RunRows) -> Any:
         load = loader(folder / path, function)
         return _run_user_code(load, f"{path}:{function}")
     if colon:
-        search(folder)
         return source.model_copy(update={"source": USERS.mark(source.source)}).read()
     place, shape, changes = folder / source.source, run.inputs or (), dict[str, Any]()
     if len(shape) == 3 and shape[1] == shape[2]:

@@ -13,8 +13,9 @@ is lost when an actor dies: its chunk, and no other, is served again by another 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 from piebald.contracts import Clients, SumRequest
 from piebald.core.errors import RuntimeFault
 from piebald.core.machine import set_up_gpu
+from piebald.core.references import list_file
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.sequential import SequentialEngine
 from piebald.engines.stack import ClientStack, RunningSum, StackResult
@@ -65,6 +67,12 @@ class RayWorker:
     """An actor that serves chunks."""
 
     engine: SequentialEngine | None = None
+
+    def list_files(self, files: Iterable[Path]) -> None:
+        """Let the modules of these files be imported, where they lie on this node as well."""
+        for file in files:
+            if file.is_file():
+                list_file(file)
 
     def load(self, work: ClientWork, clients: Clients, settings: Simulated) -> None:
         """Build the engine of a run."""

@@ -11,6 +11,7 @@ import importlib
 import os
 import signal
 import socket
+import sys
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from piebald.contracts import Clients, InMemory
 from piebald.core.errors import PiebaldError, RuntimeFault, SettingError, install
+from piebald.core.references import files
 from piebald.methods.client_work import ClientWork
 
 _TIMEOUT = 300.0  # seconds to wait while there is no actor at all: a cluster may have to start a node
@@ -82,7 +84,7 @@ class RayConnection:
     def _init(self, tries: int, **options: Any) -> None:
         before = signal.getsignal(signal.SIGTERM)
         try:
-            self.ray.init(log_to_driver=False, logging_level="ERROR", **options)
+            self.ray.init(log_to_driver=False, logging_level="ERROR", job_config=_job(), **options)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)  # Ray replaces it by one that does not tell how the run ended
         except Exception:
@@ -102,6 +104,8 @@ class RayConnection:
         for actor in actors[fit:]:
             self.stop(actor)
         RayConnection._resting = (None, [])
+        for actor in actors[:fit]:
+            actor.list_files.remote(files())
         return actors[:fit]
 
     def rest(self, actors: Sequence[Any]) -> None:
@@ -113,7 +117,9 @@ class RayConnection:
 
     def start(self, kind: type) -> Any:
         """Start an actor; it is not ready yet."""
-        return self.ray.remote(kind).options(**self.needs()).remote()
+        actor = self.ray.remote(kind).options(**self.needs()).remote()
+        actor.list_files.remote(files())  # before anything comes that is defined in them
+        return actor
 
     def stop(self, actor: Any) -> None:
         """Kill an actor, if it is alive."""
@@ -192,6 +198,20 @@ class RayConnection:
             return self.ray.put(value)
         finally:
             self.ray.util.deregister_serializer(Tensor)
+
+
+def _job() -> Any:
+    """Return Ray's settings of a connection, with which actors search no folder that this process does not search."""
+
+    class Job(importlib.import_module("ray.job_config").JobConfig):  # type: ignore[misc]
+        def _serialize(self) -> Any:
+            searched = {os.path.realpath(place) for place in sys.path}
+            # Ray adds the current folder, in front of all others
+            places = self._py_driver_sys_path  # type: ignore[has-type]
+            self._py_driver_sys_path = [place for place in places if os.path.realpath(place) in searched]
+            return super()._serialize()
+
+    return Job()
 
 
 def actors_that_fit(nodes: Sequence[Mapping[str, float]], gpus: float) -> int:
