@@ -173,10 +173,9 @@ def test_no_command_imports_anything_that_lies_in_the_current_folder(archive: Pa
     "command",
     [
         ["-m", "piebald.cli"],
-        ["-m", "piebald"],
         ["-c", "import sys; sys.argv = sys.argv[1:]; from piebald.cli import main; sys.exit(main())", "piebald"],
     ],
-    ids=["module", "package", "code"],
+    ids=["module", "code"],
 )
 def test_however_python_is_started(command: list[str], archive: Path) -> None:
     """An empty entry of PYTHONPATH is the current folder as well, from which Python itself then takes its hooks."""

@@ -1,8 +1,0 @@
-"""`python -m piebald` is `piebald`."""
-
-import sys
-
-from piebald.cli import main
-
-if __name__ == "__main__":
-    sys.exit(main())
