@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,13 @@ from piebald.core.errors import SettingError, install, shown
 from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_bytes
 from piebald.data.preparation.column_models import TokenColumn
+from piebald.data.preparation.tokenizer_process import TokenizerProcess
 from piebald.storage.run_folder import TOKENIZER
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_PADDING = ("[PAD]", "<pad>", "<|pad|>")  # as tokenizers call what fills up texts
 _LARGEST = 1 << 27  # bytes of a file; those of the largest vocabularies have a quarter
 
 
@@ -43,7 +44,7 @@ def text_column(name: str, tokenizer: str, length: int) -> TokenColumn:
     """
     content = _content(tokenizer)
     sha256 = hashlib.sha256(content).hexdigest()
-    size = _tokenizer(tokenizer, sha256, length).get_vocab_size()
+    size = _tokenizer(tokenizer, sha256, length).vocabulary
     return TokenColumn(name=name, tokenizer=tokenizer, sha256=sha256, length=length, vocabulary=size)
 
 
@@ -55,14 +56,13 @@ def token_ids(column: TokenColumn, texts: pd.Series) -> NDArray[np.int64]:
     """
     tokenizer = _tokenizer(column.tokenizer, column.sha256, column.length)
     codes, different = texts.factorize()
-    # one by one: the library's threads do not survive the fork of a worker process
-    ids = [tokenizer.encode(text).ids for text in different]
+    ids = tokenizer.ids(list(different))
     return np.asarray(np.array(ids, dtype=np.int64).reshape(len(ids), column.length)[codes])
 
 
 def tokenizer_json(column: TokenColumn) -> str:
     """Return the tokenizer as JSON of the library's, which cuts and fills up texts as `token_ids` does."""
-    return str(_tokenizer(column.tokenizer, column.sha256, column.length).to_str())
+    return _tokenizer(column.tokenizer, column.sha256, column.length).json
 
 
 def keep_tokenizer(column: TokenColumn, folder: Path) -> None:
@@ -130,34 +130,11 @@ def cached_file(name: str) -> Path | None:
 
 # keyed by the agreed hash: a file that is exchanged later has no effect on this process
 @lru_cache(maxsize=8)
-def _tokenizer(name: str, sha256: str, length: int) -> Any:
+def _tokenizer(name: str, sha256: str, length: int) -> TokenizerProcess:
     """Return the tokenizer with this hash, which cuts and fills up texts to a length."""
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise SettingError(f"tokenizers is missing: {install('hf')}") from None
-    content = _agreed_content(name, sha256)
-    try:
-        tokenizer = Tokenizer.from_buffer(content)
-    except Exception as error:  # the library raises no narrower one
-        raise SettingError(f"the tokenizer {shown(name)} cannot be read: {shown(str(error))}") from None
-    padding = tokenizer.padding or {}
-    token = padding.get("pad_token") or next(
-        (word for word in _PADDING if tokenizer.token_to_id(word) is not None), None
-    )
-    if token is None:
-        raise SettingError(
-            f"the tokenizer {shown(name)} has no token that fills up texts: add one of {', '.join(_PADDING)}"
-        )
-    if (special := tokenizer.num_special_tokens_to_add(is_pair=False)) >= length:
-        raise SettingError(
-            f"length in [prepare] must be more than the {special} tokens that the tokenizer {shown(name)} adds to each "
-            f"text, got {length}"
-        )
-    tokenizer.enable_truncation(length)
-    number = padding["pad_id"] if padding else tokenizer.token_to_id(token)
-    tokenizer.enable_padding(length=length, pad_token=token, pad_id=number, direction=padding.get("direction", "right"))
-    return tokenizer
+    if find_spec("tokenizers") is None:
+        raise SettingError(f"tokenizers is missing: {install('hf')}")
+    return TokenizerProcess(_agreed_content(name, sha256), name, length)
 
 
 def _agreed_content(name: str, sha256: str) -> bytes:
