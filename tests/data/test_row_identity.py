@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,8 @@ SAME: dict[str, list[Any]] = {
     "text": [
         FRAME, FRAME.iloc[::-1], FRAME[["ill", "c", "a", "b"]], FRAME.rename(columns={"a": "age"}),
         FRAME.astype({"ill": object}), FRAME.astype({"ill": "category"}), FRAME.astype({"a": object}),
-        (X, ILL), (X, ILL.astype(object)), (X.tolist(), ILL.tolist()), [X, ILL], (FRAME[["a", "b", "c"]], FRAME.ill),
+        (X, ILL), (X, ILL.astype(object)), (X.astype(object), ILL), (X.tolist(), ILL.tolist()), [X, ILL],
+        (FRAME[["a", "b", "c"]], FRAME.ill),
         (torch.from_numpy(X), ILL), {"north": (X, ILL), "south": (X + 1, ILL)},
         (np.concatenate([X, X + 1]), np.concatenate([ILL, ILL]), ["north"] * 12 + ["south"] * 12),
         {"train": (X[:8], ILL[:8]), "test": FRAME[8:]},
@@ -72,6 +74,20 @@ def test_each_value_of_a_row_counts(column: str) -> None:
     changed = FRAME.copy()
     changed.loc[3, column] = "other" if column == "ill" else 9.0
     assert len({*records(changed)} - {*records(FRAME)}) == 1
+
+
+@pytest.mark.parametrize("odd", ["unknown", "?", None])
+def test_a_word_or_a_gap_in_one_row_leaves_all_others_as_they_were(odd: str | None, tmp_path: Path) -> None:
+    """A file is read column by column, and a word makes text of the numbers of all rows."""
+    frame = pd.DataFrame(
+        {"dose": range(5), "weight": [61.5, 70.0, 82.25, 90.0, 55.0], "ill": [True, False, True, False, True]}
+    )
+    frame.to_csv(tmp_path / "before.csv", index=False)
+    for column in frame:
+        more = pd.concat([frame.astype(object), pd.DataFrame([frame.loc[0].to_dict() | {column: odd}])])
+        more.to_csv(tmp_path / "after.csv", index=False)
+        before, after = ({*records(tmp_path / f"{name}.csv")} for name in ("before", "after"))
+        assert before < after
 
 
 def test_gaps_are_alike_however_they_are_written() -> None:

@@ -1,7 +1,7 @@
 """The identity of rows: a digest of each row by what it holds, however it is stored and whatever it is called.
 
-All numbers count as float64, so that 1 and 1.0 are the same, and all else as its text; arrays of a row, such as images,
-count as their numbers in order.  The order of the rows and of single columns, and their names, make no difference.
+All numbers count as float64, so that 1, 1.0 and "1" are the same, and all else as its text; arrays of a row, such as
+images, count as their numbers in order.  The order of rows and of single columns, and their names, make no difference.
 """
 
 from __future__ import annotations
@@ -17,10 +17,16 @@ from numpy.typing import NDArray
 
 from piebald.core import pytree
 from piebald.core.reading.files import opened
+from piebald.data.preparation.columns import GAPS
 
 Digests = NDArray[np.uint64]  # one of each row [n]
 UNKNOWN: Digests = np.zeros(0, dtype=np.uint64)  # of rows that nothing identifies
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{4,}>")  # in the text of an object that says nothing else of it
+_SAME = (
+    dict.fromkeys(GAPS, "")
+    | dict.fromkeys(["True", "true", "TRUE"], "1")
+    | dict.fromkeys(["False", "false", "FALSE"], "0")
+)  # texts that readers may take for something else
 _MOST_COLUMNS = 4096  # of an array [n, d] whose columns are taken as those of a table
 _BLOCK = 1 << 24  # numbers of arrays that are converted at once
 
@@ -88,12 +94,12 @@ def _digests(column: Any) -> Digests:
         column = _as_array(column)
     if column.dtype.kind == "S":  # text as older files store it
         column = np.char.decode(column, "utf-8", "replace")
-    if column.ndim == 1 or column.dtype.kind not in "biufc":
-        return _of_cells(column if column.ndim == 1 else _as_objects(column))
+    if column.ndim == 1:
+        return _of_cells(column)
     width = int(np.prod(column.shape[1:]))
-    if column.ndim > 2 or width > _MOST_COLUMNS or column.dtype.kind == "c":
-        return _of_arrays(column)
-    return row_digests(column.T) if width else np.zeros(len(column), dtype=np.uint64)
+    if column.ndim == 2 and width <= _MOST_COLUMNS and column.dtype.kind != "c":
+        return row_digests(column.T) if width else np.zeros(len(column), dtype=np.uint64)
+    return _of_arrays(column) if column.dtype.kind in "biufc" else _of_cells(_as_objects(column))
 
 
 def _as_array(values: Sequence[Any]) -> NDArray[Any]:
@@ -125,12 +131,20 @@ def _of_cells(column: Any) -> Digests:
         values = [*different]
     except TypeError:  # arrays and lists, which have no hash
         codes, values = np.arange(len(series)), [*series.to_numpy(dtype=object)]
-    # as another reader, or a gap beside them, may store numbers
-    if all(isinstance(value, int | float | np.number | np.bool_) for value in values):
-        return _of_numbers(np.array([*map(float, values), np.nan]))[codes]
     # the last one is for gaps, whose code is -1
-    texts = np.array([*("" if value is None else _text(value) for value in values), ""], dtype=object)
-    return np.asarray(pandas.util.hash_array(texts), dtype=np.uint64)[codes]
+    texts = np.array([*map(_cell, values), ""], dtype=object)
+    digests = np.asarray(pandas.util.hash_array(texts), dtype=np.uint64)
+    # a word or a gap in another row makes text of a column's numbers, which are the same rows as before
+    numbers = pandas.to_numeric(pandas.Series(texts), errors="coerce").to_numpy(np.float64)
+    is_number = ~np.isnan(numbers) | (texts == "")
+    digests[is_number] = _of_numbers(numbers[is_number])
+    return digests[codes]
+
+
+def _cell(value: Any) -> str:
+    """Return the text of a cell, "" for a gap, and 1 and 0 for booleans, which may be numbers."""
+    text = value if type(value) is str else "" if value is None or (value != value) is True else _text(value)
+    return _SAME.get(text, text)
 
 
 def _of_numbers(numbers: NDArray[np.float64]) -> Digests:

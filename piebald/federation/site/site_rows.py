@@ -258,7 +258,8 @@ def _owners(source: SiteSource, folder: Path, site: str, run: RunRows) -> tuple[
     owners = read_owners(_read(source, folder, run), pair=True, parts=True)
     path = None if source.source is None or ":" in source.source else folder / source.source
     # pictures are known by their files, since the run says in which size they are read
-    identified = [Owner(None, path)] if path is not None and path.is_dir() else owners
+    are_pictures = path is not None and path.is_dir() and not owners[0].is_hub
+    identified = [Owner(None, path)] if are_pictures else owners
     return owners, records_of(identified, site, source.client)
 
 
