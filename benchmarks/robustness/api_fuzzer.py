@@ -46,7 +46,9 @@ PACKAGES = (
 LEFT_OUT = {
     "piebald.FederatedClassifier",
     "piebald.FederatedRegressor",
-    *(f"piebald.privacy.accounting.{one}" for one in ("composed_epsilon", "mechanism_of_rows")),  # of a policy
+    *(
+        f"piebald.privacy.accounting.{one}" for one in ("composed_epsilon", "NoisySteps", "LossAccountant")
+    ),  # of a policy
     "piebald.Run",
     "piebald.privacy.accounting.PrivacyBudget",
     "piebald.Ray",

@@ -25,6 +25,7 @@ class ModelSpec:
         seed: of the run.
         shape: of one input, see `pytree.Form`.  outputs: of the scores that the model returns for one input.
         public_rows: how many rows all clients have in common.  public_digest: their digest, "" where there are none.
+        noise_key: in a simulation with noise, a digest of all that its results follow from, else "".
     """
 
     model: nn.Module
@@ -36,3 +37,9 @@ class ModelSpec:
     outputs: tuple[int, ...]
     public_rows: int = field(default=0, kw_only=True)
     public_digest: str = field(default="", kw_only=True)
+    noise_key: str = field(default="", kw_only=True)
+
+    @property
+    def noise_seed(self) -> int | str:
+        """What protects is drawn from this in a simulation: two runs with other settings may not share their noise."""
+        return f"{self.seed} {self.noise_key}" if self.noise_key else self.seed

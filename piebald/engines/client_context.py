@@ -155,7 +155,7 @@ class EngineContext:
 
     def noise_keys(self) -> list[int]:
         stack, rng_key = self.stack, self.engine.row_loader.rng_key
-        seed = stack.secret or self.engine.work.seed
+        seed = stack.secret or self.engine.work.noise_seed
         keys = [
             rng_key(seed, client, version, 0) for client, version in zip(stack.clients, stack.rng_versions, strict=True)
         ]

@@ -203,7 +203,8 @@ def _check_uploads(engine: Engine, output: TrainOutput, vectors: Mapping[str, Te
 
 def _transformed(engine: Engine, stack: ClientStack, vectors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The vectors after every transform, at the clients."""
-    rng_key, seed, draw = engine.row_loader.rng_key, stack.secret or engine.work.seed, long_key if stack.secret else key
+    rng_key, seed = engine.row_loader.rng_key, stack.secret or engine.work.noise_seed
+    draw = long_key if isinstance(seed, str) else key
     clients = engine.work.shown_numbers(stack.clients)
     for place, transform in enumerate(engine.work.transforms):
         rng_keys = [rng_key(seed, c, v, place) for c, v in zip(stack.clients, stack.rng_versions, strict=True)]

@@ -423,8 +423,8 @@ class SequentialEngine(ClippingEngine):
         return (seed, "", version, phase) if alike else (seed, name, version, phase)
 
     def _own_key(self, run: SgdRun, row: int) -> RngKey:
-        """The rng key of a client's run: of the task's secret where single rows are hidden, else of the run's seed."""
-        seed = (run.secret if run.config.step.hides_rows else "") or self.work.seed
+        """The rng key of a client's run: of what noise is drawn from where single rows are hidden, else of the seed."""
+        seed = run.secret or self.work.noise_seed if run.config.step.hides_rows else self.work.seed
         return self.row_loader.rng_key(seed, run.clients[row], run.rng_versions[row], run.phase)
 
     def _of_part(self, tensors: list[Tensor], part: Part) -> list[Tensor]:

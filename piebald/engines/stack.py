@@ -33,7 +33,7 @@ class ClientStack:
         state: client state by name, one tensor for each client.
         query: the query to answer, or None to train.
         secret: what noise and the batches of hidden rows are drawn from: random text that only the clients' site knows,
-            fresh for each task; "" in a simulation, which draws them from the run's seed.
+            fresh for each task; "" in a simulation, which draws them from `ModelSpec.noise_seed`.
         disclosure: the rules that answers obey at a site; None in a simulation.
     """
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
+from heapq import heappop, heappush
 from typing import Any, Literal
 
 from piebald.core.arguments import Count, Fraction, NotNegative, Whole, checked
@@ -16,7 +17,12 @@ from piebald.methods.recipe import Recipe
 from piebald.methods.training.sgd import Sgd
 from piebald.methods.transforms.gaussian import Gaussian
 
+Accountant = Callable[[float, float, int, float], float]  # epsilon from noise, share, releases and delta
+
 USELESS = 100.0  # an epsilon
+_FINE = 1e-3  # of the privacy loss: epsilon is above that of the stated budget by less than one in a thousand
+_CLOSE = 3e-3  # of epsilon: clients so close to the largest are compared by all accountants
+_NARROW = 1.1  # times: ranges of clients whose bound is farther from what they spend are halved at once
 _WHOLE = tuple(map(float, (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)))  # quick ones, to compare clients by
 _CENTRAL = (
     "Anyone who sees all global models learns little about whether one client's updates counted at all (client-level, "
@@ -112,7 +118,8 @@ def fixed_cohorts(
         known: clients in the federation.
         rounds: server steps.
         delta: in (0, 1).
-        secret: nobody knows who was asked, and all clients can be asked in every round; else only the first bound.
+        secret: nobody knows who was asked, and all clients can be asked in every round; else only the first bound, as a
+            client that is often there while others are not is asked more often than by its share.
     """
     # a neighbour has zeros in place of one client's updates, so the clip is the sensitivity
     plain, account = _spent(noise, 1.0, rounds, delta, ""), "nothing is gained from their choice"
@@ -196,36 +203,119 @@ def of_rows(recipe: Recipe, sizes: Sequence[Whole], rounds: Count, delta: Fracti
         )
     if not isinstance(trainer, Sgd):
         raise SettingError(f"the budget of {trainer.kind!r} is not known: it is no trainer of batches")
-    steps, least = _spends_most(trainer, privacy.noise, sizes, rounds, delta)
-    batch = trainer.step_rows
-    also = f"Said of a client with {least:,} rows ({steps:,} steps a round), as if it were asked in every round; "
-    also += "by the Renyi bound none spends more."
-    return rows(privacy.noise, min(1.0, batch / least), steps * rounds, delta, also)
+    clients, noise = NoisySteps(trainer, privacy.noise, sizes), privacy.noise
+    # any client without noise stands for the others
+    most, finalists = clients.most(rounds, delta, LossAccountant().epsilon) if noise else (math.inf, {0: math.inf})
+    budgets = []
+    for place in (place for place, epsilon in finalists.items() if epsilon >= most * (1 - _CLOSE)):
+        steps, size = clients.steps[place], clients.sizes[place]
+        also = f"Said of a client with {size:,} rows ({steps:,} steps a round), as if it were asked in every round; "
+        budgets.append(rows(noise, clients.shares[place], steps * rounds, delta, f"{also}none spends more."))
+    worst = max(budgets, key=lambda budget: budget.epsilon_pld)
+    if not noise or worst.epsilon_rdp > USELESS:
+        return worst
+    by_renyi, _ = clients.most(rounds, delta, partial(renyi_epsilon, orders=ORDERS))
+    second = [budget.epsilon_prv for budget in budgets if budget.epsilon_prv is not None]
+    return replace(worst, epsilon_rdp=by_renyi, epsilon_prv=max(second, default=None))
 
 
-def _spends_most(trainer: Sgd, noise: float, sizes: Sequence[int], rounds: int, delta: float) -> tuple[int, int]:
-    """Steps in a round, and rows, of the client that spends most by the Renyi bound."""
-    batch = trainer.step_rows
-    smallest: dict[int, int] = {}  # of the clients that take so many steps, the one whose rows are in most batches
-    # increasing, so that setdefault keeps the smallest size for each number of steps
-    for size in sorted({size for size in sizes if size}):
-        smallest.setdefault(trainer.max_steps(size), size)
+class NoisySteps:
+    """The steps of DP-SGD of a federation's clients, for which of them spends most of a budget.
 
-    def spent(steps: int) -> float:
-        return renyi_epsilon(noise, min(1.0, batch / smallest[steps]), steps * rounds, delta)
+    A client with more rows takes more steps, each with a smaller share of them, so that neither end must be the worst.
 
-    # fewer rows raise the share of each step and more rows the number of steps, so neither end must be the worst;
-    # without noise all are infinite and any stands for the others
-    steps = max(smallest, key=spent) if noise and len(smallest) > 1 else next(iter(smallest))
-    return steps, smallest[steps]
+    Args:
+        trainer: of all clients.
+        noise: multiplier of the noise.
+        sizes: training rows of the clients, 0 where that is not known.
+
+    Attributes:
+        sizes: those of them that may spend most, increasing: one that takes no more steps than a smaller one does not.
+        steps, shares: of each of these, steps in a round, and the part of its rows that is in a step.
+    """
+
+    def __init__(self, trainer: Sgd, noise: float, sizes: Sequence[int]) -> None:
+        self.noise = noise
+        self.sizes, self.steps = list[int](), list[int]()
+        for size in sorted(set(sizes) - {0}):
+            if not self.steps or trainer.max_steps(size) > self.steps[-1]:
+                self.sizes.append(size)
+                self.steps.append(trainer.max_steps(size))
+        self.shares = [min(1.0, trainer.step_rows / size) for size in self.sizes]
+
+    def most(self, rounds: int, delta: float, accountant: Accountant) -> tuple[float, dict[int, float]]:
+        """Find the largest epsilon of any client after so many rounds, by branch and bound.
+
+        A range of clients spends at most what one does that has the share of its first and the steps of its last.
+
+        Args:
+            rounds: in each of which all are asked.
+            delta: in (0, 1).
+            accountant: epsilon from noise, share, releases and delta.
+
+        Returns:
+            Epsilon, above that of any client by less than one in a thousand, and that of each client that was computed.
+        """
+        bound, computed = 0.0, dict[int, float]()
+        # by what a range spends at most, the largest first
+        waiting = [(-math.inf, 0, len(self.sizes) - 1)]
+        while waiting and -waiting[0][0] > bound:
+            most, first, last = heappop(waiting)
+            if self._unlike(first, last) < _NARROW:
+                value = accountant(self.noise, self.shares[first], self.steps[last] * rounds, delta)
+                if first == last:
+                    computed[first] = value
+                if value <= max(computed.values(), default=0.0) * (1 + _FINE):
+                    bound = max(bound, value)
+                    continue
+                most = max(most, -value)
+            middle = (first + last) // 2
+            for lo, hi in ((first, middle), (middle + 1, last)):
+                quick = renyi_epsilon(self.noise, self.shares[lo], self.steps[hi] * rounds, delta)
+                heappush(waiting, (max(most, -quick), lo, hi))
+        return bound, computed
+
+    def _unlike(self, first: int, last: int) -> float:
+        """About how many times as much as any of its clients a range of them spends by its bound."""
+        ends = max(self.shares[place] * math.sqrt(self.steps[place]) for place in (first, last))
+        return self.shares[first] * math.sqrt(self.steps[last]) / ends
 
 
-def mechanism_of_rows(recipe: Recipe, sizes: Sequence[int], rounds: int, like: PrivacyBudget) -> PrivacyBudget:
-    """A budget of rows with the share of the client that spends most in so many rounds, and its releases in one."""
-    trainer = recipe.training
-    assert isinstance(trainer, Sgd)
-    steps, least = _spends_most(trainer, like.noise, sizes, rounds, like.delta)
-    return replace(like, share=min(1.0, trainer.step_rows / least), releases=steps)
+class LossAccountant:
+    """Epsilon by the privacy loss distribution, rounded up; a distribution that was composed is gone on from."""
+
+    def __init__(self) -> None:
+        # by noise and share: a single release, then how many were composed, and all of them
+        self._composed: dict[tuple[float, float], tuple[Any, int, Any]] = {}
+
+    def epsilon(self, noise: float, share: float, releases: int, delta: float) -> float:
+        """Return epsilon of so many releases of a mechanism; above 100, Renyi's bound stands for it."""
+        if share == 1:
+            return gaussian_epsilon(noise / math.sqrt(releases), delta)
+        # the distribution would take minutes to say so; all orders are asked where the quick ones are above
+        if (
+            renyi_epsilon(noise, share, releases, delta)
+            > USELESS
+            < renyi_epsilon(noise, share, releases, delta, ORDERS)
+        ):
+            return renyi_epsilon(noise, share, releases, delta, ORDERS)
+        single, count, total = self._composed.get((noise, share)) or (_released(noise, share), 0, None)
+        # a distribution can be composed further, never taken apart, so fewer releases begin again from a single one
+        if total is None or count > releases:
+            count, total = 1, single
+        if count < releases:
+            total = total.compose(single.self_compose(releases - count))
+        self._composed[noise, share] = single, releases, total
+        return float(total.get_epsilon_for_delta(delta))
+
+
+def _released(noise: float, share: float) -> Any:
+    """The privacy loss distribution of one release."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        noise, sampling_prob=share, value_discretization_interval=_FINE
+    )
 
 
 @checked

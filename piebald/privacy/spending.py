@@ -21,9 +21,8 @@ from piebald.methods.recipe import Recipe
 from piebald.methods.training.sgd import Sgd
 from piebald.methods.transforms.gaussian import Gaussian
 from piebald.privacy import accounting
-from piebald.privacy.accounting import PrivacyBudget
+from piebald.privacy.accounting import LossAccountant, NoisySteps, PrivacyBudget
 
-_FINE = 1e-3  # of the privacy loss: epsilon is above that of the stated budget by less than one in a thousand
 _EACH = 100  # rounds of which each is told; of later ones every second, third, ...
 _MOST = 1 << 20  # rounds
 
@@ -40,7 +39,7 @@ class Spending:
         self, recipe: Recipe, sizes: Sequence[int], simulates: bool, before: Sequence[Sequence[Mapping[str, Any]]] = ()
     ) -> None:
         self._recipe, self._sizes, self._simulates, self._before = recipe, sizes, simulates, before
-        self._composed: dict[tuple[float, float], tuple[int, Any]] = {}
+        self._losses = LossAccountant()
         self._spent: dict[int, list[dict[str, Any]]] = {}
         self._rounds: int | None = None
 
@@ -55,6 +54,7 @@ class Spending:
             self._spent.clear()
             # where cached_property keeps its value, which depends on the sizes
             self.__dict__.pop("_once", None)
+            self.__dict__.pop("_steps", None)
 
     @cached_property
     def _once(self) -> list[PrivacyBudget]:
@@ -72,6 +72,8 @@ class Spending:
     def budgets(self, rounds: int | None) -> list[PrivacyBudget]:
         """The budgets after so many rounds, by all accountants; none where their number is open."""
         self._rounds = rounds or self._rounds
+        if self._recipe.training.row_privacy() is None:  # then nobody looks at the rows of a million clients
+            return accounting.of_recipe(self._recipe, len(self._sizes), rounds, simulated=self._simulates)
         return accounting.of_run(self._recipe, self._sizes, rounds, self._simulates)
 
     def after(self, rounds: int) -> list[dict[str, Any]]:
@@ -151,45 +153,21 @@ class Spending:
         """Epsilon after so many rounds, given the budget of one."""
         if first.epsilon_pld == math.inf:
             return math.inf
+        noise, delta, releases = first.noise, first.delta, first.releases * rounds
         if first.unit == "row":  # who spends most may be another client after more rounds
-            first = accounting.mechanism_of_rows(self._recipe, self._sizes, rounds, first)
-        return epsilon_after(first, first.releases * rounds, self._composed)
+            return self._steps.most(rounds, delta, self._losses.epsilon)[0]
+        epsilon = self._losses.epsilon(noise, first.share, releases, delta)
+        if first.drawn is None:
+            return epsilon
+        return min(epsilon, accounting.epsilon_without_replacement(noise / 2, *first.drawn, releases, delta))
 
-
-def epsilon_after(
-    mechanism: PrivacyBudget, releases: int, composed: dict[tuple[float, float], tuple[int, Any]]
-) -> float:
-    """Epsilon of so many releases of a mechanism, at its delta.
-
-    Args:
-        mechanism: with its noise, its share, and perhaps how clients are drawn.
-        releases: how many.
-        composed: distributions of the privacy loss that were formed before, by noise and share, which are gone on from.
-    """
-    noise, share, delta = mechanism.noise, mechanism.share, mechanism.delta
-    if share == 1:
-        epsilon = accounting.gaussian_epsilon(noise / math.sqrt(releases), delta)
-        if mechanism.drawn is not None:
-            epsilon = min(epsilon, accounting.epsilon_without_replacement(noise / 2, *mechanism.drawn, releases, delta))
-        return epsilon
-    rough = accounting.renyi_epsilon(noise, share, releases, delta, accounting.ORDERS)
-    if rough > accounting.USELESS:  # the distribution would take minutes to say so
-        return rough
-    from dp_accounting.pld import privacy_loss_distribution
-
-    count, total = composed.get((noise, share), (0, None))
-    # a distribution can be composed further, never taken apart, so fewer releases begin again from a single one
-    if total is None or count > releases:
-        single = privacy_loss_distribution.from_gaussian_mechanism(
-            noise, sampling_prob=share, value_discretization_interval=_FINE
-        )
-        composed[noise, share] = count, total = 1, single
-        # a negative share, which no mechanism has, is the key of the single release to go on with
-        composed[noise, -share] = 1, single
-    if count < releases:
-        total = total.compose(composed[noise, -share][1].self_compose(releases - count))
-        composed[noise, share] = releases, total
-    return float(total.get_epsilon_for_delta(delta))
+    @cached_property
+    def _steps(self) -> NoisySteps:
+        """The noisy steps of the clients, where single rows are hidden."""
+        trainer, privacy = self._recipe.training, self._recipe.training.row_privacy()
+        assert isinstance(trainer, Sgd)
+        assert privacy is not None
+        return NoisySteps(trainer, privacy.noise, self._sizes)
 
 
 def task_mechanism(work: ClientWork, size: int) -> tuple[float, float, int] | None:

@@ -114,6 +114,8 @@ def execute(
     plan: PreparedRun, store: RunStore, progress: bool, listeners: Sequence[Callback], started: Inheritance | None
 ) -> Run:
     """Open the runtime, begin with what was taken over or the last checkpoint if there is one, and run to the end."""
+    # a resumed run goes on with its noise, with whatever numbers the model begins that it is given again
+    plan = replace(plan, work=replace(plan.work, noise_key=store.meta.get("noise_key") or ""))
     settings = plan.runtime if store.path is None else plan.runtime.with_folder(store.path)
     runtime, device = settings.open(plan.work, plan.clients), _server_device(plan)
     recorder = ObservedRecorder(store, listeners)

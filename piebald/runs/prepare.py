@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import json
 import platform
@@ -17,6 +18,7 @@ from torch import nn
 from piebald.contracts import Clients, HasServerRows, Query, Rows, RowsAtSites
 from piebald.contracts.component import build
 from piebald.contracts.data import (
+    InMemory,
     blank_row,
     column_names,
     first_passing,
@@ -31,6 +33,7 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.machine import existing_objects_frozen, machine
 from piebald.core.parameters import Layout, frozen_digest
+from piebald.core.stored_vectors import raw
 from piebald.data.clients.prepared import SitesPrepared, gathered_bytes, in_own_unit, preparation_of
 from piebald.data.clients.sites import RecordedClients
 from piebald.data.clients.sources import clients_of
@@ -57,7 +60,7 @@ from piebald.report.callbacks import Tracker, trackers_of
 from piebald.runs.adaptation import check_newcomers, hold_out
 from piebald.runs.adaptation.held_out import ClientSubset
 from piebald.runs.options import RunOptions, models_without_inputs
-from piebald.runtimes.base import RuntimeSettings
+from piebald.runtimes.base import RuntimeSettings, SimulatesDevices
 from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
 from piebald.server.evaluation import class_query, row_query, threshold_query, totals_query
 from piebald.settings.plugins import needed_by, objective_named
@@ -86,7 +89,9 @@ class PreparedRun:
     def going_on_from(self, about: Mapping[str, Any]) -> Self:
         """The same run with its lineage: it goes on from a finished one (`lineage.Inheritance.about`)."""
         runtime, spending = self.runtime.going_on_from(about["federation"]), self.spending.after_runs(about)
-        changes = {"runtime": runtime.table(), "lineage": dict(about)}
+        changes: dict[str, Any] = {"runtime": runtime.table(), "lineage": dict(about)}
+        if self.meta["noise_key"]:  # it begins with another model than a run that begins anew
+            changes["noise_key"] = hashlib.sha256(f"{self.meta['noise_key']} {about['sha256']}".encode()).hexdigest()
         plan = replace(self, runtime=runtime, meta={**self.meta, **changes}, spending=spending)
         return replace(plan, meta={**plan.meta, "privacy": plan.spent(plan.most_rounds)})
 
@@ -184,9 +189,10 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     meta["split"] = None if division is None else division.model_dump(exclude_defaults=True)
     meta["division"] = "" if division is None else division.title
     meta["gathered_bytes"] = gathered
+    meta["noise_key"] = _noise_key(meta, work, training) if runtime.simulates and work.noise is not None else None
     plan = PreparedRun(
         adapted, federation, work, runtime, measuring, rounds, stop, check, options.checkpoint_every, meta,
-        Spending(recipe, [training.size(client, "train") or 0 for client in range(len(training))], runtime.simulates),
+        Spending(recipe, _sizes(recipe, training), _asks_everybody(recipe, runtime, len(training))),
         unseen, untrained, trackers,
     )  # fmt: skip
     meta["privacy"] = plan.spent(plan.most_rounds)
@@ -203,6 +209,48 @@ def _unlike_reason(work: ClientWork, clients: Clients, options: RunOptions) -> s
     numbers = range(len(clients))
     works = ((id(work.trainer_of(c)), work.number(c), lacked_inputs(clients, c)) for c in numbers)
     return unlike_reason(work.trainer, tables, options.settings or {}, works)
+
+
+# how a run is described, computed and watched, and when it ends: it goes on with the same noise when that is changed
+_NO_INFLUENCE = frozenset(
+    ("piebald", "torch", "python", "machine", "label", "plugins", "metric", "metrics", "per_class", "runtime",
+     "checkpoint_every", "settings", "rounds", "stop", "evaluate", "keep", "threshold", "trackers", "privacy",
+     "higher_is_better", "paper", "model", "gathered_bytes")
+)  # fmt: skip
+
+
+def _noise_key(meta: Mapping[str, Any], work: ClientWork, clients: Clients) -> str:
+    """Return a digest of all that the results of a simulation follow from, for its noise.
+
+    Two runs that shared noise would give away the difference of what it hides, and their budgets would not add up.
+    """
+    settings = {name: value for name, value in meta.items() if name not in _NO_INFLUENCE}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    digest.update(json.dumps(meta["runtime"].get("fleet"), sort_keys=True, default=str).encode())
+    digest.update(raw(work.initial))
+    indexed = clients if isinstance(clients, InMemory) and clients.in_memory() else None
+    digest.update(rows_digest(None if indexed is None else indexed.pool()).encode())
+    for client, name in enumerate(clients.names):
+        digest.update(f"{name} {clients.size(client, 'train')}\n".encode())
+        digest.update(b"" if indexed is None else indexed.indices(client, "train").tobytes())
+    return digest.hexdigest()
+
+
+def _sizes(recipe: Recipe, clients: Clients) -> list[int]:
+    """Return the training rows of each client, as far as a privacy budget goes by them, else 0."""
+    if recipe.training.row_privacy() is None:
+        return [0] * len(clients)
+    return [clients.size(client, "train") or 0 for client in range(len(clients))]
+
+
+def _asks_everybody(recipe: Recipe, runtime: RuntimeSettings, known: int) -> bool:
+    """Return whether any client can be asked in each round, and nobody knows who was, for budgets of drawn cohorts."""
+    fleet = runtime.fleet if runtime.simulates and isinstance(runtime, SimulatesDevices) else None
+    if fleet is None or not recipe.noises_mean:
+        return runtime.simulates
+    # a fleet's own `available` may go by anything, so the range that stands for all is asked for, too
+    devices = (fleet.device(client) for client in range(known))
+    return isinstance(fleet.available(known, 0.0), range) and not any(device.on or device.dropout for device in devices)
 
 
 def _runtime(recipe: Recipe, clients: Clients, known: int, work: ClientWork, runtime: Any) -> RuntimeSettings:

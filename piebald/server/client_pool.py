@@ -224,7 +224,7 @@ class Invitations:
         scheduler: says whether cohorts are Poisson samples.
         client_pool: the clients that can be asked.
         known: clients in the federation.
-        seed: seed of the run.
+        seed: what cohorts are drawn from: the run's seed, and more where they are a part of what protects.
         records: what is known of clients, by which the scheduler may choose.
         secret: Poisson samples come from the operating system and not from the seed, which sites know.
     """
@@ -232,7 +232,7 @@ class Invitations:
     scheduler: Scheduler
     client_pool: ClientPool
     known: int
-    seed: int
+    seed: int | str
     secret: bool
     records: ClientRecords = field(default_factory=ClientRecords)
 

@@ -67,6 +67,7 @@ class ClusterModels:
         kept: the state of components, by axis and cluster: tensors and JSON values.
         last: the last model of each client, where a cached step needs them.
         secret: noise on means is drawn from the operating system and not from the run's seed, which sites know.
+        noise_key: it is drawn from this as well, see `ModelSpec`.
         keep: what becomes of models, and of vectors beside them, before they are kept.
     """
 
@@ -78,6 +79,7 @@ class ClusterModels:
     cluster_of: dict[int, int] = field(default_factory=dict)
     kept: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     secret: bool = False
+    noise_key: str = ""
     keep: Keep = where_it_is
     last: TensorStore = field(init=False)
     _in_rounds: bool = field(init=False)
@@ -296,7 +298,8 @@ class ClusterModels:
         )
         # two-ended: what was done last on the client is undone or answered first here
         for place, transform in reversed(list(enumerate(recipe.transforms))):
-            rng_key = secrets.randbits(256) if self.secret else key("receive", place, context.spec.seed, label, version)
+            words = (place, context.spec.seed, label, version, *((self.noise_key,) if self.noise_key else ()))
+            rng_key = secrets.randbits(256) if self.secret else key("receive", *words)
             count = None if transform.takes_statistics else self._trained
             changed = transform.on_server(average[:count], dataclasses.replace(step, rng_key=rng_key, state={}))
             average = changed if len(changed) == len(average) else torch.cat([changed, average[count:]])

@@ -103,10 +103,14 @@ class ServerLoop:
         self.known, self.rounds, self.evaluation, self.evaluates_on = known, rounds, evaluation, evaluates_on
         self.stop, self.check, self.watch, self._spending = stop, check or ResultChecks(), watch, spending
         first, limit = moved(work.initial[: work.layout.shared], device), self.check.max_weight
-        self.cluster_models = ClusterModels(recipe, first, work.layout, limit, secret=secret, keep=keep)
+        self.cluster_models = ClusterModels(
+            recipe, first, work.layout, limit, secret=secret, noise_key=work.noise_key, keep=keep
+        )
         self.client_pool = ClientPool()
         self._records = ClientRecords(rows)
-        self._invitations = Invitations(recipe.scheduling, self.client_pool, known, work.seed, secret, self._records)
+        # what is gained from cohorts that are drawn adds up over runs only if each draws its own
+        seed = work.noise_seed if recipe.noises_mean else work.seed
+        self._invitations = Invitations(recipe.scheduling, self.client_pool, known, seed, secret, self._records)
         self.totals = RunTotals()
         self.version = 0
         self.best = BestVersion()

@@ -18,8 +18,8 @@ from piebald import recipes
 from piebald.core.errors import SettingError
 from piebald.methods.recipe import Recipe
 from piebald.methods.transforms import Gaussian
-from piebald.privacy.accounting import PrivacyBudget
-from piebald.privacy.spending import Spending, epsilon_after, task_mechanism
+from piebald.privacy.accounting import LossAccountant
+from piebald.privacy.spending import Spending, task_mechanism
 from piebald.report.callbacks.callback import Callback
 from piebald.report.comparison import Comparison
 from piebald.report.page.charts import spent as spent_chart
@@ -83,11 +83,10 @@ def test_every_round_is_that_of_dp_accounting(name: str) -> None:
 
 
 def test_a_composition_goes_on_from_fewer_releases_and_begins_anew_for_fewer() -> None:
-    mechanism = PrivacyBudget(math.nan, math.nan, 1e-5, 1, "", noise=1.0, share=0.5)
-    composed: dict[tuple[float, float], tuple[int, Any]] = {}
+    losses = LossAccountant()
     for releases in (4, 6, 2):
         expected = by_accountant(1.0, 0.5, releases, 1e-5)
-        assert epsilon_after(mechanism, releases, composed) == pytest.approx(expected, rel=2e-3)
+        assert losses.epsilon(1.0, 0.5, releases, 1e-5) == pytest.approx(expected, rel=2e-3)
 
 
 def test_the_client_that_spends_most_is_another_one_after_more_rounds() -> None:
