@@ -220,7 +220,8 @@ class Query(Component):
         return 0
 
     def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
-        """By how much one row changes each number, or each number of a vector, of an answer about some rows at most.
+        """By how much one row in place of another changes each number, or the length of each vector, of an answer about
+        some rows at most.
 
         So a site can tell them with noise, and nothing else beside them.  None for answers that are no scores of a
         model, whose numbers of rows are told by `fewest_rows`.

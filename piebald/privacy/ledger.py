@@ -115,6 +115,13 @@ class Limit:
     delta: float
 
 
+class Head(NamedTuple):
+    """The end of an audit log: number and digest of its last line."""
+
+    line: int
+    digest: str
+
+
 class _Record(BaseModel):
     """The file of a ledger."""
 
@@ -123,7 +130,7 @@ class _Record(BaseModel):
     epsilon: float | None = Field(default=None, gt=0, le=LARGEST)
     delta: float | None = Field(default=None, gt=0, lt=1)
     entries: list[tuple[Entry, Annotated[int, Field(ge=1)]]]
-    logs: dict[str, int] = {}
+    logs: dict[str, Head] = {}
 
 
 class _Copies:
@@ -132,13 +139,13 @@ class _Copies:
     Attributes:
         paths: the files; none keeps entries in memory.
         entries: how often each was.
-        logs: the most lines that audit logs had, by name.
+        logs: the ends of audit logs, by the name of the log and the opening of the ledger.
         limit: what the file of a user's own ledger was made for.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self.paths, self.limit = list(paths), Limit(math.inf, math.inf)
-        self.entries, self.logs = Counts(), dict[str, int]()
+        self.entries, self.logs = Counts(), dict[str, Head]()
         self._lock = threading.RLock()
         self.read()
 
@@ -160,8 +167,8 @@ class _Copies:
         for record in records:
             for entry, count in record.entries:
                 self.entries[entry] = max(count, self.entries.get(entry, 0))
-            for name, line in record.logs.items():
-                self.logs[name] = max(line, self.logs.get(name, 0))
+            for name, head in record.logs.items():
+                self.logs[name] = max(head, self.logs.get(name, head))
             if record.epsilon is not None and record.delta is not None:
                 self.limit = Limit(record.epsilon, record.delta)
 
@@ -197,15 +204,16 @@ class RowLedger:
         folders: where the ledger lies, each a whole copy: the first one must be there, the others where they can be
             written.  None keeps it in memory.
         site: name of whoever has the rows.
-        log, lines: name of the audit log of whoever opens it, and how many lines it has; it can never have fewer.
+        log, head: name of the audit log of whoever opens it, and its end, which it can never lack afterwards; None
+            where it has no line.
     """
 
     def __init__(
         self, records: Records, folders: Sequence[Path] = (), site: str = "", log: str = "",
-        lines: Callable[[], int] = lambda: 0,
+        head: Callable[[], Head | None] = lambda: None,
     ) -> None:  # fmt: skip
         self._all, self._records, self._site = records, records[:MOST_RECORDS], site
-        self._log, self._lines = log, lines
+        self._log, self._head = log, head
         self._copies = _Copies(folder / FILE for folder in folders)
         self._opening = secrets.token_hex(8)
         self._answers: dict[str, bytes] = {}
@@ -365,8 +373,8 @@ class RowLedger:
     def _add(self, entry: Entry, count: int) -> None:
         """Count an entry; nobody else does meanwhile."""
         entry = entry._replace(opening=self._opening, rows=self.rows, site=self._site)
-        if lines := self._lines():
-            self._copies.logs[self._log] = max(lines, self._copies.logs.get(self._log, 0))
+        if (head := self._head()) is not None:
+            self._copies.logs[f"{self._log} {self._opening}"] = head
         for folder in self.folders:
             # before the count that names it: a set without its file would count for all other sets
             with suppress(OSError):  # that a copy cannot be written is found when it is
@@ -475,14 +483,14 @@ class Ledger:
             raise SettingError(f"{path} cannot be written, so nothing is asked: {error.strerror or error}") from None
 
 
-def log_lines(folder: Path, log: str) -> int:
-    """Return how many lines a ledger in a folder knows an audit log to have had, 0 where it knows of none.
+def log_heads(folder: Path, log: str) -> list[Head]:
+    """Return the ends that a ledger in a folder knows an audit log to have had.
 
     Raises:
         SettingError: the ledger cannot be read.
     """
     record = _record(folder / FILE)
-    return 0 if record is None else record.logs.get(log, 0)
+    return [] if record is None else [head for name, head in record.logs.items() if name.startswith(f"{log} ")]
 
 
 def budget(noises: list[float], delta: float, where: Literal["site", "server", "client"] = "server") -> PrivacyBudget:

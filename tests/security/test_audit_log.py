@@ -85,7 +85,7 @@ def test_a_log_that_was_cut_at_its_end_is_found_by_its_head_and_by_the_other_sid
     capsys.readouterr()
     assert main(["audit", str(credentials / "north")]) == 2
     assert "audit.head beside" in capsys.readouterr().err
-    assert not knows(path, head)
+    assert not knows(path, [head])
     assert missing(path, server.path) == [
         f"line 6 of {server.path} has a result of north with digest {4:032x}, which {path} has not"
     ]
@@ -230,7 +230,7 @@ def test_a_rotated_log_stays_one_chain(tmp_path: Path, monkeypatch: pytest.Monke
     assert max(file.stat().st_size for file in [*rotated, path]) < 1500
     noted = json.loads(rotated[0].read_text().splitlines()[-1])["digest"]
     assert verify(path).lines == 20
-    assert knows(path, noted)
+    assert knows(path, [noted])
     server = AuditLog(credentials / "server")
     server.write("started", party="server")
     server.write("received", site="north", run="ab", task=0, body=f"{0:032x}")

@@ -539,5 +539,5 @@ def test_a_server_that_scores_its_own_forests_at_processes_reads_no_row(
         answers = [queries.ask([task], task.version)[0] for task in tasks]
     given = [one for one in answers if one is not None]
     assert len(given) == 10
-    assert all(one.metrics.keys() == {"accuracy", "auc"} for one in given)
+    assert all(one.metrics.keys() == {"accuracy"} for one in given)
     assert len({one.metrics["accuracy"] * one.examples % 1 for one in given}) > 5  # no counts of rows

@@ -26,16 +26,17 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from piebald.core.errors import SettingError, shown
 from piebald.core.private_files import write_private
 from piebald.core.reading.files import opened, read_text
+from piebald.privacy.ledger import Head
 
 FILE = "audit.jsonl"
 HEAD = "audit.head"
@@ -76,11 +77,6 @@ class AuditLog:
     def head(self) -> Head | None:
         """The end of the log, as this process has written it; None where it wrote no line."""
         return Head(self._line, self._head) if self._read else None
-
-    @property
-    def lines(self) -> int:
-        """How many lines the log has, as far as this process has written it."""
-        return self._line
 
     def write(self, event: str, **about: Any) -> None:
         """Append a line, and return once it is on the disk.
@@ -167,13 +163,6 @@ def _write_at(handle: int, place: int, data: bytes) -> None:
         data = data[os.write(handle, data) :]
 
 
-class Head(NamedTuple):
-    """The end of a log: number and digest of its last line."""
-
-    line: int
-    digest: str
-
-
 def noted_head(path: Path) -> Head | None:
     """Return the end of a log as it is noted beside it; None where there is no note.
 
@@ -250,9 +239,9 @@ def verify(path: Path, archive: Path | None = None) -> Verified:
     return verified
 
 
-def knows(path: Path, head: str, archive: Path | None = None) -> bool:
-    """Return whether a log whose chain holds has the line with this digest, an earlier head."""
-    return any(digest == head for _, _, digest in _entries(path, archive))
+def knows(path: Path, heads: Collection[str], archive: Path | None = None) -> bool:
+    """Return whether a log whose chain holds has the lines with these digests, earlier heads."""
+    return {*heads} <= {digest for _, _, digest in _entries(path, archive)}
 
 
 def received(path: Path, archive: Path | None = None) -> set[tuple[str, int]]:

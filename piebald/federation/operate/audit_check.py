@@ -10,6 +10,7 @@ from piebald.federation.credentials.audit import FILE, HEAD, Verified, knows, mi
 from piebald.federation.credentials.provisioning import read
 from piebald.federation.link.messaging import SERVER
 from piebald.federation.operate.status import credentials_folder, run_of, was_started, written_head
+from piebald.privacy.ledger import FOLDER, Head, log_heads
 from piebald.storage.store import RunStore
 
 
@@ -45,13 +46,20 @@ def check_log(
                 f"{path} has lost its end: it has {verified.lines} lines, and the party's status tells of line {line}: "
                 "restore it from a backup, or compare it with the other side (--against)"
             )
-        if line and not knows(path, digest, archive):
+        if line and not knows(path, [digest], archive):
             raise SettingError(f"{path} was written anew: its line {line} is not the one that the status tells of")
         agrees.append("the party's status, which tells of no further line")
     if verified.lines and head is None and against is None:
         _check_heads(path, verified)
     if verified.noted:
         agrees.append(f"{HEAD} beside it, which tells of no further line")
+    if not serves and (heads := _ledger_heads(credentials)):
+        if not knows(path, [head.digest for head in heads], archive):
+            raise SettingError(
+                f"{path} is shorter than the ledger of the site's rows, which was written when the log had line "
+                f"{max(heads).line}, or was written anew: restore it from a backup that is newer"
+            )
+        agrees.append("the ledger of the site's rows, each of whose notes it has")
     if run is not None and results:
         recorded = received(path, archive)
         lost = [result for result in results if result not in recorded]
@@ -62,7 +70,7 @@ def check_log(
             )
         agrees.append(f"{run}, whose {len(results)} counted results it has")
     if head is not None:
-        if not knows(path, head, archive):
+        if not knows(path, [head], archive):
             raise SettingError(f"{path} has no line with digest {head}: it was cut at its end, or written anew")
         agrees.append("the head that was noted before")
     if against is not None:
@@ -72,6 +80,17 @@ def check_log(
             raise SettingError(f"{gaps[0]}{rest}: one of the two logs was cut or written anew")
         agrees.append(f"{other_log}, all of whose results it has")
     return path, verified, agrees
+
+
+def _ledger_heads(credentials: Path) -> list[Head]:
+    """Return the ends that the ledger of a site's rows knows its audit log to have had, in all copies."""
+    from piebald.federation.site.site_process import SiteSettings
+    from piebald.federation.site.site_rows import place_of
+
+    data = SiteSettings.load(credentials / "site.toml").data
+    place = None if data is None else place_of(data, credentials)
+    folders = [credentials / "state", *([] if place is None else [place / FOLDER])]
+    return [head for folder in folders for head in log_heads(folder, read(credentials, connects=False).log)]
 
 
 def _check_heads(path: Path, verified: Verified) -> None:

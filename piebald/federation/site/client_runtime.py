@@ -302,7 +302,7 @@ class FederationClient:
             self._device,
             CertificateSigner(folder, terms["sites"], welcome.run, welcome.terms) if masks else None,
             welcome.terms,
-            prepared.ledger(folder / "state", self.credentials.log, lambda: self._audit.lines),
+            prepared.ledger(folder / "state", self.credentials.log, lambda: self._audit.head),
             partial(self._audit.write, "asked", run=welcome.run),
             RowMemory(folder / "state" / FILE),
         )

@@ -60,7 +60,7 @@ from piebald.methods.client_work import ClientWork
 from piebald.methods.queries.threshold_scores import ThresholdCounts, ThresholdScores
 from piebald.methods.transforms.gaussian import Gaussian
 from piebald.privacy.disclosure import Withheld
-from piebald.privacy.ledger import FOLDER, TRAINING, OverBudget, OverLimit, RowLedger
+from piebald.privacy.ledger import FOLDER, TRAINING, Head, OverBudget, OverLimit, RowLedger
 from piebald.privacy.secure_aggregation.client_side import Outcome, masked, replied
 from piebald.privacy.spending import task_mechanism
 
@@ -91,13 +91,13 @@ class SiteClient:
     records: Digests | None = None
     place: Path | None = None
 
-    def ledger(self, state: Path, log: str = "", lines: Callable[[], int] = lambda: 0) -> RowLedger:
+    def ledger(self, state: Path, log: str = "", head: Callable[[], Head | None] = lambda: None) -> RowLedger:
         """The ledger of the rows; arguments are those of `row_ledger`.
 
         Raises:
             SettingError: it cannot be read.
         """
-        return row_ledger(self.clients, self.client, self.records, state, self.place, log, lines)
+        return row_ledger(self.clients, self.client, self.records, state, self.place, log, head)
 
 
 def hides_by_noise(query: Query) -> bool:
@@ -108,21 +108,21 @@ def hides_by_noise(query: Query) -> bool:
 
 def row_ledger(
     clients: Clients, client: int, records: Digests | None, state: Path, place: Path | None, log: str = "",
-    lines: Callable[[], int] = lambda: 0,
+    head: Callable[[], Head | None] = lambda: None,
 ) -> RowLedger:  # fmt: skip
     """The ledger of a client's rows.
 
     Args:
         clients, client, records, place: see `SiteClient`.
         state: what the site keeps, in its credentials.
-        log, lines: name of the site's audit log, and how many lines it has.
+        log, head: name of the site's audit log, and its end.
 
     Raises:
         SettingError: it cannot be read.
     """
     folders = [state, *([] if place is None else [place / FOLDER])]
     row_records = rows_of(clients, client) if records is None else records
-    return RowLedger(row_records, folders, str(clients.names[client]), log, lines)
+    return RowLedger(row_records, folders, str(clients.names[client]), log, head)
 
 
 def rows_of(clients: Clients, client: int) -> Digests:
@@ -309,8 +309,8 @@ class TaskRunner:
     def _digest(self, task: Task, query: Query, state: Mapping[str, Tensor] | None) -> str:
         """Return the digest of all that the answer to a query follows from."""
         numbers = [task.version, task.rng_version, task.committed, task.client]
-        rules = self._policy.score_noise(query), repr(self._policy.disclosure)
-        values = [query.table(), numbers, self._terms, self._work_digest, self._rows_digest, *rules]
+        # the policy as well: what stricter rules would not tell is not told from the store
+        values = [query.table(), numbers, self._terms, self._work_digest, self._rows_digest, self._policy.digest]
         state_vectors = {f"state/{name}": tensor for name, tensor in (state or {}).items()}
         task_vectors = {f"task/{name}": tensor for name, tensor in task.vectors.items()}
         return shown_digest(values, {**state_vectors, **task_vectors}).hex()

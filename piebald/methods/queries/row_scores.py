@@ -228,8 +228,8 @@ class TrainingTotals(Query):
         return int(counts[counts > 0].min()) if counts.any() else None
 
     def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
-        # a row moves a count by 1 at most, but a sum by as much as its target
-        return {"totals": 1.0} if self._counts_only else {}
+        # a row leaves one cell for another, but moves a sum by as much as its target
+        return {"totals": math.sqrt(2)} if self._counts_only else {}
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         return "sent a number of rows below 0" if bool((self._counts(answer) < 0).any()) else None

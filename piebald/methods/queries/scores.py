@@ -148,7 +148,7 @@ class Validate(ScoringQuery):
         return 200 if hides else 5000  # voters judge the model of each cluster, or of each client, in a round
 
     def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
-        return {"confusion": 1.0} if self.classes else {}
+        return {"confusion": math.sqrt(2)} if self.classes else {}  # it leaves one cell for another
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         if not self.classes:
@@ -188,7 +188,7 @@ class Confusion(ScoringQuery):
         return int(held.min()) if len(held) else None
 
     def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
-        return {"confusion": 1.0}
+        return {"confusion": math.sqrt(2)}  # it leaves one cell for another
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         return matrix_reason(answer, self.classes)

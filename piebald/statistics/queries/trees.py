@@ -100,15 +100,13 @@ class TreesQuery(BoostingQuery):
         return rounds * self.boosting.local_rounds
 
     def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
-        """See `Query`: an accuracy is a share of rows, and an area a share of pairs with a row of the rarest class."""
+        """See `Query`: an accuracy is a share of rows; how far a row moves an area, others decide."""
         if self.ask in ("sums", "grow"):
             return None
         # a loss, or an error of amounts, has no bound that one row keeps, so there is no influence to state
         if self.ask == "loss" or not self.classes:
             return {}
-        counts = torch.bincount(pytree.single(rows.y, "trees").long().reshape(-1), minlength=self.classes)
-        rarest = min((int(count) for count in counts if count), default=1)
-        return {"accuracy": 1 / max(len(rows), 1), "auc": 1 / rarest}
+        return {"accuracy": 1 / max(len(rows), 1)}
 
     def rows_read(self, personal: bool) -> set[Split]:
         if self.ask == "alone":
