@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piebald import recipes
@@ -39,6 +39,7 @@ from piebald.federation.site.site_rows import SiteRows
 from piebald.federation.site.task_runner import SiteClient, TaskRunner, rows_of
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.methods.queries.scores import Validate
+from piebald.methods.transforms.gaussian import Gaussian
 from piebald.models import Logistic
 from piebald.privacy import ledger as ledgers
 from piebald.privacy.accounting import gaussian_epsilon
@@ -169,7 +170,7 @@ def works() -> dict[str, Any]:
         "public_rows": 1,
         "public_digest": "x",
         "trainer": recipes.fedavg(lr=0.2).training,
-        "transforms": recipes.fedavg(lr=0.1).with_(transforms={"kind": "gaussian", "clip": 9.0}).transforms,
+        "transforms": (Gaussian(clip=9.0, where="client"),),
         "own_query": Evaluate(),
         "choice": None,  # a question that a site asks itself
         "own_models": None,  # `ClientWork.of` has put the client's own model in place of the run's
@@ -282,7 +283,9 @@ def test_what_was_answered_is_answered_the_same_way_for_ever_and_for_nothing(que
     assert stored.stat().st_mode & 0o777 == 0o600
     stored.unlink()  # what made room for others is a new answer
     again, _ = ask(where, query)
-    assert (again.metrics, [*again.vectors.values()]) != (answer.metrics, [*answer.vectors.values()])
+    numbers = [[*update.metrics.values(), *(vector.tolist() for vector in update.vectors.values())]
+               for update in (answer, again)]  # fmt: skip
+    assert numbers[0] != numbers[1]
     assert where.ledger.counts == {query.kind: 2}
 
 
@@ -356,6 +359,7 @@ def test_rows_that_nothing_identifies_answer_no_question(tmp_path: Path) -> None
     assert where.serve(Task(2, 0, 0, {"model": MODEL}), None)[0] is not None  # it trains
 
 
+@settings(max_examples=20)
 @given(st.lists(st.sampled_from(["a", "b", "c", "state"]), min_size=1, max_size=6), st.integers(0, 5))
 def test_whatever_copies_are_restored_the_greater_count_wins(
     tmp_path_factory: pytest.TempPathFactory, openings: list[str], backup_after: int

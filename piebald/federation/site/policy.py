@@ -66,7 +66,8 @@ class Policy(BaseModel):
             all but "statistics", "noisy_sums", "masked_sums", "model_sums", "masked_model_sums", "confusion", "trees",
             "tree_scores", "masked_tree_sums", "prepare", "prepare_names" and "masked_prepare", which must be named;
             none where the policy or the run protects rows or updates, since no privacy budget counts answers.
-        budget: what answers to "noisy_sums" may spend, in all runs together.  Not set: none are given.
+        budget: what answers with noise may spend, in all runs together: "noisy_sums", and scores (`score_noise`).  Not
+            set: none are given but scores, which spend as much as one answer with noise as large as a row (`ONE_ROW`).
         training: what training may spend, in all runs together: a task that would spend more is refused, and a run
             whose training or updates get no noise at this site.
         questions: how many different questions of a kind are answered about the same rows, in all runs together;
