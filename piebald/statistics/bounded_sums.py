@@ -9,7 +9,6 @@ have no rounding errors that depend on their order, so the influence of a row is
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,15 +17,12 @@ from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats, Ints
-from piebald.privacy.secure_aggregation import masks
 from piebald.statistics.columns import ClientColumns
 from piebald.statistics.pooled_statistics import NumberColumn
 
 STEP = 2.0**-30
 MOST_ROWS = 1 << 31  # of all clients together: their sums, and noise on them, fit 64 bits
 _NARROWEST = 1e-300
-FEWEST_CLIENTS = 3  # of two clients, each would know the vector of the other
-MOST_CLIENTS = 1000  # each two of them agree on a seed
 _COUNTS = 3  # of these numbers
 _HEAD = 5  # numbers of a column before its histogram: present, missing, infinite, sum, sum of squares
 
@@ -186,47 +182,3 @@ def _codes(values: NDArray[np.object_], categories: Sequence[str]) -> Ints:
 
 def _counted(codes: Ints, width: int) -> Ints:
     return np.bincount(codes, minlength=width).astype(np.int64) << 30
-
-
-def secure_sum(vectors: Sequence[Ints]) -> Ints:
-    """Return the sum of clients' vectors [k], each of which leaves its client under masks.
-
-    Raises:
-        SettingError: there are too few clients, or too many.
-
-    Examples:
-        >>> secure_sum([np.array([1, 2]), np.array([10, 20]), np.array([100, -200])]).tolist()
-        [111, -178]
-    """
-    if not FEWEST_CLIENTS <= len(vectors) <= MOST_CLIENTS:
-        raise SettingError(f"secure sums are of {FEWEST_CLIENTS} to {MOST_CLIENTS:,} clients, got {len(vectors)}")
-    # a key for each sum: the same masks twice would show the difference of a client's two vectors
-    private = [secrets.token_bytes(masks.KEY) for _ in vectors]
-    total = np.zeros(vectors[0].shape, dtype=np.uint64)
-    for client, vector in enumerate(vectors):
-        total += masked(vector, private, client)  # wraps around at 2^64, as the masks do
-    return total.view(np.int64)
-
-
-def masked(vector: Ints, private: Sequence[bytes], client: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Return what a client sends: its vector with the masks that it shares with each of the others.
-
-    Args:
-        vector: its whole numbers [k].
-        private: the clients' private keys; a client uses its own, and of the others the public ones.
-        client: its place.
-    """
-    public = [masks.public_key(key) for key in private]
-    words = b"".join(public)  # so that a seed belongs to this sum alone
-    seeds = {
-        second: masks.agree(private[client], public[second], "statistics", words)
-        for second in range(len(private))
-        if second != client
-    }
-    # a copy, since masks are added in place and the vector belongs to the caller
-    hidden = np.ascontiguousarray(vector, dtype=np.int64).view(np.uint64).copy()
-    # of each pair one adds and the other subtracts the mask: by the order of their places, so that all agree
-    plus = [seed for second, seed in seeds.items() if second > client]
-    minus = [seed for second, seed in seeds.items() if second < client]
-    masks.add_masks(hidden, plus, minus)
-    return hidden

@@ -17,9 +17,9 @@ from sklearn.datasets import load_breast_cancer
 import piebald
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.data.partition import clients_from
+from piebald.statistics.trees.client_rows import margins_of
 from piebald.statistics.trees.encoding import tree_data
 from piebald.statistics.trees.forest import Forest, nodes, reject_reason
-from piebald.statistics.trees.local_clients import margins_of
 
 xgboost = pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
 

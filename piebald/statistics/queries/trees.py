@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -26,15 +28,15 @@ from piebald.contracts import (
 )
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
+from piebald.core.machine import count_cores
 from piebald.core.moments import Ints
-from piebald.data.partition.three_way_split import SPLITS
 from piebald.data.preparation.answers import check_moments
 from piebald.statistics.queries.columns import sums_form, sums_output, sums_reason
+from piebald.statistics.trees.client_rows import SplitRows, alone
 from piebald.statistics.trees.encoding import TreeRows, usable
 from piebald.statistics.trees.forest import PARTS, Floats32, Forest, nodes, reject_reason
-from piebald.statistics.trees.histograms import SUMS, SummedRows, open_nodes, summed_loss
-from piebald.statistics.trees.local_clients import LocalTreeClients, alone, margins_of
-from piebald.statistics.trees.rounds import MOST_SUMS, Start
+from piebald.statistics.trees.histograms import SUMS, open_nodes, summed_loss
+from piebald.statistics.trees.rounds import MOST_SUMS, Boosted, Start
 from piebald.statistics.trees.settings import SCORES, Objective, Target, TreeSettings
 
 Ask = Literal["sums", "grow", "loss", "scores", "alone"]
@@ -72,6 +74,36 @@ class BoostingQuery(Query):
     def target(self) -> Target:
         """The objective and its classes."""
         return Target(self.objective, self.classes)
+
+    def rows_of(self, context: ClientContext, split: Split) -> list[SplitRows]:
+        """Return the rows of a split of each client, which are the same objects for all questions of a call.
+
+        Raises:
+            ValueError: there are not as many targets, or a number that is no class.
+        """
+        key = f"trees {self.boosting.model_dump_json()} {self.objective} {self.classes}"
+        return context.made(split, key, self._split_rows)
+
+    def _split_rows(self, rows: Rows, client: str) -> SplitRows:
+        x = usable(flat(rows), self.boosting.missing, f"client {client!r}")
+        y = pytree.single(rows.y, "trees").detach().cpu().double().reshape(-1).numpy()
+        if len(x) != len(y) or (self.classes and (y >= self.classes).any()):
+            raise ValueError(f"trees have one target a row, a class below {self.classes} or a number")
+        return SplitRows(x, y, self.target, self.boosting)
+
+    def forests_of(self, inputs: TrainInput, name: str, columns: int) -> list[Forest]:
+        """Return the forest that came for each client, checked as what goes to the server is: a site trusts no table.
+
+        Raises:
+            ValueError: it is no forest.
+        """
+        sent, forests = inputs.vectors[name], list[Forest]()
+        for table in sent if sent.stride(0) else sent[:1]:  # one for all is checked once
+            array = table.detach().cpu().float().numpy()
+            if reason := reject_reason(array, columns, self.boosting.max_depth):
+                raise ValueError(f"the server {reason}")
+            forests.append(Forest(array, self.boosting.max_depth))
+        return forests if len(forests) == len(sent) else forests * len(sent)
 
 
 class TreesQuery(BoostingQuery):
@@ -114,49 +146,52 @@ class TreesQuery(BoostingQuery):
         return {"train"} if self.ask in ("sums", "grow") else {self.split}
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
-        answers = [self._answer(inputs, context, place) for place in range(len(inputs.versions))]
-        names = [name for name in answers[0] if name in ("sums", "forest")]
+        names = sorted(self.rows_read(False))
+        splits = zip(*(self.rows_of(context, split) for split in names), strict=True)
+        rows = [dict(zip(names, of_client, strict=True)) for of_client in splits]
+        width = next(iter(rows[0].values())).x.shape[1]
+        forests = [None] * len(rows) if self.ask in ("sums", "alone") else self.forests_of(inputs, "forest", width)
+        # xgboost computes without the interpreter lock, so threads use all cores
+        with ThreadPoolExecutor(min(count_cores(), len(rows))) as pool:
+            answers = [*pool.map(partial(self._answer, context.disclosure), rows, forests, inputs.clients)]
+        sent = [name for name in answers[0] if name in ("sums", "forest")]
         metrics = {
-            name: torch.tensor([float(answer[name]) for answer in answers]) for name in answers[0] if name not in names
+            name: torch.tensor([float(answer[name]) for answer in answers]) for name in answers[0] if name not in sent
         }
-        vectors = {name: torch.stack([torch.as_tensor(answer[name]) for answer in answers]) for name in names}
+        vectors = {name: torch.stack([torch.as_tensor(answer[name]) for answer in answers]) for name in sent}
         return inputs.answered(vectors=vectors, metrics=metrics)
 
-    def _answer(self, inputs: TrainInput, context: ClientContext, place: int) -> dict[str, float | Tensor]:
+    def _answer(
+        self, rules: Disclosure | None, rows: Mapping[Split, SplitRows], forest: Forest | None, client: int
+    ) -> dict[str, float | Tensor]:  # fmt: skip
         """Return the answer of one client: numbers, and one vector at most."""
-        rows = rows_of(context, place, self.rows_read(False) | {"train"}, self.boosting, self.classes)
-        examples = {"examples": float(len(rows.y["train" if self.ask in ("sums", "grow") else self.split]))}
-        rules = context.disclosure
+        held = rows["train" if self.ask in ("sums", "grow") else self.split]
+        examples = {"examples": float(len(held))}
         if self.ask == "sums":
             if rules is not None and self.classes:
-                rules.check_counts(np.bincount(rows.y["train"].astype(np.int64), minlength=self.classes))
+                rules.check_counts(np.bincount(held.y.astype(np.int64), minlength=self.classes))
             elif rules is not None:
-                check_moments(rows.y["train"], rules)
-            return {"sums": torch.tensor(self.target.sums(rows.y["train"]).counts, dtype=torch.float64), **examples}
-        if self.ask == "alone":
-            model = alone(rows, self.target, self.boosting, self.seed)
-            if model is None:
-                return {**dict.fromkeys(SCORES[self.objective], math.nan), **examples}
-            margins = margins_of(rows.x[self.split], model.forest, model.start)
-            return {**self.target.scores(margins, rows.y[self.split]), **examples}
+                check_moments(held.y, rules)
+            return {"sums": torch.tensor(self.target.sums(held.y).counts, dtype=torch.float64), **examples}
+        if forest is None:
+            whole = TreeRows("", {split: each.x for split, each in rows.items()},
+                             {split: each.y for split, each in rows.items()})  # fmt: skip
+            model = alone(whole, self.target, self.boosting, self.seed)
+            scores = dict.fromkeys(SCORES[self.objective], math.nan) if model is None else held.scores(model)
+            return {**scores, **examples}
         start = start_of(self.start, self.class_weights, self.target)
-        # what comes from the server is checked as what goes to it: a site trusts no table
-        forest = forest_of(inputs.vectors["forest"][place], rows.x["train"].shape[1], self.boosting.max_depth)
         if self.ask == "grow":
-            client = LocalTreeClients([rows], self.target, self.boosting, self.seed, [inputs.clients[place]])
-            grown = client.grow(forest, start, self.round, [0])[0]
-            assert grown is not None
+            grown = held.grow(forest, start, self.seed, "trees", client, self.round)
             if rules is not None:
-                _check_leaves(grown, rows, margins_of(rows.x["train"], forest, start), self.target, rules)
+                _check_leaves(grown, held, held.margins(forest, start), self.target, rules)
             return {"forest": torch.from_numpy(grown.table), **examples}
-        margins = margins_of(rows.x[self.split], forest, start)
         if self.ask == "loss":
-            losses = self.target.row_losses(margins, rows.y[self.split])
+            losses = held.losses(forest, start)
             if rules is not None:
                 rules.check_counts(np.array([len(losses)]))
                 rules.check([losses[:, None]], dominance_only=True)
             return {"loss": float(losses.sum()), **examples}
-        return {**self.target.scores(margins, rows.y[self.split]), **examples}
+        return {**held.scores(Boosted(start, forest)), **examples}
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         if self.ask == "sums":
@@ -253,7 +288,15 @@ class MaskedTreeSumsQuery(BoostingQuery):
         # before the sums are made: the shape is what the server says
         if math.prod(self.shape) > MOST_SUMS:
             raise ValueError(f"sums are at most {MOST_SUMS:,} numbers, got {math.prod(self.shape):,}")
-        sums = [self._sums(inputs, context, place) for place in range(len(inputs.versions))]
+        (split,) = self.rows_read(False)
+        rows, sent = self.rows_of(context, split), ["forest", "grown"] if self.ask == "histograms" else ["forest"]
+        forests: list[tuple[Forest, ...]] = [()] * len(rows)
+        if self.ask in ("histograms", "loss"):
+            forests = [*zip(*(self.forests_of(inputs, name, rows[0].x.shape[1]) for name in sent), strict=True)]
+        sums = [
+            self._sums(inputs, held, place, *trees)
+            for place, (held, trees) in enumerate(zip(rows, forests, strict=True))
+        ]
         if context.disclosure is not None:
             for of_client in sums:
                 # of a loss and of a regression's targets the first number is a sum of what no row exceeds
@@ -261,32 +304,29 @@ class MaskedTreeSumsQuery(BoostingQuery):
                 context.disclosure.check_counts(counts[:1] if self.ask == "targets" and not self.classes else counts)
         return sums_output(inputs, [of_client.reshape(-1) for of_client in sums])
 
-    def _sums(self, inputs: TrainInput, context: ClientContext, place: int) -> Ints:
+    def _sums(self, inputs: TrainInput, rows: SplitRows, place: int, *forests: Forest) -> Ints:
         """Return the sums of one client."""
-        rows = rows_of(context, place, self.rows_read(False), self.boosting, self.classes)
-        if self.ask in ("targets", "at_most"):
-            summed = SummedRows(rows.x["train"], rows.y["train"], self.target, self.boosting)
-            return summed.targets() if self.ask == "targets" else summed.at_most(self._thresholds(inputs, place, rows))
-        start = start_of(self.start, self.class_weights, self.target)
-        width, depth = rows.x["train"].shape[1], self.boosting.max_depth
-        forest = forest_of(inputs.vectors["forest"][place], width, depth)
+        if self.ask == "targets":
+            return rows.summed.targets()
+        width, depth = rows.x.shape[1], self.boosting.max_depth
+        if self.ask == "at_most":
+            return rows.summed.at_most(self._thresholds(inputs, place, width))
+        margins = rows.margins(forests[0], start_of(self.start, self.class_weights, self.target))
         if self.ask == "loss":
-            margins = margins_of(rows.x["validation"], forest, start)
-            return summed_loss(margins, rows.y["validation"], self.target, self.boosting)
-        summed = SummedRows(rows.x["train"], rows.y["train"], self.target, self.boosting)
-        grown = forest_of(inputs.vectors["grown"][place], width, depth)
+            return summed_loss(margins, rows.y, self.target, self.boosting)
+        grown = forests[1]
         # the size of the answer follows from `nodes`, so the trees that came must have as many open nodes
         if len(grown) != self.target.groups or self.level >= depth or len(open_nodes(grown, self.level)) != self.nodes:
             raise ValueError(f"the trees that came do not have {self.nodes} open nodes on level {self.level}")
         words = self.seed, "trees", inputs.clients[place], self.round
-        margins, thresholds = margins_of(rows.x["train"], forest, start), self._thresholds(inputs, place, rows)
-        return summed.histograms(margins, grown, self.level, thresholds, self.class_weights, *words)
+        thresholds = self._thresholds(inputs, place, width)
+        return rows.summed.histograms(margins, grown, self.level, thresholds, self.class_weights, *words)
 
-    def _thresholds(self, inputs: TrainInput, place: int, rows: TreeRows) -> Floats32:
+    def _thresholds(self, inputs: TrainInput, place: int, columns: int) -> Floats32:
         """Return the thresholds that came, checked."""
         thresholds: Floats32 = inputs.vectors["thresholds"][place].detach().cpu().float().numpy()
-        if thresholds.shape != (self.columns, self.thresholds) or self.columns != rows.x["train"].shape[1]:
-            raise ValueError(f"thresholds of form {list(thresholds.shape)} came for {rows.x['train'].shape[1]} columns")
+        if thresholds.shape != (self.columns, self.thresholds) or self.columns != columns:
+            raise ValueError(f"thresholds of form {list(thresholds.shape)} came for {columns} columns")
         # `searchsorted` needs an increasing order; counts of single thresholds do not
         if (np.diff(thresholds, axis=1) < 0).any() and self.ask == "histograms":
             raise ValueError("the thresholds that came do not increase")
@@ -299,7 +339,7 @@ class MaskedTreeSumsQuery(BoostingQuery):
         return sums_reason(answer, math.prod(self.shape))  # under masks, any numbers may come
 
 
-def _check_leaves(grown: Forest, rows: TreeRows, margins: Floats32, target: Target, rules: Disclosure) -> None:
+def _check_leaves(grown: Forest, rows: SplitRows, margins: Floats32, target: Target, rules: Disclosure) -> None:
     """Refuse trees with a leaf that few rows decide.
 
     Args:
@@ -311,41 +351,13 @@ def _check_leaves(grown: Forest, rows: TreeRows, margins: Floats32, target: Targ
     Raises:
         Withheld: a leaf has few rows, or most of its weight from one.
     """
-    x, y = rows.x["train"], rows.y["train"]
     for tree in range(len(grown)):
-        leaves = grown.leaves(x, tree)
+        leaves = grown.leaves(rows.x, tree)
         rules.check_counts(np.bincount(leaves))
         # derivatives of classes are at most 1, so that the number of rows bounds the share of each
         if target.objective == "regression":
-            apart = y - margins[:, 0]
+            apart = rows.y - margins[:, 0]
             rules.check((apart[leaves == leaf, None] for leaf in np.unique(leaves)), dominance_only=True)
-
-
-def rows_of(
-    context: ClientContext, place: int, wanted: Collection[Split], boosting: TreeSettings, classes: int
-) -> TreeRows:
-    """Return a client's rows of some splits, and none of the others.
-
-    Args:
-        context: of a stack of clients.
-        place: the client's, in the stack.
-        wanted: the splits.
-        boosting: the settings, whose `missing` stands for a gap.
-        classes: of the target, 0 for a number.
-
-    Raises:
-        ValueError: there are not as many targets, or a number that is no class.
-    """
-    x, y = {}, {}
-    for split in SPLITS:
-        rows = context.rows(split)[place]
-        # a split that was not asked for stays unread, as `rows_read` has promised the site's policy
-        rows = rows if split in wanted else rows[:0]
-        x[split] = usable(flat(rows), boosting.missing, "a client")
-        y[split] = pytree.single(rows.y, "trees").detach().cpu().double().reshape(-1).numpy()
-        if len(x[split]) != len(y[split]) or (classes and (y[split] >= classes).any()):
-            raise ValueError(f"trees have one target a row, a class below {classes} or a number")
-    return TreeRows("", x, y)
 
 
 def start_of(margins: Sequence[float], class_weights: tuple[float, ...] | None, target: Target) -> Start:
@@ -357,18 +369,6 @@ def start_of(margins: Sequence[float], class_weights: tuple[float, ...] | None, 
     if len(margins) != target.groups:
         raise ValueError(f"a start of {len(margins)} numbers came for {target.groups} groups")
     return Start(np.asarray(margins, dtype=np.float32), class_weights, ())
-
-
-def forest_of(sent: Tensor, columns: int, depth: int) -> Forest:
-    """Return the forest that came, checked.
-
-    Raises:
-        ValueError: it is no forest.
-    """
-    table = sent.detach().cpu().float().numpy()
-    if reason := reject_reason(table, columns, depth):
-        raise ValueError(f"the server {reason}")
-    return Forest(table, depth)
 
 
 def flat(rows: Rows) -> Floats32:

@@ -16,9 +16,9 @@ from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.report.page.markup import html_table
 from piebald.statistics.pooled_statistics import plain_value
+from piebald.statistics.trees.client_rows import OBJECTIVES, margins_of
 from piebald.statistics.trees.encoding import Encoding
 from piebald.statistics.trees.forest import LEAF, Floats32
-from piebald.statistics.trees.local_clients import OBJECTIVES, margins_of
 from piebald.statistics.trees.rounds import Boosted
 from piebald.statistics.trees.settings import SCORES, Target
 from piebald.storage.tensor_files import write_bytes

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from piebald.contracts import Clients, Query, Split
+import torch
+
+from piebald.contracts import Clients, Query, Rows, Split
 from piebald.core.arguments import PathLike, Seed, Share, checked
 from piebald.core.errors import SettingError, check_names
 from piebald.data.clients.client_tables import is_table
@@ -19,13 +21,14 @@ from piebald.methods.transforms.base import MaskingTransform
 from piebald.privacy import SecureAggregation
 from piebald.settings.toml_document import Document
 from piebald.statistics.experiment import QuestionExperiment, agreed_at_sites, open_sites
+from piebald.statistics.simulated import TableClients, simulated
 from piebald.statistics.trees.boosted_trees import BoostedTrees, Scores
-from piebald.statistics.trees.encoding import TreeData, TreeRows, tree_data
-from piebald.statistics.trees.folder import Done, each_round, fingerprint, open_folder
-from piebald.statistics.trees.local_clients import LocalSums, LocalTreeClients, alone, xgboost
-from piebald.statistics.trees.rounds import Boosted, Boosting, Rounds, SummedBoosting
+from piebald.statistics.trees.client_rows import SplitRows, alone, xgboost
+from piebald.statistics.trees.encoding import TreeData, tree_data
+from piebald.statistics.trees.folder import Done, fingerprint
+from piebald.statistics.trees.rounds import Boosted
 from piebald.statistics.trees.settings import SCORES, Objective, TreeSettings
-from piebald.statistics.trees.site_clients import stated_questions, trees_at_sites
+from piebald.statistics.trees.site_clients import grown_trees, stated_questions, trees_at_sites
 
 
 @checked
@@ -102,47 +105,27 @@ def trees(
         validation=validation, test=test, seed=seed, missing=chosen.missing,
         split=None if split is None else SplitSettings.of(split), prepare=prepare,
     )  # fmt: skip
-    # what makes a resumed call another one; rows are a digest, so that the folder has no copy of them
-    description = {
-        "settings": chosen.table(), "objective": data.target.objective, "columns": data.encoding.columns,
-        "classes": list(data.classes), "seed": seed, "rows": fingerprint(data.clients),
-    }  # fmt: skip
-    with open_folder(None if out is None else Path(out), description) as folder:
-        local = LocalTreeClients(data.clients, data.target, chosen, seed)
-        boosting: Rounds
-        if chosen.form == "histogram":
-            sums = LocalSums(data.clients, data.target, chosen, seed)
-            boosting = SummedBoosting(sums, data.target, chosen, seed, each_round(folder, done))
-        else:
-            boosting = Boosting(local, data.target, chosen, each_round(folder, done))
-        columns_and_depth = len(data.encoding.columns), chosen.max_depth
-        state = None if folder is None else folder.read(*columns_and_depth, data.target.groups)
-        boosted = boosting.run(state or boosting.started())
-        comparison = _compared(data, chosen, seed, evaluate_split) if compare else {}
-        grown = BoostedTrees(
-            boosted, data.encoding, data.target, data.name, data.classes, [rows.name for rows in data.clients],
-            [len(rows.y["train"]) for rows in data.clients], local.scores(boosted, evaluate_split), **comparison,
-            dropped=data.dropped,
+    held = TableClients(
+        [rows.name for rows in data.clients], data.encoding.columns,
+        [{split: Rows(torch.from_numpy(x), torch.from_numpy(rows.y[split])) for split, x in rows.x.items()}
+         for rows in data.clients], {}, data.classes or None,
+    )  # fmt: skip
+    # rows are a digest, so that the folder has no copy of them
+    about = {"rows": fingerprint(data.clients)}
+    with simulated(held, [SecureAggregation(bits=64)] * chosen.secure) as (runtime, work):
+        return grown_trees(
+            runtime, work, held, chosen, data, about, seed=seed, split=evaluate_split, compare=compare,
+            out=None if out is None else Path(out), done=done,
+            pooled=lambda: _pooled(data, chosen, seed, evaluate_split),
         )  # fmt: skip
-        if folder is not None:
-            folder.finish(grown)
-        return grown
 
 
-def _compared(data: TreeData, settings: TreeSettings, seed: int, split: Split) -> dict[str, list[Scores]]:
-    """Return scores at each client of the trees that it grows alone, and of those of all rows in one place."""
-
-    def scores(boosted: Boosted | None, rows: TreeRows) -> Scores:
-        if boosted is None:
-            return dict.fromkeys(SCORES[data.target.objective], math.nan)
-        return LocalTreeClients([rows], data.target, settings, 0).scores(boosted, split)[0]
-
-    whole = data.clients[0].pooled(data.clients[1:])
-    pooled = alone(whole, data.target, settings, seed)
-    return {
-        "alone": [scores(alone(rows, data.target, settings, seed), rows) for rows in data.clients],
-        "pooled": [scores(pooled, rows) for rows in data.clients],
-    }
+def _pooled(data: TreeData, settings: TreeSettings, seed: int, split: Split) -> list[Scores]:
+    """Return scores at each client of the trees of all rows in one place."""
+    model = alone(data.clients[0].pooled(data.clients[1:]), data.target, settings, seed)
+    if model is None:
+        return [dict.fromkeys(SCORES[data.target.objective], math.nan)] * len(data.clients)
+    return [SplitRows(rows.x[split], rows.y[split], data.target, settings).scores(model) for rows in data.clients]
 
 
 def trees_of_table(file: Path, flags: Sequence[str], **options: Any) -> BoostedTrees:

@@ -24,10 +24,10 @@ from piebald.statistics.columns import TARGET, input_names
 from piebald.statistics.queries.trees import Ask, MaskedTreeSumsQuery, TreeScoresQuery, TreesQuery
 from piebald.statistics.sites import AskedSites
 from piebald.statistics.trees.boosted_trees import BoostedTrees, Scores
-from piebald.statistics.trees.encoding import Encoding, target_of
+from piebald.statistics.trees.client_rows import xgboost
+from piebald.statistics.trees.encoding import Encoding, TreeData, target_of
 from piebald.statistics.trees.folder import Done, each_round, open_folder
 from piebald.statistics.trees.forest import MOST_COLUMNS, Floats32, Forest
-from piebald.statistics.trees.local_clients import xgboost
 from piebald.statistics.trees.rounds import Boosted, Boosting, Growing, Start, SummedBoosting
 from piebald.statistics.trees.settings import SCORES, Target, TargetSums, TreeSettings
 
@@ -35,7 +35,7 @@ log = logging.getLogger("piebald.trees")
 
 
 class SiteTreeClients:
-    """Clients at sites that grow trees (`rounds.TreeClients`).
+    """Clients that are asked to grow trees (`rounds.TreeClients`).
 
     The first question says who takes part.  A client that does not answer a later one is left out of that round.
 
@@ -122,19 +122,23 @@ class SiteTreeClients:
 
 
 class SiteSums:
-    """Clients at sites that send sums under masks (`rounds.SummedClients`).
+    """Clients that send sums (`rounds.SummedClients`), from sites under masks.
 
     Each question is summed over those who answer it; one that falls silent is left out of it, as long as the masks can
     be taken off.
 
     Args:
         runtime: the runtime that reaches the clients.
-        work: the run, with `SecureAggregation` of 64 bits.
+        work: the run, with `SecureAggregation` of 64 bits, but for clients on this machine.
         columns: how many inputs they have.
         target: the objective.
         settings: of boosting.
         seed: of subsampling.
         say: called with a sentence about each client that is left out.
+        here: whether clients are on this machine, which send sums in the open where the run masks nothing.
+
+    Raises:
+        SettingError: sums of sites would come in the open.
 
     Attributes:
         columns: how many inputs they have.
@@ -142,11 +146,15 @@ class SiteSums:
     """
 
     def __init__(
-        self, runtime: Runtime, work: ClientWork, columns: int, target: Target, settings: TreeSettings, seed: int,
-        say: Callable[[str], None] = log.warning,
+        self, runtime: Runtime, work: ModelSpec, columns: int, target: Target, settings: TreeSettings, seed: int,
+        say: Callable[[str], None] = log.warning, here: bool = False,
     ) -> None:  # fmt: skip
-        assert isinstance(work.masking, SecureAggregation)
-        self._sites, self._masking, self._say = AskedSites(runtime, work), work.masking, say
+        masking = work.masking if isinstance(work, ClientWork) and settings.secure else None
+        self._masking = masking if isinstance(masking, SecureAggregation) else None
+        # a histogram of a small node tells of single rows, so sites never send one in the open
+        if self._masking is None and not here:
+            raise SettingError("sites send sums to grow trees from under masks alone: write trees.secure = true")
+        self._sites, self._say = AskedSites(runtime, work), say
         self.columns, self._target, self._settings, self._seed = columns, target, settings, seed
         self._left_out: set[int] = set()
         self.taking_part: list[int] = []
@@ -227,13 +235,36 @@ def trees_at_sites(
     columns = list(input_names(_width(clients), features if agreed is None else agreed.feature_names_out))
     target, classes = target_of(clients)
     encoding = Encoding(columns, settings.missing, agreed, scaled=agreed is not None)
+    about = {"clients": [str(clients.names[client]) for client in range(len(clients))]}
+    data = TreeData([], encoding, target, TARGET, classes, 0)
+    return grown_trees(
+        runtime, spec, clients, settings, data, about, seed=seed, split=split, compare=compare, out=out, done=done,
+        say=say,
+    )  # fmt: skip
+
+
+def grown_trees(
+    runtime: Runtime, spec: ModelSpec, clients: Clients, settings: TreeSettings, data: TreeData,
+    about: Mapping[str, Any], *, seed: int, split: Split, compare: bool, out: Path | None, done: Done | None,
+    say: Callable[[str], None] = log.warning, pooled: Callable[[], Sequence[Scores]] = tuple,
+) -> BoostedTrees:  # fmt: skip
+    """Grow trees of clients that are asked.
+
+    Args:
+        runtime, spec, clients, settings, seed, split, compare, out, done, say: as of `trees_at_sites`.
+        data: the columns and the objective; with the rows of clients where these are on this machine.
+        about: what a folder of trees is known by besides settings, columns, objective and seed.
+        pooled: returns scores of trees of all rows in one place.
+    """
+    encoding, target, columns = data.encoding, data.target, data.encoding.columns
     growing = SiteTreeClients(runtime, spec, target, settings, seed, say)
-    description = {"settings": settings.table(), "objective": target.objective, "columns": encoding.columns,
-             "classes": list(classes), "seed": seed,
-             "clients": [str(clients.names[client]) for client in range(len(clients))]}  # fmt: skip
+    # what makes a resumed call another one
+    description = {"settings": settings.table(), "objective": target.objective, "columns": columns,
+                   "classes": list(data.classes), "seed": seed, **about}  # fmt: skip
     with open_folder(out, description) as folder:
-        done = each_round(folder, done)
-        summed = _summed(runtime, spec, len(columns), target, settings, seed, say)
+        done, summed = each_round(folder, done), None
+        if settings.form == "histogram":
+            summed = SiteSums(runtime, spec, len(columns), target, settings, seed, say, here=bool(data.clients))
         boosting = (
             Boosting(growing, target, settings, done)
             if summed is None
@@ -249,10 +280,14 @@ def trees_at_sites(
         boosted = boosting.run(state or first)
         alone = growing.alone(boosted.start, split) if compare else ()
         names = [str(clients.names[number]) for number in growing.numbers]
-        # under masks only the total of rows is known
-        rows = boosted.start.rows if summed is None else [None] * len(names)
-        together = growing.scores(boosted, split)
-        grown = BoostedTrees(boosted, encoding, target, TARGET, classes, names, rows, together, alone)
+        # of sites under masks only the total of rows is known
+        rows: Sequence[int | None] = boosted.start.rows if summed is None else [None] * len(names)
+        if data.clients:
+            rows = [len(data.clients[number].y["train"]) for number in growing.numbers]
+        grown = BoostedTrees(
+            boosted, encoding, target, data.name, data.classes, names, rows, growing.scores(boosted, split), alone,
+            pooled() if compare else (), data.dropped,
+        )  # fmt: skip
         if folder is not None:
             folder.finish(grown)
         return grown
@@ -282,20 +317,3 @@ def _width(clients: Clients) -> int:
             f"of the form {list(y.shape[1:])}"
         )
     return width
-
-
-def _summed(
-    runtime: Runtime, spec: ModelSpec, columns: int, target: Target, settings: TreeSettings, seed: int,
-    say: Callable[[str], None],
-) -> SiteSums | None:  # fmt: skip
-    """Return the clients from whose sums trees grow, None where clients grow trees.
-
-    Raises:
-        SettingError: sums would come in the open.
-    """
-    if settings.form != "histogram":
-        return None
-    # a histogram of a small node tells of single rows, so sites never send one in the open
-    if not settings.secure or not isinstance(spec, ClientWork) or not isinstance(spec.masking, SecureAggregation):
-        raise SettingError("sites send sums to grow trees from under masks alone: write trees.secure = true")
-    return SiteSums(runtime, spec, columns, target, settings, seed, say)

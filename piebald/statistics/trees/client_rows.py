@@ -1,4 +1,4 @@
-"""Clients of boosting on this machine, and one client at its site: trees that it grows, margins, sums.
+"""The rows of one client, wherever it is: trees that it grows on them, margins, and a model that it boosts by itself.
 
 xgboost gets this client's rows and a start for each of them, and no tree of anybody else: trees that came over a
 network are added up by `Forest.add_to`, so xgboost's reader of models never sees them.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,100 +16,94 @@ from numpy.typing import NDArray
 
 from piebald.contracts import Split
 from piebald.core.errors import SettingError, install
-from piebald.core.machine import count_cores
-from piebald.core.moments import Floats, Ints
+from piebald.core.moments import Floats
 from piebald.core.randomness import key
-from piebald.statistics.bounded_sums import FEWEST_CLIENTS, MOST_CLIENTS, secure_sum
 from piebald.statistics.trees.encoding import TreeRows
 from piebald.statistics.trees.forest import ABSENT, LEAF, MOST_ROWS, PARTS, Floats32, Forest, nodes
-from piebald.statistics.trees.histograms import SummedRows, summed_loss
-from piebald.statistics.trees.rounds import Boosted, Boosting, Growing, Start
+from piebald.statistics.trees.histograms import SummedRows
+from piebald.statistics.trees.rounds import Boosted, Boosting, Start
 from piebald.statistics.trees.settings import Objective, Target, TargetSums, TreeSettings
 
 
-class LocalTreeClients:
-    """Clients on this machine (`rounds.TreeClients`), each computed with one thread, so that bits repeat.
+class SplitRows:
+    """The rows of one split of a client, and what is computed of them in each round.
 
     Args:
-        clients: their rows.
+        x: inputs [n, d]; NaN is a gap.
+        y: targets [n], a class as its number.
         target: the objective.
         settings: of boosting.
-        seed: of subsampling.
-        numbers: the clients' numbers, from which their random numbers follow; 0, 1, ... by default.
     """
 
-    def __init__(
-        self, clients: Sequence[TreeRows], target: Target, settings: TreeSettings, seed: int,
-        numbers: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
-        self._clients, self._target, self._settings, self._seed = clients, target, settings, seed
-        self._numbers = range(len(clients)) if numbers is None else numbers
-        self._growers: dict[int, Grower] = {}
-        # by client and split: how many trees, and their margins
-        self._margins: dict[tuple[int, Split], tuple[int, Floats32]] = {}
+    def __init__(self, x: Floats32, y: Floats, target: Target, settings: TreeSettings) -> None:
+        self.x, self.y, self._target, self._settings = x, y, target, settings
+        self._grower: tuple[tuple[float, ...] | None, Grower] | None = None
+        # the start and the trees that these are the margins of
+        self._margins: tuple[Floats32, Floats32, Floats32] | None = None
 
-    def sums(self) -> list[TargetSums]:
-        """See `rounds.TreeClients`."""
-        return [self._target.sums(client.y["train"]) for client in self._clients]
+    def __len__(self) -> int:
+        return len(self.y)
 
-    def grow(self, forest: Forest, start: Start, number: int, who: Sequence[int]) -> list[Forest | None]:
-        """See `rounds.TreeClients`."""
+    @cached_property
+    def summed(self) -> SummedRows:
+        """The same rows, for sums; bins of rows are kept from round to round."""
+        return SummedRows(self.x, self.y, self._target, self._settings)
 
-        def grown_by(client: int) -> Forest:
-            rows = self._clients[client]
-            # a grower keeps its rows as xgboost's matrix, so that they are converted once and not in each round
-            if client not in self._growers:
-                self._growers[client] = Grower(
-                    rows.x["train"], rows.y["train"], self._target, self._settings, start.class_weights
-                )
-            # a copy, since a grower adds its trees to the margins
-            margins = self.margins(client, forest, start, "train").copy()
-            # the key has the client and the round, so that threads may end in any order
-            return self._growers[client].grow(margins, self._seed, "trees", self._numbers[client], number)
+    def grow(self, forest: Forest, start: Start, *words: int | str) -> Forest:
+        """Return trees that lead on from a forest; `words` are those of the random key."""
+        # a grower keeps rows as xgboost's matrix, so that they are converted once and not in each round
+        if self._grower is None or self._grower[0] != start.class_weights:
+            grower = Grower(self.x, self.y, self._target, self._settings, start.class_weights)
+            self._grower = start.class_weights, grower
+        # a copy, since a grower adds its trees to the margins
+        return self._grower[1].grow(self.margins(forest, start).copy(), *words)
 
-        if len(who) == 1:
-            return [grown_by(who[0])]
-        # xgboost computes without the interpreter lock, so threads use all cores
-        with ThreadPoolExecutor(min(count_cores(), len(who))) as pool:
-            return list(pool.map(grown_by, who))
-
-    def losses(self, forest: Forest, start: Start, split: Split) -> list[tuple[float, int] | None]:
-        """See `rounds.TreeClients`."""
-        losses: list[tuple[float, int] | None] = []
-        for client, rows in enumerate(self._clients):
-            row_losses = self._target.row_losses(self.margins(client, forest, start, split), rows.y[split])
-            losses.append((float(row_losses.sum()), len(row_losses)))
-        return losses
-
-    def scores(self, boosted: Boosted, split: Split) -> list[dict[str, float]]:
-        """Return each client's scores of a model."""
-        return [
-            self._target.scores(margins_of(rows.x[split], boosted.forest, boosted.start), rows.y[split])
-            for rows in self._clients
-        ]
-
-    def margins(self, client: int, forest: Forest, start: Start, split: Split) -> Floats32:
-        """Return margins [n, G] of a client's rows, from those of the forest's first trees if they are known."""
-        x = self._clients[client].x[split]
-        trees, margins = self._margins.get((client, split), (0, start_margins(len(x), start)))
-        if trees > len(forest):  # another run has begun
-            trees, margins = 0, start_margins(len(x), start)
-        # only the trees since the last call: all of them each round would cost the square of the rounds
-        Forest(forest.table[trees:], forest.depth).add_to(margins, x)
-        self._margins[client, split] = len(forest), margins
+    def margins(self, forest: Forest, start: Start) -> Floats32:
+        """Return margins [n, G] of a forest, from those of its first trees if they are known."""
+        known, sent = self._margins, forest.sent
+        same_start = known is not None and np.array_equal(known[0], start.margins)
+        if known is not None and same_start and np.array_equal(known[1], sent[: len(known[1])]):
+            margins = known[2]
+            # only the trees since the last call: all of them each round would cost the square of the rounds
+            Forest(forest.table[len(known[1]) :], forest.depth).add_to(margins, self.x)
+        else:
+            margins = margins_of(self.x, forest, start)
+        self._margins = start.margins, sent, margins
         return margins
 
+    def losses(self, forest: Forest, start: Start) -> Floats:
+        """Return the loss of each row [n]."""
+        return self._target.row_losses(self.margins(forest, start), self.y)
 
-def start_margins(rows: int, start: Start) -> Floats32:
-    """Return the margins [n, G] before the first tree."""
-    return np.tile(start.margins, (rows, 1)).astype(np.float32)
+    def scores(self, boosted: Boosted) -> dict[str, float]:
+        """Return the scores of a model on these rows."""
+        return self._target.scores(self.margins(boosted.forest, boosted.start), self.y)
 
 
 def margins_of(x: Floats32, forest: Forest, start: Start) -> Floats32:
     """Return the margins [n, G] of a forest."""
-    margins = start_margins(len(x), start)
+    margins = np.tile(start.margins, (len(x), 1)).astype(np.float32)
     forest.add_to(margins, x)
     return margins
+
+
+class _Lone:
+    """A client that boosts by itself (`rounds.TreeClients`)."""
+
+    def __init__(self, train: SplitRows, validation: SplitRows, target: Target, *words: int | str) -> None:
+        self._train, self._validation, self._target, self._words = train, validation, target, words
+
+    def sums(self) -> list[TargetSums]:
+        """See `rounds.TreeClients`."""
+        return [self._target.sums(self._train.y)]
+
+    def grow(self, forest: Forest, start: Start, number: int, who: Sequence[int]) -> list[Forest | None]:
+        """See `rounds.TreeClients`."""
+        return [self._train.grow(forest, start, *self._words, number)]
+
+    def losses(self, forest: Forest, start: Start, split: Split) -> list[tuple[float, int] | None]:
+        """See `rounds.TreeClients`."""
+        return [(float(self._validation.losses(forest, start).sum()), len(self._validation))]
 
 
 def alone(rows: TreeRows, target: Target, settings: TreeSettings, seed: int) -> Boosted | None:
@@ -125,68 +119,9 @@ def alone(rows: TreeRows, target: Target, settings: TreeSettings, seed: int) -> 
     settings = settings.model_copy(update=plain if len(rows.y["validation"]) else {**plain, "patience": None})
     if target.objective != "regression" and len(np.unique(rows.y["train"])) < 2:
         return None
-    boosting = Boosting(LocalTreeClients([rows], target, settings, seed), target, settings)
+    train, validation = (SplitRows(rows.x[split], rows.y[split], target, settings) for split in ("train", "validation"))
+    boosting = Boosting(_Lone(train, validation, target, seed, "trees", 0), target, settings)
     return boosting.run(boosting.started())
-
-
-class LocalSums:
-    """Clients on this machine that send sums (`rounds.SummedClients`).
-
-    Args:
-        clients: their rows.
-        target: the objective.
-        settings: of boosting.
-        seed: of subsampling.
-
-    Raises:
-        SettingError: there are too many clients for sums under masks, or too few.
-    """
-
-    def __init__(self, clients: Sequence[TreeRows], target: Target, settings: TreeSettings, seed: int) -> None:
-        if settings.secure and not FEWEST_CLIENTS <= len(clients) <= MOST_CLIENTS:
-            raise SettingError(f"secure sums are of {FEWEST_CLIENTS} to {MOST_CLIENTS:,} clients, got {len(clients)}")
-        self._clients, self._target, self._settings, self._seed = clients, target, settings, seed
-        # bins of rows are kept from round to round
-        self._rows = [SummedRows(client.x["train"], client.y["train"], target, settings) for client in clients]
-        self._local = LocalTreeClients(clients, target, settings, seed)
-
-    @property
-    def columns(self) -> int:
-        """See `SummedClients`."""
-        return int(self._clients[0].x["train"].shape[1])
-
-    def targets(self) -> Ints:
-        """See `SummedClients`."""
-        return self._sum([rows.targets() for rows in self._rows])
-
-    def at_most(self, thresholds: Floats32) -> Ints:
-        """See `SummedClients`."""
-        return self._sum([rows.at_most(thresholds) for rows in self._rows])
-
-    def histograms(self, growing: Growing) -> Ints:
-        """See `SummedClients`."""
-        start = growing.start
-        return self._sum([
-            rows.histograms(
-                self._local.margins(client, growing.forest, start, "train"), growing.grown, growing.level,
-                growing.thresholds, start.class_weights, self._seed, "trees", client, growing.number,
-            )
-            for client, rows in enumerate(self._rows)
-        ])  # fmt: skip
-
-    def loss(self, forest: Forest, start: Start) -> Ints:
-        """See `SummedClients`."""
-        return self._sum([
-            summed_loss(self._local.margins(client, forest, start, "validation"), rows.y["validation"], self._target,
-                        self._settings)
-            for client, rows in enumerate(self._clients)
-        ])  # fmt: skip
-
-    def _sum(self, parts: Sequence[Ints]) -> Ints:
-        if not self._settings.secure:
-            return np.asarray(np.sum(parts, axis=0))
-        # the same masks as at sites, so that a simulation has their limits and wraps around as they do
-        return secure_sum([part.reshape(-1) for part in parts]).reshape(parts[0].shape)
 
 
 OBJECTIVES: dict[Objective, str] = {
