@@ -48,10 +48,6 @@ class ClientColumns:
     numbers: Mapping[str, Floats]
     texts: Mapping[str, NDArray[np.object_]]
 
-    def matrix(self, names: Sequence[str]) -> Floats:
-        """Return columns of numbers [n, d]."""
-        return np.stack([self.numbers[name] for name in names], 1) if names else np.zeros((self.rows, 0))
-
     def text(self, name: str) -> NDArray[np.object_]:
         """Return a column as text [n]; "3" for 3.0."""
         if name in self.texts:
@@ -270,22 +266,3 @@ def target_columns(targets: Any) -> dict[str, Floats]:
         wide = flat.shape[1] != 1
         columns |= {f"{name}{place}" if wide else str(name): column.numpy() for place, column in enumerate(flat.T)}
     return columns
-
-
-def categories_of(tables: Sequence[ClientColumns], names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the categories of columns of text at any client, sorted.
-
-    Raises:
-        SettingError: there are more than a model can have a coefficient or a column for.
-    """
-    categories = {}
-    for name in names:
-        # of all clients together, since each of them must make the same columns, in the same order
-        values = {str(value) for table in tables for value in table.texts[name].tolist() if value is not None}
-        if len(values) > MOST_CODES:
-            raise SettingError(
-                f"column {name!r} has {len(values):,} categories like {shown(min(values), 30)}, at most {MOST_CODES} "
-                "are allowed: leave it out of the columns, or join the rare ones"
-            )
-        categories[name] = sorted(values)
-    return categories

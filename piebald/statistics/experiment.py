@@ -209,7 +209,7 @@ def statistics_of_sites(
     def questions(settings: ExperimentSettings, clients: Clients) -> list[Query]:
         features = settings.data.features
         if hidden:
-            return [hidden_question(clients, request, features, split, secure, epsilon, delta)]
+            return [hidden_question(clients, request, features, split, secure, epsilon, delta)[0]]
         return stated_questions(clients, request, features, split)
 
     masks = (SecureAggregation(bits=64),) if secure else ()

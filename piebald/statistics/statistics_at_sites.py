@@ -464,7 +464,7 @@ def hidden_at_sites(
     assert masking is None or isinstance(masking, SecureAggregation)
     # under masks nobody sees the sum before it is complete, so noise can only be added by the clients
     central = noise_at == "server" and masking is None and epsilon is not None
-    query, plan = _hidden(clients, request, features, split, masking is not None, epsilon, delta, central)
+    query, plan = hidden_question(clients, request, features, split, masking is not None, epsilon, delta, central)
     noise = noise_multiplier(epsilon, delta)
     if ledger is not None:  # spent before anything is known, so that an error costs budget and not privacy
         ledger.spend(", ".join([*plan.bounds, *plan.categories]), noise)
@@ -486,21 +486,18 @@ def hidden_at_sites(
 
 def hidden_question(
     clients: Clients, request: StatisticsRequest, features: Sequence[str] | None, split: Split, masked: bool,
-    epsilon: float | None, delta: float | None,
-) -> MaskedSumsQuery:  # fmt: skip
-    """Return the question that sites are asked.
+    epsilon: float | None, delta: float | None, central: bool = False,
+) -> tuple[MaskedSumsQuery, SumPlan]:  # fmt: skip
+    """Return the question that clients are asked, and its sums by the names of columns.
+
+    Args:
+        clients, request, features, split, epsilon, delta: as of `hidden_at_sites`.
+        masked: whether sums leave under masks.
+        central: whether the server adds the noise.
 
     Raises:
         SettingError: an argument is wrong.
     """
-    return _hidden(clients, request, features, split, masked, epsilon, delta)[0]
-
-
-def _hidden(
-    clients: Clients, request: StatisticsRequest, features: Sequence[str] | None, split: Split, masked: bool,
-    epsilon: float | None, delta: float | None, central: bool = False,
-) -> tuple[MaskedSumsQuery, SumPlan]:  # fmt: skip
-    """Return the question, and its sums by the names of columns; `central` where the server adds the noise."""
     names, _ = column_names(clients, features)
     coded = {
         name: tuple(words)
