@@ -27,10 +27,13 @@ class LocalContext:
     """A `contracts.ServerContext` whose queries are answered here; `spent` collects seconds by kind of query."""
 
     def __init__(self, masking: SecureAggregation, count: int) -> None:
+        self.version = 0
         self.spec: Any = SimpleNamespace(layout=SimpleNamespace(shared=NUMBERS))
         self.work: Any = SimpleNamespace(masking=masking)
         self.secrets = {
-            client: ClientSecrets(client, {}, repeatable(client), SimulatedSigner(0, client), ANY_SUM)
+            client: ClientSecrets(
+                client, {}, repeatable(client), SimulatedSigner(0, client), ANY_SUM, rows={"train": 1}
+            )
             for client in range(count)
         }
         self.spent: dict[str, list[float]] = {}

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from piebald.contracts.data import Split
 from piebald.contracts.messages import MASKING, Result, SumRequest, Task
 from piebald.core.stored_vectors import raw
 
@@ -103,6 +104,9 @@ class Signer(Protocol):
         """A client in words, for sentences."""
 
 
+RATIO = 32.0  # how many times as much as any other one member of a sum counts, at most, where nothing else is said
+
+
 class SumDemands(BaseModel):
     """A client's demands of a sum before it takes part in it.
 
@@ -116,6 +120,8 @@ class SumDemands(BaseModel):
         neighbours: fewest neighbours to mask with, where not all others are; None leaves that to `colluding`.
         colluding: the share of the clients that may act with the server.  What they could open with a chance above
             2^-40 is refused (`privacy.secure_aggregation.security`).
+        ratio: how many times as much as any other one member may count, at most.
+        clip: the largest norm to which updates are shortened before they are masked; None for any.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -124,6 +130,8 @@ class SumDemands(BaseModel):
     threshold: float = Field(default=2 / 3, ge=0.5, le=1)
     neighbours: int | None = Field(default=None, ge=2)
     colluding: float = Field(default=0.1, ge=0, lt=1)
+    ratio: float = Field(default=RATIO, ge=2)
+    clip: float | None = Field(default=None, gt=0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,6 +146,8 @@ class ClientSecrets:
             the seed in a simulation.
         demands: what the client demands of a sum.
         terms: digest of the terms that it was shown, "" in a simulation.
+        work: digest of what it does under them (`ClientWork.digest`).
+        rows: how many rows of each split it has; of those to train on, how much they count.
     """
 
     client: int
@@ -146,6 +156,8 @@ class ClientSecrets:
     signer: Signer
     demands: SumDemands = field(default_factory=SumDemands)
     terms: str = ""
+    work: str = ""
+    rows: Mapping[Split, int] = field(default_factory=dict)
 
 
 SHOWN_BYTES = 32  # of a digest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -9,7 +10,18 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from piebald.contracts import MOST_ROWS, OwnChoice, Query, ResultForm, RowPrivacy, Split, Task, Update
+from piebald.contracts import (
+    MOST_ROWS,
+    OwnChoice,
+    Query,
+    ResultForm,
+    RowPrivacy,
+    Rows,
+    Split,
+    Task,
+    Update,
+    shown_digest,
+)
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.client_models import ClientModels
 from piebald.methods.training.base import Trainer
@@ -159,6 +171,24 @@ class ClientWork(ModelSpec):
         """The transform that masks updates, which is the last one, or None."""
         last = self.transforms[-1] if self.transforms else None
         return last if isinstance(last, MaskingTransform) else None
+
+    @property
+    def digest(self) -> str:
+        """The digest of what a client does in training, which must be the same for all members of a masked sum."""
+        # through JSON, as a site reads them
+        tables = [json.dumps(part.table(), sort_keys=True, default=str) for part in (self.trainer, *self.transforms)]
+        layout = [[slot.name, list(slot.shape)] for slot in self.layout.slots]
+        what = [tables, layout, self.layout.shared, list(self.outputs), self.objective.name]
+        return shown_digest(what, {}).hex()
+
+    def counted(self, rows: Rows) -> int:
+        """Return how much training on some rows counts, as `Update.examples` says it."""
+        objective = self.objective
+        if objective.domain is None or not len(rows) or (objective.count is None and self.row_privacy is not None):
+            return len(rows)
+        targets = objective.domain.prepared(rows.y, self.outputs)
+        known = objective.domain.known_rows(targets).sum() if objective.count is None else objective.count(targets)
+        return int(known)
 
     def shown_numbers(self, clients: Sequence[int]) -> Sequence[int]:
         """The numbers of clients as trainers and transforms see them, under masks one for all."""

@@ -14,7 +14,9 @@ from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import RuntimeFault, SettingError
 from piebald.core.moments import Floats
 from piebald.core.plain_text import printable
+from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation
+from piebald.privacy.secure_aggregation.key_exchange import KeyRound
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.server.client_queries import ClientQueries
 
@@ -37,6 +39,7 @@ class AskedSites:
 
     def __init__(self, runtime: Runtime, spec: ModelSpec) -> None:
         self.runtime, self._queries = runtime, ClientQueries(runtime, spec)
+        self._work = spec.digest if isinstance(spec, ClientWork) else ""
         self._model = spec.initial[: spec.layout.shared]
         self._ids, self._version = itertools.count(), 0
         self.refused: dict[int, str] = {}
@@ -106,7 +109,8 @@ class AskedSites:
             return sorted(answers), np.stack(parts).sum(0)
         self._version = version
         # keys are agreed on for each sum: with the same masks two sums would show their difference
-        agreed = SecureRound.of(masking, clients, self)
+        about = KeyRound(version, tuple(sorted(query.rows_read(personal=False))), self._work)
+        agreed = SecureRound.of(masking, clients, self, about)
         # a client without agreed keys has no masks that the others would cancel
         present = [client for client in clients if client not in agreed.absent]
         answers = self._ask(query, {client: {**vectors, **agreed.vectors(client)} for client in present}, version)

@@ -16,10 +16,11 @@ from piebald.federation.hub.server_messages import ServerMessages
 from piebald.federation.link.wire_messages import Piece
 from piebald.privacy.secure_aggregation.client_side import repeatable
 from piebald.privacy.secure_aggregation.key_material import public_keys
-from piebald.privacy.secure_aggregation.key_queries import SIGNED, AdvertiseKeys, ShareKeys
+from piebald.privacy.secure_aggregation.key_queries import SIGNED, ShareKeys
 from piebald.privacy.secure_aggregation.masking_graph import KEYS, texts
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.transform import SecureAggregation
+from tests.security.lying_server import told_keys
 
 from .conftest import SITES, Sites, carry_out, provisioned, settings
 
@@ -145,15 +146,20 @@ def test_nobody_else_can(credentials: Path, tmp_path: Path) -> None:
 def test_keys_that_the_server_made_up_are_refused(credentials: Path) -> None:
     """A server in the middle gives site-1 keys of its own as those of the others; it has no signatures for them."""
     masking = SecureAggregation(aggregation={"kind": "equal_weighted"}, heaviest=1.0)
-    held = [ClientSecrets(c, {}, repeatable(c), signer(credentials, name)) for c, name in enumerate(SITES)]
-    told = [AdvertiseKeys().reply({}, one, masking) for one in held]
-    public = [texts(one[KEYS], 64)[0] for one in told]
-    signed = torch.cat([one[SIGNED] for one in told])
-    ShareKeys().reply({**masking.graph(range(3), public).vectors(), SIGNED: signed}, held[0], masking)
-    AdvertiseKeys().reply({}, held[0], masking)
-    fresh = AdvertiseKeys().reply({}, held[0], masking)
+    held = {
+        c: ClientSecrets(c, {}, repeatable(c), signer(credentials, name), rows={"train": 1})
+        for c, name in enumerate(SITES)
+    }
+    digest, told = told_keys(masking, held)
+    public = [texts(one[KEYS], 64)[0] for one in told.values()]
+    signed = torch.cat([one[SIGNED] for one in told.values()])
+    about = [0] * 3, digest
+    ShareKeys().reply({**masking.graph(range(3), public, *about).vectors(), SIGNED: signed}, held[0], masking)
+    digest, again = told_keys(masking, held)
+    fresh = again[0]
+    about = [0] * 3, digest
     false = [texts(fresh[KEYS], 64)[0], public_keys(bytes(32)), public[2]]
-    mixed = masking.graph(range(3), false).vectors()
+    mixed = masking.graph(range(3), false, *about).vectors()
     for some in ({SIGNED: torch.cat([fresh[SIGNED], signed[1:]])}, {}, {SIGNED: signed[:2]}):
         with pytest.raises(Declined, match=r"not signed by its site|signatures came|something else"):
             ShareKeys().reply({**mixed, **some}, held[0], masking)

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,6 @@ from piebald.privacy.secure_aggregation.key_queries import (
     SENDERS,
     SHARES,
     SIGNED,
-    AdvertiseKeys,
     ShareKeys,
 )
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, KEYS, numbers, rows, texts
@@ -60,6 +60,7 @@ from piebald.privacy.secure_aggregation.share_checks import (
 )
 from piebald.runtimes.simulation.simulation import Simulation
 from tests.fakes import SGD, classified, client_work, few, parameters, seeded, simulate
+from tests.security.lying_server import told_keys
 
 ROUNDS = ("commit_keys", "advertise_keys", "share_keys", "check_shares", "upload", "confirm_survivors", "unmasking")
 SIZE = 3
@@ -88,11 +89,12 @@ class FakeFederation:
         self.received: list[tuple[int, str, Mapping[str, Tensor]]] = []
         self.refusals: dict[int, str | None] = {}
         self.roots: dict[int, bytes] = {}
-        self.seed = 0
+        self.seed = self.version = 0
 
     def secrets(self, client: int) -> ClientSecrets:
-        draw = repeatable(self.seed, client)
-        return ClientSecrets(client, self.kept[client], draw, SimulatedSigner(0, client), ANY_SUM)
+        draw, counted = repeatable(self.seed, client), {"train": self.updates[client].examples}
+        work, signer = self.spec.digest, SimulatedSigner(0, client)
+        return ClientSecrets(client, self.kept[client], draw, signer, ANY_SUM, work=work, rows=counted)  # type: ignore[arg-type]
 
     def check_signature(self, client: int, text: bytes, signature: bytes) -> bool:
         return SimulatedSigner(0, client).check(client, text, signature)
@@ -148,6 +150,7 @@ def test_the_mean_of_the_clients_that_arrived_or_nothing(data: st.DataObject) ->
     threshold = data.draw(st.sampled_from([0.51, 2 / 3, 1.0]), "threshold")
     masking = summing(
         threshold=threshold,
+        ratio=1000.0,
         neighbours=data.draw(st.sampled_from([None, 2, 4])),
         bits=data.draw(st.sampled_from([32, 64])),
         range=data.draw(st.sampled_from([1.0, 8.0])),
@@ -289,7 +292,7 @@ def test_where_too_few_arrive_no_client_sends_shares() -> None:
     )
     found = fake.sum()
     assert found == "no secure aggregation: 3 of 5 clients arrived, it takes 4"
-    assert {name for _, name, _ in fake.received} == {"advertise_keys", "share_keys", "check_shares", "upload"}
+    assert {name for _, name, _ in fake.received} == {*ROUNDS[:5]}
 
 
 @pytest.mark.parametrize("name", ROUNDS)
@@ -437,10 +440,11 @@ def test_one_list_of_clients_for_one_set_of_keys(
 ) -> None:
     made, agreement, _ = uploaded
     graph = agreement.exchanged.graph  # type: ignore[attr-defined]
-    shorter = made.masking.graph(range(4), [graph.keys[client] for client in range(4)])
+    about = [0] * 5, graph.about
+    shorter = made.masking.graph(range(4), [graph.keys[client] for client in range(4)], [0] * 4, graph.about)
     with pytest.raises(Declined, match="another list of clients for the same keys"):
         ShareKeys().reply(shorter.vectors(), made.secrets(0), made.masking)
-    swapped = made.masking.graph(range(5), [graph.keys[client] for client in (1, 0, 2, 3, 4)])
+    swapped = made.masking.graph(range(5), [graph.keys[client] for client in (1, 0, 2, 3, 4)], *about)
     with pytest.raises(Declined, match="does not have this client's newest keys"):
         ShareKeys().reply(swapped.vectors(), made.secrets(0), made.masking)
 
@@ -452,11 +456,13 @@ def test_other_lists_for_other_clients_are_noticed() -> None:
     """
     made = FakeFederation(summing(), {client: update(torch.ones(SIZE)) for client in range(4)})
     masking, known = made.masking, [0, 1, 2, 3, 9]
-    told = {client: AdvertiseKeys().reply({}, made.secrets(client), masking) for client in (0, 1, 2, 3)}
-    stranger = ClientSecrets(9, {}, repeatable(9), SimulatedSigner(0, 9), ANY_SUM)
-    told[9] = AdvertiseKeys().reply({}, stranger, masking)
+    held = {client: replace(made.secrets(client), work="") for client in (0, 1, 2, 3)}
+    held[9] = ClientSecrets(9, {}, repeatable(9), SimulatedSigner(0, 9), ANY_SUM, rows={"train": 1})
+    digest, told = told_keys(masking, held)
     public = {client: texts(one[KEYS], 64)[0] for client, one in told.items()}
-    graph, other = (masking.graph(some, [public[client] for client in some]) for some in (known[:4], known))
+    graph, other = (
+        masking.graph(some, [public[client] for client in some], [0] * len(some), digest) for some in (known[:4], known)
+    )
     lists = [{**one.vectors(), SIGNED: torch.cat([told[c][SIGNED] for c in one.members])} for one in (graph, other)]
     sent = {c: ShareKeys().reply(lists[c == 0], made.secrets(c), masking) for c in range(4)}
     boxes = {c: texts(sent[c][SHARES], 82)[graph.neighbours[c].index(0)] for c in (1, 2, 3)}
@@ -613,7 +619,15 @@ def test_tables_hold_nothing_about_individual_updates() -> None:
     for mine, theirs in zip(plain.rounds, run.rounds, strict=True):
         assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-3)
     kinds = {row["kind"] for row in run.results}
-    assert kinds == {"advertise_keys", "share_keys", "check_shares", "train", "confirm_survivors", "unmasking"}
+    assert kinds == {
+        "commit_keys",
+        "advertise_keys",
+        "share_keys",
+        "check_shares",
+        "train",
+        "confirm_survivors",
+        "unmasking",
+    }
 
 
 def test_nothing_plain_leaves_a_simulated_client(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import SIGNATURE, SUM, ClientSecrets, Query, QueryRequest, Task, Update
+from piebald.contracts import SIGNATURE, SUM, ClientSecrets, Query, QueryRequest, Split, Task, Update
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation import masks, shamir
 from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
-from piebald.privacy.secure_aggregation.key_material import pair_seed
-from piebald.privacy.secure_aggregation.key_queries import DIGEST, SENDERS, SHARES, SIGNED
-from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, numbers, rows, texts
+from piebald.privacy.secure_aggregation.key_material import pair_seed, round_digest
+from piebald.privacy.secure_aggregation.key_queries import (
+    COMMITMENTS,
+    DIGEST,
+    SENDERS,
+    SHARES,
+    SIGNED,
+    AdvertiseKeys,
+    CommitKeys,
+)
+from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MEMBERS, MaskingGraph, numbers, rows, texts
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.share_checks import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
 from tests.fakes import SGD, client_work, parameters
@@ -38,7 +46,8 @@ class Clients:
         }
 
     def secrets(self, client: int) -> ClientSecrets:
-        return ClientSecrets(client, self.kept[client], self.draws[client], SimulatedSigner(7, client), self.demands)
+        signer, rows = SimulatedSigner(7, client), {"train": self.updates[client].examples}
+        return ClientSecrets(client, self.kept[client], self.draws[client], signer, self.demands, rows=rows)  # type: ignore[arg-type]
 
     def query(self, requests: Sequence[QueryRequest]) -> list[Update | None]:
         return [self.ask(one.client, one.query, one.vectors) for one in requests]
@@ -55,6 +64,16 @@ class Clients:
     def mask(self, client: int, vectors: Mapping[str, Tensor]) -> np.ndarray[Any, Any] | None:
         made, _ = masked(self.updates[client], Task(2, client, 0, vectors), self.spec, self.secrets(client))
         return None if made is None else made.vectors[SUM].numpy().view(f"<u{self.masking.bits // 8}")
+
+
+def told_keys(
+    masking: SecureAggregation, members: Mapping[int, ClientSecrets], splits: tuple[Split, ...] = ()
+) -> tuple[bytes, dict[int, Any]]:
+    """The digest of a sum, and the keys that these clients tell for it."""
+    promised = {client: CommitKeys().reply({}, own, masking)[COMMITMENTS] for client, own in members.items()}
+    about = {MEMBERS: numbers(sorted(promised)), COMMITMENTS: torch.cat([promised[one] for one in sorted(promised)])}
+    told = {client: AdvertiseKeys(splits=splits).reply(about, own, masking) for client, own in members.items()}
+    return round_digest(0, splits, sorted(promised), texts(about[COMMITMENTS], masks.KEY), ""), told
 
 
 class LyingServer:

@@ -249,6 +249,7 @@ SAME_FOR_ALL = frozenset(
         "sites",
         "source",
         "space",
+        "splits",
         "start",
         "stop",
         "tables",

@@ -18,6 +18,7 @@ from piebald.core.errors import SettingError
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation import masks, server_side, share_checks, transform
 from piebald.privacy.secure_aggregation.client_side import masked, replied
+from piebald.privacy.secure_aggregation.key_exchange import KeyRound
 from piebald.privacy.secure_aggregation.key_material import rounding_seed
 from piebald.privacy.secure_aggregation.key_queries import DIGEST
 from piebald.privacy.secure_aggregation.server_side import SecureRound
@@ -63,13 +64,16 @@ LIES: dict[str, Change] = {
     "another version": with_fields(version=4),
     "another attempt": with_fields(attempt=1),
     "other steps behind the model": with_fields(committed=10),
-    "a question in place of training": with_fields(query=QUERY),
 }
 ASKED = with_fields(query=QUERY)
 QUESTIONS: dict[str, Change] = {
     "bounds that hide all rows": with_fields(query=MaskedSumsQuery(bounds=((1e29, 2e29),), bins=4)),
     "other bins": with_fields(query=MaskedSumsQuery(bounds=((0.0, 1.0),), bins=5)),
-    "another split": with_fields(query=MaskedSumsQuery(bounds=((0.0, 1.0),), bins=4, split="test")),
+}
+ABOUT_OTHER_ROWS: dict[str, tuple[Task, Change]] = {
+    "a question in place of training": (TRUE, ASKED),
+    "training in place of a question": (ASKED(TRUE), with_fields(query=None)),
+    "another split": (ASKED(TRUE), with_fields(query=QUERY.model_copy(update={"split": "test"}))),
 }
 
 
@@ -78,7 +82,7 @@ class Shown:
 
     Attributes:
         updates: as they arrived.
-        why: why clients did not help to open the sum.
+        why: why clients sent nothing.
     """
 
     def __init__(self, tasks: Mapping[int, Task], terms: Mapping[int, str] | None = None, bits: int = 32) -> None:
@@ -91,13 +95,18 @@ class Shown:
         clients.updates = {client: zero for client in range(COUNT)} | {
             VICTIM: dataclasses.replace(zero, vectors={"model": self.own})
         }
-        self.round = SecureRound.of(masking, range(COUNT), clients)  # type: ignore[arg-type]
+        query = next(iter(tasks.values())).query if VICTIM not in tasks else tasks[VICTIM].query
+        about = KeyRound(splits=() if query is None else tuple(query.rows_read(False)))
+        self.round = SecureRound.of(masking, range(COUNT), clients, about)  # type: ignore[arg-type]
         self.updates: dict[int, Update] = {}
+        self.why: dict[int, str] = {}
         for client, task in tasks.items():
             told = dataclasses.replace(task, client=client, vectors={**task.vectors, **self.round.vectors(client)})
             made, why = masked(clients.updates[client], told, clients.spec, clients.secrets(client))
-            assert made is not None, why
-            self.updates[client] = made
+            if made is None:
+                self.why[client] = str(why)
+            else:
+                self.updates[client] = made
 
     def _secrets(self, client: int) -> ClientSecrets:
         secrets = Clients.secrets(self.clients, client)
@@ -147,6 +156,14 @@ def test_masks_alone_hide_it_from_who_has_every_seed_of_an_own_mask(
     numbers = Shown(shown_to_others(change, base)).opened()
     assert not isinstance(numbers, str)
     assert abs(Shown(shown_to_others(lambda task: task)).likeness(numbers)) < 6 / np.sqrt(SIZE)
+
+
+@pytest.mark.parametrize(("base", "change"), ABOUT_OTHER_ROWS.values(), ids=ABOUT_OTHER_ROWS)
+def test_keys_are_for_one_kind_of_rows(base: Task, change: Change) -> None:
+    """Who has said what its training rows count sends no answer about its test rows under these keys."""
+    made = Shown(shown_to_others(change, base))
+    assert made.updates.keys() == {VICTIM}
+    assert {*made.why.values()} == {"this client's keys are for a sum about other rows"}
 
 
 def test_without_the_digest_in_the_seeds_the_same_lies_open_the_update(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from piebald.contracts import SIGNATURE, SumDemands, Update
 from piebald.core.errors import Declined
 from piebald.methods.transforms import Gaussian
 from piebald.privacy import SecureAggregation
-from piebald.privacy.secure_aggregation.key_material import commitment, public_keys
+from piebald.privacy.secure_aggregation.key_material import commitment, key_claim, public_keys, round_digest
 from piebald.privacy.secure_aggregation.key_queries import (
     COMMITMENTS,
     KEYS,
@@ -68,14 +68,16 @@ class Grinding:
         self.told = {client: self.reply(AdvertiseKeys(), client, about) for client in self.honest}
 
     def listed(self, attempt: int) -> tuple[Any, dict[str, Tensor]]:
-        """The graph and the list where the colluders take the keys of this attempt, which they sign."""
+        """The graph and the list where the colluders take the keys of this attempt, which they sign for that sum."""
+        about = self.commitments(attempt)
+        digest = round_digest(0, (), range(COUNT), texts(about[COMMITMENTS], 32), "")
         public = {client: texts(self.told[client][KEYS], 64)[0] for client in self.honest}
         signed = {client: self.told[client][SIGNED] for client in self.honest}
         for one in COLLUDERS:
             public[one] = public_keys(root(one, attempt))
             signer = self.clients.secrets(one).signer
-            signed[one] = rows([signer.sign(b"keys %d:" % one + public[one])], SIGNATURE)
-        graph = self.masking.graph(range(COUNT), [public[one] for one in range(COUNT)])
+            signed[one] = rows([signer.sign(key_claim(one, public[one], digest, 0))], SIGNATURE)
+        graph = self.masking.graph(range(COUNT), [public[one] for one in range(COUNT)], [0] * COUNT, digest)
         return graph, {**graph.vectors(), SIGNED: torch.cat([signed[one] for one in range(COUNT)])}
 
 
@@ -86,7 +88,7 @@ def test_the_last_to_speak_cannot_grind_the_ring() -> None:
     around = {attempt: len({*made.listed(attempt)[0].neighbours[VICTIM]} & {*COLLUDERS}) for attempt in range(60)}
     best = max(around, key=lambda attempt: around[attempt])
     assert around[best] > around[0]  # there is something to be won
-    with pytest.raises(Declined, match="the keys are not those of all who committed to keys"):
+    with pytest.raises(Declined, match="are not signed by its site for this run and its terms, and for this sum"):
         made.reply(ShareKeys(), VICTIM, made.listed(best)[1])
     made.reply(ShareKeys(), VICTIM, made.listed(0)[1])
 

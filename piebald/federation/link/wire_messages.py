@@ -46,7 +46,7 @@ class Leaving(Enum):
     ANSWER = "answer", "scores, sums, counts and names that a question asks for", "when it is asked"
     KEYS = (
         "keys",
-        "public keys, encrypted shares, signatures: random numbers, and no rows",
+        "public keys, encrypted shares and signatures, which are random, and the power of two at or below its weight",
         "before and after masked sums",
     )
     FAILURE = "failure", "that a task has no result, and why", "instead of a result"

@@ -218,7 +218,10 @@ class Policy(BaseModel):
                 "updates leave this site only inside secure aggregation but the recipe has none: add transform "
                 "'secure_aggregation'"
             )
-        if masking is not None and (reason := masking.demands_reject_reason(self.sum_demands)):
+        if masking is not None and (
+            reason := masking.demands_reject_reason(self.sum_demands)
+            or masking.clip_reject_reason(work.transforms, self.sum_demands.clip)
+        ):
             return reason
         return self._noise_reject_reason(work.transforms[:-1] if masking else work.transforms, work.uploads())
 

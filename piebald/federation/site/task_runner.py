@@ -61,7 +61,7 @@ from piebald.methods.queries.threshold_scores import ThresholdCounts, ThresholdS
 from piebald.methods.transforms.gaussian import Gaussian
 from piebald.privacy.disclosure import Withheld
 from piebald.privacy.ledger import FOLDER, TRAINING, Head, OverBudget, OverLimit, RowLedger
-from piebald.privacy.secure_aggregation.client_side import Outcome, masked, replied
+from piebald.privacy.secure_aggregation.client_side import Outcome, counted_rows, masked, replied
 from piebald.privacy.spending import task_mechanism
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -451,12 +451,23 @@ class TaskRunner:
             return update, None
         return self._with_secrets(store, lambda client_secrets: masked(update, task, self.work, client_secrets))
 
+    @cached_property
+    def _digest_of_work(self) -> str:
+        return self.work.digest
+
+    @cached_property
+    def _counted_rows(self) -> Mapping[Split, int]:
+        return counted_rows(self.work, self._clients, self.client)
+
     def _with_secrets(self, store: ClientStore, act: Callable[[ClientSecrets], Outcome]) -> Outcome:
         """Call a function with the site's secrets, and write them to disk before its outcome is returned."""
         if self._signer is None:
             return None, "this run masks nothing"
         demands = self._policy.sum_demands
-        client_secrets = ClientSecrets(self.client, store.secrets(), os.urandom, self._signer, demands, self._terms)
+        client_secrets = ClientSecrets(
+            self.client, store.secrets(), os.urandom, self._signer, demands, self._terms, self._digest_of_work,
+            self._counted_rows,
+        )  # fmt: skip
         try:
             outcome = self._watch.run(lambda: act(client_secrets))
         except Exception as error:  # the site goes on, whatever the server sends

@@ -92,6 +92,15 @@ class MaskingTransform(Transform):
     def agree_keys(self, clients: Sequence[int], context: ServerContext) -> KeyAgreement:
         """Let the clients of a round agree on keys, before any of them trains."""
 
+    def bounded(self, vectors: Mapping[str, Tensor], trained: int) -> Mapping[str, Tensor]:
+        """The vectors of an update, shortened to what one client may contribute.
+
+        Args:
+            vectors: by name; "model" [s] is the change.
+            trained: how many of its numbers are parameters, the first ones; the rest are running statistics.
+        """
+        return vectors
+
     @abstractmethod
     def mask(self, update: Update, task: Task, secrets: ClientSecrets) -> Update:
         """Return what one client sends instead of its update.

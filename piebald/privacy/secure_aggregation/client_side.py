@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
 import torch
 
-from piebald.contracts import SIGNATURE, ClientSecrets, SumDemands, Task, Update
+from piebald.contracts import SIGNATURE, Clients, ClientSecrets, Split, SumDemands, Task, Update
 from piebald.core.errors import Declined
 from piebald.core.parameters import nbytes
 from piebald.core.randomness import key
 from piebald.methods.client_work import ClientWork
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 
-ANY_SUM = SumDemands(least=2, threshold=0.5, colluding=0)  # what clients of a simulation demand
+ANY_SUM = SumDemands(least=2, threshold=0.5, colluding=0, ratio=math.inf)  # what clients of a simulation demand
 Outcome = tuple[Update | None, str | None]  # an update, or why there is none
+
+
+def counted_rows(work: ClientWork, clients: Clients, client: int) -> dict[Split, int]:
+    """Return how many rows of each split a client has; of those to train on, how much they count."""
+    others: tuple[Split, ...] = ("validation", "test")
+    held = {split: clients.size(client, split) for split in others}
+    sizes = {split: len(clients.rows(client, split)) if size is None else size for split, size in held.items()}
+    return {"train": work.counted(clients.rows(client, "train")), **sizes}
 
 
 def replied(task: Task, work: ClientWork, secrets: ClientSecrets) -> Outcome:
@@ -37,13 +46,15 @@ def masked(update: Update, task: Task, work: ClientWork, secrets: ClientSecrets)
     masking = work.masking
     if masking is None:
         return update, None
+    if task.query is None:
+        update = replace(update, vectors=masking.bounded(update.vectors, work.of_task(task).layout.shared_trained))
     places = work.masked_places(task.client, task.version)
     if places is not None:
         # before masking, since masked numbers cannot be left out: all clients send the same ones, so their masks cancel
         vectors = {**update.vectors, "model": update.vectors["model"][torch.from_numpy(places)]}
         update = replace(update, vectors=vectors)
     try:
-        return masking.mask(replace(update, client=task.client), task, secrets), None
+        return masking.mask(update, task, secrets), None
     except Declined as error:
         return None, str(error)
 

@@ -6,13 +6,14 @@ A client whose answer is wrong beyond doubt takes no part in this sum, nor in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from piebald.contracts import SIGNATURE, AsksClients, Query, QueryRequest
+from piebald.contracts import SIGNATURE, AsksClients, Query, QueryRequest, Split
 from piebald.core.errors import Declined
 from piebald.privacy.secure_aggregation import masks
 from piebald.privacy.secure_aggregation.key_material import (
@@ -22,6 +23,7 @@ from piebald.privacy.secure_aggregation.key_material import (
     commitment,
     dispute_claim,
     key_claim,
+    round_digest,
     share_digest,
     share_digests,
 )
@@ -41,15 +43,50 @@ from piebald.privacy.secure_aggregation.masking_graph import (
     CONTEXT,
     KEYS,
     MEMBERS,
+    SIZES,
     MaskingGraph,
     numbers,
+    orders_in,
     rows,
     texts,
 )
 from piebald.privacy.secure_aggregation.share_checks import DISPUTED, READERS, CheckShares, ShowShares
 
 Answers = dict[int, Mapping[str, Tensor]]
-MakeGraph = Callable[[Sequence[int], Sequence[bytes]], MaskingGraph]
+
+
+class SumSettings(Protocol):
+    """The settings of a sum, as far as clients agree on keys for it: a `SecureAggregation`."""
+
+    @property
+    def neighbours(self) -> int | None: ...
+
+    def graph(
+        self,
+        members: Sequence[int],
+        public: Sequence[bytes],
+        sizes: Sequence[int] = (),
+        about: bytes = bytes(masks.KEY),
+    ) -> MaskingGraph:
+        """The masking graph of these clients, see `MaskingGraph.of`."""
+
+    def even(self, sizes: Mapping[int, int]) -> list[int]:
+        """The clients, of those that count so much, who may answer a question together."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRound:
+    """What a sum is about, to which its keys belong.
+
+    Attributes:
+        version: server steps made.
+        splits: the rows that it is about; none for training.
+        work: digest of what members do (`ClientWork.digest`).
+    """
+
+    version: int = 0
+    splits: tuple[Split, ...] = ()
+    work: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,22 +133,26 @@ class ExchangedKeys:
         self.sent = {client: sent for client, sent in self.sent.items() if client not in clients}
 
 
-def exchange_keys(clients: Sequence[int], commit: bool, make_graph: MakeGraph, context: AsksClients) -> ExchangedKeys:
+def exchange_keys(
+    clients: Sequence[int], about: KeyRound, settings: SumSettings, context: AsksClients
+) -> ExchangedKeys:
     """Have clients exchange keys and shares.
 
     Args:
         clients: who is asked.
-        commit: whether they commit to keys first.
-        make_graph: the graph of clients with public keys.
+        about: the sum.
+        settings: makes the graph of clients with public keys.
         context: asks them, checks signatures, and excludes whose answers are wrong.
 
     Raises:
         Declined: they are too few.
     """
-    public_keys = _keys(commit, clients, context)
+    digest, public_keys = _keys(about, settings, clients, context)
     members = sorted(public_keys)
     try:
-        graph = make_graph(members, [texts(public_keys[client][KEYS], 2 * masks.KEY)[0] for client in members])
+        keys_of = [texts(public_keys[client][KEYS], 2 * masks.KEY)[0] for client in members]
+        sizes = [orders_in(public_keys[client][SIZES])[0] for client in members]
+        graph = settings.graph(members, keys_of, sizes, digest)
     except Declined as error:
         raise Declined(f"{len(clients)} clients were asked for keys: {error}") from None
     # with the signatures, since clients must check one another's keys and not believe the server
@@ -137,39 +178,44 @@ def asked(context: AsksClients, query: Query, about: Mapping[int, Mapping[str, T
 # ----------------------------------------------------------------------------------------------------------------- keys
 
 
-def _keys(commit: bool, clients: Sequence[int], context: AsksClients) -> Answers:
-    """Return what clients answer about their keys; where they commit to them before, all of these must answer.
+def _keys(
+    about: KeyRound, settings: SumSettings, clients: Sequence[int], context: AsksClients
+) -> tuple[bytes, Answers]:
+    """Return the digest of the sum, and what clients answer about their keys, to which all have committed before.
 
-    If one is gone in between, the others begin again without it: who could choose whether its keys count could choose
-    among rings.
+    On a ring, all who commit must answer.  If one is gone in between, the others begin again without it: who could
+    choose whether its keys count could choose among rings.
     """
     remaining = sorted(clients)
-    if not commit:
-        return _sound(asked(context, AdvertiseKeys(), {client: {} for client in remaining}), {}, context)
+    query = AdvertiseKeys(version=about.version, splits=about.splits)
     while remaining:
         answers = asked(context, CommitKeys(), {client: {} for client in remaining})
         promised = {client: texts(answers[client][COMMITMENTS], masks.KEY)[0] for client in sorted(answers)}
+        digest = round_digest(about.version, about.splits, [*promised], [*promised.values()], about.work)
         vectors = {MEMBERS: numbers([*promised]), COMMITMENTS: rows([*promised.values()], masks.KEY)}
-        public_keys = _sound(asked(context, AdvertiseKeys(), dict.fromkeys(promised, vectors)), promised, context)
-        if public_keys.keys() == promised.keys():
-            return public_keys
+        public_keys = _sound(asked(context, query, dict.fromkeys(promised, vectors)), promised, digest, context)
+        if about.splits:  # training shortens what counts too much, answers cannot be shortened
+            even = settings.even({client: orders_in(answer[SIZES])[0] for client, answer in public_keys.items()})
+            public_keys = {client: public_keys[client] for client in even}
+        if settings.neighbours is None or public_keys.keys() == promised.keys():
+            return digest, public_keys
         # at least one fewer each time, so this ends
         remaining = sorted(public_keys)
-    return {}
+    return b"", {}
 
 
-def _sound(answers: Answers, promised: Mapping[int, bytes], context: AsksClients) -> Answers:
+def _sound(answers: Answers, promised: Mapping[int, bytes], digest: bytes, context: AsksClients) -> Answers:
     """The answers whose keys can be relayed; the others' clients are excluded."""
     sound = {}
     for client, answer in answers.items():
-        public = texts(answer[KEYS], 2 * masks.KEY)[0]
+        public, size = texts(answer[KEYS], 2 * masks.KEY)[0], orders_in(answer[SIZES])[0]
+        signature = texts(answer[SIGNED], SIGNATURE)[0]
         if not all(masks.is_public_key(part) for part in (public[: masks.KEY], public[masks.KEY :])):
             context.exclude_client(client, "its public keys are no keys")
-        # where nobody commits, `promised` is empty and each key is compared with itself
-        elif commitment(public) != promised.get(client, commitment(public)):
+        elif commitment(public) != promised[client]:
             context.exclude_client(client, "it showed other keys than those that it had committed to")
-        elif not context.check_signature(client, key_claim(client, public), texts(answer[SIGNED], SIGNATURE)[0]):
-            context.exclude_client(client, "its keys are not signed by it")
+        elif not context.check_signature(client, key_claim(client, public, digest, size), signature):
+            context.exclude_client(client, "its keys are not signed by it for this sum")
         else:
             sound[client] = answer
     return sound

@@ -86,8 +86,8 @@ def rounding_seed(task: bytes, client: int) -> bytes:
 
 
 def shown_to(task: Task, secrets: ClientSecrets) -> bytes:
-    """The digest of all that a client was shown before it masks: the terms of the run, and its task."""
-    return masks.derive(task_digest(task), "shown", secrets.terms)
+    """The digest of all that a client was shown before it masks, and of what it does: terms, work and task."""
+    return masks.derive(task_digest(task), "shown", secrets.terms, secrets.work)
 
 
 def pair_seed(private: bytes, graph: MaskingGraph, shown: bytes, client: int, other: int) -> bytes:
@@ -111,9 +111,31 @@ def proof(seed: bytes) -> bytes:
     return masks.derive(seed, "proof")
 
 
-def key_claim(client: int, public: bytes) -> bytes:
-    """Return what a client signs before shares are made: that these are its keys."""
-    return b"keys %d:" % client + public
+def round_digest(
+    version: int, splits: Sequence[str], members: Sequence[int], promised: Sequence[bytes], work: str
+) -> bytes:
+    """The digest of one sum, to which keys belong: they are worth nothing in another one.
+
+    Args:
+        version: server steps made.
+        splits: the rows that it is about, none for training.
+        members: who is asked for keys.
+        promised: their commitments, each to keys that were made for this sum.
+        work: digest of what a member does.
+    """
+    return masks.derive(b"".join(promised), "round", version, " ".join(splits), work, *members)
+
+
+def key_claim(client: int, public: bytes, about: bytes, size: int) -> bytes:
+    """Return what a client signs before shares are made: that these are its keys for one sum, and what it counts there.
+
+    Args:
+        client: its number.
+        public: its public keys.
+        about: the `round_digest` of the sum.
+        size: the binary order of what it counts, see `SecureAggregation.size`.
+    """
+    return b"keys %d %d:" % (client, size) + about + public
 
 
 def dispute_claim(graph: MaskingGraph, sender: int, reader: int, box: bytes, digests: bytes) -> bytes:

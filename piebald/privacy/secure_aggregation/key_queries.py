@@ -2,8 +2,8 @@
 
 A client's side of a sum is a small state machine over `Secrets.kept`:
 
-    commitment  a fresh root; what was kept before is gone (where clients have few neighbours)
-    keys        one list of commitments for a root, ever; without commitments a fresh root
+    commitment  a fresh root; what was kept before is gone
+    keys        one list of commitments for a root, ever
     shares      one list of clients for a root, ever (the same list is answered the same way)
     check       shares that came are held if they are what their sender has published digests of (`check_shares` below)
     reveal      shares are shown to the server if their holder has signed that it did not get them
@@ -19,9 +19,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol, runtime_checkable
 
+from pydantic import Field
 from torch import Tensor
 
-from piebald.contracts import MASKING, SIGNATURE, ClientSecrets, Query, ResultForm, Split, Update
+from piebald.contracts import MASKING, SIGNATURE, ClientSecrets, Query, ResultForm, Split, Task, Update
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import Declined
 from piebald.methods.transforms.base import MaskingTransform
@@ -37,16 +38,22 @@ from piebald.privacy.secure_aggregation.key_material import (
     proof,
     public_keys,
     root_of,
+    round_digest,
     share_digests,
     shares_by_holder,
 )
 from piebald.privacy.secure_aggregation.masking_graph import (
+    ABOUT,
     CONTEXT,
     KEYS,
     MEMBERS,
+    SIZES,
     MaskingGraph,
     clients_in,
     demands_reject_reason,
+    numbers,
+    orders,
+    orders_in,
     rows,
     texts,
 )
@@ -56,7 +63,8 @@ SENDERS, BOXES, SHARES = MASKING + "senders", MASKING + "boxes", MASKING + "shar
 SIGNED = MASKING + "signed"  # signatures
 DIGEST = MASKING + "digest"  # of what a client was shown
 PUBLISHED, PROOF = MASKING + "published", MASKING + "proof"  # digests of a client's shares, and of its own seed
-COMMITTED, MASKED = "committed", "masked"  # what a client keeps, besides
+COMMITTED, MASKED, SPLITS = "committed", "masked", "splits"  # what a client keeps, besides
+ALL_SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 @runtime_checkable
@@ -71,8 +79,20 @@ class MasksOverGraph(Protocol):
     def neighbours(self) -> int | None:
         """With how many others a client masks, None for all of them."""
 
-    def graph(self, members: Sequence[int], public: Sequence[bytes]) -> MaskingGraph:
-        """The graph of these clients, from their public keys."""
+    def graph(
+        self,
+        members: Sequence[int],
+        public: Sequence[bytes],
+        sizes: Sequence[int] = (),
+        about: bytes = bytes(masks.KEY),
+    ) -> MaskingGraph:
+        """The graph of these clients, from their public keys, see `MaskingGraph.of`."""
+
+    def size(self, rows: int, questions: bool) -> int:
+        """The order of what a client with so many rows counts."""
+
+    def uneven_reason(self, graph: MaskingGraph, questions: bool) -> str | None:
+        """Return why some members would count too much, or None."""
 
 
 class KeyQuery(Query):
@@ -109,8 +129,10 @@ class KeyQuery(Query):
 class CommitKeys(KeyQuery):
     """Before keys are shown: a client makes fresh ones and commits to them.
 
-    The order of the ring follows from all keys.  Each of them is fixed before any is shown, so whoever speaks last
-    cannot choose keys that put a client among neighbours who collude.
+    Keys are signed for the sum that the list of commitments defines, in which each client finds its own: keys that were
+    signed for another sum are worth nothing in this one.  With few neighbours, the order of the ring follows from all
+    keys, and each of them is fixed before any is shown, so whoever speaks last cannot choose keys that put a client
+    among neighbours who collude.
     """
 
     answers: ClassVar = {COMMITMENTS: masks.KEY}
@@ -123,29 +145,39 @@ class CommitKeys(KeyQuery):
 
 
 class AdvertiseKeys(KeyQuery):
-    """A client tells its public keys: fresh ones, or those that it has committed to."""
+    """A client tells the public keys that it has committed to, and the order of what it counts in the sum.
 
-    answers: ClassVar = {KEYS: 2 * masks.KEY, SIGNED: SIGNATURE}
+    A client without rows that the sum is about tells none: it would count as a member and hide nobody.
+
+    Attributes:
+        version: server steps made.
+        splits: the rows that the sum is about; none for training.
+    """
+
+    answers: ClassVar = {KEYS: 2 * masks.KEY, SIZES: 1, SIGNED: SIGNATURE}
     alone = True
+
+    version: int = Field(default=0, ge=0)
+    splits: tuple[Split, ...] = ()
 
     def reply(
         self, vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: MaskingTransform
     ) -> Mapping[str, Tensor]:
-        if over_graph(masking).neighbours is None:
-            public = _fresh_keys(secrets)
-        else:
-            public = public_keys(root_of(secrets))
-            members, promised = clients_in(vectors.get(MEMBERS)), texts(vectors.get(COMMITMENTS), masks.KEY)
-            # not strict: the digest below covers both lists, and `ShareKeys` finds out where they do not match
-            if (secrets.client, commitment(public)) not in zip(members, promised, strict=False):
-                raise Declined("the list of commitments does not have this client's newest one")
-            digest = _digest(members, promised)
-            # with several lists for the same keys, a server could try several rings and keep the one that suits it
-            if COMMITTED in secrets.kept and texts(secrets.kept[COMMITTED], masks.KEY) != [digest]:
-                raise Declined("there was another list of commitments for the same keys")
-            secrets.kept[COMMITTED] = rows([digest], masks.KEY)
-        signature = secrets.signer.sign(key_claim(secrets.client, public))
-        return {KEYS: rows([public], 2 * masks.KEY), SIGNED: rows([signature], SIGNATURE)}
+        public = public_keys(root_of(secrets))
+        members, promised = clients_in(vectors.get(MEMBERS)), texts(vectors.get(COMMITMENTS), masks.KEY)
+        # not strict: the digest below covers both lists, and `ShareKeys` finds out where they do not match
+        if (secrets.client, commitment(public)) not in zip(members, promised, strict=False):
+            raise Declined("the list of commitments does not have this client's newest one")
+        about = round_digest(self.version, self.splits, members, promised, secrets.work)
+        # with several lists for the same keys, a server could try several rings and keep the one that suits it
+        if ABOUT in secrets.kept and texts(secrets.kept[ABOUT], masks.KEY) != [about]:
+            raise Declined("there was another list of commitments for the same keys")
+        fewest = min(secrets.rows.get(split, 0) for split in self.splits or ("train",))
+        size = over_graph(masking).size(fewest, bool(self.splits))
+        secrets.kept.update({ABOUT: rows([about], masks.KEY), COMMITTED: numbers(members)})
+        secrets.kept[SPLITS] = numbers(sorted(ALL_SPLITS.index(split) for split in self.splits))
+        signature = secrets.signer.sign(key_claim(secrets.client, public, about, size))
+        return {KEYS: rows([public], 2 * masks.KEY), SIZES: orders([size]), SIGNED: rows([signature], SIGNATURE)}
 
 
 class ShareKeys(KeyQuery):
@@ -166,13 +198,17 @@ class ShareKeys(KeyQuery):
             raise Declined("the list of clients does not have this client's newest keys")
         if CONTEXT in secrets.kept and secrets.kept[CONTEXT].numpy().tobytes() != graph.context:
             raise Declined("there was another list of clients for the same keys")
-        if over_graph(masking).neighbours is not None:
-            promised = _digest(graph.members, [commitment(graph.keys[client]) for client in graph.members])
-            if COMMITTED not in secrets.kept or texts(secrets.kept[COMMITTED], masks.KEY) != [promised]:
-                raise Declined("the keys are not those of all who committed to keys")
-        if reason := demands_reject_reason(graph, secrets.demands):
+        committed = clients_in(secrets.kept.get(COMMITTED))
+        # on a ring, who leaves chooses among rings; signatures say that keys are those of the list of commitments
+        if {*graph.members} - {*committed} or (over_graph(masking).neighbours and list(graph.members) != committed):
+            raise Declined("the keys are not those of all who committed to keys")
+        if reason := demands_reject_reason(graph, secrets.demands) or over_graph(masking).uneven_reason(
+            graph, questions=bool(len(secrets.kept[SPLITS]))
+        ):
             raise Declined(reason)
         _check_signatures(vectors, graph, secrets)
+        if texts(secrets.kept[ABOUT], masks.KEY) != [graph.about]:
+            raise Declined("the list of clients is for another sum than this client's keys")
         # kept only after every check: a refused list must not bind these keys to its context
         secrets.kept.update({CONTEXT: rows([graph.context], masks.KEY), **graph.vectors()})
         client = secrets.client
@@ -221,7 +257,22 @@ def partners_among(senders: list[int], graph: MaskingGraph, client: int) -> list
 
 def listed(vectors: Mapping[str, Tensor], masking: MaskingTransform) -> MaskingGraph:
     """The graph of the clients in some vectors."""
-    return over_graph(masking).graph(clients_in(vectors.get(MEMBERS)), texts(vectors.get(KEYS), 2 * masks.KEY))
+    about = texts(vectors.get(ABOUT), masks.KEY)
+    return over_graph(masking).graph(
+        clients_in(vectors.get(MEMBERS)), texts(vectors.get(KEYS), 2 * masks.KEY), orders_in(vectors.get(SIZES)),
+        about[0] if len(about) == 1 else b"",
+    )  # fmt: skip
+
+
+def check_splits(task: Task, secrets: ClientSecrets) -> None:
+    """Refuse a task about other rows than those that a client's keys are for.
+
+    Raises:
+        Declined: it is one.
+    """
+    read = set() if task.query is None else task.query.rows_read(personal=False)
+    if {ALL_SPLITS.index(split) for split in read} != {*secrets.kept[SPLITS].tolist()}:
+        raise Declined("this client's keys are for a sum about other rows")
 
 
 def over_graph(masking: MaskingTransform) -> MasksOverGraph:
@@ -243,20 +294,17 @@ def _fresh_keys(secrets: ClientSecrets) -> bytes:
     return public_keys(root)
 
 
-def _digest(members: Sequence[int], promised: Sequence[bytes]) -> bytes:
-    """A digest of who has committed to what."""
-    return masks.derive(b"".join(promised), "committed", *members)
-
-
 def _check_signatures(vectors: Mapping[str, Tensor], graph: MaskingGraph, secrets: ClientSecrets) -> None:
-    """Refuse a list in which a client has not signed its keys."""
+    """Refuse a list in which a client has not signed its keys for the sum that this client's are for."""
     signed = texts(vectors.get(SIGNED), SIGNATURE)
     if len(signed) != len(graph.members):
         raise Declined(f"{len(signed)} signatures came with the keys of {len(graph.members)} clients")
+    (about,) = texts(secrets.kept[ABOUT], masks.KEY)
     for client, signature in zip(graph.members, signed, strict=True):
-        if not secrets.signer.check(client, key_claim(client, graph.keys[client]), signature):
+        claim = key_claim(client, graph.keys[client], about, graph.sizes[client])
+        if not secrets.signer.check(client, claim, signature):
             named = secrets.signer.name(client)
             raise Declined(
-                f"the keys of {named} are not signed by its site for this run and its terms: they are not its keys, or "
-                "it was shown other terms"
+                f"the keys of {named} are not signed by its site for this run and its terms, and for this sum: they "
+                "are not its keys, or those of another round, or it was shown other terms"
             )

@@ -18,6 +18,7 @@ from piebald.privacy.secure_aggregation.masks import KEY, derive
 from piebald.privacy.secure_aggregation.security import SECURITY, exposure, quorum
 
 MEMBERS, KEYS, CONTEXT = MASKING + "members", MASKING + "keys", MASKING + "context"
+SIZES, ABOUT = MASKING + "sizes", MASKING + "about"
 
 
 Neighbours = Mapping[int, tuple[int, ...]]
@@ -39,6 +40,8 @@ class MaskingGraph:
         ring: the clients in the order of the ring.
         neighbours: of each client, increasing.
         context: digest of the list and the settings.
+        sizes: the binary order of what each counts, see `SecureAggregation.size`.
+        about: digest of the sum, see `key_material.round_digest`.
     """
 
     members: tuple[int, ...]
@@ -47,11 +50,14 @@ class MaskingGraph:
     ring: tuple[int, ...]
     neighbours: Neighbours
     context: bytes
+    sizes: Mapping[int, int]
+    about: bytes
 
     @classmethod
     def of(
-        cls, members: Sequence[int], keys: Sequence[bytes], threshold: float, k: int | None, settings: str
-    ) -> MaskingGraph:
+        cls, members: Sequence[int], keys: Sequence[bytes], threshold: float, k: int | None, settings: str,
+        sizes: Sequence[int] = (), about: bytes = bytes(KEY),
+    ) -> MaskingGraph:  # fmt: skip
         """The graph of these clients.
 
         Args:
@@ -60,6 +66,7 @@ class MaskingGraph:
             threshold: a number of shares, or a share of them.
             k: neighbours of each client, even; None for all others.
             settings: what else all must agree on.
+            sizes, about: see `MaskingGraph`; by default all count 1.
 
         Raises:
             Declined: it is no list, or too short for the threshold.
@@ -75,9 +82,13 @@ class MaskingGraph:
                 f"{len(members)} clients are no graph for a threshold of {needed}: it takes at least 2, at least that "
                 "many, and less than twice that many who hold shares of a key"
             )
-        context = derive(b"".join(keys), "graph", settings, needed, *members)
+        orders = dict(zip(members, sizes or [0] * len(members), strict=False))
+        if len(orders) != len(members) or (sizes and len(sizes) != len(members)):
+            raise Declined("the list of clients does not say what each of them counts")
+        context = derive(b"".join(keys), "graph", settings, needed, about, *members, *orders.values())
         ring, neighbours = _ring(tuple(members), holders, context)
-        return cls(tuple(members), dict(zip(members, keys, strict=True)), needed, ring, neighbours, context)
+        named = dict(zip(members, keys, strict=True))
+        return cls(tuple(members), named, needed, ring, neighbours, context, orders, about)
 
     @property
     def holders_each(self) -> int:
@@ -104,7 +115,12 @@ class MaskingGraph:
 
     def vectors(self) -> dict[str, Tensor]:
         """The list as it travels."""
-        return {MEMBERS: numbers(self.members), KEYS: rows([self.keys[client] for client in self.members], 2 * KEY)}
+        return {
+            MEMBERS: numbers(self.members),
+            KEYS: rows([self.keys[client] for client in self.members], 2 * KEY),
+            SIZES: orders([self.sizes[client] for client in self.members]),
+            ABOUT: rows([self.about], KEY),
+        }
 
     def check_survivors(self, survivors: Collection[int], least: int) -> None:
         """Refuse a list of survivors whose sum must not be opened.
@@ -172,6 +188,20 @@ def texts(tensor: Tensor | None, length: int) -> list[bytes]:
     if tensor is None or tensor.dtype != torch.uint8 or tensor.dim() != 2 or tensor.shape[1] != length:
         raise Declined(f"what should be rows of {length} bytes is something else")
     return [row.tobytes() for row in tensor.contiguous().numpy()]
+
+
+def orders(sizes: Sequence[int]) -> Tensor:
+    """Binary orders from -128 to 127 as a uint8 tensor [n, 1]."""
+    return rows([size.to_bytes(1, signed=True) for size in sizes], 1)
+
+
+def orders_in(tensor: Tensor | None) -> list[int]:
+    """The orders in such a tensor.
+
+    Raises:
+        Declined: it is something else.
+    """
+    return [int.from_bytes(text, signed=True) for text in texts(tensor, 1)]
 
 
 def numbers(clients: Sequence[int]) -> Tensor:

@@ -15,7 +15,7 @@ from piebald.contracts import SIGNATURE, SUM, AsksClients, PartialSum, ServerCon
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import Declined
 from piebald.privacy.secure_aggregation import masks, shamir
-from piebald.privacy.secure_aggregation.key_exchange import ExchangedKeys, asked, exchange_keys
+from piebald.privacy.secure_aggregation.key_exchange import ExchangedKeys, KeyRound, SumSettings, asked, exchange_keys
 from piebald.privacy.secure_aggregation.key_material import BOTH, pair_seed, proof, survivor_claim
 from piebald.privacy.secure_aggregation.key_queries import DIGEST, SENDERS, SHARES, SIGNED
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, numbers, rows, texts
@@ -30,6 +30,7 @@ from piebald.privacy.secure_aggregation.share_checks import (
 
 Vector = np.ndarray[Any, Any]
 Shares = dict[int, dict[int, bytes]]  # by whose they are, and by place
+TRAINING = KeyRound()
 _ROUGH = 1e-4  # of the range: a standard deviation of the rounding of the mean above which a warning is given
 
 
@@ -40,13 +41,11 @@ class Confirmation(NamedTuple):
     shown: bytes
 
 
-class SumSettings(Protocol):
+class RoundSettings(SumSettings, Protocol):
     """The settings of a round, and how numbers are encoded in it: a `SecureAggregation`."""
 
     @property
     def least(self) -> int: ...
-    @property
-    def neighbours(self) -> int | None: ...
     @property
     def bits(self) -> int: ...
     @property
@@ -54,12 +53,10 @@ class SumSettings(Protocol):
     @property
     def loss_reach(self) -> float: ...
     @property
-    def heaviest(self) -> float | None: ...
-    @property
     def vectors(self) -> dict[str, tuple[int, ...]] | None: ...
 
-    def graph(self, members: Sequence[int], public: Sequence[bytes]) -> MaskingGraph:
-        """The masking graph of these clients."""
+    def heaviest_of(self, graph: MaskingGraph) -> float:
+        """What the heaviest member counts, at most."""
 
     def unit(self, clients: int) -> int:
         """The whole number that stands for the largest number of an update, in a sum of so many clients."""
@@ -82,14 +79,16 @@ class SecureRound:
         exchanged: the clients that have exchanged keys and shares, or None where they were too few.
     """
 
-    def __init__(self, transform: SumSettings, exchanged: ExchangedKeys | None, absent: Mapping[int, str]) -> None:
+    def __init__(self, transform: RoundSettings, exchanged: ExchangedKeys | None, absent: Mapping[int, str]) -> None:
         self.transform, self.exchanged, self.absent = transform, exchanged, absent
 
     @classmethod
-    def of(cls, transform: SumSettings, clients: Sequence[int], context: AsksClients) -> SecureRound:
-        """Have clients exchange keys and shares."""
+    def of(
+        cls, transform: RoundSettings, clients: Sequence[int], context: AsksClients, about: KeyRound = TRAINING
+    ) -> SecureRound:
+        """Have clients exchange keys and shares for the sum that `about` describes."""
         try:
-            keys = exchange_keys(clients, transform.neighbours is not None, transform.graph, context)
+            keys = exchange_keys(clients, about, transform, context)
             if len(keys.sent) < max(keys.graph.threshold, transform.least):
                 raise Declined(f"only {len(keys.sent)} of {len(clients)} clients exchanged keys")
         except Declined as error:
@@ -221,9 +220,8 @@ class SecureRound:
 
     def _pooled(self, total: Vector, arrived: int, context: ServerContext) -> PartialSum | str:
         transform, shared = self.transform, self.transform.numbers(context.spec)
-        assert transform.heaviest is not None
         assert self.exchanged is not None
-        clients = len(self.exchanged.graph.members)
+        clients, heaviest = len(self.exchanged.graph.members), transform.heaviest_of(self.exchanged.graph)
         decoded = torch.from_numpy(transform.decode(total, clients))
         share, weighted, rest = decoded[0].item(), decoded[1 : 2 + shared].abs(), decoded[2 + shared :].abs()
         off = clients / transform.unit(clients)  # by rounding, at most
@@ -232,18 +230,18 @@ class SecureRound:
         # |x w| is at most w for each client, hence in the sums too; both sides were rounded, hence twice `off`
         if share > arrived + off or bool((weighted > share + 2 * off).any()) or bool((rest > arrived + off).any()):
             return "no secure aggregation: it is more than clients that keep to the range can add up to"
-        weight = share * transform.heaviest
+        weight = share * heaviest
         if 2 * off / share > _ROUGH * math.sqrt(clients):
             warnings.warn(
                 f"secure_aggregation rounds the mean by more than {_ROUGH * transform.reach:g}, because weights are "
-                f"small beside its heaviest = {transform.heaviest:g}: set that to the largest weight of a client, or "
+                f"small beside its heaviest = {heaviest:g}: set that to the largest weight of a client, or "
                 "set bits = 64",
                 RuntimeWarning,
                 stacklevel=2,
             )
         loss = decoded[1].item() / share * transform.loss_reach
         body = decoded[2:] * transform.reach
-        vectors = {"model": transform.spread((body[:shared] * transform.heaviest).float(), context)}
+        vectors = {"model": transform.spread((body[:shared] * heaviest).float(), context)}
         place = shared
         for name, shape in (transform.vectors or {}).items():
             count = math.prod(shape)

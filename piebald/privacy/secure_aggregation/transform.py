@@ -25,6 +25,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from piebald.contracts import (
+    RATIO,
     SUM,
     ClientSecrets,
     KeyAgreement,
@@ -39,6 +40,7 @@ from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import Declined, SettingError
 from piebald.core.parameters import nbytes
 from piebald.methods.aggregation.linear import Linear, follows_rows, is_plain_mean
+from piebald.methods.client_work import ClientWork
 from piebald.methods.scheduling.base import Scheduler
 from piebald.methods.sharing.base import Sharing
 from piebald.methods.training.base import Trainer
@@ -47,8 +49,16 @@ from piebald.methods.transforms.compression import SendsSameNumbers, WireContext
 from piebald.methods.transforms.gaussian import Gaussian
 from piebald.privacy.secure_aggregation import masks
 from piebald.privacy.secure_aggregation.alike import unlike_reason
+from piebald.privacy.secure_aggregation.key_exchange import KeyRound
 from piebald.privacy.secure_aggregation.key_material import own_seed, pair_seed, root_of, rounding_seed, shown_to
-from piebald.privacy.secure_aggregation.key_queries import DIGEST, MASKED, SENDERS, known_graph, partners_among
+from piebald.privacy.secure_aggregation.key_queries import (
+    DIGEST,
+    MASKED,
+    SENDERS,
+    check_splits,
+    known_graph,
+    partners_among,
+)
 from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, clients_in, numbers, rows, texts
 from piebald.privacy.secure_aggregation.masks import round_stochastically
 from piebald.privacy.secure_aggregation.server_side import SecureRound
@@ -77,6 +87,10 @@ class SecureAggregation(MaskingTransform):
     of rows or steps, no norm, no metric; the run's tables show 0 for them.  Who took part, and that an update was
     refused by its client, the server does see.
 
+    Members are alike in size.  One without rows takes no part.  Each says the power of two at or below its weight, and
+    weights above `ratio` times the smallest of these count as that.  Updates are shortened to the norm `clip` before
+    they are masked, unless `gaussian` does that right before.
+
     If fewer clients arrive than the threshold, no mask is removed: the step has no effect, is recorded, and the run
     goes on.
 
@@ -89,12 +103,13 @@ class SecureAggregation(MaskingTransform):
         range: the largest absolute value of a number of an update.  None takes it from the clip of the transform
             `gaussian` where there is one (with its noise, if that is added at the client), otherwise 8.
         bits: of a number that travels, 32 or 64.
+        ratio: how many times as much as any other one member may count; a question about sums leaves out sites with so
+            many fewer rows.
+        clip: the largest Euclidean norm of an update's model, longer ones are shortened; None is `range`.
         heaviest: the largest weight of a client; None is 1 where all weights are equal, otherwise 10,000.
         aggregation: the weights of updates, as the table of an aggregator; set by the recipe.
         vectors: shapes of the other vectors of an update, by name; set by the recipe.
         packing: what says which numbers of an update are sent, as a table, None for all of them; set by the recipe.
-        counts_idle: whether clients without training rows have the weight of others, as noise on a mean needs it; set
-            by the recipe.
     """
 
     threshold: int | float = Field(default=2 / 3, gt=0)
@@ -102,11 +117,12 @@ class SecureAggregation(MaskingTransform):
     least: int = Field(default=3, ge=2)
     range: float | None = Field(default=None, gt=0)
     bits: Literal[32, 64] = 32
+    ratio: float = Field(default=RATIO, ge=2)
+    clip: float | None = Field(default=None, gt=0)
     heaviest: float | None = Field(default=None, gt=0)
     aggregation: dict[str, Any] | None = None
     vectors: dict[str, tuple[int, ...]] | None = None
     packing: dict[str, Any] | None = None
-    counts_idle: bool = False
 
     @field_validator("threshold")
     @classmethod
@@ -188,15 +204,22 @@ class SecureAggregation(MaskingTransform):
         packs = next(
             (transform.table() for transform in recipe.transforms if isinstance(transform, SendsSameNumbers)), None
         )
-        noisy = any(isinstance(transform, Transform) and transform.noises_mean() for transform in recipe.transforms)
-        filled |= {"packing": packs, "counts_idle": noisy}
-        return self.model_copy(update={**filled, "range": self.range or _range_of(recipe.transforms)})
+        bounded = _range_of(recipe.transforms)
+        reach = self.range or bounded or self.clip or _RANGE
+        filled |= {"packing": packs, "range": reach, "clip": self.clip or (None if bounded else reach)}
+        return self.model_copy(update=filled)
 
-    def graph(self, members: Sequence[int], public: Sequence[bytes]) -> MaskingGraph:
-        """The graph of these clients, with all that they must agree on."""
+    def graph(
+        self,
+        members: Sequence[int],
+        public: Sequence[bytes],
+        sizes: Sequence[int] = (),
+        about: bytes = bytes(masks.KEY),
+    ) -> MaskingGraph:
+        """The graph of these clients, with all that they must agree on; arguments are those of `MaskingGraph.of`."""
         # sorted keys: all masks depend on a digest of this text, which all clients must write alike
         graph = MaskingGraph.of(
-            members, public, self.threshold, self.neighbours, json.dumps(self.table(), sort_keys=True)
+            members, public, self.threshold, self.neighbours, json.dumps(self.table(), sort_keys=True), sizes, about
         )
         if self.unit(len(members)) < _COARSEST:
             raise Declined(f"{len(members)} clients leave too few steps of {self.bits} bits: set bits = 64")
@@ -217,6 +240,11 @@ class SecureAggregation(MaskingTransform):
                 f"a share of {self.threshold:.3g} of a key's shares opens a mask, this site demands "
                 f"{demands.threshold:.3g}: set secure_aggregation's threshold"
             )
+        if self.ratio > demands.ratio:
+            return (
+                f"one client could count {self.ratio:g} times as much as another, this site demands at most "
+                f"{demands.ratio:g}: set secure_aggregation's ratio"
+            )
         if self.neighbours is not None and demands.neighbours is not None and self.neighbours < demands.neighbours:
             return (
                 f"clients would mask with {self.neighbours} neighbours, this site demands {demands.neighbours}: set "
@@ -224,7 +252,75 @@ class SecureAggregation(MaskingTransform):
             )
         return None
 
+    def clip_reject_reason(self, transforms: Sequence[Transform], longest: float | None) -> str | None:
+        """Return why updates behind these transforms, this one included, are not shortened enough, or None.
+
+        Args:
+            transforms: those of the run.
+            longest: the largest norm that is allowed; None for any, as long as there is one.
+        """
+        noise = transforms[-2] if len(transforms) > 1 else None
+        clip = noise.clip if isinstance(noise, Gaussian) else self.clip
+        if clip is None:
+            return "updates would be masked in any length: set secure_aggregation's clip"
+        if longest is not None and clip > longest:
+            return f"updates would be shortened to norm {clip:g}, this site demands {longest:g}: set the clip"
+        return None
+
+    # -- sizes
+
+    def size(self, rows: int, questions: bool) -> int:
+        """The binary order of what a client with so many rows counts: 2^order at least, and less than twice that.
+
+        Args:
+            rows: that the sum is about.
+            questions: whether it is of answers, in which rows count themselves.
+
+        Raises:
+            Declined: it counts nothing.
+        """
+        weight = 0.0 if not rows else float(rows) if questions else self._weights().weight(Update({}, rows, 0, {}))
+        if not weight > 0:
+            raise Declined("this client has no rows that the sum is about, so it would hide nobody")
+        return max(-128, min(math.frexp(weight)[1] - 1, 127))
+
+    def uneven_reason(self, graph: MaskingGraph, questions: bool) -> str | None:
+        """Return why some members would count too much, or None; weights of updates are limited by `heaviest_of`."""
+        if not questions or len(self.even(graph.sizes)) == len(graph.members):
+            return None
+        return f"one client may have more than {self.ratio:g} times the rows of another: set secure_aggregation's ratio"
+
+    def even(self, sizes: Mapping[int, int]) -> list[int]:
+        """The clients, of those of these orders, of whom none has more than `ratio` times the rows of another.
+
+        They are as many as possible, and have more rows where several groups are as large.
+        """
+        # less than 2^(order + 1) rows are at most `ratio` times the 2^order of the smallest
+        width = max(math.floor(math.log2(self.ratio)) - 1, 0)
+        groups = [
+            [client for client in sorted(sizes) if 0 <= sizes[client] - low <= width] for low in {*sizes.values()}
+        ]
+        return max(groups, key=lambda group: (len(group), sum(sizes[client] for client in group)), default=[])
+
+    def heaviest_of(self, graph: MaskingGraph) -> float:
+        """What the heaviest member of a sum counts, at most: `ratio` times the lightest one, and `heaviest`."""
+        orders = graph.sizes.values()
+        return min(self.heaviest or _HEAVIEST, self.ratio * 2.0 ** min(orders), 2.0 ** (max(orders) + 1))
+
     # -- numbers
+
+    def bounded(self, vectors: Mapping[str, Tensor], trained: int) -> Mapping[str, Tensor]:
+        if self.clip is None:
+            return vectors
+        # running statistics, at the end, have a scale of their own
+        parts = [vectors["model"][:trained], vectors["model"][trained:]]
+        norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
+        # NaN stays what it is, and is refused with what is not finite
+        shorter = [
+            part * (self.clip / norm).to(part) if norm > self.clip else part
+            for part, norm in zip(parts, norms, strict=True)
+        ]
+        return {**vectors, "model": torch.cat(shorter)}
 
     @property
     def reach(self) -> float:
@@ -242,23 +338,36 @@ class SecureAggregation(MaskingTransform):
         # so that dividing by it in `decode` rounds nothing
         return 1 << (((1 << (self.bits - 1)) - 1) // clients).bit_length() - 1
 
-    def encode(self, update: Update, clients: int, seed: bytes) -> np.ndarray[Any, Any]:
-        """An update as whole numbers, for a sum of so many clients; the seed [32] decides what is rounded up.
+    def encode(
+        self, update: Update, clients: int, seed: bytes, order: int | None = None, most: float | None = None
+    ) -> np.ndarray[Any, Any]:
+        """An update as whole numbers.
 
         What is in whole numbers already, an answer's `SUM`, is added up as it is, modulo 2^64.
 
+        Args:
+            update: the update, or the answer.
+            clients: members of the sum.
+            seed: 32 bytes, which decide what is rounded up.
+            order: the binary order of its weight that it has signed (`size`); by default that of the weight.
+            most: what the heaviest member counts (`heaviest_of`); by default `heaviest`.
+
         Raises:
-            Declined: it does not fit.
+            Declined: it does not fit, or counts nothing.
         """
         if update.vectors.keys() == {SUM}:
             if self.bits != 64:
                 raise Declined(f"sums of whole numbers have 64 bits, this run masks {self.bits}: set bits = 64")
             # a copy, which is masked in place
             return np.array(update.vectors[SUM].numpy(), dtype=np.int64).view(np.uint64)
-        idle, heaviest = update.is_idle and not self.counts_idle, self.heaviest or _HEAVIEST
-        weight = 0.0 if idle else self._weights().weight(update)
-        if not 0 <= weight <= heaviest:
-            raise Declined(f"its weight is above secure_aggregation's heaviest = {heaviest:g}: raise that")
+        weight = 0.0 if update.is_idle else self._weights().weight(update)
+        if not weight > 0 or (order is not None and weight < 2.0**order):
+            raise Declined("fewer of its rows count than it has said, so it would hide nobody")
+        if weight > (self.heaviest or _HEAVIEST):
+            limit = self.heaviest or _HEAVIEST
+            raise Declined(f"its weight is above secure_aggregation's heaviest = {limit:g}: raise that")
+        heaviest = most or self.heaviest or _HEAVIEST
+        weight = min(weight, heaviest)
         share, loss, reach = weight / heaviest, update.metrics.get("loss", 0.0), self.reach
         # a NaN among whole numbers would spoil the sum for everybody, so a loss that is not finite counts as 0
         loss_share = min(max(loss / self.loss_reach, -1.0), 1.0) if math.isfinite(loss) else 0.0
@@ -313,7 +422,11 @@ class SecureAggregation(MaskingTransform):
         partners, held = partners_among(senders, graph, secrets.client), all_shares(task.vectors, secrets)
         if missing := [partner for partner in partners if partner not in held]:
             raise Declined(f"there is no share from client {missing[0]}, who is said to have sent shares")
-        vector = self.encode(update, len(graph.members), rounding_seed(task_digest(task), secrets.client))
+        check_splits(task, secrets)
+        vector = self.encode(
+            update, len(graph.members), rounding_seed(task_digest(task), secrets.client),
+            graph.sizes[secrets.client], self.heaviest_of(graph),
+        )  # fmt: skip
         shown = shown_to(task, secrets)
         digest = hashlib.blake2b(vector.tobytes() + shown + str(senders).encode(), digest_size=masks.KEY).digest()
         # two vectors under the same masks would give away their difference; the same vector may be sent twice
@@ -337,7 +450,9 @@ class SecureAggregation(MaskingTransform):
     # -- the server
 
     def agree_keys(self, clients: Sequence[int], context: ServerContext) -> KeyAgreement:
-        return SecureRound.of(self, clients, context)
+        work = context.spec
+        digest = work.digest if isinstance(work, ClientWork) else ""
+        return SecureRound.of(self, clients, context, KeyRound(context.version, work=digest))
 
     def masked_reject_reason(self, update: Update, spec: ModelSpec) -> str | None:
         vector, shape = update.vectors.get(SUM), (self.length(spec),)
@@ -354,10 +469,10 @@ def _found_weights(aggregator: Component) -> str:
     )
 
 
-def _range_of(transforms: Sequence[object]) -> float:
-    """The largest absolute value of a number behind these transforms, as far as they say."""
+def _range_of(transforms: Sequence[object]) -> float | None:
+    """The largest absolute value of a number behind these transforms, None where they do not say it."""
     # the last transform is the masking itself; only a clip right before it still bounds what is masked
     last = transforms[-2] if len(transforms) > 1 else None
     if not isinstance(last, Gaussian):
-        return _RANGE
+        return None
     return last.clip * (_FLOAT + (_TAIL * last.multiplier if last.where == "client" else 0.0))

@@ -25,6 +25,7 @@ from piebald.contracts import (
     PartialSum,
     Personalizes,
     Result,
+    Split,
     SumRequest,
     Task,
     Update,
@@ -33,7 +34,14 @@ from piebald.contracts.data import lacked_inputs
 from piebald.core.parameters import nbytes
 from piebald.engines.stack import PRIVATE, ClientStack, StackResult
 from piebald.methods.client_work import ClientWork
-from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
+from piebald.privacy.secure_aggregation.client_side import (
+    ANY_SUM,
+    SimulatedSigner,
+    counted_rows,
+    masked,
+    repeatable,
+    replied,
+)
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.runtimes.simulation.device_times import Agenda, DeviceTimes, Due, Event, Instant
 from piebald.runtimes.workers.pool import MIN_ARENA, InProcess, WorkerPool, failed_reason
@@ -80,6 +88,8 @@ class Simulation:
         self._waiting: list[Event] = []  # tasks that nobody has begun
         self._begun: dict[int, list[list[Event]]] = {}  # stacks by the number under which they were begun
         self._worker_pool: WorkerPool | None = None
+        self._rows: dict[int, Mapping[Split, int]] = {}  # of clients that mask
+        self._work_digest = "" if work.masking is None else work.digest
         self._secrets: dict[int, dict[str, Tensor]] = {}  # what clients keep from everybody, for secure aggregation
 
     # -- contracts.Runtime
@@ -216,7 +226,11 @@ class Simulation:
         secrets = self._secrets.setdefault(task.client, {})
         name = self.federation.names[task.client]
         draw = repeatable(self.work.seed, name, task.rng_version)
-        return ClientSecrets(task.client, secrets, draw, SimulatedSigner(self.work.seed, task.client), ANY_SUM)
+        signer = SimulatedSigner(self.work.seed, task.client)
+        if task.client not in self._rows:
+            self._rows[task.client] = counted_rows(self.work, self.federation, task.client)
+        rows = self._rows[task.client]
+        return ClientSecrets(task.client, secrets, draw, signer, ANY_SUM, work=self._work_digest, rows=rows)
 
     def check_signature(self, client: int, text: bytes, signature: bytes) -> bool:
         return SimulatedSigner(self.work.seed, client).check(client, text, signature)
