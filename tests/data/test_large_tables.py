@@ -80,6 +80,7 @@ def in_chunks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         monkeypatch.setattr(stored_vectors, "MOST_IN_MEMORY", 8)
         monkeypatch.setattr("piebald.core.reading.tables._BATCH", 3)
         monkeypatch.setattr("piebald.data.clients.query_files._ROWS", 4)
+        monkeypatch.setattr("piebald.data.clients.query_files._FETCHED", 2)
         monkeypatch.setattr("piebald.data.clients.stored_table._ROWS", 5)
         monkeypatch.setattr(stored_vectors, "BLOCK", 40)
         monkeypatch.setattr("piebald.data.partition.split.BLOCK", 7)

@@ -8,20 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from piebald import data
 from piebald.contracts import Clients
 from piebald.core.errors import SettingError
 from piebald.core.references import USERS, is_reference, of_folder
 from piebald.data.clients.client_tables import Reading, is_table, read_table
-from piebald.data.clients.convert import target_arrays
 from piebald.data.clients.data_source import DataSource
-from piebald.data.clients.owner import Owner
+from piebald.data.clients.owner import Owner, read_owners
 from piebald.data.clients.pairs import from_pairs
-from piebald.data.clients.sources import clients_of_table
+from piebald.data.clients.sources import clients_of_table, recoded
 from piebald.data.embeddings.embedded import embedded_by
-from piebald.data.partition import Iid
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.preparation import Preparation
 from piebald.data.sets.dataset import DataSet
@@ -107,14 +104,11 @@ def from_table(frame: Any, target: str | None, meta: Mapping[str, Any], validati
     features = [name for name in agreed.names_in if name in frame.columns] or agreed.names_in
     source = DataSource(source="the newcomer", target=goal, features=features, regression=agreed.classes is None)
     division = _like_the_run(SplitSettings.of(meta.get("split")), list(frame.columns), validation, test)
-    loaded = source.rows_of(frame, division, coded=True)
-    assert isinstance(loaded, DataSet)
-    if agreed.classes is not None:
-        y = target_arrays(np.array(loaded.classes)[loaded.targets.numpy()], "the newcomer", agreed.classes)
-        loaded = replace(loaded, y=torch.from_numpy(y), classes=agreed.classes)
-    newcomer = Iid(clients=1).split(loaded, division)
-    newcomer.names = ["newcomer"]
-    return newcomer
+    table = source.table_of(read_owners(frame), division, coded=True).of(None, "newcomer")
+    y, classes = source.labels_of(table)
+    if classes is not None and agreed.classes is not None:
+        y, classes = recoded(y, classes, agreed.classes, "the newcomer"), list(agreed.classes)
+    return clients_of_table(table, division, labels=(y, classes))
 
 
 def _like_the_run(split: SplitSettings, columns: list[str], validation: float, test: float) -> SplitSettings:
