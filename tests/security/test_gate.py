@@ -24,6 +24,7 @@ from piebald.contracts import SUM, Clients, Split, Task, Update
 from piebald.contracts.component import Component
 from piebald.core.errors import CannotTrain, Declined
 from piebald.data.partition import clients_from
+from piebald.federation.credentials import provisioning
 from piebald.federation.hub.server_runtime import FederationServer
 from piebald.federation.link.frames import Connection, FrameKind, decode_frame
 from piebald.federation.link.messaging import SERVER
@@ -126,6 +127,16 @@ def test_mypy_lets_nothing_else_through(tmp_path: Path) -> None:
 
 # -- on the wire
 
+CONNECTED = list[Any]()  # addresses that sockets of this process have been connected to, or have sent datagrams to
+
+
+def hear(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
+        CONNECTED.append(arguments[1])
+
+
+sys.addaudithook(hear)
+
 
 class Sites(RuntimeSettings):
     """Sites in threads of this process, over mutual TLS on the loopback device."""
@@ -151,13 +162,15 @@ class Sites(RuntimeSettings):
         return server
 
 
-def clients() -> Clients:
+def tables() -> Iterator[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(0)
-    tables = []
     for _ in range(3):
         x = rng.normal(size=(40, 4)).astype("f4")
-        tables.append((x, (x[:, 0] > 0).astype(int)))
-    return clients_from(tables, classes=["no", "yes"], test=0.25, seed=0)
+        yield x, (x[:, 0] > 0).astype(int)
+
+
+def clients() -> Clients:
+    return clients_from(list(tables()), classes=["no", "yes"], test=0.25, seed=0)
 
 
 NOISE = {"kind": "gaussian", "clip": 1.0, "noise": 0.5, "where": "client"}
@@ -181,6 +194,7 @@ SLOW = ("vectors of the trainer", "noise on updates")
 def test_every_frame_of_a_site_is_a_release(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All bytes that sites hand to TLS are read again: each message, each of its fields, each tensor and number."""
     recipe, policy = RUNS[name]
+    CONNECTED.clear()
     written = defaultdict[int, bytearray](bytearray)
     passed: dict[str, tuple[Task, ClientWork]] = {}
     send, result = SharedSocket.send, Gate.result
@@ -205,6 +219,8 @@ def test_every_frame_of_a_site_is_a_release(name: str, tmp_path: Path, monkeypat
     piebald.run(recipe, clients(), Logistic([4], 2), rounds=2, seed=1, runtime=runtime, evaluate_every=1)
     bodies = dict[str, bytearray]()
     assert len(written) >= 3
+    port = provisioning.read(tmp_path / "credentials" / SERVER).port
+    assert {*CONNECTED} == {("127.0.0.1", port)}  # nobody else is spoken to
     for stream in written.values():
         for kind, topic, message in frames(stream):
             head, data = decode(TOPICS[topic], message)
@@ -322,6 +338,24 @@ def test_a_refusal_tells_nothing_of_rows_where_rows_are_hidden(
     refused = Offered(tmp_path, None, training=training).offer().refused
     assert ("in test rows" in refused) is told
     assert told or refused == "its rows cannot be used for this run; the site's own log says why"
+
+
+@pytest.mark.parametrize("name", ["DP-SGD", "noise on updates"])
+def test_a_results_length_does_not_depend_on_rows_that_are_hidden(name: str) -> None:
+    """Rows of other values, such with infinite gradients among them, and of other classes."""
+    work, gate, sizes = hidden(HIDING[name]), Gate(Policy()), set()
+    plain = next(iter(tables()))[0]
+    odd = np.where(np.arange(40)[:, None] == 3, np.float32(3e38), plain)
+    for x in (plain, 1e6 * plain, odd):
+        clients_here = clients_from([(x, np.ones(40, int))] * 3, classes=["no", "yes"], test=0.25, seed=0)
+        runner, task = (
+            TaskRunner(SiteClient(work, clients_here, 0), Policy(), "cpu"),
+            Task(1, 0, 0, {"model": work.initial}),
+        )
+        update, failure, _ = runner.serve(task, None)
+        sizes.add(len(gate.result(task, runner.every, runner.rows, update, failure)))
+        assert failure is None
+    assert len(sizes) == 1
 
 
 def test_without_protection_reasons_are_told() -> None:

@@ -176,13 +176,16 @@ def answer_mechanism(policy: Policy, query: Query) -> tuple[Mechanism, str]:
         return Mechanism.NOISED, f"Gaussian, with a deviation {stated} times what one row changes{total}"
     if hidden is not None and hidden.masked:
         return Mechanism.MASKED, f"only sums over at least {policy.sum_demands.least} sites; {asked}"
+    rules = policy.disclosure
     if query.names_only:
-        return Mechanism.OPEN, f"names of columns, classes and categories; {asked}"
+        named = "" if rules is None else f", of those that at least {rules.least_rows} rows have"
+        return Mechanism.OPEN, f"kinds and names of columns, names of classes and categories{named}; {asked}"
     if deviation and query.overrides(Query.row_influence):
         bounded = f"Gaussian, with a deviation of {deviation:.3g} times what one row changes, else it stays"
         return Mechanism.NOISED, f"{bounded}; {asked}"
-    if (rules := policy.disclosure) is not None:
-        return Mechanism.THRESHOLDED, f"nothing about fewer than {rules.least_rows} rows; {asked}"
+    if rules is not None:
+        share = f"no row with more than {rules.largest_share:g} of a sum"
+        return Mechanism.THRESHOLDED, f"nothing about fewer than {rules.least_rows} rows, {share}; {asked}"
     return Mechanism.OPEN, asked
 
 
