@@ -35,7 +35,9 @@ from piebald.federation.hub.run_terms import RunTerms, terms
 from piebald.federation.link.wire_format import digest
 from piebald.federation.operate.audit_check import check_log
 from piebald.federation.site.policy import ONE_ROW, Policy
-from piebald.federation.site.site_rows import SiteRows
+from piebald.federation.site.site_check import check_site
+from piebald.federation.site.site_process import site_work
+from piebald.federation.site.site_rows import SiteRows, rows_before_a_run
 from piebald.federation.site.task_runner import SiteClient, TaskRunner, rows_of
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.methods.queries.scores import Validate
@@ -497,6 +499,20 @@ def test_an_audit_log_that_is_older_than_the_ledger_is_an_alarm(tmp_path: Path) 
         with pytest.raises(SettingError, match="ledger"):
             check_log(folder)
     assert (folder / LOG).exists()
+
+
+def test_the_check_of_a_site_tells_what_was_spent(tmp_path: Path) -> None:
+    folder = provisioned(tmp_path / "credentials") / "site-1"
+    (tmp_path / "rows.csv").write_text("x,y\n" + "".join(f"{row},{row % 2}\n" for row in range(30)))
+    (folder / "site.toml").write_text(f"[data]\nsource = {json.dumps(str(tmp_path / 'rows.csv'))}\ntarget = 'y'\n")
+    work = site_work(folder, None, None)
+    records = rows_before_a_run(work.settings.data, work.folder, "site-1").records  # type: ignore[arg-type]
+    ledger = RowLedger(records, [folder / "state", tmp_path / FOLDER], "site-1")
+    ledger.add_update()
+    ledger.spend(TRAINING, 2.0)
+    (check,) = (check for check in check_site(work, patience=0.1) if check.what == "questions")
+    assert "1 updates left" in check.told
+    assert f"epsilon {gaussian_epsilon(2.0, 1e-6):.3g} at delta 1e-06" in check.told
 
 
 def test_a_ledger_of_a_user_is_counted_by_several_processes_at_once(tmp_path: Path) -> None:

@@ -489,7 +489,7 @@ def test_new_runs_credentials_and_processes_have_one_count(
     code, said = first.told(9.0)  # the recipe of the file is not fedavg's defaults, and sites that accept it answer
     assert code == 0, said
     assert first.told(9.0)[0] == 0
-    refused = "answered 1 questions 'statistics: counts' about its rows"
+    refused = "answered 1 questions 'statistics: moments' about its rows"  # which other terms ask for anew
     assert refused in first.told(9.1)[1]
     for site in "abc":  # started again, with the table under another name
         first.sites.kill(site)

@@ -26,6 +26,7 @@ from piebald.federation.site.task_runner import SiteClient, row_ledger
 from piebald.version import __version__
 
 CLOCK = 60.0  # seconds that the clocks of server and site may differ
+DELTA = 1e-6  # at which the loss of privacy is told
 _PATIENCE = 15.0  # seconds to wait for the server
 _COPIES = 10  # vectors of the model's size on a site's disk, at most
 
@@ -82,7 +83,7 @@ def _rows(work: SiteWork) -> Check:
 
 
 def _questions(work: SiteWork, rows: Check) -> list[Check]:
-    """Return how many questions were answered about the rows, in all runs; nothing where they cannot be read."""
+    """Return what the ledger of the rows has counted, in all runs; nothing where they cannot be read."""
     data = work.settings.data
     if data is None or not rows.fine:
         return []
@@ -95,6 +96,8 @@ def _questions(work: SiteWork, rows: Check) -> list[Check]:
     sentences = [
         ledger.summary or "none was answered about these rows",
         *([f"the policy says {stated}"] if stated else []),
+        *([f"{ledger.updates:,} updates left"] if ledger.updates else []),
+        *([f"noise has spent epsilon {spent:.3g} at delta {DELTA:g} in all"] if (spent := ledger.spent(DELTA)) else []),
     ]
     place = " and beside the rows" if len(ledger.folders) > 1 else ""
     return [Check("questions", True, f"{'; '.join(sentences)}; counted in its credentials{place}")]
