@@ -113,6 +113,7 @@ class AskedSites:
         agreed = SecureRound.of(masking, clients, self, about)
         # a client without agreed keys has no masks that the others would cancel
         present = [client for client in clients if client not in agreed.absent]
+        self.refused = {**agreed.absent, **self.refused}
         answers = self._ask(query, {client: {**vectors, **agreed.vectors(client)} for client in present}, version)
         total = agreed.total(answers, self) if answers else "no secure aggregation: nobody sent a sum"
         if isinstance(total, str):

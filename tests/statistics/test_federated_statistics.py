@@ -103,8 +103,11 @@ def test_clients_with_splits_give_their_training_rows() -> None:
 HIDDEN: dict[str, Any] = {"columns": ["skewed", "whole"], "bounds": {"skewed": (0.0, 50.0), "whole": (-3, 3)}}
 
 
-def test_sums_under_masks_are_the_pooled_ones(frame: pandas.DataFrame) -> None:
+def test_sums_under_masks_are_the_pooled_ones(frame: pandas.DataFrame, caplog: pytest.LogCaptureFixture) -> None:
+    """But for the rows of a client that has one: it would hide nobody, and the log says that it is left out."""
     found = statistics(frame, client="site", secure=True, bins=64, **HIDDEN)
+    assert [record for record in caplog.messages if record.startswith("alone is left out")]
+    frame = frame[frame.site != "alone"]
     clipped = frame.skewed.clip(0, 50).dropna()
     assert found.rows is None
     assert found["skewed"].mean == pytest.approx(clipped.mean(), abs=50 * 2**-30)

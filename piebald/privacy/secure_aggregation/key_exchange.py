@@ -112,11 +112,13 @@ class ExchangedKeys:
         graph: the clients that sent their keys.
         sent: what each client sent that takes part.
         shown: shares that their holder disputed and their owner has shown, by holder and owner.
+        uneven: who was left out, as its rows are many times those of the others, or the reverse.
     """
 
     graph: MaskingGraph
     sent: dict[int, SentShares]
     shown: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    uneven: set[int] = field(default_factory=set)
 
     def partners(self, client: int) -> list[int]:
         """The neighbours of a client that take part, increasing."""
@@ -147,7 +149,8 @@ def exchange_keys(
     Raises:
         Declined: they are too few.
     """
-    digest, public_keys = _keys(about, settings, clients, context)
+    uneven = set[int]()
+    digest, public_keys = _keys(about, settings, clients, context, uneven)
     members = sorted(public_keys)
     try:
         keys_of = [texts(public_keys[client][KEYS], 2 * masks.KEY)[0] for client in members]
@@ -158,7 +161,7 @@ def exchange_keys(
     # with the signatures, since clients must check one another's keys and not believe the server
     vectors = {**graph.vectors(), SIGNED: torch.cat([public_keys[client][SIGNED] for client in members])}
     answers = asked(context, ShareKeys(), dict.fromkeys(members, vectors))
-    keys = ExchangedKeys(graph, {})
+    keys = ExchangedKeys(graph, {}, uneven=uneven)
     for client, answer in answers.items():
         shares = _sent(graph, client, answer)
         if isinstance(shares, str):
@@ -179,12 +182,13 @@ def asked(context: AsksClients, query: Query, about: Mapping[int, Mapping[str, T
 
 
 def _keys(
-    about: KeyRound, settings: SumSettings, clients: Sequence[int], context: AsksClients
+    about: KeyRound, settings: SumSettings, clients: Sequence[int], context: AsksClients, uneven: set[int]
 ) -> tuple[bytes, Answers]:
     """Return the digest of the sum, and what clients answer about their keys, to which all have committed before.
 
     On a ring, all who commit must answer.  If one is gone in between, the others begin again without it: who could
-    choose whether its keys count could choose among rings.
+    choose whether its keys count could choose among rings.  Who is left out because of its number of rows is added to
+    `uneven`.
     """
     remaining = sorted(clients)
     query = AdvertiseKeys(version=about.version, splits=about.splits)
@@ -196,6 +200,7 @@ def _keys(
         public_keys = _sound(asked(context, query, dict.fromkeys(promised, vectors)), promised, digest, context)
         if about.splits:  # training shortens what counts too much, answers cannot be shortened
             even = settings.even({client: orders_in(answer[SIZES])[0] for client, answer in public_keys.items()})
+            uneven |= public_keys.keys() - {*even}
             public_keys = {client: public_keys[client] for client in even}
         if settings.neighbours is None or public_keys.keys() == promised.keys():
             return digest, public_keys

@@ -93,8 +93,12 @@ class SecureRound:
                 raise Declined(f"only {len(keys.sent)} of {len(clients)} clients exchanged keys")
         except Declined as error:
             return cls(transform, None, dict.fromkeys(clients, f"no secure aggregation: {error}"))
+        gone = [client for client in clients if client not in keys.sent]
+        uneven = "secure_aggregation's ratio allows no sum of so unlike numbers of rows as its own and the others'"
         return cls(
-            transform, keys, {client: "it did not exchange keys" for client in clients if client not in keys.sent}
+            transform,
+            keys,
+            {client: uneven if client in keys.uneven else "it did not exchange keys" for client in gone},
         )
 
     def vectors(self, client: int) -> Mapping[str, Tensor]:
