@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import tomllib
@@ -25,7 +24,8 @@ from piebald.advice.more_data import More, outlook, sentences
 from piebald.advice.screen import Part, fitting, screen, short
 from piebald.advice.tuning.budget import Cost
 from piebald.core.errors import SettingError
-from piebald.core.plain_text import printable, wrap
+from piebald.core.plain_text import html_text, printable, wrap
+from piebald.core.private_files import write_private
 from piebald.methods import recipes
 from piebald.methods.recipe import Recipe
 from piebald.privacy.secure_aggregation.transform import SecureAggregation
@@ -438,11 +438,11 @@ class Advice:
     def save(self, folder: Path) -> None:
         """Write answer.json, answer.html, recommended.toml and, where there is one, ensemble.toml into a folder."""
         # the page comes last, so that whoever sees it finds the files that it names
-        (folder / "answer.json").write_text(json.dumps(self.plain(), indent=1, ensure_ascii=False), encoding="utf-8")
-        (folder / RECIPE).write_text(self.toml(), encoding="utf-8")
+        write_private(folder / "answer.json", json.dumps(self.plain(), indent=1, ensure_ascii=False), lasting=False)
+        write_private(folder / RECIPE, self.toml(), lasting=False)
         if self.ensemble is not None:
-            (folder / ENSEMBLE).write_text(self.ensemble_toml(), encoding="utf-8")
-        (folder / "answer.html").write_text(self.page(), encoding="utf-8")
+            write_private(folder / ENSEMBLE, self.ensemble_toml(), lasting=False)
+        write_private(folder / "answer.html", self.page(), lasting=False)
 
     def page(self) -> str:
         """The answer as a page of HTML."""
@@ -499,7 +499,7 @@ class Advice:
     def _repr_html_(self) -> str:
         rows = html_table(("", ""), [(heading, text) for heading, text, _ in self.parts()[1:] if text])
         tried = html_table(self.columns, self._in_points(self.columns, self.rows(), ("score",)))
-        return f"<p>{html.escape(self.headline())}</p>{rows}{tried}"
+        return f"<p>{html_text(self.headline())}</p>{rows}{tried}"
 
     def _in_points(
         self, heading: Sequence[str], rows: Sequence[Sequence[Any]], scores: Container[str]

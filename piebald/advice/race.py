@@ -29,6 +29,7 @@ from piebald.advice.tuning.space import with_settings
 from piebald.advice.tuning.trial import words
 from piebald.advice.tuning.trial_runs import TrialRuns, cost_of, folder_name, scores_from_json, scores_to_json
 from piebald.core.errors import DeviceLost, PiebaldError, RunFolderError
+from piebald.core.private_files import write_private
 from piebald.core.reading.files import json_value, read_bytes
 from piebald.methods.recipe import Recipe
 from piebald.report.paired import Scores, difference
@@ -272,9 +273,7 @@ class Record:
     def add(self, place: str, entry: Mapping[str, Any]) -> None:
         """Keep what a rung has scored; renamed when it is complete, so that a kill leaves what was there."""
         self.entries[place] = entry
-        partial = self._file.with_suffix(".part")
-        partial.write_text(json.dumps(self.entries), encoding="utf-8")
-        partial.replace(self._file)
+        write_private(self._file, json.dumps(self.entries), lasting=False)
 
     def read(self, place: str, runs: TrialRuns, seed: int) -> tuple[Scores | None, Cost, str]:
         """The scores of a rung, what its run has cost so far, and the reason where there are none.

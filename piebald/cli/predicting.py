@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,8 @@ import typer
 from piebald.cli.app import SharedOptions, check_run, command, is_search, is_transfer
 from piebald.cli.printing import print_json
 from piebald.core.errors import SettingError, unknown
-from piebald.core.plain_text import printable
+from piebald.core.plain_text import csv_text, printable
+from piebald.core.private_files import write_private
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,7 +84,7 @@ def predict(
         about |= {"naming": naming} if naming else {}
         return print_json(about | {"predictions": predictions.to_dict("list")} if out is None else about)
     if out is None:
-        predictions.to_csv(sys.stdout, index=False)
+        sys.stdout.write(csv_text(predictions))
     else:
         options.say(f"{len(predictions):,} rows predicted with {model}: {out}")
     if naming and options.progress:  # the table may be printed, so this is not among it
@@ -160,6 +162,7 @@ def _of_trees(folder: Path, rows: Path, client: str | None) -> tuple[pd.DataFram
 def _write(predictions: pd.DataFrame, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        predictions.to_csv(path, index=False)
+        text = csv_text(predictions).encode()
+        write_private(path, gzip.compress(text) if path.suffix == ".gz" else text, lasting=False)
     except OSError as error:
         raise SettingError(f"{path} cannot be written: {error.strerror or error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import logging
 import re
 import textwrap
@@ -9,6 +10,7 @@ import unicodedata
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 _SEQUENCE = re.compile(  # what terminals take for a command (ECMA-48), with 7-bit and with 8-bit introducers
     "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # control sequences: colours, cursor movements
@@ -18,6 +20,13 @@ _SEQUENCE = re.compile(  # what terminals take for a command (ECMA-48), with 7-b
 WIDTH = 80  # columns of a terminal
 _MORE = "\N{HORIZONTAL ELLIPSIS}"
 _UNPRINTED = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}  # controls, invisible formats and overrides of direction, surrogates
+
+
+_FORMULA = {*"=+-@\uff1d\uff0b\uff0d\uff20"}  # what a formula begins with, in the width of East Asia as well
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @contextmanager
@@ -59,9 +68,48 @@ def printable(text: object, longest: int | None = None) -> str:
     visible = "".join(
         " " if letter.isspace() else letter
         for letter in _SEQUENCE.sub("", str(text))
-        if letter.isspace() or unicodedata.category(letter) not in _UNPRINTED
+        if letter.isspace() or _is_seen(letter)
     )
     return " ".join(visible.split())[:longest]
+
+
+def visible(text: str) -> str:
+    r"""Return text that others wrote without what cannot be seen, as in `printable`, and with its lines and blanks.
+
+    Examples:
+        >>> visible("red \x1b[31mtext\x1b[0m\n  a second\u202e line")
+        'red text\n  a second line'
+    """
+    text = _SEQUENCE.sub("", text)
+    unseen = {ord(letter): None for letter in {*text} - {"\n", "\t"} if not _is_seen(letter)}
+    return text.translate(unseen)
+
+
+def html_text(text: object, quote: bool = True) -> str:
+    """Return text that others wrote as HTML: escaped, and without what cannot be seen."""
+    return html.escape(visible(str(text)), quote)
+
+
+def csv_text(table: pd.DataFrame) -> str:
+    r"""Return a table as CSV, in which no text of others is a formula for a spreadsheet, and none cannot be seen.
+
+    Examples:
+        >>> import pandas
+        >>> csv_text(pandas.DataFrame({"=cmd": ["@x", "-1", "a"], "n": [-0.5, 1.0, 2.0]}))
+        "'=cmd,n\n'@x,-0.5\n-1,1.0\na,2.0\n"
+    """
+    shown = table.rename(columns=csv_cell)
+    for name in shown.columns[[kind.kind not in "biufc" for kind in shown.dtypes]]:
+        shown[name] = shown[name].map(csv_cell, na_action="ignore")
+    return str(shown.to_csv(index=False, lineterminator="\n"))
+
+
+def csv_cell(value: object) -> object:
+    """Return what stands in a cell of a spreadsheet for a value: text that would be a formula gets an apostrophe."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text[:1] in _FORMULA and not _NUMBER.fullmatch(text) else text
 
 
 def wrap(text: str, width: int = WIDTH, most: int | None = None) -> list[str]:
@@ -91,3 +139,7 @@ def cut(text: object, columns: int) -> str:
     line = printable(text)
     # one column is for the ellipsis, and a letter needs one at least
     return line if cell_len(line) <= columns else f"{chop_cells(line, max(columns, 2) - 1)[0]}{_MORE}"
+
+
+def _is_seen(letter: str) -> bool:
+    return unicodedata.category(letter) not in _UNPRINTED

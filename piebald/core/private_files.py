@@ -39,6 +39,23 @@ def write_private(path: Path, text: str | bytes, lasting: bool = True) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def make_private(path: Path) -> None:
+    """Give a file mode 0600, and make it where it is not there, for libraries that would make it with another mode.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        with suppress(OSError):  # it is another user's, who says who may read it, or no file, which is refused later
+            handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+            try:
+                os.fchmod(handle, 0o600)
+            finally:
+                os.close(handle)
+
+
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """A path to write to.  Its file replaces this one, with mode 0600, once the block has ended without an error.

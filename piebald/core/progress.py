@@ -6,7 +6,6 @@ say what happens in lines (`line_writer`).  All of it goes to standard error, so
 
 from __future__ import annotations
 
-import html
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from piebald.core.plain_text import printable
+from piebald.core.plain_text import html_text, printable
 
 _LINE_EVERY = 60.0  # seconds between two lines where there is no terminal
 _DRAW_EVERY = 0.2  # seconds between two states of a notebook's bar
@@ -131,7 +130,7 @@ class Bar:
         self._drawn = monotonic()
         value = "" if self.total is None else f" value='{self.done}' max='{max(self.total, 1)}'"
         # escaped, as names and notes come from files and sites
-        bar = f"{html.escape(self.text)} <progress{value}></progress> {self._count} {html.escape(self.note)}"
+        bar = f"{html_text(self.text)} <progress{value}></progress> {self._count} {html_text(self.note)}"
         if self._handle is None:
             self._handle = notebook.display(notebook.HTML(bar), display_id=True)
         else:

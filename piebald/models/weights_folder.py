@@ -6,6 +6,7 @@ Nothing is unpickled, and no code that lies beside the weights is imported.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,10 @@ from piebald.core.reading.files import read_json, regular
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _FILES = ["config.json", "*.safetensors", INDEX]  # what is fetched, and nothing else
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_DEEP = re.compile(r"layer(?!.*(size|dim|norm))|depth")  # in names of what is repeated
-_MOST_LAYERS, _LARGEST = 10_000, 1 << 32  # what is repeated costs memory before a network has parameters
+# in names of what is repeated, of which transformers makes a Python object each before any limit can stop it
+_DEEP = re.compile(r"layer(?!.*(size|dim|norm))|depth|num_labels|id2label|experts|num_(stages|blocks|queries)")
+_MOST_LAYERS, _LARGEST = 10_000, 1 << 32
+_DIGITS, _LONGEST_NUMBER = re.compile(r"\s*\+?\d+(\.\d*)?(e\+?\d+)?\s*", re.IGNORECASE), 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +140,8 @@ def _without_code(folder: Path, values: Any, depth: int = 0) -> Any:
     if not isinstance(values, dict):
         return values
     for name, value in values.items():
-        # transformers makes a Python object for each layer before any limit on parameters can stop it
-        if isinstance(value, int) and value > (_MOST_LAYERS if _DEEP.search(name) else _LARGEST):
+        most = _MOST_LAYERS if _DEEP.search(name) else _LARGEST
+        if any(_size(number) > most for number in (value if isinstance(value, list) else [value])):
             raise SettingError(
                 f"{folder / 'config.json'} has {name} = {shown(value)}, which no network has: replace it"
             )
@@ -149,6 +152,14 @@ def _without_code(folder: Path, values: Any, depth: int = 0) -> Any:
         raise SettingError(f"the weights in {folder} are quantized: choose the model in its full precision")
     harmless = {name: value for name, value in values.items() if not _chooses_code(name, value)}
     return {name: _without_code(folder, value, depth + 1) for name, value in harmless.items()}
+
+
+def _size(value: Any) -> float:
+    """Return the number that a setting is, also as text, and 0 for other values."""
+    if isinstance(value, str) and _DIGITS.fullmatch(value):
+        return float(value) if len(value) <= _LONGEST_NUMBER else math.inf
+    # some settings are infinite, which sizes nothing
+    return value if isinstance(value, int | float) and value != math.inf else 0
 
 
 def _chooses_code(name: str, value: Any) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from piebald.core.arguments import PathLike, checked
 from piebald.core.errors import RunFolderError
+from piebald.core.private_files import write_private
 
 __all__ = ["write_report"]
 
@@ -58,7 +59,7 @@ def write_report(run_paths: Sequence[PathLike], out: PathLike, target: float | N
         page = render(comparison, target)
         with explained(f"the report cannot be written to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "report.html").write_text(page, "utf-8")
+            write_private(folder / "report.html", page, lasting=False)
             return [folder / "report.html", *draw(comparison, folder)]
     finally:
         for history in histories:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pydantic import Field
 
 from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError, unknown
+from piebald.core.plain_text import html_text
 from piebald.privacy.spending import together
 from piebald.report.learning_curves import Axis, Band, Over, Point, band_of, bands_of
 from piebald.report.page.markup import html_table
@@ -134,7 +134,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         shown = [{name: row[name] for name in _SHOWN} for row in self.summary()]
         table = html_table(_SHOWN, [list(row.values()) for row in shown])
-        return f"<p><strong>{html.escape(self.headline())}.</strong></p>{table}"
+        return f"<p><strong>{html_text(self.headline())}.</strong></p>{table}"
 
     @property
     def labels(self) -> list[str]:

@@ -61,7 +61,7 @@ def refuse_links(folder: Path, written: bool = True) -> None:
 def create_new(path: Path) -> None:
     """Create an empty file, in place of one or of a link with this name."""
     path.unlink(missing_ok=True)
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o666))
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o600))
 
 
 class RunLock:
@@ -77,7 +77,7 @@ class RunLock:
     def __init__(self, folder: Path) -> None:
         refuse_links(folder)
         # not truncated before the lock is held, since the file names the holder to whoever is refused
-        self._handle: int | None = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | NO_LINK, 0o644)
+        self._handle: int | None = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | NO_LINK, 0o600)
         _held.add(self)
         if fcntl is None:
             return

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from piebald.core.errors import RunFolderError, unknown
+from piebald.core.private_files import make_private
 from piebald.core.reading.databases import LONGEST, connected, foreign_part
 from piebald.core.reading.files import json_value
 
@@ -86,6 +87,11 @@ def connect(path: Path | str, *, read_only: bool = False) -> sqlite3.Connection:
     if read_only:
         db = _for_reading(Path(path))
     else:
+        if path != ":memory:":
+            # SQLite makes its files with the mode that the database has
+            for suffix in ("", "-wal", "-shm"):
+                if not suffix or Path(f"{path}{suffix}").exists():
+                    make_private(Path(f"{path}{suffix}"))
         db = connected(Path(path))
         try:
             db.execute("PRAGMA journal_mode = WAL")

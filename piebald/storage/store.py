@@ -101,7 +101,7 @@ class RunStore:
             refuse_occupied(folder)
             new_folders = missing(folder)
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 return cls._started(folder, described, start)
             except BaseException:
                 remove_again(folder, new_folders)

@@ -17,6 +17,7 @@ from piebald.advice.tuning.trial_runs import TrialRuns, recipes_by_label
 from piebald.contracts import Clients
 from piebald.core.arguments import Count, PathLike, Seed, Seeds, checked
 from piebald.core.errors import RunFolderError, SettingError
+from piebald.core.private_files import write_private
 from piebald.core.progress import line_writer
 from piebald.core.reading.files import read_json
 from piebald.data.clients.sources import clients_of
@@ -173,7 +174,7 @@ def tune(
             trials += study.search(storage, limit)
         kept_folder = None if out is None else folder
         tuning = Tuning(*chosen(recipes, trials, runs), trials, runs.metric, kept_folder, spent_together(folder))
-        (folder / "tuning.json").write_text(json.dumps(tuning.plain(), indent=1), encoding="utf-8")
+        write_private(folder / "tuning.json", json.dumps(tuning.plain(), indent=1), lasting=False)
     return tuning
 
 
@@ -250,8 +251,8 @@ def claim(folder: Path, search: Mapping[str, Any]) -> None:
     if folder.is_file() or (folder.is_dir() and any(path != partial for path in folder.iterdir())):
         raise RunFolderError(f"{folder} is not empty and holds no search: choose another folder")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(record)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)
+        write_private(record, text)
     except OSError as error:
         raise RunFolderError(f"a search cannot be kept in {folder}: {(error.strerror or str(error)).lower()}") from None

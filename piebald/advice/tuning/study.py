@@ -28,6 +28,7 @@ from piebald.advice.tuning.trial import Sampler, State, Trial, lag_beyond_noise,
 from piebald.advice.tuning.trial_runs import TrialRuns, cost_of, folder_name, scores_from_json, scores_to_json
 from piebald.core.errors import DeviceLost, PiebaldError, RunFolderError, SettingError
 from piebald.core.plain_text import printable
+from piebald.core.private_files import make_private
 from piebald.core.randomness import generator
 from piebald.core.reading.files import UnfitFile, regular
 from piebald.methods.recipe import Recipe
@@ -240,6 +241,7 @@ def storage_in(folder: Path) -> Iterator[optuna.storages.BaseStorage]:
     def connect() -> sqlite3.Connection:
         if file.exists():
             regular(file)  # a pipe would wait for its writer
+        make_private(file)
         # a write-ahead log survives a kill at any moment, and does not wait for the disk at each of many small steps
         with ExitStack() as closed_after_errors:
             connection = closed_after_errors.enter_context(closing(sqlite3.connect(file, check_same_thread=False)))

@@ -248,8 +248,8 @@ def _read_text(path: Path, separator: str, names: str | None) -> Any:
             if column != names and (some := next((texts for texts in padded if len(texts)), None)) is not None:
                 frame[column] = _series(read_column(column))
                 _log.warning(
-                    "%s: column %r has values like %r in row %d, whose zeros in front count: it is taken as text",
-                    path, column, some.iloc[0], places[some.index[0]] + 2,
+                    "%s: column %r has values like %s in row %d, whose zeros in front count: it is taken as text",
+                    path, column, shown(some.iloc[0]), places[some.index[0]] + 2,
                 )  # fmt: skip
     if blank and len(frame):
         frame.index = places
@@ -365,7 +365,7 @@ def _plainly_written(series: Any, path: Path) -> tuple[Any, str]:
 
     def like(place: Any, what: str) -> str:
         row = row_number(series, int(np.argmax(codes == place)))
-        return f"{path}: column {series.name!r} has {what} like {texts[place]!r} in row {row}"
+        return f"{path}: column {series.name!r} has {what} like {shown(texts[place])} in row {row}"
 
     if len(odd := held[pandas.to_numeric(held, errors="coerce").isna()]):
         readings = [*number_readings(held.tolist())]

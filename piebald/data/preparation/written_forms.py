@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,8 @@ PERCENT = "%"
 MINUS = "\u2212"  # as typesetters write it
 OR = " or "  # between forms that dates may have
 MOSTLY = 0.9  # share of values that have a form, from which on the others are mistakes
+_LONGEST = 400  # letters of a number: float64 has none of more than 309 digits before its point
+_DECIMALS = Context(prec=_LONGEST, traps=[])  # what is too large for it is infinite, and no error
 _LOOKED_AT = 1000  # values, after which a form that fits none of them is given up
 _UNIT = re.compile(r"([$€£¥]?)\s*([+-]?[\d.,'\u2019 \u00a0\u202f]*\d(?:[.,]|[eE][+-]?\d+)?)(\s*[%€$£¥]|\s+[^\W\d]\S*)?")
 _SIGNED = re.compile(r"^([+-])\s*([$€£¥])\s*")  # -$5
@@ -68,7 +70,7 @@ def number_readings(texts: Sequence[str]) -> Iterator[NumberReading]:
     if any(in_brackets) and not all(in_brackets):
         texts = [f"-{text[1:-1].strip()}" if inside else text for text, inside in zip(texts, in_brackets, strict=True)]
     texts = [_SIGNED.sub(r"\2\1", text) for text in texts]
-    matches = [match for text in texts if (match := _UNIT.fullmatch(text))]
+    matches = [match for text in texts if len(text) <= _LONGEST and (match := _UNIT.fullmatch(text))]
     units = [match[1] + (match[3] or "").strip() for match in matches]
     if not texts or len(matches) < len(texts) or ({*units} != {"", PERCENT} and len({*units}) > 1):
         return
@@ -84,8 +86,10 @@ def number_readings(texts: Sequence[str]) -> Iterator[NumberReading]:
             continue
         plain = [re.sub(f"[{marks}]", "", text) if marks else text for text in bare]
         # in decimal, 12.3 % is 0.123, which 12.3 / 100 in float64 is not
-        decimals = [Decimal(text.replace(",", ".")) for text in plain]
-        numbers, hundredths = (np.array([float(number.scaleb(-places)) for number in decimals]) for places in (0, 2))
+        decimals = [_DECIMALS.create_decimal(text.replace(",", ".")) for text in plain]
+        numbers, hundredths = (
+            np.array([float(_DECIMALS.scaleb(number, -places)) for number in decimals]) for places in (0, 2)
+        )
         # two ways of writing that give the same numbers are one reading
         if not any(np.array_equal(numbers, others) for others in seen):
             seen.append(numbers)
@@ -102,7 +106,7 @@ def number_readings(texts: Sequence[str]) -> Iterator[NumberReading]:
 
 def units_among(texts: Sequence[str]) -> list[str]:
     """Return the different units of texts that are all numbers with one, [] of others."""
-    matches = [match for text in texts if (match := _UNIT.fullmatch(text))]
+    matches = [match for text in texts if len(text) <= _LONGEST and (match := _UNIT.fullmatch(text))]
     units = sorted({match[1] + (match[3] or "").strip() for match in matches})
     return units if len(matches) == len(texts) and "" not in units else []
 

@@ -95,6 +95,8 @@ def export_model(exported: Exported, path: Path, file_format: str | None = None)
             draft = Path(folder) / path.name
             write(exported, draft)
             for file in sorted(Path(folder).iterdir(), key=draft.__eq__):  # what belongs beside it comes first
+                for part in (file, *file.rglob("*")):  # libraries and the umask choose other modes
+                    part.chmod(0o700 if part.is_dir() else 0o600)
                 os.replace(file, path.with_name(file.name))
     except OSError as error:
         raise SettingError(f"{path} cannot be written: {error.strerror or error}") from None

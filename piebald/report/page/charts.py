@@ -6,10 +6,10 @@ replaces them, so that a chart works in the light and in the dark theme.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from piebald.core.plain_text import html_text
 from piebald.report import findings
 from piebald.report.comparison import Comparison
 from piebald.report.learning_curves import AXES, Axis, Band, thinned
@@ -60,7 +60,7 @@ def _band(labels: list[str], label: str, band: Band, scale: float, shown: Metric
     colour, dash = series(labels, label)
     x = [value * scale for value in band.x]
     dash = "dot" if band.level else dash
-    line = line_trace(html.escape(label, quote=False), x, band.mean, colour, dash) | {
+    line = line_trace(html_text(label, quote=False), x, band.mean, colour, dash) | {
         "meta": label,
         "hovertemplate": f"%{{y:{shown.plotly}}}",
     }
@@ -88,7 +88,7 @@ def spent(comparison: Comparison) -> Chart | None:
         for unit in dict.fromkeys(row["unit"] for row in rows):
             of_unit = [row for row in rows if row["unit"] == unit]
             # plotly reads markup in names, and a label may hold anything
-            name = html.escape(f"{label}, {unit}", quote=False)
+            name = html_text(f"{label}, {unit}", quote=False)
             points = [row["version"] for row in of_unit], [row["epsilon"] for row in of_unit]
             data.append(line_trace(name, *points, *series(comparison.labels, label)) | {"meta": label})
     if not data:
@@ -170,7 +170,7 @@ def gains(comparison: Comparison, base: str) -> Chart | None:
         thin = [100 * value if shown.percent else value for value in thinned(differences, 300)]
         shares = [place / max(1, len(thin) - 1) for place in range(len(thin))]
         hover = "%{y:+.1f}" if shown.percent else "%{y:+.3~g}"
-        line = line_trace(html.escape(label, quote=False), shares, thin, colour, dash)
+        line = line_trace(html_text(label, quote=False), shares, thin, colour, dash)
         data.append(line | {"mode": "lines", "meta": label, "hovertemplate": hover})
     if not data:
         return None
@@ -243,7 +243,7 @@ def in_a_grid(height: int, x: str, y: str, **ticks: Any) -> dict[str, Any]:
 
 def short(text: str, most: int = 20) -> str:
     """A name for a tick or a legend: short enough for a phone, and safe in plotly's markup."""
-    return html.escape(text if len(text) <= most else text[: most - 1] + "…", quote=False)
+    return html_text(text if len(text) <= most else text[: most - 1] + "…", quote=False)
 
 
 def line_trace(name: str, x: Sequence[float], y: Sequence[Any], colour: str, dash: str = "solid") -> dict[str, Any]:

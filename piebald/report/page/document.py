@@ -12,6 +12,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from piebald.core.plain_text import visible
 from piebald.report.page import markup
 from piebald.report.page.markup import Cell, Chart
 
@@ -49,7 +50,7 @@ def document(
     links = "\n".join(f'<li><a href="#{ident}">{link}</a></li>' for ident, link, _ in present)
     scripts, policy = _scripts(charts) if charts is not None else ("", content_policy())
     again = "" if refresh is None else f'<meta http-equiv="refresh" content="{refresh}">\n'
-    return Template(_asset("page.html")).substitute(
+    page = Template(_asset("page.html")).substitute(
         kind=kind,
         head=f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n{again}',
         title=markup.text(title),
@@ -60,6 +61,7 @@ def document(
         footer=markup.text(footer),
         scripts=scripts,
     )
+    return visible(page)  # whatever a section was made of
 
 
 def content_policy(*scripts: str) -> str:
@@ -84,11 +86,20 @@ def _scripts(charts: Sequence[Chart]) -> tuple[str, str]:
     plotly, script = gzip.decompress(packed).decode() if charts else "", _asset("page.js")
     plain: list[dict[str, Any]] = [{"id": chart.id, "data": chart.data, "layout": chart.layout} for chart in charts]
     # no "<" ends the script element, whatever a label is called
-    data = json.dumps(plain, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(_seen(plain), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     elements = Template(_asset("scripts.html")).substitute(
         charts=data, plotly=base64.b64encode(packed).decode(), script=script
     )
     return elements, content_policy(plotly, script)
+
+
+def _seen(value: Any) -> Any:
+    """Return the values of charts, in which no text has what cannot be seen."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, dict):
+        return {name: _seen(inner) for name, inner in value.items()}
+    return [_seen(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 @cache

@@ -7,11 +7,12 @@ alone (`document` puts them together).  Values from a run folder or a site are a
 from __future__ import annotations
 
 import base64
-import html
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from piebald.core.plain_text import html_text
 
 # Distinguishable with any kind of colour vision, with a contrast of at least 3 : 1 to the background.
 LIGHT = ("#737a86", "#1569c3", "#cc8251", "#006051", "#5b1576", "#916900", "#4f8bea", "#7b0c00")
@@ -73,7 +74,7 @@ def text(value: object) -> str:
         >>> text(Markup("<b>"))
         '<b>'
     """
-    return value.html if isinstance(value, Markup) else html.escape(str(value))
+    return value.html if isinstance(value, Markup) else html_text(value)
 
 
 def line_style(labels: Sequence[str], label: str) -> tuple[int, str]:

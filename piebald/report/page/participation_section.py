@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from piebald.core.plain_text import html_text
 from piebald.report.comparison import Comparison
 from piebald.report.page import charts, markup
 from piebald.report.page.charts import over_axis, series, short
@@ -144,7 +144,7 @@ def _bars(comparison: Comparison, name: str, title: str, caption: str, measure: 
         data.append(
             {
                 "type": "bar",
-                "name": html.escape(label, quote=False),
+                "name": html_text(label, quote=False),
                 "meta": label,
                 "x": [short(runs[0].names.get(client, str(client))) for client in clients],
                 "y": [values[client] for client in clients],
@@ -195,7 +195,7 @@ def _weights(label: str, history: History) -> Chart | None:
     clear = averages[0] > 1.1 * averages[1]  # a headline about a hair's breadth would be none
     over = "time" if history.final["seconds"] else "server steps"
     return Chart(
-        f"plot-weights-{html.escape(label)}",
+        f"plot-weights-{html_text(label)}",
         f"{label}: {heavy} has the largest weight" if clear else f"{label}: weight of each client",
         f"Share of each client in the global model over {over}, {first} at the bottom.",
         data,
