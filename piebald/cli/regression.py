@@ -14,6 +14,7 @@ from piebald.cli.statistics import (
     Source,
     asked_rows,
     asks_sites,
+    bounds_of,
     categories_of,
     print_model,
     print_narrow,
@@ -23,9 +24,11 @@ from piebald.cli.statistics import (
 from piebald.core.errors import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from piebald.privacy.accounting import PrivacyBudget
     from piebald.statistics.linear_models import Glm, MixedGlm, PooledGlm
+    from piebald.statistics.noisy_models import NoisyModel
     from piebald.statistics.survival import Cox, Survival
 
 Offset = Annotated[
@@ -38,6 +41,11 @@ Cluster = Annotated[
 ]
 TimeColumn = Annotated[str, typer.Option(metavar="COLUMN", help="The time to an event, or to the end of observation.")]
 EventColumn = Annotated[str, typer.Option(metavar="COLUMN", help="Whether it was an event: 1 or 0.")]
+Epsilon = Annotated[float | None, typer.Option(help="Hide single rows by noise: the budget of this call.")]
+Delta = Annotated[float | None, typer.Option(help="The delta of that budget.")]
+Bounds = Annotated[
+    list[str] | None, typer.Option(metavar="COLUMN=LOW:HIGH", help="The range of a column of numbers, for noise.")
+]
 
 
 @command(*ROWS, "sets", "runtime", "as_json")
@@ -60,13 +68,16 @@ def glm(
     max_likelihood: Annotated[
         bool, typer.Option("--ml", help="In one stage, maximise the likelihood and not the restricted one.")
     ] = False,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    bounds: Bounds = None,
 ) -> None:
     """Fit a generalised linear model to the rows of all clients, as if they were pooled."""
     from piebald.statistics.linear_models import GlmOptions, fit_glm
 
     settings: dict[str, Any] = {
         "target": target, "family": family, "offset": offset, "weights": weights, "robust": robust, "cluster": cluster,
-        "random_intercept": random_intercept, "reml": not max_likelihood,
+        "random_intercept": random_intercept, "reml": not max_likelihood, "noise": _noise(epsilon, delta, bounds),
     }  # fmt: skip
     print_model(options, _fitted(options, file, fit_glm, GlmOptions, settings, options.column), _about_glm)
 
@@ -91,6 +102,12 @@ def cox(
     transform: Annotated[
         Literal["identity", "log", "km", "rank"], typer.Option(help="Of time, in the test of proportional hazards.")
     ] = "identity",
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    bounds: Bounds = None,
+    times: Annotated[
+        str | None, typer.Option(metavar="FIRST:LAST:STEP", help="Ends of intervals of one hazard, for noise.")
+    ] = None,
 ) -> None:
     """Fit Cox's proportional-hazards model to the rows of all clients, stratified by client."""
     from piebald.statistics.survival import CoxOptions, fit_cox
@@ -98,6 +115,7 @@ def cox(
     settings: dict[str, Any] = {
         "time": time, "event": event, "offset": offset, "stratified": not pooled, "ties": ties, "robust": robust,
         "cluster": cluster, "transform": transform, "entry": entry, "weights": weights,
+        "noise": _noise(epsilon, delta, bounds, () if times is None else _times(times)),
     }  # fmt: skip
     print_model(options, _fitted(options, file, fit_cox, CoxOptions, settings, options.column), _about_cox)
 
@@ -115,13 +133,15 @@ def survival(
     stratified: Annotated[
         bool, typer.Option("--stratified", help="Compare rows with rows of their own client only, in the test.")
     ] = False,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
 ) -> None:
     """Estimate Kaplan-Meier curves of all clients' rows, and test by log-rank whether groups differ."""
     from piebald.statistics.survival import SurvivalOptions, fit_survival
 
     settings: dict[str, Any] = {
         "time": time, "event": event, "group": group, "times": None if times is None else _times(times),
-        "stratified": stratified,
+        "stratified": stratified, "noise": _noise(epsilon, delta, None),
     }  # fmt: skip
     names = [time, event] + ([] if group is None else [group])
     model = _fitted(options, file, fit_survival, SurvivalOptions, settings, names)
@@ -180,6 +200,13 @@ def _fitted(
         return fit(clients, settings)
 
 
+def _noise(epsilon: float | None, delta: float | None, bounds: list[str] | None, times: Sequence[float] = ()) -> Any:
+    """Return the noise that is asked for, None where there is none."""
+    from piebald.statistics.noisy_models import ROUNDS, NoiseOptions
+
+    return NoiseOptions.of(epsilon, delta, dict(map(bounds_of, bounds or ())), ROUNDS, times)
+
+
 def _times(text: str) -> list[float]:
     """Return the times FIRST, FIRST + STEP, ... up to LAST."""
     try:
@@ -195,10 +222,25 @@ def _times(text: str) -> list[float]:
     return [first + step * place for place in range(count)]
 
 
-def _about_glm(model: Glm | MixedGlm | PooledGlm) -> str:
+def _about_noisy(model: NoisyModel) -> str:
+    """Return sentences about a model with noise."""
+    return (
+        f"{model.target}, {model.family}, with noise: about {model.rows:,} rows of {model.clients} clients, in "
+        f"{model.iterations} questions.\nStandard errors have the noise in them.  {_spent(model.privacy)}"
+    )
+
+
+def _spent(privacy: PrivacyBudget) -> str:
+    return f"Spent at each client: epsilon {privacy.epsilon_pld:.4g}, delta {privacy.delta:g} ({privacy.unit}-level)."
+
+
+def _about_glm(model: Glm | MixedGlm | PooledGlm | NoisyModel) -> str:
     """Return sentences about a model."""
     from piebald.statistics.linear_models import Glm, MixedGlm
+    from piebald.statistics.noisy_models import NoisyModel
 
+    if isinstance(model, NoisyModel):
+        return _about_noisy(model)
     start = f"{model.target}, {model.family}: {_rows(model)}"
     if isinstance(model, MixedGlm):
         estimated = "Restricted log-likelihood" if model.reml else "Log-likelihood"
@@ -217,8 +259,12 @@ def _about_glm(model: Glm | MixedGlm | PooledGlm) -> str:
     )
 
 
-def _about_cox(model: Cox) -> str:
+def _about_cox(model: Cox | NoisyModel) -> str:
     """Return sentences about a model."""
+    from piebald.statistics.noisy_models import NoisyModel
+
+    if isinstance(model, NoisyModel):
+        return _about_noisy(model)
     strata = "One baseline of all clients"
     if model.stratified:
         strata = f"Stratified by client, {model.informative} of {model.clients} with events"
@@ -242,6 +288,8 @@ def _about_survival(found: Survival) -> str:
             f"Log-rank test {kind}: chi-square {found.test.statistic:.4g} on {found.test.degrees}, p "
             f"{found.test.p_value:.3g}."
         )
+    if found.privacy is not None:
+        lines.append(f"Counts have noise, and standard errors have it in them.  {_spent(found.privacy)}")
     return "\n".join(lines)
 
 

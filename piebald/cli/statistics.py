@@ -54,7 +54,7 @@ def statistics(
     if noise_at is not None and epsilon is None:
         raise SettingError("--noise-at belongs to noise: give --epsilon and --delta, too, or leave it out")
     shares = () if standardise else (0.25, 0.5, 0.75) if quantile is None else quantile
-    limits, values = dict(map(_bounds, bounds or ())), categories_of(options)
+    limits, values = dict(map(bounds_of, bounds or ())), categories_of(options)
     pairs = [[name.strip() for name in pair.split(",")] for pair in table or ()]
     question: dict[str, Any] = {
         "quantiles": shares, "bins": bins, "bounds": limits, "categories": values, "tables": pairs,
@@ -221,7 +221,8 @@ def _ledger(file: Path | None, budget: float | None, delta: float | None) -> Led
     return Ledger(budget, delta, file)
 
 
-def _bounds(text: str) -> tuple[str, tuple[float, float]]:
+def bounds_of(text: str) -> tuple[str, tuple[float, float]]:
+    """Return a column and its low and high, from COLUMN=LOW:HIGH."""
     # the last one, as a column's name may have others
     name, equals, ends = text.rpartition("=")
     low, colon, high = ends.partition(":")

@@ -61,6 +61,9 @@ class ModelOptions(Protocol):
     def plan(self, held: ModelColumns, /) -> tuple[ModelPlan, list[str]]:
         """Return the plan of clients' columns, and the names of its regressors."""
 
+    def question(self, clients: Any, /) -> Query:
+        """Return the question that terms name."""
+
 
 class QuestionExperiment(ExperimentSettings):
     """An experiment file whose clients are asked questions, for which it needs no recipe."""
@@ -252,7 +255,7 @@ def model_of_sites(
 
     def questions(settings: ExperimentSettings, clients: Clients) -> list[Query]:
         asked = columns(settings, clients)
-        return [asked.query(options.plan(asked)[0])]
+        return [options.question(asked)]
 
     masks = (SecureAggregation(bits=64),) if secure else ()
     with open_sites(file, flags, credentials, "models", masks, questions, _values_at_sites) as sites:

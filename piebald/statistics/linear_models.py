@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from piebald.contracts import Split
+from piebald.contracts import Query, Split
 from piebald.core.arguments import Count, checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
@@ -23,6 +23,7 @@ from piebald.statistics.models.clients import ColumnRoles, ModelClients, ModelCo
 from piebald.statistics.models.fitting import Maximum, maximised, normal_mixed, quadrature_mixed
 from piebald.statistics.models.likelihood import Likelihood
 from piebald.statistics.models.rows import HEADS, Ask, Family, ModelPlan, Scale
+from piebald.statistics.noisy_models import ROUNDS, NoiseOptions, NoisyModel, fit_noisy
 from piebald.statistics.pooled_statistics import Estimates
 
 INTERCEPT = "(intercept)"
@@ -140,7 +141,11 @@ def glm(
     features: Sequence[str] | None = None,
     categories: Mapping[str, Sequence[str]] | None = None,
     max_iterations: Count = 50,
-) -> Glm | MixedGlm | PooledGlm:
+    epsilon: float | None = None,
+    delta: float | None = None,
+    bounds: Mapping[str, Sequence[float]] | None = None,
+    rounds: Count = ROUNDS,
+) -> Glm | MixedGlm | PooledGlm | NoisyModel:
     """Fit a generalised linear model to the rows of all clients, as if they were pooled.
 
     Rows with gaps, also in the offset or the weights, are left out.  A column of text has a coefficient for each
@@ -165,9 +170,13 @@ def glm(
         reml: for "gaussian" in one stage, maximise the restricted likelihood, as lme4.
         categories: the values of columns of codes, of which each but the first has a coefficient.
         max_iterations: questions to the clients, at most, for each likelihood that is maximised.
+        epsilon, delta: what all questions of the model together spend of each client's rows, of which one may take the
+            place of another: each client adds noise to sums that no row moves by more than its bounds allow.
+        bounds: low and high of each column of numbers, which must not be taken from the rows; for noise.
+        rounds: questions of a model with noise that needs several.
 
     Returns:
-        A `Glm`; a `MixedGlm` in one stage, a `PooledGlm` in two.
+        A `Glm`; a `MixedGlm` in one stage, a `PooledGlm` in two, a `NoisyModel` with an epsilon.
 
     Raises:
         SettingError: an argument is wrong, the target does not fit the family, columns depend on each other, or a
@@ -182,8 +191,9 @@ def glm(
         {'(intercept)': 1.03, 'dose': 1.98}
     """
     options = GlmOptions(
-        target or TARGET, columns, family, offset, weights, robust, cluster, random_intercept, reml, max_iterations
-    )
+        target or TARGET, columns, family, offset, weights, robust, cluster, random_intercept, reml, max_iterations,
+        NoiseOptions.of(epsilon, delta, bounds, rounds),
+    )  # fmt: skip
     wanted = None if columns is None else [*dict.fromkeys([*columns, *options.roles(client).names])]
     with asked_tables(clients, client, wanted, split, features, categories) as asked:
         return fit_glm(asked, options)
@@ -203,6 +213,7 @@ class GlmOptions:
     random_intercept: RandomIntercept | None = None
     reml: bool = True
     max_iterations: int = 50
+    noise: NoiseOptions | None = None
 
     def roles(self, client: str | None) -> ColumnRoles:
         """Return the parts of columns.
@@ -223,10 +234,19 @@ class GlmOptions:
         """Return the plan, and the names of the regressors."""
         return planned(held, self.family, self.roles(held.client), self.columns)
 
+    def question(self, held: ModelColumns) -> Query:
+        """Return the question that terms name."""
+        plan, names = self.plan(held)
+        return held.query(plan) if self.noise is None else self.noise.question(held, plan, names, self.target)
 
-def fit_glm(clients: ModelClients, options: GlmOptions) -> Glm | MixedGlm | PooledGlm:
+
+def fit_glm(clients: ModelClients, options: GlmOptions) -> Glm | MixedGlm | PooledGlm | NoisyModel:
     """Fit the model that the options say, of clients on this machine or at sites."""
     plan, columns = options.plan(clients.columns)
+    if options.noise is not None:
+        if options.robust or options.random_intercept:
+            raise SettingError("with noise there are no robust errors and no random intercepts: leave them out")
+        return fit_noisy(clients, plan, (INTERCEPT, *columns), options.target, options.noise)
     model = ModelOfRows(clients, plan, (INTERCEPT, *columns), options.max_iterations)
     common: dict[str, Any] = {"family": options.family, "target": options.target}
     if options.random_intercept == "two_stage":

@@ -14,10 +14,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from piebald.contracts import Split
+from piebald.contracts import Query, Split
 from piebald.core.arguments import Count, checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
+from piebald.privacy.accounting import PrivacyBudget
 from piebald.report.page.markup import html_table
 from piebald.statistics.linear_models import ModelOfRows
 from piebald.statistics.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
@@ -25,6 +26,15 @@ from piebald.statistics.models.fitting import Maximum
 from piebald.statistics.models.risk_sets import LogRank, log_rank
 from piebald.statistics.models.rows import HEADS, ModelPlan, Ties
 from piebald.statistics.models.sums import TABLE, at_risk_of
+from piebald.statistics.noisy_models import (
+    ROUNDS,
+    NoiseOptions,
+    NoisyModel,
+    curve_noise,
+    fit_noisy,
+    noisy_counts,
+    tested_with_noise,
+)
 from piebald.statistics.pooled_statistics import Estimates, plain_value
 
 Transform = Literal["identity", "log", "km", "rank"]
@@ -153,16 +163,17 @@ class SurvivalCurve:
         return ends[0], ends[1]
 
     @classmethod
-    def of(cls, times: Floats, at_risk: Floats, events: Floats) -> SurvivalCurve:
-        """Return the curve of counts at some times [t]."""
+    def of(cls, times: Floats, at_risk: Floats, events: Floats, noise: Floats | None = None) -> SurvivalCurve:
+        """Return the curve of counts at some times [t], with standard errors of its logarithm by noise [t]."""
+        noise = np.zeros(len(times)) if noise is None else noise
         # before times without events are left out, since the first of them may come after rows have left
         rows = int(at_risk[0]) if len(at_risk) else 0
         # the curve falls at events only, and its pointwise variance changes there only
-        times, at_risk, events = (part[events > 0] for part in (times, at_risk, events))
+        times, at_risk, events, noise = (part[events > 0] for part in (times, at_risk, events, noise))
         survival: Floats = np.asarray(np.cumprod(1 - events / at_risk), dtype=np.float64)
         # where the last row at risk has an event, Greenwood's term divides by 0 and log(survival) is infinite
         with np.errstate(divide="ignore", invalid="ignore"):
-            spread: Floats = np.asarray(np.sqrt(np.cumsum(events / (at_risk * (at_risk - events)))))
+            spread: Floats = np.asarray(np.sqrt(np.cumsum(events / (at_risk * (at_risk - events))) + np.square(noise)))
             # on the scale log(-log S), from which ends come back between 0 and 1
             half = _Z * spread / np.log(survival)
             interval: Floats = np.asarray(survival[:, None] ** np.exp(np.stack([-half, half], axis=1)))
@@ -190,6 +201,7 @@ class Survival:
         stratified: whether the test compares rows with rows of their own client only.
         rows, dropped: rows, and rows with gaps that are left out.
         clients: how many clients have rows.
+        privacy: what a question with noise has spent, None without noise.
     """
 
     curves: Mapping[str, SurvivalCurve]
@@ -199,6 +211,7 @@ class Survival:
     rows: int
     dropped: int
     clients: int
+    privacy: PrivacyBudget | None = None
 
     def table(self) -> list[list[Any]]:
         """Return a table of the groups, with its heading as the first row."""
@@ -242,7 +255,12 @@ def cox(
     features: Sequence[str] | None = None,
     categories: Mapping[str, Sequence[str]] | None = None,
     max_iterations: Count = 50,
-) -> Cox:
+    epsilon: float | None = None,
+    delta: float | None = None,
+    bounds: Mapping[str, Sequence[float]] | None = None,
+    rounds: Count = ROUNDS,
+    times: Sequence[float] | None = None,
+) -> Cox | NoisyModel:
     """Fit Cox's proportional-hazards model to the rows of all clients.
 
     By default each client has a baseline hazard of its own, so that no row is compared with rows of others.
@@ -265,6 +283,14 @@ def cox(
             among events.  The last two are of the pooled rows, and sites are not asked for them.
         categories: the values of columns of codes, of which each but the first has a coefficient.
         max_iterations: questions to the clients, at most.
+        epsilon, delta: what all questions of the model together spend of each client's rows, of which one may take the
+            place of another: each client adds noise to sums that no row moves by more than its bounds allow.
+        bounds: low and high of each column of numbers, which must not be taken from the rows; for noise.
+        rounds: questions of a model with noise that needs several.
+        times: ends of intervals, with noise: the baseline hazard is constant in each, and the same for all clients.
+
+    Returns:
+        A `Cox`, or a `NoisyModel` with an epsilon.
 
     Raises:
         SettingError: an argument is wrong, there are no events, columns depend on each other within each client, or a
@@ -280,7 +306,8 @@ def cox(
         (6, True)
     """
     options = CoxOptions(
-        time, event, columns, offset, stratified, ties, robust, cluster, transform, max_iterations, entry, weights
+        time, event, columns, offset, stratified, ties, robust, cluster, transform, max_iterations, entry, weights,
+        NoiseOptions.of(epsilon, delta, bounds, rounds, times or ()),
     )  # fmt: skip
     wanted = None if columns is None else [*dict.fromkeys([*columns, *options.roles(client).names])]
     with asked_tables(clients, client, wanted, split, features, categories) as asked:
@@ -303,6 +330,7 @@ class CoxOptions:
     max_iterations: int = 50
     entry: str | None = None
     weights: str | None = None
+    noise: NoiseOptions | None = None
 
     def roles(self, client: str | None) -> ColumnRoles:
         """Return the parts of columns."""
@@ -321,10 +349,20 @@ class CoxOptions:
             raise SettingError("a Cox model needs at least one column that hazards depend on")
         return plan, names
 
+    def question(self, held: ModelColumns) -> Query:
+        """Return the question that terms name."""
+        plan, names = self.plan(held)
+        noise = self.noise
+        return held.query(plan) if noise is None else noise.question(held, plan, names, self.event, noise.times)
 
-def fit_cox(clients: ModelClients, options: CoxOptions) -> Cox:
+
+def fit_cox(clients: ModelClients, options: CoxOptions) -> Cox | NoisyModel:
     """Fit the model that the options say, of clients on this machine or at sites."""
     plan, names = options.plan(clients.columns)
+    if options.noise is not None:
+        if options.robust or not options.noise.times:
+            raise SettingError("with noise give times, the ends of intervals of one hazard, and leave robust out")
+        return fit_noisy(clients, plan, names, options.event, options.noise)
     # before the fit, so that a transform that sites do not take is refused without a question
     function = time_function(clients, plan, options.transform)
     model = ModelOfRows(clients, plan, names, options.max_iterations)
@@ -401,6 +439,8 @@ def survival(
     split: Split = "train",
     features: Sequence[str] | None = None,
     categories: Mapping[str, Sequence[str]] | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
 ) -> Survival:
     """Estimate survival curves of the pooled rows by Kaplan and Meier (1958), and test whether groups differ.
 
@@ -413,11 +453,13 @@ def survival(
             beyond the last one as seen up to it.  All times that occur by default.
         stratified: whether the log-rank test compares rows with rows of their own client only, at their own times.
         categories: the values of columns of codes, such as {"arm": ["0", "1"]}.
+        epsilon, delta: what the question spends of each client's rows, for counts with noise, which need times; the
+            standard errors have the noise in them.
 
     Raises:
         SettingError: an argument is wrong, or there are no rows.
     """
-    options = SurvivalOptions(time, event, group, times, stratified)
+    options = SurvivalOptions(time, event, group, times, stratified, NoiseOptions.of(epsilon, delta, None))
     names = [time, event] + ([] if group is None else [group])
     with asked_tables(clients, client, names, split, features, categories) as asked:
         # true and false are numbers by this point, and their two values need no names from the caller
@@ -435,6 +477,7 @@ class SurvivalOptions:
     group: str | None = None
     times: Sequence[float] | None = None
     stratified: bool = False
+    noise: NoiseOptions | None = None
 
     def plan(self, held: ModelColumns) -> tuple[ModelPlan, list[str]]:
         """Return the plan, and the names of the groups.
@@ -454,10 +497,18 @@ class SurvivalOptions:
         plan, names = planned(held, "survival", ColumnRoles(self.event, self.time), columns, stratified=self.stratified)
         return plan, [name.partition("=")[2] for name in names] or ["all"]
 
+    def question(self, held: ModelColumns) -> Query:
+        """Return the question that terms name."""
+        plan, names = self.plan(held)
+        noise = self.noise
+        return held.query(plan) if noise is None else noise.question(held, plan, names, self.event, self.times or ())
+
 
 def fit_survival(clients: ModelClients, options: SurvivalOptions) -> Survival:
     """Estimate the curves that the options say, of clients on this machine or at sites."""
     plan, groups = options.plan(clients.columns)
+    if options.noise is not None:
+        return _noisy_survival(clients, plan, groups, options)
     columns = len(plan.columns)
     scale = np.concatenate([np.zeros(columns), np.ones(columns)])
     moments = clients.sums(plan, "moments", scale)
@@ -482,6 +533,27 @@ def fit_survival(clients: ModelClients, options: SurvivalOptions) -> Survival:
         tested = LogRank(sums[:size], sums[size : 2 * size], sums[2 * size :].reshape(size, size))
     curves = {name: SurvivalCurve.of(times, at_risk[place], events[place]) for place, name in enumerate(groups)}
     return Survival(curves, _log_rank_test(tested), tested.expected, options.stratified, rows, dropped, taking_part)
+
+
+def _noisy_survival(
+    clients: ModelClients, plan: ModelPlan, groups: Sequence[str], options: SurvivalOptions
+) -> Survival:
+    """Estimate curves from counts with noise."""
+    assert options.noise is not None
+    if options.times is None or options.stratified:
+        raise SettingError("with noise rows are counted at stated times of all clients: give times, and no stratified")
+    times = np.asarray(options.times, dtype=np.float64)
+    events, others, beyond, deviation, count, spent = noisy_counts(
+        clients, plan, groups, options.event, options.times, options.noise
+    )
+    at_risk = at_risk_of(events, others) + beyond[:, None]
+    curves = {}
+    for group, name in enumerate(groups):
+        own = curve_noise(events[group], others[group], float(beyond[group]), deviation)
+        curves[name] = SurvivalCurve.of(times, at_risk[group], events[group], own)
+    tested = tested_with_noise(events, others, beyond, deviation)
+    rows = max(round(float(at_risk[:, 0].sum())), 0)
+    return Survival(curves, _log_rank_test(tested), tested.expected, False, rows, 0, count, spent)
 
 
 def _log_rank_test(sums: LogRank) -> ChiSquare | None:

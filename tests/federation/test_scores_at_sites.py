@@ -28,6 +28,7 @@ from .in_process import in_process
 NAMES = ["north", "south", "west"]
 HERE = __name__
 HIDING = '{"least_rows": 2}'
+FEW = '{"least_rows": 1}'  # sites whose owners want no rules of disclosure
 SITES = {"kind": "sites", "clients": NAMES, "inputs": [4], "classes": ["no", "yes"]}
 
 
@@ -118,7 +119,7 @@ def test_sites_score_at_their_thresholds_as_the_simulator_does(recipe: str) -> N
 @pytest.mark.parametrize("criterion", ["f1", "sensitivity=0.9"])
 def test_one_threshold_for_all_sites_is_that_of_the_simulator(criterion: str) -> None:
     """Also west is scored, whose validation rows are of one class; counts are what a site tells only by name."""
-    naming = json.dumps({"queries": ["evaluate", "threshold_counts"]})
+    naming = json.dumps({"queries": ["evaluate", "threshold_counts"], "least_rows": 1})
     here, there = (
         carried_out("fedavg", at, naming if at else "{}", threshold=f"pooled {criterion}") for at in (False, True)
     )
@@ -189,7 +190,9 @@ def test_the_verdict_of_sites_is_that_of_the_simulator(metric: str, seeds: tuple
 def test_the_typical_value_of_all_sites_is_that_of_the_simulator(loss: str) -> None:
     """By sums and numbers of rows a mean, and by counts between edges a median."""
     data, partition = {"source": f"{HERE}:stays"}, {"kind": "sites", "clients": NAMES, "inputs": [4]}
-    here, there = (Comparison([run_on(data, partition, {}, "fedavg", at, loss=loss)]) for at in (False, True))
+    here, there = (
+        Comparison([run_on(data, partition, {}, "fedavg", at, FEW if at else "{}", loss=loss)]) for at in (False, True)
+    )
     for name in ("the typical value", "all clients' typical value"):
         assert there.naive[name].values == pytest.approx(here.naive[name].values, rel=1e-4)
         told, expected = there.naive[name].errors, here.naive[name].rows

@@ -363,6 +363,7 @@ SITE_TOML = """\
 # test = 0.2              # share of the rows held out for testing
 # validation = 0.1        # share of the rows held out for validation
 
+# policy = "noise"              # recommended, above all sections: what is answered has noise; or say what is allowed:
 # [policy]                      # what this site allows; recipes that would share more are refused
 # private = ["classifier"]      # layers that must stay at this site
 # clip = 1.0                    # updates must be clipped to at most this norm

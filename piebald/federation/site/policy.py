@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -54,20 +54,36 @@ class RowBudget(BaseModel):
 ONE_ROW = Limit(accounting.gaussian_epsilon(1.0, 1e-5), 1e-5)
 
 
+# What a policy by name says, where its other settings do not.
+PRESETS: dict[str, dict[str, Any]] = {
+    "noise": {
+        "queries": ["evaluate", "noisy_sums", "noisy_model_sums"],
+        "budget": {"epsilon": 8.0, "delta": 1e-6},
+        "training": {"epsilon": 8.0, "delta": 1e-6},
+        "least_rows": 10,
+    }
+}
+
+
 class Policy(BaseModel):
     """A site's privacy policy.  A field that is not set demands nothing.
 
     Attributes:
+        preset: the name of a policy whose settings hold where no others are given; `policy = "noise"` is the same as a
+            policy with nothing else.  "noise": all answers have noise, and so has training, each with an epsilon of 8
+            at a delta of 1e-6 in all runs together.
         private: layers that must stay at the site, as patterns of `parameters.matching`.
         clip: the largest norm to which updates must be clipped.
         noise: the least standard deviation of Gaussian noise that is added at this site, in clips.
         uploads: the named vectors that an update may carry.
         queries: the kinds of queries that are answered, besides those about the keys of a secure aggregation.  Not set:
-            all but "statistics", "noisy_sums", "masked_sums", "model_sums", "masked_model_sums", "confusion", "trees",
-            "tree_scores", "masked_tree_sums", "prepare", "prepare_names" and "masked_prepare", which must be named;
-            none where the policy or the run protects rows or updates, since no privacy budget counts answers.
-        budget: what answers with noise may spend, in all runs together: "noisy_sums", and scores (`score_noise`).  Not
-            set: none are given but scores, which spend as much as one answer with noise as large as a row (`ONE_ROW`).
+            all but "statistics", "noisy_sums", "masked_sums", "model_sums", "masked_model_sums", "noisy_model_sums",
+            "confusion", "trees", "tree_scores", "masked_tree_sums", "prepare", "prepare_names" and "masked_prepare",
+            which must be named; none where the policy or the run protects rows or updates, since no privacy budget
+            counts answers.
+        budget: what answers with noise may spend, in all runs together: "noisy_sums", "noisy_model_sums", and scores
+            (`score_noise`).  Not set: none are given but scores, which spend as much as one answer with noise as large
+            as a row (`ONE_ROW`).
         training: what training may spend, in all runs together: a task that would spend more is refused, and a run
             whose training or updates get no noise at this site.
         questions: how many different questions of a kind are answered about the same rows, in all runs together;
@@ -110,6 +126,7 @@ class Policy(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    preset: Literal["noise"] | None = None
     private: list[str] = []
     clip: float | None = Field(default=None, gt=0)
     noise: float | None = Field(default=None, gt=0)
@@ -129,6 +146,14 @@ class Policy(BaseModel):
     accept: Annotated[list[str], BeforeValidator(lambda names: [ASK] if names == ASK else names)] | None = None
     accept_split: bool | None = None
     carry: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, settings: Any) -> Any:
+        if isinstance(settings, str):
+            settings = {"preset": settings}
+        named = PRESETS.get(str(settings.get("preset")), {}) if isinstance(settings, dict) else {}
+        return {**named, **settings} if named else settings
 
     @model_validator(mode="after")
     def _known_names(self) -> Self:

@@ -176,7 +176,10 @@ class TrainingTotals(Query):
         if self.naive == "classes":
             totals = context.label_counts()
         else:
-            totals = torch.stack([self._totals(known_targets(rows)) for rows in context.rows("train")])
+            targets = [known_targets(rows) for rows in context.rows("train")]
+            if context.disclosure is not None and not self._counts_only:
+                context.disclosure.check(known.nan_to_num(0.0).cpu().numpy() for known in targets)
+            totals = torch.stack([self._totals(known) for known in targets])
         # the most rows that any output has a target of
         examples = totals.sum(1) if self._counts_only else totals.chunk(2, 1)[1].amax(1)
         return inputs.answered(vectors={"totals": totals.float()}, metrics={"examples": examples})

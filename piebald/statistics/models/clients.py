@@ -20,10 +20,11 @@ from piebald.data.preparation.columns import are_classes, in_order
 from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation
 from piebald.statistics.columns import MOST_CODES, TARGET, as_text, check_codes, columns_of
+from piebald.statistics.models.noisy_sums import STEP
 from piebald.statistics.models.rows import Ask, ModelPlan, ModelRows, Term, model_rows
 from piebald.statistics.queries.columns import columns as rows_columns
 from piebald.statistics.queries.columns import table_columns
-from piebald.statistics.queries.models import MaskedModelSumsQuery, ModelSumsQuery, from_limbs
+from piebald.statistics.queries.models import MaskedModelSumsQuery, ModelSumsQuery, NoisyModelSumsQuery, from_limbs
 from piebald.statistics.simulated import TableClients, simulated
 from piebald.statistics.sites import AskedSites
 from piebald.statistics.statistics_at_sites import categories_at_sites, code_words, column_names, say_left_out
@@ -68,7 +69,7 @@ class ModelColumns:
         # setdefault: an input that has this name keeps it
         if target is not None and TARGET in self._places:
             self._places.setdefault(target, self._places[TARGET])
-        self.split, self._kind = split, MaskedModelSumsQuery if secure else ModelSumsQuery
+        self.split, self.secure, self._kind = split, secure, MaskedModelSumsQuery if secure else ModelSumsQuery
 
     def place(self, name: str) -> str:
         """Return the name of a column in plans."""
@@ -153,6 +154,15 @@ class ModelClients:
                 f"({self._sites.reasons.get(lost, 'it was away')}): ask again, or for less"
             )
         return total if self._masking is None else from_limbs(total)
+
+    def noisy_sums(self, query: NoisyModelSumsQuery, point: Floats) -> tuple[Floats, int]:
+        """Return the sum of all clients' noisy answers at parameters [q], and how many answered."""
+        vectors = {"numbers": torch.from_numpy(np.ascontiguousarray(point, dtype=np.float64))}
+        answered, total = self._sites.sums(query, self._masking, vectors)
+        if not self._taking_part:
+            self._taking_part = answered
+            say_left_out(self._sites, self._clients, answered, self._say)
+        return total * STEP, len(answered)
 
     def pooled(self, plan: ModelPlan) -> ModelRows | None:
         """Return the rows of all clients, None where they are not here."""

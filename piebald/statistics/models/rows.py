@@ -78,12 +78,13 @@ class ModelRows:
         return min([rows, *(count for count in [*apart, self.dropped] if 0 < count <= max(rows // 2, self.dropped))])
 
 
-def model_rows(plan: ModelPlan, table: ClientColumns) -> ModelRows:
+def model_rows(plan: ModelPlan, table: ClientColumns, refuse: bool = True) -> ModelRows:
     """Return the rows of a client that have no gaps and count.
 
     Args:
         plan: the columns.
         table: the client's columns.
+        refuse: False to leave out rows that the model does not take.
 
     Raises:
         SettingError: a target, time or weight is not what the model takes.
@@ -102,7 +103,10 @@ def model_rows(plan: ModelPlan, table: ClientColumns) -> ModelRows:
         cluster = table.text(plan.cluster) if plan.cluster else np.full(table.rows, table.name, dtype=object)
         whole &= cluster != None  # noqa: E711
     # before rows of weight 0 are left out, so that a negative weight is refused and not dropped
-    _check(plan, table.name, y[whole], weight[whole], time[whole])
+    if refuse:
+        _check(plan, table.name, y[whole], weight[whole], time[whole])
+    else:
+        whole &= _sound(plan, y)[0] & (time >= 0) & (entry < time if plan.has_times else True)
     if (late := whole & (entry >= time)).any():
         raise SettingError(
             f"rows are observed from before their time on, and client {table.name!r} has a row that enters at "
@@ -126,15 +130,20 @@ def _numbers(table: ClientColumns, term: Term) -> Floats:
     return np.where(texts == None, np.nan, texts == category).astype(np.float64)  # noqa: E711
 
 
-def _check(plan: ModelPlan, client: str, y: Floats, weight: Floats, time: Floats) -> None:
-    """Refuse rows that the model does not take."""
+def _sound(plan: ModelPlan, y: Floats) -> tuple[NDArray[np.bool_], str]:
+    """Return which targets the model takes, and what they are to be."""
     allowed = {
         "binomial": (((y == 0) | (y == 1)), "0 or 1"),
         "poisson": ((y >= 0) & (y == np.round(y)), "counts"),
         "cox": (((y == 0) | (y == 1)), "0 or 1, 1 for an event"),
     }
     allowed |= {"negative_binomial": allowed["poisson"], "survival": allowed["cox"]}
-    sound, values = allowed.get(plan.family, (np.ones(0, dtype=bool), ""))
+    return allowed.get(plan.family, (np.ones(len(y), dtype=bool), ""))
+
+
+def _check(plan: ModelPlan, client: str, y: Floats, weight: Floats, time: Floats) -> None:
+    """Refuse rows that the model does not take."""
+    sound, values = _sound(plan, y)
     if not sound.all():
         column = "event" if plan.has_times else "target"
         raise SettingError(

@@ -263,7 +263,7 @@ class MaskedSumsQuery(Query):
             # a site states how many rows it has, so a row can only take the place of another
             deviation = hiding.noise * plan.exchange_influence / STEP
             sources = map(NoiseSource.repeatable, context.noise_keys())
-            vectors = [_noised(vector, deviation, source) for vector, source in zip(vectors, sources, strict=True)]
+            vectors = [noised(vector, deviation, source) for vector, source in zip(vectors, sources, strict=True)]
         return sums_output(inputs, vectors)
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
@@ -311,7 +311,7 @@ def table_columns(table: Floats, client: str = "this client") -> ClientColumns:
     return ClientColumns(client, len(table), numbers, {})
 
 
-def _noised(vector: Ints, deviation: float, source: NoiseSource) -> Ints:
+def noised(vector: Ints, deviation: float, source: NoiseSource) -> Ints:
     """Return whole numbers with noise."""
     noisy = source.add_to(torch.from_numpy(vector.astype(np.float64)), deviation)
     # rounding after the noise is post-processing; whole numbers are what masks can cancel

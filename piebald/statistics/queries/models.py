@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from piebald.contracts import (
     SUM,
@@ -25,12 +25,15 @@ from piebald.contracts import (
 )
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.moments import Floats, Ints
+from piebald.core.noise import NoiseSource
+from piebald.statistics.bounded_sums import bounds_reason
 from piebald.statistics.models.influence import check_sums
-from piebald.statistics.models.rows import MOST_SUMS, Ask, ModelPlan, ModelRows, model_rows
+from piebald.statistics.models.noisy_sums import STEP, NoisyPlan
+from piebald.statistics.models.rows import MOST_COLUMNS, MOST_SUMS, Ask, ModelPlan, ModelRows, model_rows
 from piebald.statistics.models.sums import client_sums
-from piebald.statistics.queries.columns import columns, sums_form, sums_output, sums_reason, table_columns
+from piebald.statistics.queries.columns import columns, noised, sums_form, sums_output, sums_reason, table_columns
 
-LIMBS, _BITS, _STEP = 6, 32, 128  # a sum is a whole number of 2^-128, in 6 parts of 32 bits
+LIMBS, _BITS, _LIMB_STEP = 6, 32, 128  # a sum is a whole number of 2^-128, in 6 parts of 32 bits
 _LARGEST = 2.0**60
 
 
@@ -130,6 +133,91 @@ class MaskedModelSumsQuery(ModelSumsQuery):
         return sums_reason(answer, LIMBS * self.length)
 
 
+class NoisyModelSumsQuery(Query):
+    """Send bounded sums of a model with Gaussian noise (`kind` is "noisy_model_sums").
+
+    What a row adds is bounded by the stated bounds, whatever the parameters are, which come as the task's vector
+    "numbers"; see `models.noisy_sums`.  A site draws the noise from its operating system's randomness, and its ledger
+    counts the question.
+
+    Attributes:
+        plan: the columns of the model, by their places.
+        bounds: low and high of each regressor.
+        target: low and high of the target; of events, 0 and 1.
+        ends: of the intervals of time, increasing, of models of times.
+        noise: the standard deviation, in units of the largest change that the exchange of one row makes.
+        masked: whether the sums also leave under the run's masks.
+        split: the split of the client's rows.
+    """
+
+    by_name = True
+    reads_model = False
+
+    plan: ModelPlan
+    bounds: tuple[tuple[float, float], ...] = Field(max_length=MOST_COLUMNS)
+    target: tuple[float, float] = (0.0, 1.0)
+    ends: tuple[float, ...] = Field(default=(), max_length=1000)
+    noise: float = Field(gt=0, le=10_000, allow_inf_nan=False)
+    masked: bool = False
+    split: Split = "train"
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Self:
+        if reason := next(filter(None, (bounds_reason(*ends) for ends in (*self.bounds, self.target))), None):
+            raise ValueError(f"bounds {reason}")
+        if len(self.bounds) != len(self.plan.columns):
+            raise ValueError(f"bounds must be of each of {len(self.plan.columns)} columns, got {len(self.bounds)}")
+        if self.plan.has_times and (
+            not self.ends or list(self.ends) != sorted({*self.ends}) or not 0 < self.ends[0] <= self.ends[-1] < math.inf
+        ):
+            raise ValueError("ends of intervals must be increasing times above 0")
+        if (
+            self.plan.family == "negative_binomial" or self.plan.weights or self.plan.entry
+            or self.plan.cluster is not None
+        ):  # fmt: skip
+            raise ValueError("noise is for models without weights, entry times, clusters, and a second parameter")
+        if self.sums.length > MOST_SUMS:
+            raise ValueError(f"sums are at most {MOST_SUMS:,} numbers, got {self.sums.length:,}")
+        return self
+
+    @property
+    def sums(self) -> NoisyPlan:
+        """The sums."""
+        return NoisyPlan(self.plan, self.bounds, self.target, self.ends)
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the noise of one client, in units of the sums."""
+        return self.noise * self.sums.influence
+
+    def rows_read(self, personal: bool) -> set[Split]:
+        return {self.split}
+
+    def hiding(self) -> Hiding | None:
+        return Hiding(self.noise, self.masked)
+
+    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        points = [numbers.detach().cpu().double().numpy() for numbers in inputs.vectors["numbers"]]
+        if any(len(point) not in (0, self.sums.parameters) for point in points):
+            raise ValueError(f"a model of {self.sums.parameters} parameters came with other numbers")
+        parts = context.made(self.split, (self.kind, self.plan), self._rows)
+        vectors = [self.sums.vector(rows, point) for rows, point in zip(parts, points, strict=True)]
+        sources = map(NoiseSource.repeatable, context.noise_keys())
+        deviation = self.deviation / STEP
+        return sums_output(inputs, [noised(vector, deviation, source)
+                                    for vector, source in zip(vectors, sources, strict=True)])  # fmt: skip
+
+    def _rows(self, rows: Rows, client: str) -> ModelRows:
+        # a row that the model does not take is left out: a refusal would tell that there is one
+        return model_rows(self.plan, table_columns(columns(rows), client), refuse=False)
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        return sums_form(self.sums.length)
+
+    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
+        return sums_reason(answer, self.sums.length)
+
+
 def to_limbs(sums: Floats) -> Ints:
     """Return sums [k] as whole numbers of 2^-128 in parts of 32 bits [6 k], of which the last is signed.
 
@@ -146,7 +234,7 @@ def to_limbs(sums: Floats) -> Ints:
     limbs = []
     # exact: a float is a ratio of whole numbers, so that only digits below 2^-128 are lost
     for numerator, denominator in (number.as_integer_ratio() for number in sums.tolist()):
-        whole = (numerator << _STEP) // denominator
+        whole = (numerator << _LIMB_STEP) // denominator
         limbs += [(whole >> _BITS * place) & ((1 << _BITS) - 1) for place in range(LIMBS - 1)]
         # an arithmetic shift: the sign is in the last part alone, and all others are 0 to 2^32 - 1
         limbs.append(whole >> _BITS * (LIMBS - 1))
@@ -158,4 +246,4 @@ def from_limbs(limbs: Floats) -> Floats:
     parts = limbs.reshape(-1, LIMBS).tolist()
     # parts of many clients exceed 32 bits: they carry into the next one here, in whole numbers of any size
     wholes = [sum(int(part) << _BITS * place for place, part in enumerate(each)) for each in parts]
-    return np.array([math.ldexp(float(whole), -_STEP) for whole in wholes])
+    return np.array([math.ldexp(float(whole), -_LIMB_STEP) for whole in wholes])
