@@ -151,13 +151,14 @@ def fit_noisy(
     query = options.question(clients.columns, plan, regressors, target, options.times)
     sums, asked = query.sums, 0
     low, high = np.array(query.bounds).reshape(-1, 2).T
+    point: Floats = np.zeros(sums.parameters)
     if plan.family == "gaussian":
         total, count = clients.noisy_sums(query, np.zeros(0))
         deviation, unit, asked = query.deviation * math.sqrt(count), sums.product_unit(), 1
         products = matrix_of(total * unit, sums.parameters + 1)
         rows, center, half = float(products[0, 0]), sum(query.target) / 2, (query.target[1] - query.target[0]) / 2
         inner, outer = _lifted(products[:-1, :-1], deviation * unit), products[:-1, -1]
-        point = np.linalg.solve(inner, outer)
+        point = np.asarray(np.linalg.solve(inner, outer), dtype=np.float64)
         residual = max(float(products[-1, -1] - point @ outer) / max(rows - len(point), 1.0), 1e-12)
         # an entry beside the diagonal has half the variance of one on it
         spread = (deviation * unit) ** 2 / 2 * (1 + point @ point + np.square(point))
@@ -169,7 +170,6 @@ def fit_noisy(
     else:
         of_count, of_score, of_information = sums.score_units()
         width = sums.parameters
-        point = np.zeros(width)
         if plan.has_times:
             point[: len(query.ends)] = -2.0  # few events in an interval
         points, scores, information, counts = list[Floats](), list[Floats](), list[Floats](), list[float]()
@@ -186,7 +186,8 @@ def fit_noisy(
             inner = _lifted(np.mean(recent, axis=0), spread_of_mean)
             step = np.linalg.solve(inner, scores[-1])
             # far from the maximum, or under much noise, a whole step may lead anywhere
-            point = point + step * min(1.0, _LONGEST / max(float(np.abs(step).max()), 1e-300))
+            length = min(1.0, _LONGEST / max(float(np.abs(step).max()), 1e-300))
+            point = np.asarray(point + step * length, dtype=np.float64)
         last = max(options.rounds // 2, 1)
         # each of the last rounds leads to the maximum in one step, so their mean has less noise than the last one
         steps = np.linalg.solve(inner, np.array(scores[-last:]).T).T

@@ -125,7 +125,7 @@ class ModelClients:
     ) -> None:  # fmt: skip
         self._masking = work.masking if isinstance(work.masking, SecureAggregation) else None
         self._sites, self._clients, self.columns, self._say = AskedSites(runtime, work), clients, columns, say
-        self._together, self._taking_part = together, list[int]()
+        self._together, self._taking_part, self._noisy_questions = together, list[int](), 0
 
     def sums(self, plan: ModelPlan, ask: Ask, numbers: Floats) -> Floats:
         """Return the sum of all clients' answers, see `sums.client_sums`.
@@ -158,7 +158,9 @@ class ModelClients:
     def noisy_sums(self, query: NoisyModelSumsQuery, point: Floats) -> tuple[Floats, int]:
         """Return the sum of all clients' noisy answers at parameters [q], and how many answered."""
         vectors = {"numbers": torch.from_numpy(np.ascontiguousarray(point, dtype=np.float64))}
-        answered, total = self._sites.sums(query, self._masking, vectors)
+        # in a simulation noise follows from the version, and the same noise twice would hide nothing
+        self._noisy_questions += 1
+        answered, total = self._sites.sums(query, self._masking, vectors, self._noisy_questions)
         if not self._taking_part:
             self._taking_part = answered
             say_left_out(self._sites, self._clients, answered, self._say)
