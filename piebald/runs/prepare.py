@@ -189,7 +189,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     meta["split"] = None if division is None else division.model_dump(exclude_defaults=True)
     meta["division"] = "" if division is None else division.title
     meta["gathered_bytes"] = gathered
-    meta["noise_key"] = _noise_key(meta, work, training) if runtime.simulates and work.noise is not None else None
+    meta["noise_key"] = _noise_key(meta, work, training) if runtime.simulates and _adds_noise(work) else None
     plan = PreparedRun(
         adapted, federation, work, runtime, measuring, rounds, stop, check, options.checkpoint_every, meta,
         Spending(recipe, _sizes(recipe, training), _asks_everybody(recipe, runtime, len(training))),
@@ -225,6 +225,10 @@ def _noise_key(meta: Mapping[str, Any], work: ClientWork, clients: Clients) -> s
     Two runs that shared noise would give away the difference of what it hides, and their budgets would not add up.
     """
     settings = {name: value for name, value in meta.items() if name not in _NO_INFLUENCE}
+    # "fields" say how it was written, the components what it does
+    settings["recipe"] = table = {**meta["recipe"]["table"], "fields": None}
+    if isinstance(work.trainer, Sgd):  # passes that add up to the same steps are the same mechanism
+        table["training"] = {**table["training"], "batch": work.trainer.step_rows, "accumulate": 1}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     digest.update(json.dumps(meta["runtime"].get("fleet"), sort_keys=True, default=str).encode())
     digest.update(raw(work.initial))
@@ -234,6 +238,12 @@ def _noise_key(meta: Mapping[str, Any], work: ClientWork, clients: Clients) -> s
         digest.update(f"{name} {clients.size(client, 'train')}\n".encode())
         digest.update(b"" if indexed is None else indexed.indices(client, "train").tobytes())
     return digest.hexdigest()
+
+
+def _adds_noise(work: ClientWork) -> bool:
+    """Return whether anything is hidden by noise: clipping alone promises nothing."""
+    privacy = work.row_privacy
+    return (privacy is not None and privacy.noise > 0) or any(transform.hides() for transform in work.transforms)
 
 
 def _sizes(recipe: Recipe, clients: Clients) -> list[int]:

@@ -160,12 +160,12 @@ def test_runs_of_one_seed_share_no_noise_unless_they_are_the_same() -> None:
     """
     plain = final()
     assert torch.equal(final(), plain)
-    spread = 1.0 / 40  # of the noise on the mean
+    dp, spread = recipes.dp_sgd(lr=1.0, steps=1, batch=100), 1.0 / 40  # of the noise on the mean
     others = {
         "clip": final(clip=0.5) * 2,
         "lr": final(lr=0.5) * 2,
         "noise": final(noise=0.5) * 2,
-        "server": final_of(recipes.dp_sgd(lr=1.0, steps=1, batch=100).with_(server_optimizer={"kind": "server_sgd"})),
+        "server": final_of(dp.with_(server_optimizer={"kind": "momentum", "lr": 0.5})) * 2,
         "rows": final(clients=classified(40, seed=9)),
         "model": final(at=seeded(lambda: nn.Linear(4, 2), 5)),
         "seed": final(seed=1),
