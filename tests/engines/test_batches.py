@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import piebald
+from piebald import recipes
 from piebald.core.errors import PiebaldError
+from piebald.methods.recipe import Recipe
 from piebald.privacy.accounting import of_rows
 from piebald.runs.finished_run import Run
 
@@ -55,7 +57,7 @@ class Placed(One):
 
 
 def ran(
-    model: type[nn.Module], clients: Any, recipe: str = "fedavg", engine: str = "sequential", **options: Any
+    model: type[nn.Module], clients: Any, recipe: Recipe | str = "fedavg", engine: str = "sequential", **options: Any
 ) -> Run:
     torch.manual_seed(0)
     runtime = {"kind": "simulator", "engine": engine, "workers": 0, **options.pop("runtime", {})}
@@ -72,8 +74,15 @@ def vector(run: Run) -> Tensor:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("recipe", ["ditto", "dp_sgd"])
-def test_inputs_in_a_dict_or_a_tuple_train_like_the_same_inputs_in_one_tensor(engine: str, recipe: str) -> None:
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(recipes.ditto(), id="ditto"),
+        # another model has other noise, so it is left out
+        pytest.param(recipes.dp_sgd(clip=0.5, noise=0.0), id="dp_sgd"),
+    ],
+)
+def test_inputs_in_a_dict_or_a_tuple_train_like_the_same_inputs_in_one_tensor(engine: str, recipe: Recipe) -> None:
     one = ran(One, {f"c{n}": pair for n, pair in enumerate(ROWS)}, recipe, engine)
     placed = {f"c{n}": ((x[:, :2], x[:, 2:]), y) for n, (x, y) in enumerate(ROWS)}
     for again in (ran(Named, named(), recipe, engine), ran(Placed, placed, recipe, engine)):

@@ -137,7 +137,9 @@ def test_scores_of_rows_that_a_run_has_chosen_otherwise_are_another_question(pla
         work = prepare("fedavg", clients, model, RunOptions(rounds=1)).work
         records = np.arange(1, 9, dtype=np.uint64)  # the site's rows are the same ones in each run
         ledger = RowLedger(records, [tmp_path], "east")
-        runner = TaskRunner(SiteClient(work, clients, 0), Policy(questions={"evaluate": 5}), "cpu", ledger=ledger)
+        runner = TaskRunner(
+            SiteClient(work, clients, 0), Policy(questions={"evaluate": 5}, least_rows=1), "cpu", ledger=ledger
+        )
         assert runner.serve(Task(1, 0, 0, {"model": work.initial}, Evaluate()), None)[1] is None
         counts.append(ledger.counts["evaluate"])
     assert counts == [1, 2, 2]
