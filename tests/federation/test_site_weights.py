@@ -136,6 +136,8 @@ def test_what_is_wrong_with_a_sites_weights_stays_at_the_site(
     settings = SiteSettings.model_validate({"weights": {NAME: "patients-of-dr-x"}})
     folder = place / "credentials" / SITES[0]
     site = SiteWork(provisioning.read(folder), settings, folder)
-    checks = {check.what: check for check in _met(site, Check("rows", True, ""), json.dumps(values).encode())}
+    checks = {
+        check.what: check for check in _met(site, Check("rows", True, ""), json.dumps(values).encode(), lambda _: None)
+    }
     assert "patients-of-dr-x" in checks["weights"].told  # `--check` is for this site
     assert [checks[name].fine for name in ("rows", "weights", "run")] == [True, False, None]

@@ -209,6 +209,7 @@ SAME_FOR_ALL = frozenset(
         "columns",
         "deviation",
         "edges",
+        "ends",
         "experiment",
         "families",
         "features",

@@ -35,7 +35,9 @@ HEAVY = {
     + ", ".join(f"c{n + 1} AS (SELECT p.*, q.* FROM c{n} p, c{n} q)" for n in range(20))
     + " SELECT * FROM c20",
     "joined texts": "SELECT group_concat(a.x || b.x || c.x || d.x) AS x FROM t a, t b, t c, t d, t e",
-    "patterns": "SELECT count(*) AS n FROM t a, t b, t c, t d, t e WHERE a.x || b.x || c.x LIKE '" + "%1%2" * 200 + "'",
+    "patterns": "SELECT count(*) AS n FROM t a, t b, t c, t d, t e WHERE a.x || b.x || c.x || d.x || e.x LIKE '"
+    + "%1%2" * 200
+    + "'",
 }
 ELSEWHERE = [
     "sqlite:///../victim.db",

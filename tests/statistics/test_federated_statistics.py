@@ -223,7 +223,8 @@ def test_noise_at_the_clients_adds_up(frame: pandas.DataFrame) -> None:
     both = statistics(frame, client="site", secure=True, **given)
     plan = SumPlan(HIDDEN["bounds"], 0, {}, ())
     # as at sites, which state their numbers of rows: for a row in place of another
-    assert both.noise == pytest.approx(server.noise * plan.exchange_influence / plan.influence * math.sqrt(6))
+    each = server.noise * plan.exchange_influence / plan.influence
+    assert both.noise == pytest.approx(each * math.sqrt(len(both.clients)))
     assert both.mode == "secure and private"
     assert abs(both["whole"].present - 400) < 9 * both.noise
 

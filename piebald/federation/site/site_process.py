@@ -140,9 +140,7 @@ class SiteWork:
             )
         number = terms.sites.index(self.credentials.party)
         terms.use_plugins(author)
-        if reason := terms.unlike_reason():
-            raise SettingError(reason)
-        terms = terms.of(number)
+        of_all, terms = terms, terms.of(number)
         terms, weights = (terms, None) if self.local else with_own_weights(terms, self.settings.weights, self.folder)
         if not self.local:
             terms = with_own_tokenizer(terms, self.settings.weights, self.folder)
@@ -150,6 +148,8 @@ class SiteWork:
         # before settings are built from them, which could take the memory that the numbers in them claim
         if reason := limits.terms_reject_reason(terms) or _model_reason(terms, limits):
             raise _refusal(reason, weights)
+        if reason := of_all.unlike_reason():
+            raise SettingError(reason)
         settings = ExperimentSettings.of_table(terms.experiment, "the server's experiment", author)
         settings.use_plugins()
         if self.settings.policy.accept is not None and (
