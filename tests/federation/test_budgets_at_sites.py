@@ -108,7 +108,7 @@ def test_a_site_that_joins_late_with_fewer_rows_counts_from_then_on() -> None:
 def test_real_sites_say_how_their_most_frequent_class_scores_and_the_verdict_names_it() -> None:
     there = experiment(0.0, partition=SITES, recipe={"name": "fedavg"}, rounds=1)
     plan = there.plan()
-    site = in_process(there, data=DATA, policy={"plugins": [HERE]})
+    site = in_process(there, data=DATA, policy={"plugins": [HERE], "least_rows": 1})
     run = piebald.run("fedavg", plan.clients, plan.model, rounds=1, runtime=site)
     assert run.naive("naive") == {0: 0.5, 1: 0.5, 2: 0.5}
     assert run.values_of_rows("rows") == {}

@@ -205,7 +205,8 @@ def test_a_loss_that_does_not_fit_tells_the_server_no_number_of_a_sites_rows(
         "model": {"name": "mlp"}, "loss": "survival", "recipe": {"name": "fedavg"},
     }  # fmt: skip
     terms = {
-        "piebald": piebald.__version__, "experiment": experiment, "training": {}, "transforms": [], "private": [],
+        "piebald": piebald.__version__, "experiment": experiment, "training": {"kind": "sgd"}, "transforms": [],
+        "private": [],
         "layout": [], "objective": "survival", "metrics": [], "seed": 0, "shape": [4], "outputs": [1], "classes": None,
         "clients": ["north"], "sites": ["north"],
     }  # fmt: skip

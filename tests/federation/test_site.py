@@ -12,7 +12,7 @@ from piebald.contracts import Task
 from piebald.core.errors import SettingError
 from piebald.federation.credentials import provisioning
 from piebald.federation.link.wire_format import digest, task_body
-from piebald.federation.link.wire_messages import Piece, Reply, Welcome, decode
+from piebald.federation.link.wire_messages import Piece, Reply, Welcome
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.client_store import FinishedTask
 from piebald.federation.site.policy import Policy
@@ -52,7 +52,9 @@ def body(site: FederationClient, id: int, fill: float = 0.0) -> bytes:
 def bring(site: FederationClient, epoch: str, id: int, whole: bytes) -> str:
     """Bring a task of one piece; returns the site's reply."""
     piece = Piece(run=RUN, epoch=epoch, id=id, trains=True, start=0, size=len(whole), digest=digest(whole))
-    return decode(Reply, site._on_task_piece("server", piece, memoryview(whole)))[0].status
+    reply = site._on_task_piece("server", piece, memoryview(whole)).head
+    assert isinstance(reply, Reply)
+    return reply.status
 
 
 def finished(site: FederationClient, id: int, asked: bytes, epoch: str) -> None:

@@ -178,6 +178,7 @@ def works() -> dict[str, Any]:
         "own_models": None,  # `ClientWork.of` has put the client's own model in place of the run's
         "questions": ({"kind": "evaluate", "split": "validation"},),
         "trains": False,
+        "noise_key": None,  # of a simulation
         "own_trainers": None,  # of clients of a simulation
     }
 

@@ -193,6 +193,8 @@ class RunTerms(BaseModel):
 
         It is asked of the terms as they came, before one client's part is taken from them and anything is built.
         """
+        if not self.transforms:
+            return None
         trainer, transforms, _ = self.client_components()
         if not any(isinstance(transform, MaskingTransform) for transform in transforms):
             return None
