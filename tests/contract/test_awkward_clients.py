@@ -90,8 +90,8 @@ class SitesOf(InProcessSites):
     def __init__(self, work: ClientWork, clients: Clients) -> None:
         numbers = range(len(clients))
         self.work, self._done = work, list[Result]()
-        self._threads = ThreadPoolExecutor(1)
-        self.runners = [TaskRunner(SiteClient(work, clients, client), Policy(), "cpu") for client in numbers]
+        self._threads, policy = ThreadPoolExecutor(1), Policy(least_rows=1)  # they have few rows
+        self.runners = [TaskRunner(SiteClient(work, clients, client), policy, "cpu") for client in numbers]
         self.states = [None for _ in numbers]
 
     def _serve(self, task: Task) -> Result:
