@@ -67,8 +67,7 @@ def _probe(work: ClientWork, few: Rows) -> Traits:
     module, device = work.model, pytree.leaves(few.x)[0].device
     # batch norm refuses a single row; a repeated one will do
     few = few if len(few) > 1 else few[[0, 0]]
-    # rows of questions may have more digits than a model's
-    x, y = pytree.mapped(lambda leaf: leaf.float() if leaf.dtype == torch.float64 else leaf, few.x), few.y
+    x, y = pytree.mapped(_usable, few.x), few.y
     outputs = loss = None
     with torch.no_grad(), torch_seed(0, device):
         try:
@@ -139,6 +138,13 @@ def _with_another_last(x: Tensor) -> Tensor:
     """Rows whose last one is not the same as the first; token ids stay in the vocabulary."""
     replacement = x[-1] + 1 if x.dtype.is_floating_point else torch.where(x[-1] > 0, x[-1].long() - 1, 1)
     return torch.cat([x[:-1], torch.where(x[-1] == x[0], replacement, x[0]).to(x.dtype).unsqueeze(0)])
+
+
+def _usable(leaf: Tensor) -> Tensor:
+    """Return inputs [n, ...] with which a model can be tried: of NaN outputs nobody could tell whether they repeat."""
+    # rows of questions may have more digits than a model's
+    leaf = leaf.float() if leaf.dtype == torch.float64 else leaf
+    return leaf.nan_to_num(0.0, 0.0, 0.0) if leaf.is_floating_point() else leaf
 
 
 def _rows(outputs: Any, rows: int) -> list[Tensor]:
