@@ -99,7 +99,7 @@ def csv_text(table: pd.DataFrame) -> str:
         "'=cmd,n\n'@x,-0.5\n-1,1.0\na,2.0\n"
     """
     shown = table.rename(columns=csv_cell)
-    for name in shown.columns[[kind.kind not in "biufc" for kind in shown.dtypes]]:
+    for name in shown.columns[[dtype.kind not in "biufc" for dtype in shown.dtypes]]:
         shown[name] = shown[name].map(csv_cell, na_action="ignore")
     return str(shown.to_csv(index=False, lineterminator="\n"))
 
