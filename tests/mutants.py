@@ -99,7 +99,7 @@ ALLOWED = 0.05  # of the mutants may survive
 
 KNOWN = [  # file, function, what stands there once, and what is put in its place
     ("norm_clipping", "NormClipping.merge", ".clamp(max=1.0)", ""),
-    ("normalized", "Normalized.aggregate", " if update.steps else 0", ""),
+    ("normalized", "Normalized._rows", " if update.steps else 0", ""),
     ("agnostic", "Agnostic.aggregate", " * context.known / len(losses)", ""),
     ("distfl", "Distfl._pre_aggregated", "/ len(rows)", "/ (len(rows) + 1)"),
     ("distfl", "Distfl._search", "<= self.far", "<= math.inf"),
