@@ -137,6 +137,7 @@ ON_THE_HOST = {
     "masked_prepare",
     "model_sums",
     "masked_model_sums",
+    "noisy_model_sums",
 }  # NumPy computes them from columns, as it does sums
 
 
