@@ -138,10 +138,9 @@ def hear(event: str, arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(hear)
 
 
-class Sites(RuntimeSettings):
+class SitesBehindTheGate(RuntimeSettings):
     """Sites in threads of this process, over mutual TLS on the loopback device."""
 
-    kind: ClassVar[str] = "sites_behind_the_gate"
     simulates: ClassVar[bool] = False
 
     folder: str
@@ -215,7 +214,7 @@ def test_every_frame_of_a_site_is_a_release(name: str, tmp_path: Path, monkeypat
     kept = list[Connection]()  # so that no two have one id
     share = Connection.share
     monkeypatch.setattr(Connection, "share", lambda self, *a, **k: (kept.append(self), share(self, *a, **k))[1])
-    runtime = Sites(folder=str(tmp_path / "credentials"), policy=policy)
+    runtime = SitesBehindTheGate(folder=str(tmp_path / "credentials"), policy=policy)
     piebald.run(recipe, clients(), Logistic([4], 2), rounds=2, seed=1, runtime=runtime, evaluate_every=1)
     bodies = dict[str, bytearray]()
     assert len(written) >= 3
