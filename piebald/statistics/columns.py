@@ -16,8 +16,9 @@ from piebald.contracts import Clients, HoldsRows, Rows, RowsAtSites, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats, Moments
-from piebald.data.clients.client_tables import check_same_columns, owners_of, tables_of
+from piebald.data.clients.client_tables import by_client, check_same_columns
 from piebald.data.clients.convert import class_numbers
+from piebald.data.clients.owner import read_owners
 from piebald.data.clients.prepared import columns_of as coded_columns
 from piebald.data.clients.prepared import frame_of
 from piebald.data.partition import clients_from
@@ -99,37 +100,21 @@ def columns_of(
     Raises:
         SettingError: there are no clients or columns, or clients hold different ones.
     """
-    frames = _frames(source, client)
-    if frames is not None:
-        tables = _of_frames(frames, columns)
+    owners = read_owners(source, client)
+    rows = owners[0].content
+    if owners[0].is_table:
+        tables = _of_frames(by_client(owners, client), columns)
     else:
         if client is not None:
             raise SettingError(f"client names a column of a table, got a {type(source).__name__}: leave client out")
         # clients that hold rows keep their splits; all else is divided anew by `clients_from`
-        holders: Clients = cast(Clients, source) if isinstance(source, HoldsRows) else clients_from(source)
+        holders = cast(Clients, rows) if isinstance(rows, HoldsRows) else clients_from(owners)
         tables = _of_clients(holders, split, features, columns)
     if not tables:
         raise SettingError("there are no clients: give at least one")
     if not tables[0].numbers and not tables[0].texts:
         raise SettingError("there is no column: give at least one")
     return tables
-
-
-def _frames(source: Any, client: str | None) -> Mapping[str, Any] | None:
-    """Return the table of each client, None where the source has no tables."""
-    table = tables_of(source, client)
-    if table is None or isinstance(table, Mapping):
-        return table
-    if client is None:
-        raise SettingError(
-            f"a table needs client='...', the column that names the client of each row: it has {_listed(table.columns)}"
-        )
-    table, codes, names = owners_of(table, client)
-    return {names[code]: part.drop(columns=client) for code, part in table.groupby(codes)}
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(map(str, names))
 
 
 def _of_frames(frames: Mapping[str, Any], columns: Sequence[str] | None) -> list[ClientColumns]:
@@ -174,7 +159,7 @@ def _chosen(client: str, frame: Any, columns: Sequence[str] | None) -> Any:
         raise SettingError(f"column {twice!r} of client {client!r} occurs twice: rename one of them")
     for column in columns or ():
         if column not in names:
-            raise SettingError(f"client {client!r} has no column {column!r}: it has {_listed(names)}")
+            raise SettingError(f"client {client!r} has no column {column!r}: it has {', '.join(names)}")
     named = frame.set_axis(names, axis=1)
     # a name that was given twice is one column
     return named if columns is None else named[list(dict.fromkeys(columns))]

@@ -139,7 +139,7 @@ def test_a_newcomer_from_folders_of_images(command, finished, tmp_path: Path) ->
         (("run", "--data", "new.txt"), "there is no file or folder 'new.txt'"),
         (("run", "--data", "empty.npz"), "must hold arrays x and y, and owner if wanted, got z"),
         (("run", "--data", "table.csv"), "name the column to predict with --target COLUMN"),
-        (("run", "--data", "gone.csv", "--target", "y"), "there is no file gone.csv"),
+        (("run", "--data", "gone.csv", "--target", "y"), "there is no file or folder 'gone.csv'"),
         (("run", "--data", "table.csv", "--target", "z"), "there is no column 'z'"),
         (("run", "--data", "new.npz", "--epochs", "0"), "epochs must be a whole number of at least 1, got 0"),
         (("run", "--data", "new.npz", "--validation", "0"), "has no validation rows"),

@@ -14,8 +14,9 @@ from torch.utils.data import Dataset
 import piebald
 from piebald.core import pytree
 from piebald.core.errors import SettingError
+from piebald.data.clients.own_rows import RunRows
 from piebald.data.partition import LazyClients, Sites, TorchClients, clients_from
-from piebald.federation.site.site_rows import RunRows, SiteSource, own_rows
+from piebald.federation.site.site_rows import SiteSource, own_rows
 
 TEXTS = {
     "a": [[1, 2, 3], [4, 5], [6]],

@@ -13,10 +13,11 @@ import pytest
 import piebald
 from piebald.core.errors import SettingError
 from piebald.data.clients import table_files
+from piebald.data.clients.own_rows import RunRows
 from piebald.data.clients.prepared import preparation_of
 from piebald.data.clients.table_files import read_table
 from piebald.data.preparation import PrepareSettings
-from piebald.federation.site.site_rows import RunRows, SiteSource, own_rows
+from piebald.federation.site.site_rows import SiteSource, own_rows
 
 ROWS = [("Zürich", "60.5", "1", "yes"), ("Bath", "50.25", "2", "no")] * 3
 HEAD = ("place", "age", "dose", "ill")

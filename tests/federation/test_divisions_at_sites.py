@@ -15,13 +15,14 @@ import torch
 import piebald
 from piebald.contracts import Task
 from piebald.core.errors import SettingError
+from piebald.data.clients.own_rows import RunRows
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_process import SiteSettings, SiteWork
-from piebald.federation.site.site_rows import SPLITS, RunRows, SiteSource, own_rows
+from piebald.federation.site.site_rows import SPLITS, SiteSource, own_rows
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.queries import Evaluate
 from piebald.privacy.ledger import RowLedger

@@ -18,6 +18,7 @@ import torch
 from piebald.cli import main
 from piebald.core import references
 from piebald.core.errors import SettingError
+from piebald.data.clients.own_rows import RunRows
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials import provisioning
@@ -25,7 +26,6 @@ from piebald.federation.hub.run_terms import terms
 from piebald.federation.site.site_process import SiteSettings, SiteWork, site_work
 from piebald.federation.site.site_rows import (
     SPLITS,
-    RunRows,
     SiteRows,
     SiteSource,
     missing_source,
@@ -159,6 +159,66 @@ def test_nothing_that_a_server_chooses_makes_other_rows_of_them(place: Path, sou
     records = {tuple(read(place, run, source=source, **OWN.get(source, {})).records) for run in CHOICES}
     assert len(records) == 1
     assert len(records.pop()) == 20
+
+
+UNSTEADY = """
+import numpy as np
+rng = np.random.default_rng()
+drawn = rng.normal(size=(20, 3)), np.arange(20) % 2
+def at_each_call(): return rng.normal(size=(20, 3)), np.arange(20) % 2
+def at_import(): return drawn
+def one_column(): return np.column_stack([np.arange(20), np.arange(20), rng.random(20)]), np.arange(20) % 2
+def one_row(): return np.append(np.ones((19, 3)), rng.random((1, 3)), axis=0), np.arange(20) % 2
+def of_a_seed(): return np.random.default_rng(1).normal(size=(20, 3)), np.arange(20) % 2
+"""
+
+
+@pytest.mark.parametrize("function", ["at_each_call", "at_import", "one_column", "one_row", "of_a_seed"])
+def test_rows_that_a_function_draws_anew_are_known_by_nothing(place: Path, function: str) -> None:
+    """Each start of the site would have other rows, about which nothing had been asked."""
+    (place / "unsteady.py").write_text(UNSTEADY)
+    rows = read(place, source=f"unsteady.py:{function}")
+    assert len(rows.records) == (20 if function == "of_a_seed" else 0)
+    assert sum(sizes(rows)) == 20
+
+
+def test_a_stated_key_knows_rows_whose_columns_change(tmp_path: Path) -> None:
+    """Without one, a column that the owner adds makes other rows, about which nothing had been asked."""
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame({"visit": np.arange(30) + 7, "age": draw.integers(20, 90, 30), "ill": CLASSES * 15})
+    changes = {
+        "as it was": frame,
+        "a column more": frame.assign(dose=draw.random(30)),
+        "a value corrected": frame.assign(age=frame.age.where(frame.index != 4, 33)),
+        "sorted": frame.sort_values("age"),
+    }
+
+    def records(key: str | None) -> list[set[int]]:
+        held = []
+        for table in changes.values():
+            table.to_csv(tmp_path / "rows.csv", index=False)
+            rows = own_rows(
+                SiteSource(source="rows.csv", target="ill", key=key), tmp_path, "north", RunRows(CLASSES), ["north"]
+            )
+            assert key is None or rows.rows(0, "train").x.shape[1] == len(table.columns) - 2  # it is no input
+            held.append({*rows.records.tolist()})
+        return held
+
+    first, *others = records("visit")
+    assert len(first) == 30
+    assert all(other == first for other in others)
+    first, more, corrected, in_order = records(None)
+    assert not first & more
+    assert len(first & corrected) == 29
+    assert first == in_order
+
+
+def test_a_key_is_a_column_of_a_table(place: Path) -> None:
+    for source, columns in (("my_data.py:pair", {}), ("own.npz", {}), ("all.csv", TABLE)):
+        with pytest.raises(SettingError, match=r"key names columns of a table|no column .visit."):
+            read(place, source=source, key="visit", **columns)
+    found = read(place, RunRows(CLASSES, columns={"features": ["a", "b"]}), source="all.csv", key="a", **TABLE)
+    assert found.rows(0, "train").x.shape[1] == 2  # features may name it
 
 
 def test_a_saved_hugging_face_data_set(place: Path) -> None:

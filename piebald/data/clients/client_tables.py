@@ -16,7 +16,7 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError, unknown
 from piebald.data.clients.collate import Collate
 from piebald.data.clients.convert import Array, array, input_arrays, inputs
-from piebald.data.clients.owner import Owner, is_frame, is_table_path, read_owners
+from piebald.data.clients.owner import Owner
 from piebald.data.clients.table_files import files_of as files_of
 from piebald.data.clients.table_files import is_table as is_table
 from piebald.data.clients.table_files import mixed_reason
@@ -87,6 +87,7 @@ class Reading:
         coded: whether the columns of tables are to be prepared, so that they may have gaps and text; else they are
             numbers.
         owned: whether a table must have a column of clients; without one, all its rows belong to one client.
+        apart: columns that are no inputs unless features name them, besides those that have another role.
     """
 
     client: str | None = None
@@ -98,23 +99,7 @@ class Reading:
     split: SplitSettings = BY_SHARES
     coded: bool = False
     owned: bool = True
-
-
-def tables_of(source: Any, client: str | None = None) -> Any:
-    """Return a pandas DataFrame, or one of each client by name, read where it is a file; None of other sources.
-
-    Args:
-        source: a table or its path, or a mapping from clients' names to such.
-        client: the column that names the client of each row.
-
-    Raises:
-        SettingError: a file cannot be read, or a column of clients is named beside a table for each client.
-    """
-    members = source.values() if isinstance(source, Mapping) else [source]
-    if not members or not all(is_frame(table) or is_table_path(table) for table in members):
-        return None
-    owners = read_owners(source, client)
-    return {owner.name: owner.content for owner in owners} if isinstance(source, Mapping) else owners[0].content
+    apart: Sequence[str] = ()
 
 
 def _columns(
@@ -132,7 +117,7 @@ def _columns(
     assert target is not None
     if isinstance(features, str):
         raise SettingError(f"features must be a list of columns, got {features!r}: write features=[{features!r}]")
-    apart = (client, target, *reading.split.columns)
+    apart = (client, target, *reading.split.columns, *reading.apart)
     chosen = [column for column in columns if column not in apart] if features is None else list(features)
     for column in (client, target, *chosen):
         if column not in columns:
@@ -197,6 +182,23 @@ def coded_owners(values: Array) -> tuple[Ints, list[str]]:
     """Codes [n] and names of the clients, sorted."""
     names, codes = np.unique(values, return_inverse=True)
     return codes.astype(np.int64), [str(name) for name in names.tolist()]
+
+
+def by_client(owners: Sequence[Owner], client: str | None) -> dict[str, Any]:
+    """Return the table of each client by name: of each owner, or of each value of a column of the only owner's table.
+
+    Raises:
+        SettingError: no column of clients is named, there is none of its name, or no row names a client.
+    """
+    if owners[0].name is not None:
+        return {str(owner.name): owner.frame for owner in owners}
+    frame = owners[0].frame
+    if client is None:
+        raise SettingError(
+            f"a table needs client='...', the column that {_roles['client']}: it has {', '.join(owners[0].columns)}"
+        )
+    frame, codes, names = owners_of(frame, client)
+    return {names[code]: rows.drop(columns=client) for code, rows in frame.groupby(codes)}
 
 
 def owners_of(frame: Any, client: str) -> tuple[Any, Ints, list[str]]:

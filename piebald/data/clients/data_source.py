@@ -87,6 +87,26 @@ class DataSource(BaseModel):
             raise ValueError(f"[data] has {given}: give the name of a data set, or a source of your own, and not both")
         return self
 
+    @property
+    def where(self) -> str:
+        """The source, for messages."""
+        return str(self.source or f"data set {self.name!r}")
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """Columns that are no inputs unless features name them, besides those that have another role."""
+        return ()
+
+    def of_shape(self, shape: Any) -> Self:
+        """Return the source, whose images or recordings have the shape of inputs where it does not say it itself."""
+        changes = dict[str, Any]()
+        lengths = shape if isinstance(shape, tuple | list) else ()
+        if len(lengths) == 3 and lengths[1] == lengths[2]:
+            changes = {"side": lengths[1], "channels": 1 if lengths[0] == 1 else 3}
+        elif len(lengths) == 2 and lengths[0] == 1:
+            changes = {"seconds": lengths[1] / self.rate}
+        return self.model_copy(update={name: changes[name] for name in changes.keys() - self.model_fields_set})
+
     def load(self, split: SplitSettings | None = None, coded: bool = False) -> DataSet | Clients:
         """Read the rows: a data set to divide among clients, or clients where the source has them already.
 
@@ -172,8 +192,11 @@ class DataSource(BaseModel):
         if not are_tables:
             self._refuse("target", "features", *(["client"] if owners[0].owners is None else []))
         client = self.client if are_tables else None  # of arrays it is what their owners are called
-        return table_of(owners, Reading(client, self.target, self.features, self.tokens, self.collate, self.length,
-                                        split, coded=coded, owned=False))  # fmt: skip
+        reading = Reading(
+            client, self.target, self.features, self.tokens, self.collate, self.length, split, coded=coded, owned=False,
+            apart=self.apart,
+        )  # fmt: skip
+        return table_of(owners, reading)
 
     def labels_of(self, table: ClientTable) -> tuple[Any, list[str] | None]:
         """The targets of a table and their classes, two where `positive` names one; see `labelled`."""
@@ -198,8 +221,9 @@ class DataSource(BaseModel):
     def _against_rest(self, y: Any, classes: Sequence[str] | None, positive: str) -> tuple[Any, list[str]]:
         """Return targets [n] of two classes: the named one, which comes second, and all others."""
         if classes is None or not isinstance(y, np.ndarray) or y.ndim > 1:
-            origin = self.source or f"data set {self.name!r}"
-            raise SettingError(f"positive names a class of the rows, and those of {origin} have none: remove positive")
+            raise SettingError(
+                f"positive names a class of the rows, and those of {self.where} have none: remove positive"
+            )
         if positive not in classes:
             raise unknown("class", positive, classes)
         # it comes second, as class 1 is the positive one of scores such as AUC
@@ -229,9 +253,8 @@ class DataSource(BaseModel):
         """Refuse settings of tables, where the rows are none."""
         for name in names:
             if getattr(self, name) not in (None, False):
-                origin = self.source or f"data set {self.name!r}"
                 has = "is about targets of a table or of arrays" if name == "regression" else "names columns of a table"
-                raise SettingError(f"{name} {has}, which {origin} does not have: remove {name}")
+                raise SettingError(f"{name} {has}, which {self.where} does not have: remove {name}")
 
 
 def _arrays(path: Path) -> tuple[Array, ...]:

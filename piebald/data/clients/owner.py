@@ -5,33 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
-from piebald.contracts import HoldsRows, Rows, Split
+from piebald.contracts import Clients, HoldsRows, Rows, Split, shown_digest
+from piebald.contracts.data import public_rows_of, rows_digest
 from piebald.core import pytree
 from piebald.core.errors import SettingError, unknown
 from piebald.data.clients.convert import is_several
+from piebald.data.clients.prepared import preparation_of
 from piebald.data.clients.row_identity import (
     UNKNOWN,
     Digests,
     UnidentifiedError,
     digests_of_files,
+    fingerprint,
     leaves,
     row_digests,
 )
 from piebald.data.clients.table_files import is_table, read_table
+from piebald.data.partition.split_settings import division_of
 from piebald.data.partition.three_way_split import SPLITS
+from piebald.data.preparation.preparation import Preparation
 from piebald.data.sets.dataset import DataSet
+
+if TYPE_CHECKING:
+    from piebald.data.preparation.answers import Table
 
 ALLOWED = (
     "a list or dict of (x, y) pairs or torch data sets, (x, y, owner) with the owner of each row, a pandas DataFrame, "
     "the path of a CSV or Parquet file, a Hugging Face Dataset, or a flwr-datasets partitioner"
 )
 _READ_TWICE = 20  # items of a data set, which may be changed at random whenever they are read
-_BLOCK = 256  # rows of inputs in files
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,11 +85,33 @@ class Owner:
         """True if the content has columns with names."""
         return self.is_frame or self.is_hub
 
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns, none where the content has no table."""
+        names = self.content.columns if self.is_frame else self.content.column_names if self.is_hub else ()
+        return [str(name) for name in names]
+
     def pair(self) -> tuple[Any, Any]:
         """Inputs and targets as they were given, see `given`."""
         return given(self.content, self.who)
 
-    def digests(self, site: str, kind: str | None = None) -> Digests:
+    @property
+    def frame(self) -> Any:
+        """A table as a pandas DataFrame."""
+        return self.content if self.is_frame else self.content.to_pandas()
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of the classes in the order of their numbers, None where there are none, or nobody said them."""
+        classes = getattr(self.content, "classes", None)
+        return None if classes is None else [str(name) for name in classes]
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """What the rows of clients were prepared by: kinds, units, ranges and categories of columns, and gaps."""
+        return preparation_of(self.content) if isinstance(self.content, HoldsRows) else None
+
+    def digests(self, site: str, kind: str | None = None, key: str | None = None) -> Digests:
         """Return a digest of each row [n] that is the site's, of all where none is; none where nothing identifies them.
 
         What a run chooses makes no difference: neither columns, nor classes, nor the size of images.
@@ -90,20 +119,42 @@ class Owner:
         Args:
             site: name of the owner whose rows count.
             kind: the column, or the kind of owners, that says whose a row is.
+            key: the column of a table by which a row is known, whatever else it holds; None takes all columns.
         """
         try:
-            return self._digests(site, kind)
+            return self._digests(site, kind, key)
         except UnidentifiedError:
             return UNKNOWN
 
-    def _digests(self, site: str, kind: str | None) -> Digests:
+    def fingerprint(self, number: int, tables: Sequence[Table] = ()) -> str:
+        """Return a digest of all that is known of one client's rows after they were divided and prepared.
+
+        Args:
+            number: of the client among `Clients`.
+            tables: its rows as tables, where they are still to be prepared.
+        """
+        clients, division, prepared = cast(Clients, self.content), division_of(self.content), self.preparation
+        values: list[Any] = [[*map(str, clients.names)], self.classes or []]
+        values += [None if settings is None else settings.model_dump(mode="json") for settings in (division, prepared)]
+        values += [rows_digest(clients.rows(number, split)) for split in SPLITS]
+        values.append(rows_digest(public_rows_of(clients)))
+        for table in tables:
+            columns = [*((name, table.frame[name]) for name in table.frame.columns)]
+            columns += [] if table.y is None else [("", table.y)]
+            values += [fingerprint(columns), table.classes and [*table.classes]]
+        return shown_digest(values, {}).hex()
+
+    def _digests(self, site: str, kind: str | None, key: str | None) -> Digests:
         rows = self.content
         if isinstance(rows, Path):
             folder = rows / site if kind is not None and (rows / site).is_dir() else rows
             return digests_of_files(path for path in sorted(folder.rglob("*")) if path.is_file())
-        if self.is_frame or self.is_hub:
-            frame = rows if self.is_frame else rows.to_pandas()
-            return _own(row_digests(column for _, column in frame.items()), frame.get(kind), site)
+        if self.is_table:
+            frame = self.frame
+            if key is not None and key not in frame.columns:
+                raise unknown("column", key, self.columns)
+            known_by = frame if key is None else frame[[key]]
+            return _own(row_digests(column for _, column in known_by.items()), frame.get(kind), site)
         if isinstance(rows, DataSet):
             owners = rows.owners.get(str(kind))
             named = None if owners is None else np.array(owners.names)[owners.codes]
@@ -121,15 +172,15 @@ class Owner:
         return _own(digests, self.owners, site)
 
 
-def records_of(owners: Sequence[Owner], site: str, kind: str | None = None) -> Digests:
+def records_of(owners: Sequence[Owner], site: str, kind: str | None = None, key: str | None = None) -> Digests:
     """Return the digests of a site's rows, each once, increasing; none where some are identified by nothing.
 
     Args:
         owners: who gave rows; those of the site's name count alone, where one of them has it.
-        site, kind: see `Owner.digests`.
+        site, kind, key: see `Owner.digests`.
     """
     own = [owner for owner in owners if owner.name == site] or owners
-    digests = [owner.digests(site, kind) for owner in own]
+    digests = [owner.digests(site, kind, key) for owner in own]
     return np.unique(np.concatenate(digests)) if all(map(len, digests)) else UNKNOWN
 
 
@@ -137,7 +188,7 @@ def read_owners(source: Any, client: str | None = None, *, pair: bool = False, p
     """Return the owners of the rows in anything that holds rows.
 
     Args:
-        source: see `clients_from`; or a `DataSet`, or `Clients`, whose rows are not fetched.
+        source: see `clients_from`; or a `DataSet`, or `Clients`, whose rows are not fetched; or owners already.
         client: the column that names the client of each row of a table.
         pair: whether one pair (x, y) or torch data set is accepted as the rows of one owner.
         parts: whether a dict of parts, or a list [x, y], is one owner's.
@@ -145,6 +196,8 @@ def read_owners(source: Any, client: str | None = None, *, pair: bool = False, p
     Raises:
         SettingError: it holds no rows, or rows of some clients in another way than those of others.
     """
+    if isinstance(source, list) and source and all(isinstance(owner, Owner) for owner in source):
+        return source
     if is_table_path(source):
         source = read_table(Path(source), client)
     single = pair and (isinstance(source, torch.utils.data.Dataset | Rows) or _is_pair(source, parts))

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
+
+import torch
 
 from piebald.contracts import Clients, Rows
 from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.data.clients.client_tables import is_table
-from piebald.data.clients.convert import floats, target_arrays
-from piebald.data.sets.dataset import DataSet
+from piebald.data.clients.convert import floats
+from piebald.data.clients.data_source import DataSource
+from piebald.data.clients.own_rows import RunRows, own_table
+from piebald.data.clients.owner import read_owners
 
-if TYPE_CHECKING:
-    from piebald.data.clients.data_source import DataSource
+_NO_RUN = RunRows()
 
 
 @runtime_checkable
@@ -25,13 +29,14 @@ class TakesPublicRows(Protocol):
         """The same clients with these public rows."""
 
 
-def with_published(clients: Clients, source: DataSource, folder: Path | None = None) -> Clients:
+def with_published(clients: Clients, source: DataSource, folder: Path | None = None, run: RunRows = _NO_RUN) -> Clients:
     """Clients with the public rows of the file that `source.public` names.
 
     Args:
         clients: whose rows they must look like.
         source: with the file's name, and what is said of the columns of tables.
         folder: what the file's path is relative to, the working directory by default.
+        run: what is said elsewhere of the columns.
 
     Raises:
         SettingError: there is no such file, its rows do not look like the clients', or there are public rows already.
@@ -50,26 +55,21 @@ def with_published(clients: Clients, source: DataSource, folder: Path | None = N
     path = (folder or Path()) / public
     if not path.is_file() or not (is_table(path) or path.suffix == ".npz"):
         raise SettingError(f"{who} must be a .npz file with arrays x and y, or a .csv, .tsv or .parquet table")
-    return clients.with_public_rows(_looking_alike(_rows(source, path, clients), clients, who))
+    rows = _rows(source, path, clients, run)
+    return clients.with_public_rows(_looking_alike(Rows(floats(rows.x), rows.y), clients, who))
 
 
-def _rows(source: DataSource, path: Path, clients: Clients) -> Rows:
+def _rows(source: DataSource, path: Path, clients: Clients, run: RunRows) -> Rows:
     """The rows of the file, with the clients' numbers of classes."""
-    table = is_table(path)
-    changes: dict[str, Any] = {"name": None, "source": str(path), "public": None, "standardise": None}
-    changes |= {"client": None, "target": source.target if table else None}  # these rows have no client
-    changes |= {"features": source.features if table else None, "regression": clients.classes is None}
-    names = None if clients.classes is None else list(clients.classes)
-    published = source.model_copy(update=changes | {"classes": names})
-    value = published.read()
-    if isinstance(value, tuple):
-        value = (value[0], target_arrays(value[1], source.public or "", names))
-    elif source.client in value.columns:
-        # rows that all have are nobody's, and the column would be read as a feature
-        value = value.drop(columns=source.client)
-    rows = published.rows_of(value)
-    assert isinstance(rows, DataSet)
-    return Rows(floats(pytree.mapped(lambda part: part[:], rows.x)), rows.y)
+    changes = dict.fromkeys(("name", "client", "classes", "public", "standardise"))
+    if not is_table(path):
+        changes |= dict.fromkeys(("target", "features"))
+    published = source.model_copy(update=changes | {"source": str(path)})
+    # rows that all have are nobody's, and a column of clients would be read as a feature
+    columns = {**run.columns, "client": source.client or run.columns.get("client")}
+    said = replace(run, classes=clients.classes, numbers=clients.classes is None, columns=columns)
+    table, (y, _) = own_table(read_owners(published.read(), pair=True), published, "", said)
+    return Rows(*(pytree.mapped(torch.from_numpy, tree) for tree in (table.x, y)))
 
 
 def _looking_alike(rows: Rows, clients: Clients, who: str) -> Rows:

@@ -26,6 +26,7 @@ from piebald.core.objective import Objective
 from piebald.core.plain_text import printable
 from piebald.core.reading.files import settings_text
 from piebald.core.references import USERS, Outside, Resolver, is_file, list_file
+from piebald.data.clients.own_rows import RunRows
 from piebald.data.clients.prepared import in_own_unit
 from piebald.data.clients.standardise import StandardisedClients
 from piebald.data.preparation.settings import PrepareSettings
@@ -37,7 +38,6 @@ from piebald.federation.operate.logs import without_message
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_rows import (
-    RunRows,
     SiteRows,
     SiteSource,
     missing_source,

@@ -4,40 +4,33 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from piebald.contracts import Clients, HoldsRows, Rows, Split
+from piebald.contracts import Clients, Rows, Split
 from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.references import USERS, module_name
 from piebald.core.stored_vectors import blocks
-from piebald.data.clients.client_tables import BY_SHARES, ClientTable, Reading, files_of
-from piebald.data.clients.convert import is_several
+from piebald.data.clients.client_tables import files_of
 from piebald.data.clients.data_source import DataSource
+from piebald.data.clients.own_rows import RunRows, client_among
 from piebald.data.clients.owner import Owner, read_owners, records_of
-from piebald.data.clients.pairs import from_pairs
 from piebald.data.clients.prepared import PreparedClients, coded_rows, columns_of, warn_of_values
 from piebald.data.clients.published_rows import with_published
 from piebald.data.clients.row_identity import UNKNOWN, Digests
-from piebald.data.clients.sources import clients_of_table, recoded
 from piebald.data.embeddings.embedded import embedded_by
-from piebald.data.partition import ByOwner, Iid
 from piebald.data.partition.split_settings import SplitSettings, division_of
 from piebald.data.preparation.answers import Table, parsed_numbers
 from piebald.data.preparation.columns import CodedTable, guess_columns
 from piebald.data.preparation.settings import PrepareSettings
-from piebald.data.sets.dataset import DataSet
-from piebald.data.sets.decoded import Decoded
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-_COLUMNS = ("target", "features", "tokens")  # what a site leaves to the run where it does not say it itself
 
 
 class SiteSource(DataSource):
@@ -49,11 +42,15 @@ class SiteSource(DataSource):
     Attributes:
         client: the column, or the kind of owners, that says whose a row is, where the source has rows of others, too:
             the site takes those with its own name.
+        key: the column of a table by which a row is known, whatever else it holds, so that questions about it are
+            counted on when columns are added or values corrected; no input unless features name it.  By default a row
+            is known by all that it holds.
         target, features, regression, tokens: for a table, those of the experiment's [data] by default.
         side, channels, seconds: of images and recordings in a folder, by default those of the run's inputs.
         test, validation: shares of the rows to hold out, where they are not divided yet.
     """
 
+    key: str | None = None
     test: float = Field(default=0.2, ge=0, lt=1)
     validation: float = Field(default=0.1, ge=0, lt=1)
 
@@ -71,51 +68,26 @@ class SiteSource(DataSource):
             )
         return self
 
-    def refuse_columns(self) -> None:
-        """Refuse settings of tables, for arrays.
-
-        Raises:
-            SettingError: one is set.
-        """
-        self._refuse("client", "target", "features")
-
     @property
-    def where(self) -> str:
-        """The source, for messages."""
-        return str(self.source or self.name)
+    def apart(self) -> tuple[str, ...]:
+        """See `DataSource`."""
+        return () if self.key is None else (self.key,)
 
+    def records(self, owners: Sequence[Owner], site: str) -> Digests:
+        """Return the digests of the rows of a site, see `owner.records_of`."""
+        if not all(owner.is_table for owner in owners):
+            self._refuse("key")
+        return records_of(owners, site, self.client, self.key)
 
-@dataclass(frozen=True, slots=True)
-class RunRows:
-    """Statements of a run about the rows of its sites.
-
-    Attributes:
-        classes: names of the classes in the order of their numbers, None where there are none, or none are known.
-        numbers: whether targets are numbers to predict.
-        inputs: the shape of one input as sites have it, None where it is not known.
-        columns: the experiment's section [data], whose columns a site takes where it names none itself.
-        extractor: the frozen network that a site runs once over its inputs, None for none.
-        prepare: how columns of tables become inputs, None for numbers as they are.
-        split: how the site's rows are divided, None where the site says it.
-    """
-
-    classes: Sequence[str] | None = None
-    numbers: bool = False
-    inputs: Sequence[int] | None = None
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    extractor: str | None = None
-    prepare: PrepareSettings | None = None
-    split: SplitSettings | None = None
-
-    def division(self, source: SiteSource) -> SplitSettings:
-        """Return how the rows of a source are divided among parts: as the run says, in sizes that the site states."""
-        sizes = {"test": source.test, "validation": source.validation}
-        if self.split is None:
+    def division(self, split: SplitSettings | None) -> SplitSettings:
+        """Return how the rows are divided among parts: as a run says, in sizes that the site states."""
+        sizes = {"test": self.test, "validation": self.validation}
+        if split is None:
             return SplitSettings(**sizes)
-        stated = {name: size for name, size in sizes.items() if name in source.model_fields_set}
-        if self.split.hold_out is not None:  # of a client that trains
-            stated = {"test": self.split.test_amount, **stated}
-        return self.split.with_(**stated, hold_out=None, test_only=[])
+        stated = {name: size for name, size in sizes.items() if name in self.model_fields_set}
+        if split.hold_out is not None:  # of a client that trains
+            stated = {"test": split.test_amount, **stated}
+        return split.with_(**stated, hold_out=None, test_only=[])
 
 
 class SiteRows:
@@ -257,10 +229,15 @@ def _owners(source: SiteSource, folder: Path, site: str, run: RunRows) -> tuple[
     """Return who gave the rows of a source, and the digests of the site's own, before a server chooses anything."""
     owners = read_owners(_read(source, folder, run), pair=True, parts=True)
     path = None if source.source is None or ":" in source.source else folder / source.source
-    # pictures are known by their files, since the run says in which size they are read
-    are_pictures = path is not None and path.is_dir() and not owners[0].is_hub
-    identified = [Owner(None, path)] if are_pictures else owners
-    return owners, records_of(identified, site, source.client)
+    if path is not None and path.is_dir() and not owners[0].is_hub:
+        # pictures are known by their files, since the run says in which size they are read
+        return owners, source.records([Owner(None, path)], site)
+    records = source.records(owners, site)
+    if len(records) and ":" in source.where:
+        # a function of one's own may return other rows at each call, which nothing identifies then
+        again = read_owners(_read(source, folder, run), pair=True, parts=True)
+        records = records if np.array_equal(records, source.records(again, site)) else UNKNOWN
+    return owners, records
 
 
 def place_of(source: DataSource, folder: Path) -> Path | None:
@@ -300,83 +277,9 @@ def _client(
     owners: Sequence[Owner], source: SiteSource, folder: Path, site: str, run: RunRows, number: int = 0
 ) -> tuple[Clients, int]:
     """Return clients, one of which has the site's rows, from what was read, and its number among them."""
-    clients, client = _raw_client(owners, source, site, run, number)
-    if source.public is not None:
-        columns = [name for name in _COLUMNS if run.columns.get(name) and not getattr(source, name)]
-        clients = with_published(
-            clients, source.model_copy(update={name: run.columns[name] for name in columns}), folder
-        )
+    clients, client = client_among(owners, source, site, run, source.division(run.split), number)
+    clients = with_published(clients, source, folder, run)
     return (clients, client) if run.extractor is None else (embedded_by(clients, run.extractor), client)
-
-
-def _raw_client(
-    owners: Sequence[Owner], source: SiteSource, site: str, run: RunRows, number: int
-) -> tuple[Clients, int]:
-    rows, kind = owners[0].content, source.client
-    if isinstance(rows, HoldsRows):
-        clients = cast(Clients, source.rows_of(rows, run.split))
-        return clients, _number(clients.names, site, source)
-    if isinstance(rows, DataSet) and _stays(rows):
-        data_set = cast(DataSet, source.rows_of(rows))
-        if run.classes is not None and data_set.classes is not None:
-            y = recoded(data_set.targets.numpy(), data_set.classes, run.classes, source.where)
-            data_set = replace(data_set, y=torch.from_numpy(y), classes=list(run.classes))
-        split = (Iid(clients=1) if kind is None else ByOwner(owner=kind)).split(data_set, run.division(source))
-        return split, 0 if kind is None else _number(split.names, site, source)
-    if owners[0].name is not None:
-        names = list(dict.fromkeys(str(owner.name) for owner in owners))
-        own = names[_number(names, site, source)]
-        owners = [replace(owner, name=None) for owner in owners if owner.name == own]
-    if owners[0].split is not None:
-        has_tables = any(owner.is_table or isinstance(owner.content, DataSet) for owner in owners)
-        owners = [replace(owner, name=site, content=_pair(owner, source, site, run)) for owner in owners]
-        if has_tables:  # whose columns are chosen by now
-            source = source.model_copy(update={"client": None, "target": None, "features": None})
-        if all(owner.split != "train" for owner in owners):
-            raise SettingError(f"{source.where} returned no rows to train on: it must return a 'train' part")
-    table, labels = _own_table(owners, source, site, run, coded=run.prepare is not None)
-    # the same rows as in a simulation
-    first = 0 if run.split is None else number
-    return clients_of_table(table, run.division(source), labels=labels, first=first), 0
-
-
-def _stays(rows: DataSet) -> bool:
-    """Return whether a data set is divided as it is: its rows are in files, or it says how they are divided."""
-    return isinstance(rows.x, Decoded) or rows.test is not None or (rows.groups is not None and rows.keys is None)
-
-
-def _own_table(
-    owners: Sequence[Owner], source: SiteSource, site: str, run: RunRows, coded: bool = False
-) -> tuple[ClientTable, tuple[Any, Sequence[str] | None]]:
-    """Return the site's own rows as a table, and their targets as numbers with the names of their classes."""
-    rows, kind = owners[0].content, source.client
-    if isinstance(rows, DataSet):
-        data_set = cast(DataSet, source.rows_of(rows))
-        named = None if kind is None else np.array(data_set.owners[kind].names)[data_set.owners[kind].codes]
-        owner = Owner(None, (data_set.x, data_set.y), owners=named)
-        table = replace(from_pairs([owner], Reading()), classes=data_set.classes, keys=data_set.keys)
-        source = source.model_copy(update={"positive": None})  # its two classes are the only ones by now
-    else:
-        source = _with_columns_of(run, source, owners[0])
-        table = source.table_of(owners, run.split or BY_SHARES, coded)
-    alone = kind is None and owners[0].owners is None
-    table = table.of(None if alone else _number(table.names, site, source), site)
-    # what has names is told by them; numbers, and text of tables, are those of the run
-    has_names = table.classes is not None or owners[0].is_hub or source.positive is not None
-    amounts = source.regression or (run.numbers and not is_several(table.y))
-    changes = {"classes": source.classes or (None if has_names else run.classes), "regression": amounts}
-    y, classes = source.model_copy(update=changes).labels_of(table)
-    if classes is not None and run.classes is not None:
-        y, classes = recoded(y, classes, run.classes, source.where), list(run.classes)
-    return table, (y, classes)
-
-
-def _pair(owner: Owner, source: SiteSource, site: str, run: RunRows) -> Any:
-    """Return inputs and targets of a part, by the names of classes where they come from a table or a data set."""
-    if not owner.is_table and not isinstance(owner.content, DataSet):
-        return owner.content
-    table, (y, classes) = _own_table([replace(owner, name=None, split=None)], source, site, run)
-    return table.x, y if classes is None else np.array(classes)[y]
 
 
 def _read(source: SiteSource, folder: Path, run: RunRows) -> Any:
@@ -389,41 +292,7 @@ def _read(source: SiteSource, folder: Path, run: RunRows) -> Any:
         return _run_user_code(load, f"{path}:{function}")
     if colon:
         return source.model_copy(update={"source": USERS.mark(source.source)}).read()
-    place, shape, changes = folder / source.source, run.inputs or (), dict[str, Any]()
-    if len(shape) == 3 and shape[1] == shape[2]:
-        form = {"side": shape[1], "channels": 1 if shape[0] == 1 else 3}
-        changes |= {name: value for name, value in form.items() if name not in source.model_fields_set}
-    if len(shape) == 2 and shape[0] == 1 and "seconds" not in source.model_fields_set:
-        changes["seconds"] = shape[1] / source.rate
-    return source.model_copy(update=changes).read_path(place)
-
-
-def _with_columns_of(run: RunRows, source: SiteSource, owner: Owner) -> SiteSource:
-    """Return the source with the settings that it leaves to the run."""
-    names = _COLUMNS if owner.is_table else ("tokens",)
-    changes = {name: run.columns[name] for name in names if run.columns.get(name) and not getattr(source, name)}
-    if owner.is_table:
-        columns = list(owner.content.columns if owner.is_frame else owner.content.column_names)
-        if source.client is None and run.columns.get("client") in columns:
-            changes["client"] = run.columns["client"]  # no input; all rows are this site's
-        if source.target is None and "target" not in changes:
-            raise SettingError(
-                f"{source.where} is a table: name the column to predict, target in [data] of site.toml, or --target "
-                f"COLUMN; it has {', '.join(map(str, columns))}"
-            )
-    return source.model_copy(update=changes)
-
-
-def _number(names: Sequence[str], site: str, source: SiteSource) -> int:
-    """The number of the client with the site's name; a single one may have another name."""
-    listed = [str(name) for name in names]
-    if site in listed:
-        return listed.index(site)
-    if len(listed) == 1 and source.client is None:
-        return 0
-    names_shown = f"{', '.join(map(repr, listed[:5]))}{f' and {len(listed) - 5} more' if len(listed) > 5 else ''}"
-    kind = "client" if source.client is None else f"row whose {source.client} is"
-    raise SettingError(f"{source.where} has no {kind} {site!r}, which is the name of this site, but {names_shown}")
+    return source.of_shape(run.inputs).read_path(folder / source.source)
 
 
 def loader(path: Path, name: str) -> Callable[[], Any]:

@@ -27,15 +27,12 @@ from piebald.contracts import (
     infinite_reason,
     shown_digest,
 )
-from piebald.contracts.data import public_rows_of, rows_digest
 from piebald.core import pytree
 from piebald.core.errors import SettingError, failure_reason
 from piebald.core.noise import NoiseSource
 from piebald.core.parameters import frozen_digest
 from piebald.data.clients.owner import Owner, records_of
-from piebald.data.clients.row_identity import UNKNOWN, Digests, fingerprint
-from piebald.data.partition.split_settings import division_of
-from piebald.data.preparation.answers import Table
+from piebald.data.clients.row_identity import UNKNOWN, Digests
 from piebald.engines.client_context import EngineContext
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.sequential import SequentialEngine as Engine
@@ -334,15 +331,10 @@ class TaskRunner:
     @cached_property
     def _rows_digest(self) -> str:
         """The digest of the rows, as the site has them and as the run's questions see them."""
-        clients, division = self._clients, division_of(self._clients)
-        classes = [] if clients.classes is None else clients.classes
-        values: list[Any] = [self.ledger.rows, [*map(str, clients.names)], [*map(str, classes)]]
-        values.append(None if division is None else division.model_dump(mode="json"))
-        values += [rows_digest(clients.rows(self.client, split)) for split in SPLITS]
-        values.append(rows_digest(public_rows_of(clients)))
-        if isinstance(clients, UnpreparedRows):
-            values += [_table_digest(clients.table(self.client, split)) for split in SPLITS]
-        return shown_digest(values, {}).hex()
+        clients = self._clients
+        # before they are prepared, the run's questions see tables and the rows are blank
+        tables = [clients.table(self.client, split) for split in SPLITS] if isinstance(clients, UnpreparedRows) else []
+        return self.ledger.rows + Owner(None, clients).fingerprint(self.client, tables)
 
     def _counted(self, count: Callable[[], None]) -> str | None:
         """Count something that may leave, on disk; return why it does not, or None."""
@@ -562,10 +554,3 @@ class TaskRunner:
         if shared == self.work.layout.size:
             return self._initial_state
         return self._initial_state | {PRIVATE: task.vectors.get(PRIVATE, self.work.initial[shared:])}
-
-
-def _table_digest(table: Table) -> str:
-    """Return the digest of a table before it is prepared."""
-    columns = [(name, table.frame[name]) for name in table.frame.columns]
-    targets = [] if table.y is None else [("", table.y)]
-    return fingerprint([*columns, *targets]) + repr(table.classes)

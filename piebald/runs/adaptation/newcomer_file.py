@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from piebald import data
-from piebald.contracts import Clients
+from piebald.contracts import Clients, HoldsRows
+from piebald.contracts.data import blank_row
+from piebald.core import pytree
 from piebald.core.errors import SettingError
-from piebald.core.references import USERS, is_reference, of_folder
-from piebald.data.clients.client_tables import Reading, is_table, read_table
+from piebald.core.references import USERS, of_folder
 from piebald.data.clients.data_source import DataSource
-from piebald.data.clients.owner import Owner, read_owners
-from piebald.data.clients.pairs import from_pairs
-from piebald.data.clients.sources import clients_of_table, recoded
+from piebald.data.clients.own_rows import RunRows, client_among
+from piebald.data.clients.owner import is_frame, read_owners
 from piebald.data.embeddings.embedded import embedded_by
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.preparation import Preparation
-from piebald.data.sets.dataset import DataSet
-from piebald.data.sets.decoded import Decoded
-from piebald.data.sets.named import named
+from piebald.data.preparation.settings import PrepareSettings
+
+_SIZES = ("side", "channels", "seconds", "rate")  # of images and recordings
 
 
 def from_file(
@@ -48,45 +44,17 @@ def from_file(
         SettingError: the rows cannot be read, or have unexpected content.
     """
     settings = of_folder("", plugins).mark(meta.get("settings") or {})
-    newcomer = _rows(source, target, settings, meta, validation, test)
-    if settings.get("extractor") is None:
-        return newcomer
-    return embedded_by(newcomer, settings["extractor"])
-
-
-def _rows(
-    source: str,
-    target: str | None,
-    settings: Mapping[str, Any],
-    meta: Mapping[str, Any],
-    validation: float,
-    test: float,
-) -> Clients:
-    data_table, classes = settings.get("data") or {}, meta.get("classes")
-    split = SplitSettings.of(settings.get("split"))
-    path = Path(source)
-    division = SplitSettings(validation=validation, test=test)
-    loaded: Any
-    if is_table(path) and not is_reference(source):
-        target = target or data_table.get("target")
-        frame = read_table(path, data_table.get("client"))
-        if meta.get("preparation") is not None:
-            return from_table(frame, target, meta, validation, test)
-        division = _like_the_run(split, list(frame.columns), validation, test)
-        frame = frame.drop(columns=[name for name in split.columns if name in frame and name not in division.columns])
-        loaded = _of_table(path, frame, target, data_table, division)
-    elif path.is_dir():
-        loaded = _of_folder(path, settings)
-    else:
-        loaded = DataSource(source=USERS.mark(source)).load()
-    if not isinstance(loaded, DataSet):
-        return loaded  # type: ignore[no-any-return]
-    if isinstance(loaded.x, Decoded):
-        raise SettingError(f"{source} has rows that stay in their files: load them, or adapt to them from Python")
-    has_names = loaded.classes is not None and classes is not None and path.suffix != ".npz"
-    y = np.array(loaded.classes)[loaded.targets.numpy()] if has_names else loaded.y
-    table = replace(from_pairs([Owner("newcomer", (loaded.x, y))], Reading()), keys=loaded.keys)
-    return clients_of_table(table, division, classes=classes)
+    about, extractor = settings.get("data") or {}, settings.get("extractor")
+    # those of a named data set are in the form of its rows
+    sizes = {name: about[name] for name in _SIZES if name in about and about.get("source") is not None}
+    given = DataSource(source=USERS.mark(source), **sizes)
+    if Path(source).is_dir():
+        # an extractor reads images as the run's data have them, and hides their shape
+        given = given if extractor is not None else given.of_shape(pytree.form(blank_row(meta["rows"]).x))
+    elif Path(source).suffix != ".npz":
+        given = given.model_copy(update={"client": about.get("client")})
+    newcomer = _client(given.read(), source, target, about, meta, validation, test)
+    return newcomer if extractor is None else embedded_by(newcomer, extractor)
 
 
 def from_table(frame: Any, target: str | None, meta: Mapping[str, Any], validation: float, test: float) -> Clients:
@@ -99,16 +67,39 @@ def from_table(frame: Any, target: str | None, meta: Mapping[str, Any], validati
     Raises:
         SettingError: a column is missing, or a target is none of the run's classes.
     """
-    agreed = Preparation(**meta["preparation"])
-    goal = target or (None if agreed.target is None else agreed.target.name)
-    features = [name for name in agreed.names_in if name in frame.columns] or agreed.names_in
-    source = DataSource(source="the newcomer", target=goal, features=features, regression=agreed.classes is None)
-    division = _like_the_run(SplitSettings.of(meta.get("split")), list(frame.columns), validation, test)
-    table = source.table_of(read_owners(frame), division, coded=True).of(None, "newcomer")
-    y, classes = source.labels_of(table)
-    if classes is not None and agreed.classes is not None:
-        y, classes = recoded(y, classes, agreed.classes, "the newcomer"), list(agreed.classes)
-    return clients_of_table(table, division, labels=(y, classes))
+    return _client(frame, "the newcomer", target, {}, meta, validation, test)
+
+
+def _client(
+    content: Any, source: str, target: str | None, about: Mapping[str, Any], meta: Mapping[str, Any],
+    validation: float, test: float,
+) -> Clients:  # fmt: skip
+    """Return rows as a client; `about` is the run's section [data]."""
+    agreed = None if meta.get("preparation") is None else Preparation(**meta["preparation"])
+    split = SplitSettings.of(meta.get("split"))
+    owner = read_owners(content, pair=True)[0]
+    if owner.name is not None or isinstance(owner.content, HoldsRows):
+        return DataSource(source=source).rows_of(content)  # type: ignore[return-value]  # they are clients already
+    division = _like_the_run(split, owner.columns, validation, test)
+    regression, goal, features = bool(about.get("regression")), target or about.get("target"), about.get("features")
+    if owner.is_table and agreed is not None:
+        goal = goal or (None if agreed.target is None else agreed.target.name)
+        features = [name for name in agreed.names_in if name in owner.columns] or agreed.names_in
+        regression = agreed.classes is None
+    if owner.is_table and goal is None:
+        raise SettingError(f"{source} is a table: name the column to predict with --target COLUMN")
+    if is_frame(content):  # columns that say how rows are divided are no inputs
+        gone = [name for name in split.columns if name in owner.columns and name not in division.columns]
+        content = content.drop(columns=gone)
+    run = RunRows(
+        meta.get("classes") if agreed is None else agreed.classes,
+        columns={"client": about.get("client"), "tokens": about.get("tokens")},
+        prepare=None if agreed is None else PrepareSettings(),
+        split=division,
+    )
+    named: dict[str, Any] = {"target": goal, "features": features} if owner.is_table else {}
+    given = DataSource(source=source, regression=regression, **named)
+    return client_among(read_owners(content, pair=True), given, "newcomer", run, division)[0]
 
 
 def _like_the_run(split: SplitSettings, columns: list[str], validation: float, test: float) -> SplitSettings:
@@ -117,32 +108,3 @@ def _like_the_run(split: SplitSettings, columns: list[str], validation: float, t
     order = split.order if split.order in columns else None
     stratify = None if isinstance(split.stratify, str) and split.stratify not in columns else split.stratify
     return SplitSettings(validation=validation, test=test, seed=split.seed, group=group, order=order, stratify=stratify)
-
-
-def _of_table(
-    path: Path, frame: Any, target: str | None, data_table: Mapping[str, Any], division: SplitSettings
-) -> Any:
-    """A table with the columns of the run's own."""
-    if target is None:
-        raise SettingError(f"{path} is a table: name the column to predict with --target COLUMN")
-    client = data_table.get("client") if data_table.get("client") in frame.columns else None
-    options = {name: data_table[name] for name in ("features", "regression", "tokens") if data_table.get(name)}
-    return DataSource(source=str(path), client=client, target=target, **options).rows_of(frame, division)
-
-
-def _of_folder(path: Path, settings: Mapping[str, Any]) -> Any:
-    """Images or recordings in the size of the run's data set."""
-    data_table = settings.get("data") or {}
-    if not data_table:
-        raise SettingError(f"{path} is a folder, but the run was started from Python: load it there and call adapt")
-    if data_table.get("source") is not None:
-        return DataSource(**{**data_table, "source": str(path), "client": None}).load()
-    shape = named(data_table["name"]).input_shape
-    if len(shape) == 3 and shape[1] == shape[2]:
-        return data.image_folder(path, side=shape[1], channels=1 if shape[0] == 1 else 3)
-    if len(shape) == 2 and shape[0] == 1:
-        # samples a second of recordings
-        return data.audio_folder(path, seconds=shape[1] / 16_000)
-    raise SettingError(
-        f"{path} is a folder, but the run's inputs {list(shape)} are neither square images nor recordings"
-    )

@@ -14,8 +14,8 @@ from piebald.core.arguments import Share
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats
 from piebald.core.targets import IGNORED
-from piebald.data.clients.client_tables import tables_of
-from piebald.data.clients.owner import is_frame
+from piebald.data.clients.client_tables import target_gaps
+from piebald.data.clients.owner import Owner, is_frame, read_owners
 from piebald.data.clients.prepared import PreparedClients, columns_of, prepared
 from piebald.data.clients.sources import clients_from
 from piebald.data.partition.split_settings import SplitSettings
@@ -169,52 +169,48 @@ def tree_data(
     settings = prepare if isinstance(prepare, PrepareSettings) else PrepareSettings(**prepare or {})
     divided = {"validation": validation, "test": test, "split": split}
     given: dict[str, Any] = {argument: value for argument, value in divided.items() if value is not None}
-    if isinstance(source, HoldsRows):
+    owners = read_owners(source, client)
+    rows = owners[0].content
+    if isinstance(rows, HoldsRows):
         # their splits may be kept for a test, which a second division would mix up
         if given:
             raise SettingError(
                 f"{next(iter(given))} divides the rows of tables, and these clients have theirs: leave it out"
             )
-        clients = cast(Clients, source)
+        clients = cast(Clients, rows)
         if columns_of(clients) is not None and not isinstance(clients, PreparedClients):
             clients = prepared(clients, settings, name, origin="the rows")
     else:
         # settings of a split bring their own seed
         given |= {} if split is not None else {"seed": seed}
-        if (tables := tables_of(source, client)) is None:
-            clients = clients_from(source, **given)
-        else:
-            # before the split, so that shares of rows are of those that can be learned from
-            tables, dropped = _with_targets(tables, name, named=target is not None)
-            about = _target_arguments(tables, name, objective)
-            clients = clients_from(
-                tables, client=client, target=name, features=columns, prepare=settings, **about, **given
-            )
-            # the tables have only these columns by now, under the names of the preparation
+        if owners[0].is_frame:
+            goals = _targets(owners, name, named=target is not None)
+            dropped = sum(int(target_gaps(goal).sum()) for goal in goals)
+            given |= {"client": client, "target": name, "features": columns, "prepare": settings}
+            given |= _target_arguments(goals, name, objective)
+            # the tables have only these columns from here on, under the names of the preparation
             columns = None
+        clients = clients_from(owners, **given)
     chosen, classes = target_of(clients, name, objective)
     encoding = _encoding(clients, columns, features, missing)
     rows = [_rows(clients, number, encoding, columns, features) for number in range(len(clients))]
     return TreeData(rows, encoding, chosen, name, classes, dropped)
 
 
-def _with_targets(tables: Any, name: str, *, named: bool) -> tuple[Any, int]:
-    """Return the rows that have a target, and how many others there are."""
-    if isinstance(tables, Mapping):
-        kept = {client: _with_targets(table, name, named=named) for client, table in tables.items()}
-        return {client: table for client, (table, _) in kept.items()}, sum(count for _, count in kept.values())
-    if name not in tables.columns:
-        given = [str(column) for column in tables.columns]
-        raise (
-            unknown("column", name, given) if named
-            else SettingError(f"name the column to predict, target (--target): there are {', '.join(given)}")
-        )  # fmt: skip
-    # -1 is the code of a gap
-    known = factorized(tables[name])[0] >= 0
-    return (tables, 0) if known.all() else (tables[known], int((~known).sum()))
+def _targets(owners: Sequence[Owner], name: str, *, named: bool) -> list[Any]:
+    """Return the column of targets of each table."""
+    for owner in owners:
+        if name not in owner.columns:
+            raise (
+                unknown("column", name, owner.columns) if named
+                else SettingError(
+                    f"name the column to predict, target (--target): there are {', '.join(owner.columns)}"
+                )
+            )  # fmt: skip
+    return [owner.content[name] for owner in owners]
 
 
-def _target_arguments(tables: Any, name: str, objective: Objective | None) -> dict[str, Any]:
+def _target_arguments(goals: Sequence[Any], name: str, objective: Objective | None) -> dict[str, Any]:
     """Return what `clients_from` is to know of the targets, so that they are what the objective takes.
 
     Raises:
@@ -225,10 +221,10 @@ def _target_arguments(tables: Any, name: str, objective: Objective | None) -> di
     if objective in (None, "regression"):
         return {"regression": objective == "regression"}
     # of all clients, since one of them may lack a class
-    goal = pandas.concat([table[name] for table in (tables.values() if isinstance(tables, Mapping) else [tables])])
+    goal = pandas.concat(goals)
     if classes_of(goal) is not None:
         return {}
-    values = np.unique(numbers_of(goal))
+    values = np.unique(numbers_of(goal[~target_gaps(goal)]))
     if len(values) > _MOST_CLASSES or (values != np.round(values)).any():
         raise SettingError(
             f"under {objective!r} the target {name!r} must be at most {_MOST_CLASSES} whole numbers or names, got "
