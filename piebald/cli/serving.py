@@ -101,9 +101,9 @@ def relayed(run: Path, tell: Callable[[str], None]) -> Iterator[None]:
             with path.open("rb") as file:
                 file.seek(read.setdefault(path, 0))
                 # whole lines only, as a site may be in the middle of one
-                whole = file.read().rpartition(b"\n")[0]
-            read[path] += len(whole) + bool(whole)
-            for line in whole.decode(errors="replace").splitlines():
+                whole, end, _ = file.read().rpartition(b"\n")
+            read[path] += len(whole) + len(end)
+            for line in whole.decode(errors="replace").split("\n") if end else ():
                 words = (part if part.isspace() else printable(part) for part in re.split("( +)", line))  # a table's
                 tell(f"{path.parent.name} | {''.join(words)}".rstrip())
 

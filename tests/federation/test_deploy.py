@@ -106,7 +106,10 @@ def test_what_sites_print_is_relayed_by_whole_lines_each_once(tmp_path: Path) ->
     site, lines = tmp_path / "fold-1" / "federation" / "north", list[str]()
     site.mkdir(parents=True)
     with relayed(tmp_path, lines.append):
-        (site / "log.txt").write_bytes("✓ disk\n\n".encode() + b"M\xfcller\nbeg")
+        (site / "log.txt").write_bytes("✓ disk\n\n".encode())
+        until(lambda: len(lines) == 2)
+        with (site / "log.txt").open("ab") as file:
+            file.write(b"M\xfcller\nbeg")
         until(lambda: len(lines) == 3)
         with (site / "log.txt").open("ab") as file:
             file.write(b"un\nthe run is over\n")

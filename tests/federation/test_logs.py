@@ -176,7 +176,7 @@ def test_the_logs_of_a_federation_tell_what_happens_and_hold_no_row_and_no_secre
         x = rng.normal(1000, 400, (40, 4)).astype("f4")
         forbidden |= written(x)
         np.savez(folder / name / "rows.npz", x=x, y=np.arange(40) % 2)
-        (folder / name / "site.toml").write_text("[data]\nsource = 'rows.npz'\n")
+        (folder / name / "site.toml").write_text("[data]\nsource = 'rows.npz'\n[policy]\nleast_rows = 1\n")
     for party in ("server", "authority", *names):
         pem = (folder / party / "key.pem").read_bytes()
         number = load_pem_private_key(pem, None).private_numbers().private_value  # type: ignore[union-attr]

@@ -23,6 +23,7 @@ from piebald.cli import main
 from piebald.cli.program import app
 from piebald.core import references
 from piebald.core.errors import SettingError
+from piebald.core.module_path import forget_current_folder
 from piebald.core.references import Outside, Users
 from tests.federation.conftest import provisioned
 from tests.security import audited_commands
@@ -197,6 +198,21 @@ def test_actors_of_ray_search_no_current_folder(archive: Path) -> None:
     words = ["run", "e.toml", "--out", "r", "--set", "runtime={ kind = 'ray', engine = 'sequential', workers = 1 }"]
     done = started(archive, "-m", "piebald.cli", *words)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_what_is_installed_from_the_current_folder_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """Before, nobody could work in the folder of a package of components that was installed from there."""
+    monkeypatch.chdir(tmp_path)
+    here, standard = str(tmp_path), str(Path(os.__file__).parent)
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    monkeypatch.setenv("PYTHONPATH", f"{os.pathsep}relative{os.pathsep}{here if named else ''}")
+    monkeypatch.setattr(sys, "path", ["", here, "/elsewhere", standard, "/site-packages", here])
+    forget_current_folder()
+    assert sys.path == [here] * named + ["/elsewhere", standard, "/site-packages", here]
+    assert os.environ.get("PYTHONPATH") == (here if named else None)
 
 
 @pytest.fixture
