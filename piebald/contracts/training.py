@@ -369,14 +369,16 @@ class ClientContext(Protocol):
     def rows(self, split: Split) -> list[Rows]:
         """The clients' own rows, for queries without a model."""
 
-    def made(self, split: Split, key: Hashable, make: Callable[[Rows, str], T]) -> list[T]:
-        """What `make` makes of each client's rows and its name, for the next questions as well.
+    def cached(self, split: Split, key: Hashable, function: Callable[[Rows, str], T]) -> list[T]:
+        """Return a function of each client's rows, computed once for many questions about the same rows.
+
+        A value is computed anew where the key is another, or where rows are other tensors, or were written to by
+        torch; what writes to the memory of an array behind them must return other tensors.
 
         Args:
-            split: the split.
-            key: of all that it is made by; the last one of each client and split is remembered while its rows are the
-                same, so a model that asks 30 times reads rows once.
-            make: makes it, of rows and the name of their client.
+            split: the rows.
+            key: what the values follow from besides the rows; of each client and split the last one is remembered.
+            function: of rows and the name of their client.
         """
 
     @property

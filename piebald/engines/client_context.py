@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -135,13 +134,9 @@ class EngineContext:
     def rows(self, split: Split) -> list[Rows]:
         return [self.engine.row_loader.rows(client, split) for client in self.stack.clients]
 
-    def made(self, split: Split, key: Hashable, make: Callable[[Rows, str], T]) -> list[T]:
+    def cached(self, split: Split, key: Hashable, function: Callable[[Rows, str], T]) -> list[T]:
         loader = self.engine.row_loader
-        names = [str(loader.clients.names[client]) for client in self.stack.clients]
-        return [
-            loader.made(client, split, key, partial(_called, make, name))
-            for client, name in zip(self.stack.clients, names, strict=True)
-        ]
+        return [loader.cached(client, split, key, function) for client in self.stack.clients]
 
     @property
     def features(self) -> Sequence[str]:
@@ -190,10 +185,6 @@ class EngineContext:
 
     def confusion(self, model: Tensor, split: Split) -> Tensor:
         return self.engine.confusion(self.stack.clients, model, split)
-
-
-def _called(make: Callable[[Rows, str], T], name: str, rows: Rows) -> T:
-    return make(rows, name)
 
 
 def run_steps(

@@ -62,8 +62,8 @@ class RowLoader:
             pool = self._prepared(clients.pool())
             self._indexed, self._pool = clients, Rows(pytree.moved(pool.x, device), pytree.moved(pool.y, device))
         self._known: dict[int, int] = {}  # training rows with a known target, of clients whose rows were fetched
-        # by client and split: a key, the tensors of the rows, and what was last made of them
-        self._made: dict[tuple[int, Split], tuple[Hashable, list[Tensor], Any]] = {}
+        # by client and split: a key, the versions of the rows, the value that follows from both, and the rows
+        self._cached: dict[tuple[int, Split], tuple[Any, ...]] = {}
         # of rows that are not here yet nobody knows
         self.lacks_targets = self._domain is not None and (
             self._pool is None or not bool(self._domain.known_rows(self._pool.y).all())
@@ -154,27 +154,24 @@ class RowLoader:
         rows = self._rows(client, split)
         return Rows(pytree.moved(rows.x, self.device), pytree.moved(rows.y, self.device))
 
-    def made(self, client: int, split: Split, key: Hashable, make: Callable[[Rows], T]) -> T:
-        """Return what `make` makes of a client's rows, from an earlier call where key and rows are the same.
-
-        Args:
-            client: the client's number.
-            split: of its rows.
-            key: of what is made; the last one of each client and split is remembered.
-            make: makes it.
-        """
-        tensors: list[Tensor] = []
-        if not self.indexed:  # others may come anew at each call
+    def cached(self, client: int, split: Split, key: Hashable, function: Callable[[Rows, str], T]) -> T:
+        """Return a function of a client's rows and its name, see `contracts.ClientContext.cached`."""
+        if self._pool is None:
             with self._lock:
-                fetched = self.clients.rows(client, split)
-            tensors = [*pytree.leaves(fetched.x), *pytree.leaves(fetched.y)]
-        known = self._made.get((client, split))
-        if known is not None and known[0] == key and list(map(id, known[1])) == list(map(id, tensors)):
-            made: T = known[2]
-            return made
-        made = make(self.rows(client, split))
-        self._made[client, split] = key, tensors, made
-        return made
+                rows = self.clients.rows(client, split)
+        else:
+            rows = self._pool
+        tensors = [*pytree.leaves(rows.x), *pytree.leaves(rows.y)]
+        # tensors of `torch.inference_mode` count no changes
+        versions = [(id(tensor), None if tensor.is_inference() else tensor._version) for tensor in tensors]
+        known = self._cached.get((client, split))
+        if known is not None and known[:2] == (key, versions):
+            value: T = known[2]
+            return value
+        value = function(self.rows(client, split), str(self.clients.names[client]))
+        # with the tensors, so that no other object gets their ids
+        self._cached[client, split] = key, versions, value, tensors
+        return value
 
     def _lacked(self, clients: Sequence[int]) -> frozenset[str]:
         """Return the names of the inputs that all of some clients lack."""

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from piebald.contracts import Split
 from piebald.core.arguments import Fraction, Positive, checked
 from piebald.core.errors import SettingError
 from piebald.privacy import SecureAggregation
 from piebald.privacy.ledger import Ledger
-from piebald.statistics.columns import ClientColumns, as_text, columns_of
+from piebald.statistics.columns import columns_of
 from piebald.statistics.pooled_statistics import FederatedStatistics
-from piebald.statistics.request import Bins, Quantiles, noise_multiplier, statistics_request
-from piebald.statistics.simulated import TableClients, simulated
-from piebald.statistics.statistics_at_sites import hidden_at_sites, statistics_at_sites
-
-MOST_CATEGORIES = 10_000
+from piebald.statistics.request import Bins, NoiseAt, Quantiles, statistics_request
+from piebald.statistics.simulated import MOST_CATEGORIES, TableClients, simulated
+from piebald.statistics.statistics_at_sites import statistics_at_sites
 
 
 @checked
@@ -40,7 +34,7 @@ def statistics(
     secure: bool = False,
     epsilon: Positive | None = None,
     delta: Fraction | None = None,
-    noise_at: Literal["server", "client"] = "server",
+    noise_at: NoiseAt = "server",
     ledger: Ledger | None = None,
 ) -> FederatedStatistics:
     """Compute counts, means, deviations, quantiles, histograms and contingency tables over the rows of all clients.
@@ -64,7 +58,8 @@ def statistics(
         bounds: (low, high) of columns of numbers.  Under `secure` or `epsilon`, all must have them, and a number
             outside counts as the nearer bound.
         categories: the categories of columns, by name; by default those that clients have.  Under `secure` or
-            `epsilon` clients do not say them, so only columns with stated categories are counted.
+            `epsilon` clients do not say them, so only columns with stated categories are counted; one of numbers that
+            has bounds, too, is counted and added up.
         tables: pairs of columns to count together; whole numbers count as categories, too.
         by_client: also each client's own columns of numbers.
 
@@ -73,7 +68,10 @@ def statistics(
         epsilon, delta: the privacy budget of this question, for all statistics together: Gaussian noise hides whether
             the data has a row.  `delta` is below one over the number of rows.
         noise_at: the place where noise is added: once to the sum, by a "server" that must be trusted, or by each
-            "client" to its own sums, so that no server must be.  Under `secure` it is the clients.
+            "client" to its own sums, so that no server must be.  Under `secure` it is the clients.  A client states how
+            many rows it has, so its noise hides which row is in the place of one and not whether there is one more;
+            the change is larger, and so is the noise: of one column of numbers 1.15 times, of counts alone 1.41 times,
+            besides the root of the number of clients.
         ledger: the budget of all questions about these rows; this one is counted, or refused.
 
     Returns:
@@ -91,40 +89,15 @@ def statistics(
         >>> ages.present, ages.missing, ages.mean, ages.quantiles[0.5]
         (3, 1, 40.0, 40.0)
     """
-    tables_of_clients = columns_of(clients, client, columns, split, features)
-    request = statistics_request(quantiles, bins, bounds or {}, by_client, categories, tables)
-    numbers, texts = [*tables_of_clients[0].numbers], [*tables_of_clients[0].texts]
-    # before the ledger is charged: a question that cannot be answered must not spend budget
-    request.check_columns(numbers, texts)
-    noise = noise_multiplier(epsilon, delta)
-    if not noise and ledger is not None:
+    request = statistics_request(
+        quantiles, bins, bounds, by_client, categories, tables, "train", secure, epsilon, delta, noise_at
+    )
+    if ledger is not None and epsilon is None:
         raise SettingError("ledger belongs to noise: give epsilon, too, or leave it out")
-    if not secure and not noise:
-        counted = [name for name in itertools.chain(*request.tables) if name in numbers]
-        stated = {
-            name: request.categories.get(name) or _present(tables_of_clients, name) for name in sorted({*counted})
-        }
-        request = replace(request, categories={**request.categories, **stated})
-        held = TableClients.of(tables_of_clients, request.categories, MOST_CATEGORIES)
-        with simulated(held) as (runtime, work):
-            return statistics_at_sites(runtime, work, held, request)
     if delta is not None and ledger is not None and ledger.delta != delta:
         raise SettingError(f"delta must be the ledger's, {ledger.delta:g}, got {delta:g}")
-    option, used = "epsilon" if noise else "secure", [*texts, *itertools.chain(*request.tables)]
-    request.check_hidden(numbers, used, option, "name the columns that you want")
-    held = TableClients.of(tables_of_clients, request.categories)
-    with simulated(held, [SecureAggregation(bits=64)] * secure) as (runtime, work):
-        return hidden_at_sites(
-            runtime, work, held, request, epsilon=epsilon, delta=delta, noise_at=noise_at, ledger=ledger
-        )
-
-
-def _present(tables: Sequence[ClientColumns], name: str) -> tuple[str, ...]:
-    """Return the different numbers of a column as categories."""
-    values = np.unique(np.concatenate([table.numbers[name] for table in tables]))
-    if len(values) > MOST_CATEGORIES:
-        raise SettingError(
-            f"column {name!r} has {len(values):,} different values, which are no categories: name the columns that you "
-            "want without it"
-        )
-    return tuple(sorted({text for text in as_text(values) if text is not None}))
+    # words of clients are no numbers of categories where nobody may look at them: others than the stated ones are one
+    most = None if request.hides_rows else MOST_CATEGORIES
+    rows = TableClients.of(columns_of(clients, client, columns, split, features), request.categories, most)
+    with simulated(rows, [SecureAggregation(bits=64)] * secure) as (runtime, work):
+        return statistics_at_sites(runtime, work, rows, request, ledger=ledger)

@@ -41,15 +41,9 @@ from piebald.statistics.queries.prepare import (
     pooled_answer,
     unpacked,
 )
-from piebald.statistics.request import noise_multiplier, statistics_request
+from piebald.statistics.request import statistics_request
 from piebald.statistics.sites import AskedSites
-from piebald.statistics.statistics_at_sites import (
-    hidden_at_sites,
-    hidden_question,
-    say_left_out,
-    stated_questions,
-    statistics_at_sites,
-)
+from piebald.statistics.statistics_at_sites import stated_questions, statistics_at_sites
 
 T = TypeVar("T")
 Options = TypeVar("Options", bound="ModelOptions")
@@ -58,7 +52,7 @@ Options = TypeVar("Options", bound="ModelOptions")
 class ModelOptions(Protocol):
     """What a user says of a model."""
 
-    def plan(self, held: ModelColumns, /) -> tuple[ModelPlan, list[str]]:
+    def plan(self, asked: ModelColumns, /) -> tuple[ModelPlan, list[str]]:
         """Return the plan of clients' columns, and the names of its regressors."""
 
     def question(self, clients: Any, /) -> Query:
@@ -203,25 +197,17 @@ def statistics_of_sites(
     Raises:
         SettingError: a setting is wrong, or no site answers.
     """
-    request = statistics_request(quantiles, bins, bounds or {}, by_client, categories, tables)
-    hidden = secure or epsilon is not None
-    noise_multiplier(epsilon, delta)  # refuses half a budget before any site is reached
-    if (categories or tables) and not hidden:
+    request = statistics_request(quantiles, bins, bounds, by_client, categories, tables, split, secure, epsilon, delta)
+    if (categories or tables) and not request.hides_rows:
         raise SettingError("sites count categories with noise or under masks: give epsilon, or secure")
 
     def questions(settings: ExperimentSettings, clients: Clients) -> list[Query]:
-        features = settings.data.features
-        if hidden:
-            return [hidden_question(clients, request, features, split, secure, epsilon, delta)[0]]
-        return stated_questions(clients, request, features, split)
+        return stated_questions(clients, request, settings.data.features)
 
     masks = (SecureAggregation(bits=64),) if secure else ()
     with open_sites(file, flags, credentials, "statistics", masks, questions, _values_at_sites) as sites:
-        common = sites.runtime, sites.work, sites.clients, request
         features = sites.settings.data.features
-        if hidden:
-            return hidden_at_sites(*common, epsilon=epsilon, delta=delta, split=split, features=features)
-        return statistics_at_sites(*common, split=split, features=features)
+        return statistics_at_sites(sites.runtime, sites.work, sites.clients, request, features=features)
 
 
 def model_of_sites(
@@ -316,7 +302,7 @@ def asked_sites(
             if not answers:
                 raise sites.refusal("no site answers questions about its columns")
             taking_part = list(answers)
-            say_left_out(sites, clients, taking_part, say)
+            sites.left_out(list(map(str, clients.names)), taking_part, say)
         # after the first question set who takes part: from then on all of them must answer
         check_present(answers, question)
         return [unpacked(answers[client].vectors["told"]) for client in taking_part]

@@ -63,8 +63,8 @@ class Glm(Estimates):
     def __repr__(self) -> str:
         """Return the model in one line."""
         return (
-            f"<Glm {self.target} ({self.family}): {len(self.names)} coefficients of {self.rows:,} rows, deviance "
-            f"{self.deviance:.6g}>"
+            f"<Glm {self.target} ({self.family}): {len(self.names)} coefficients of {self.rows:,} rows"
+            f"{self._fewer}, deviance {self.deviance:.6g}>"
         )
 
     @property
@@ -230,14 +230,14 @@ class GlmOptions:
         cluster = "client" if self.cluster is not None and self.cluster == client else self.cluster
         return ColumnRoles(self.target, None, self.offset, self.weights, cluster)
 
-    def plan(self, held: ModelColumns) -> tuple[ModelPlan, list[str]]:
+    def plan(self, asked: ModelColumns) -> tuple[ModelPlan, list[str]]:
         """Return the plan, and the names of the regressors."""
-        return planned(held, self.family, self.roles(held.client), self.columns)
+        return planned(asked, self.family, self.roles(asked.client), self.columns)
 
-    def question(self, held: ModelColumns) -> Query:
+    def question(self, asked: ModelColumns) -> Query:
         """Return the question that terms name."""
-        plan, names = self.plan(held)
-        return held.query(plan) if self.noise is None else self.noise.question(held, plan, names, self.target)
+        plan, names = self.plan(asked)
+        return asked.query(plan) if self.noise is None else self.noise.question(asked, plan, names, self.target)
 
 
 def fit_glm(clients: ModelClients, options: GlmOptions) -> Glm | MixedGlm | PooledGlm | NoisyModel:
@@ -394,7 +394,7 @@ class ModelOfRows:
         return {
             "names": self.names, "coefficients": (back @ point)[:width], "errors": np.sqrt(np.diag(covariance)),
             "covariance": covariance, "rows": self.rows, "dropped": self.dropped, "clients": self.taking_part,
-            "iterations": self.questions,
+            "iterations": self.questions, "left_out": self.clients.left_out,
         }  # fmt: skip
 
 

@@ -206,7 +206,7 @@ def fit_noisy(
     return NoisyModel(
         names=tuple(names), coefficients=back @ point, errors=np.sqrt(np.diag(own + noise)), covariance=own + noise,
         rows=max(round(rows), 0), dropped=0, clients=count, iterations=asked, family=plan.family, target=target,
-        noise_errors=np.sqrt(np.diag(noise)), privacy=options.spent(query),
+        noise_errors=np.sqrt(np.diag(noise)), privacy=options.spent(query), left_out=clients.left_out,
     )  # fmt: skip
 
 

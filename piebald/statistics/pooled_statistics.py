@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
@@ -15,10 +16,40 @@ from piebald.core.errors import SettingError, unknown
 from piebald.core.moments import Floats
 from piebald.data.clients.standardise import Standardisation
 from piebald.privacy.accounting import PrivacyBudget
-from piebald.report.page.markup import html_table
+from piebald.report.page.markup import html_table, text
 
 Table = Mapping[str, Mapping[str, float]]  # rows by the category of one column and of another
 Mode = Literal["exact", "secure", "private", "secure and private"]
+
+
+class Result(ABC):
+    """A result over clients, which notebooks show as a table.
+
+    Attributes:
+        left_out: the reasons why clients have no part in it, or not in all of it, by name.
+    """
+
+    left_out: Mapping[str, str]
+
+    @abstractmethod
+    def table(self) -> list[list[Any]]:
+        """Return the result as a table, with its heading as the first row."""
+
+    @property
+    def left_out_sentence(self) -> str:
+        """Who is left out, and why; empty where nobody is."""
+        clients = ", ".join(f"{name} ({reason})" for name, reason in self.left_out.items())
+        return f"Left out: {clients}." if clients else ""
+
+    @property
+    def _fewer(self) -> str:
+        """The number of clients that are left out, for a line about the result."""
+        return f", {len(self.left_out)} left out" if self.left_out else ""
+
+    def _repr_html_(self) -> str:
+        heading, *rows = self.table()
+        sentence = f"<p>{text(self.left_out_sentence)}</p>" if self.left_out else ""
+        return html_table(heading, rows) + sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +128,7 @@ class TextColumn:
 
 @checked_class
 @dataclass(frozen=True, slots=True)
-class FederatedStatistics:
+class FederatedStatistics(Result):
     """Statistics over the rows of all clients.
 
     Attributes:
@@ -109,7 +140,9 @@ class FederatedStatistics:
         tables: contingency tables, by their two columns: rows of one category and of the other, nested.
         by_client: each client's own columns of numbers, where they were asked for.
         privacy: the budget that was spent, None without noise.
-        noise: standard deviation of the noise on each count, 0 without noise.
+        noise: standard deviation of the noise on each count, 0 without noise.  That of clients is larger than that of a
+            server, besides the root of their number: see `noise_at` of `statistics`, and `privacy.meaning`.
+        left_out: the reasons why clients have no part in them, by name.
     """
 
     clients: Sequence[str]
@@ -121,18 +154,15 @@ class FederatedStatistics:
     by_client: Mapping[str, Mapping[str, NumberColumn]] = field(default_factory=dict)
     privacy: PrivacyBudget | None = None
     noise: float = 0.0
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return the size of the statistics in one line."""
         rows = "" if self.rows is None else f"{sum(self.rows):,} rows of "
         return (
-            f"<FederatedStatistics, {self.mode}: {rows}{len(self.clients)} clients, {len(self.numbers)} columns of "
-            f"numbers, {len(self.texts)} of text>"
+            f"<FederatedStatistics, {self.mode}: {rows}{len(self.clients)} clients{self._fewer}, {len(self.numbers)} "
+            f"columns of numbers, {len(self.texts)} of text>"
         )
-
-    def _repr_html_(self) -> str:
-        heading, *rows = self.table()
-        return html_table(heading, rows)
 
     def __getitem__(self, column: str) -> NumberColumn | TextColumn:
         """Return a column.
@@ -222,6 +252,7 @@ class FederatedStatistics:
             },
             "privacy": None if self.privacy is None else self.privacy.plain(),
             "noise": self.noise,
+            "left_out": dict(self.left_out),
         }
 
 
@@ -229,7 +260,7 @@ _OF_COEFFICIENTS = ("names", "coefficients", "errors", "covariance")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Estimates:
+class Estimates(Result):
     """Estimates of all clients' rows.
 
     Attributes:
@@ -239,6 +270,7 @@ class Estimates:
         rows, dropped: rows in the model, and rows with gaps or of weight 0 that are left out.
         clients: how many clients have rows in the model.
         iterations: questions to the clients.
+        left_out: the reasons why clients have no part in the model, by name.
     """
 
     letter: ClassVar[str] = "z"
@@ -251,6 +283,7 @@ class Estimates:
     dropped: int
     clients: int
     iterations: int
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def degrees(self) -> float:
@@ -293,10 +326,6 @@ class Estimates:
         names = [field.name for field in fields(self) if field.name not in _OF_COEFFICIENTS]
         coefficients = {row[0]: dict(zip(heading[1:], row[1:], strict=True)) for row in rows}
         return {"coefficients": coefficients, **plain_value({name: getattr(self, name) for name in names})}
-
-    def _repr_html_(self) -> str:
-        heading, *rows = self.table()
-        return html_table(heading, rows)
 
 
 def plain_value(value: Any) -> Any:

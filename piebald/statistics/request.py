@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from piebald.contracts import Split
 from piebald.core.arguments import checked
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.privacy.ledger import noise_for
@@ -16,11 +17,8 @@ from piebald.statistics.bounded_sums import bounds_reason
 from piebald.statistics.columns import check_codes
 
 Bins = Annotated[int, Field(ge=1, le=10_000)]
-
-
 Quantiles = Sequence[Annotated[float, Field(ge=0, le=1)]]
-
-
+NoiseAt = Literal["server", "client"]
 _LARGEST = 1.7e308  # a whole number may be larger than any float
 
 
@@ -35,6 +33,10 @@ class StatisticsRequest:
         categories: the categories of columns of text, and of numbers that are codes.
         tables: pairs of columns to count together.
         by_client: also each client's own columns.
+        split: the rows that the statistics are of.
+        secure: whether sums leave clients under masks.
+        epsilon, delta: the privacy budget of the question; None for no noise.
+        noise_at: who adds noise; under masks clients do.
     """
 
     quantiles: tuple[float, ...]
@@ -42,10 +44,34 @@ class StatisticsRequest:
     bounds: Mapping[str, tuple[float, float]]
     categories: Mapping[str, tuple[str, ...]]
     tables: tuple[tuple[str, str], ...]
-    by_client: bool
+    by_client: bool = False
+    split: Split = "train"
+    secure: bool = False
+    epsilon: float | None = None
+    delta: float | None = None
+    noise_at: NoiseAt = "client"
+
+    @property
+    def noise(self) -> float:
+        """The standard deviation of the noise, in units of one row's influence; 0 without noise."""
+        return noise_multiplier(self.epsilon, self.delta)
+
+    @property
+    def hides_rows(self) -> bool:
+        """Whether rows are hidden in sums, by noise or by masks."""
+        return self.secure or self.epsilon is not None
+
+    @property
+    def central(self) -> bool:
+        """Whether noise is added once, to the sum, which under masks nobody sees before it is complete."""
+        return self.epsilon is not None and not self.secure and self.noise_at == "server"
 
     def check_columns(self, numbers: Sequence[str], texts: Sequence[str]) -> None:
-        """Refuse bounds, categories and tables of columns that clients do not have.
+        """Refuse what does not fit the columns of clients.
+
+        Args:
+            numbers: names of columns of numbers.
+            texts: names of columns of categories.
 
         Raises:
             SettingError: a column is not there, or has numbers where categories are words.
@@ -59,32 +85,27 @@ class StatisticsRequest:
         for name in {*self.categories} & {*numbers}:
             check_codes(name, self.categories[name])
 
-    def check_hidden(self, numbers: Sequence[str], texts: Sequence[str], option: str, alternative: str) -> None:
-        """Refuse a request that bounded sums cannot answer without looking at the rows first.
+    def check_hidden(self, numbers: Collection[str], counted: Collection[str]) -> None:
+        """Refuse what sums that hide rows cannot tell without looking at the rows first.
 
         Args:
-            numbers: columns of numbers, which need bounds or categories.
-            texts: columns of text and of tables, which need categories.
-            option: the argument that hides the rows, "secure" or "epsilon".
-            alternative: what to do instead of giving bounds or categories, in words.
+            numbers: names of columns of numbers, which need bounds or categories.
+            counted: names of columns that are counted by category, alone or in tables.
 
         Raises:
             SettingError: bounds, categories or bins are missing, or clients' own columns are asked for.
         """
+        option = "secure" if self.epsilon is None else "epsilon"
         if self.by_client:
             raise SettingError("by_client shows what secure and epsilon are to hide: leave it out")
-        for name in numbers:
-            if name not in self.bounds and name not in self.categories:
-                raise SettingError(
-                    f"{option} needs bounds of column {name!r}, which must not be taken from the rows: write "
-                    f"bounds={{{name!r}: (low, high)}}, or {alternative}"
-                )
-        for name in texts:
-            if name not in self.categories:
-                raise SettingError(
-                    f"{option} needs categories of column {name!r}, which must not be taken from the rows: write "
-                    f"categories={{{name!r}: [...]}}, or {alternative}"
-                )
+        unknown_range = [name for name in numbers if name not in self.bounds and name not in self.categories]
+        missing = [(name, "bounds", "(low, high)") for name in unknown_range]
+        missing += [(name, "categories", "[...]") for name in counted if not self.categories.get(name)]
+        for name, argument, form in missing:
+            raise SettingError(
+                f"{option} needs {argument} of column {name!r}, which must not be taken from the rows: write "
+                f"{argument}={{{name!r}: {form}}}, or name the columns that you want without it"
+            )
         # exact quantiles take about 20 questions, each under noise or masks of its own; a histogram is one
         if self.quantiles and self.bins is None and self.bounds:
             raise SettingError(
@@ -97,20 +118,28 @@ class StatisticsRequest:
 def statistics_request(
     quantiles: Quantiles,
     bins: Bins | None,
-    bounds: Mapping[str, Sequence[float]],
+    bounds: Mapping[str, Sequence[float]] | None,
     by_client: bool = False,
     categories: Mapping[str, Sequence[str]] | None = None,
     tables: Sequence[Sequence[str]] = (),
+    split: Split = "train",
+    secure: bool = False,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    noise_at: NoiseAt = "client",
 ) -> StatisticsRequest:
     """Return a checked request; the arguments are those of `statistics`.
 
     Raises:
         SettingError: an argument is wrong.
     """
-    checked_bounds = {name: _checked_bounds(name, ends) for name, ends in bounds.items()}
-    checked_categories = {name: _checked_categories(name, values) for name, values in (categories or {}).items()}
-    pairs = tuple(map(_checked_pair, tables))
-    return StatisticsRequest(tuple(map(float, quantiles)), bins, checked_bounds, checked_categories, pairs, by_client)
+    noise_multiplier(epsilon, delta)  # refuses half a budget
+    return StatisticsRequest(
+        tuple(map(float, quantiles)), bins,
+        {name: _checked_bounds(name, ends) for name, ends in (bounds or {}).items()},
+        {name: _checked_categories(name, values) for name, values in (categories or {}).items()},
+        tuple(map(_checked_pair, tables)), by_client, split, secure, epsilon, delta, noise_at,
+    )  # fmt: skip
 
 
 def _checked_pair(columns: Sequence[str]) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -42,6 +42,7 @@ class AskedSites:
         self._work = spec.digest if isinstance(spec, ClientWork) else ""
         self._model = spec.initial[: spec.layout.shared]
         self._ids, self._version = itertools.count(), 0
+        self._told = set[int]()
         self.refused: dict[int, str] = {}
         self.reasons: dict[int, str] = {}
 
@@ -78,6 +79,25 @@ class AskedSites:
             version: the version of the model, where questions are about several.
         """
         return self._ask(query, dict.fromkeys(clients, vectors), version)
+
+    def left_out(
+        self, names: Sequence[str], taking_part: Collection[int], say: Callable[[str], None]
+    ) -> dict[str, str]:  # fmt: skip
+        """Return why clients do not take part, by name, and say so once of each.
+
+        Args:
+            names: of all clients.
+            taking_part: the numbers of those who do.
+            say: called with a sentence about each of the others.
+        """
+        reasons = {}
+        for client, name in enumerate(map(printable, names)):
+            if client not in taking_part:
+                reasons[name] = self.refused.get(client, "it was not there")
+                if client not in self._told:
+                    say(f"{name} is left out: {reasons[name]}")
+                self._told.add(client)
+        return reasons
 
     def refusal(self, sentence: str) -> SettingError:
         """Return an error that says that nobody answers, with the first reason."""

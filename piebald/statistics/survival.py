@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +19,6 @@ from piebald.core.arguments import Count, checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.privacy.accounting import PrivacyBudget
-from piebald.report.page.markup import html_table
 from piebald.statistics.linear_models import ModelOfRows
 from piebald.statistics.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
 from piebald.statistics.models.fitting import Maximum
@@ -35,7 +34,7 @@ from piebald.statistics.noisy_models import (
     noisy_counts,
     tested_with_noise,
 )
-from piebald.statistics.pooled_statistics import Estimates, plain_value
+from piebald.statistics.pooled_statistics import Estimates, Result, plain_value
 
 Transform = Literal["identity", "log", "km", "rank"]
 _Z = 1.959963984540054  # of intervals that cover with a probability of 0.95
@@ -191,7 +190,7 @@ class SurvivalCurve:
 
 @checked_class
 @dataclass(frozen=True, slots=True, eq=False)
-class Survival:
+class Survival(Result):
     """Kaplan-Meier curves of groups of rows, and the log-rank test of whether they differ.
 
     Attributes:
@@ -202,6 +201,7 @@ class Survival:
         rows, dropped: rows, and rows with gaps that are left out.
         clients: how many clients have rows.
         privacy: what a question with noise has spent, None without noise.
+        left_out: the reasons why clients have no part in them, by name.
     """
 
     curves: Mapping[str, SurvivalCurve]
@@ -212,6 +212,7 @@ class Survival:
     dropped: int
     clients: int
     privacy: PrivacyBudget | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def table(self) -> list[list[Any]]:
         """Return a table of the groups, with its heading as the first row."""
@@ -223,16 +224,12 @@ class Survival:
 
     def plain(self) -> dict[str, Any]:
         """Return the curves and the test as JSON values."""
-        names = ("expected", "stratified", "rows", "dropped", "clients")
+        names = ("expected", "stratified", "rows", "dropped", "clients", "left_out")
         return {
             "curves": {name: curve.plain() for name, curve in self.curves.items()},
             "log_rank": None if self.test is None else self.test.plain(),
             **plain_value({name: getattr(self, name) for name in names}),
         }
-
-    def _repr_html_(self) -> str:
-        heading, *rows = self.table()
-        return html_table(heading, rows)
 
 
 @checked
@@ -337,23 +334,23 @@ class CoxOptions:
         cluster = "client" if self.cluster is not None and self.cluster == client else self.cluster
         return ColumnRoles(self.event, self.time, self.offset, self.weights, cluster, self.entry)
 
-    def plan(self, held: ModelColumns) -> tuple[ModelPlan, list[str]]:
+    def plan(self, asked: ModelColumns) -> tuple[ModelPlan, list[str]]:
         """Return the plan, and the names of the regressors.
 
         Raises:
             SettingError: there are none.
         """
-        roles = self.roles(held.client)
-        plan, names = planned(held, "cox", roles, self.columns, ties=self.ties, stratified=self.stratified)
+        roles = self.roles(asked.client)
+        plan, names = planned(asked, "cox", roles, self.columns, ties=self.ties, stratified=self.stratified)
         if not names:
             raise SettingError("a Cox model needs at least one column that hazards depend on")
         return plan, names
 
-    def question(self, held: ModelColumns) -> Query:
+    def question(self, asked: ModelColumns) -> Query:
         """Return the question that terms name."""
-        plan, names = self.plan(held)
+        plan, names = self.plan(asked)
         noise = self.noise
-        return held.query(plan) if noise is None else noise.question(held, plan, names, self.event, noise.times)
+        return asked.query(plan) if noise is None else noise.question(asked, plan, names, self.event, noise.times)
 
 
 def fit_cox(clients: ModelClients, options: CoxOptions) -> Cox | NoisyModel:
@@ -479,13 +476,13 @@ class SurvivalOptions:
     stratified: bool = False
     noise: NoiseOptions | None = None
 
-    def plan(self, held: ModelColumns) -> tuple[ModelPlan, list[str]]:
+    def plan(self, asked: ModelColumns) -> tuple[ModelPlan, list[str]]:
         """Return the plan, and the names of the groups.
 
         Raises:
             SettingError: times do not increase, or groups are numbers without names.
         """
-        if self.group is not None and self.group not in held.categories:
+        if self.group is not None and self.group not in asked.categories:
             raise SettingError(
                 f"group {self.group!r} holds numbers: name its values, categories={{{self.group!r}: ['0', '1']}}"
             )
@@ -494,14 +491,15 @@ class SurvivalOptions:
         if times is not None and (not len(times) or not math.isfinite(sum(times)) or list(times) != sorted({*times})):
             raise SettingError("times must be increasing numbers, at least one")
         columns = [] if self.group is None else [self.group]
-        plan, names = planned(held, "survival", ColumnRoles(self.event, self.time), columns, stratified=self.stratified)
+        roles = ColumnRoles(self.event, self.time)
+        plan, names = planned(asked, "survival", roles, columns, stratified=self.stratified)
         return plan, [name.partition("=")[2] for name in names] or ["all"]
 
-    def question(self, held: ModelColumns) -> Query:
+    def question(self, asked: ModelColumns) -> Query:
         """Return the question that terms name."""
-        plan, names = self.plan(held)
+        plan, names = self.plan(asked)
         noise = self.noise
-        return held.query(plan) if noise is None else noise.question(held, plan, names, self.event, self.times or ())
+        return asked.query(plan) if noise is None else noise.question(asked, plan, names, self.event, self.times or ())
 
 
 def fit_survival(clients: ModelClients, options: SurvivalOptions) -> Survival:
@@ -532,7 +530,8 @@ def fit_survival(clients: ModelClients, options: SurvivalOptions) -> Survival:
         size = len(groups)
         tested = LogRank(sums[:size], sums[size : 2 * size], sums[2 * size :].reshape(size, size))
     curves = {name: SurvivalCurve.of(times, at_risk[place], events[place]) for place, name in enumerate(groups)}
-    return Survival(curves, _log_rank_test(tested), tested.expected, options.stratified, rows, dropped, taking_part)
+    return Survival(curves, _log_rank_test(tested), tested.expected, options.stratified, rows, dropped, taking_part,
+                    left_out=clients.left_out)  # fmt: skip
 
 
 def _noisy_survival(
@@ -553,7 +552,7 @@ def _noisy_survival(
         curves[name] = SurvivalCurve.of(times, at_risk[group], events[group], own)
     tested = tested_with_noise(events, others, beyond, deviation)
     rows = max(round(float(at_risk[:, 0].sum())), 0)
-    return Survival(curves, _log_rank_test(tested), tested.expected, False, rows, 0, count, spent)
+    return Survival(curves, _log_rank_test(tested), tested.expected, False, rows, 0, count, spent, clients.left_out)
 
 
 def _log_rank_test(sums: LogRank) -> ChiSquare | None:

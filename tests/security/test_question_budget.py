@@ -30,6 +30,7 @@ from piebald.cli.statistics import site_flags
 from piebald.contracts import Task
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.moments import keys_of
+from piebald.core.noise import NoiseSource
 from piebald.data.partition import clients_from
 from piebald.federation.site import consent
 from piebald.federation.site.policy import UNTRAINED, Policy
@@ -272,7 +273,11 @@ def test_a_network_that_is_a_counting_box_tells_no_row() -> None:
     assert again.metrics["global/accuracy"] * len(rows) == told[0]  # asking again takes no noise away
 
 
-def test_counts_of_chosen_models_have_noise_where_rows_are_hidden() -> None:
+# of 17, 21 and 22 the noise adds more rows than the largest count has
+@pytest.mark.parametrize("seed", [0, 17, 21, 22])
+def test_counts_of_chosen_models_have_noise_where_rows_are_hidden(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = itertools.count(1000 * seed)
+    monkeypatch.setattr(NoiseSource, "fresh", lambda: NoiseSource.repeatable(next(keys)))
     where = site(Policy(queries=["confusion"], least_rows=2))
     exact = ask(site(Policy(queries=["confusion"], least_rows=1)), Confusion(classes=2), box(0.0, 0.0))[0]
     answers = [ask(where, Confusion(classes=2), box(0.001 * k, 0.0)) for k in range(12)]
@@ -283,7 +288,8 @@ def test_counts_of_chosen_models_have_noise_where_rows_are_hidden() -> None:
     for one in given:
         assert Confusion(classes=2).reject_reason(one, PLAN.work) is None
         assert form.reject_reason(one.vectors, one.examples, 0, {}) is None  # no more than there are rows
-    assert sum(torch.equal(one.vectors["confusion"], exact.vectors["confusion"]) for one in given) <= 3  # by chance
+    # rounded to whole rows, an answer may be the exact one by chance
+    assert sum(torch.equal(one.vectors["confusion"], exact.vectors["confusion"]) for one in given) <= 3
 
 
 def test_versions_that_a_server_invents_are_not_believed_for_ever() -> None:
@@ -337,7 +343,7 @@ def test_terms_name_the_questions_that_are_asked(quantiles: tuple[float, ...]) -
     """Statistics with bins and bounds at a site that answers what it has approved."""
     bounds: dict[str, Any] = {name: (-9.0, 9.0) for name in ("x0", "x1", "x2")}
     wanted = statistics_request(quantiles, 2, bounds, False)
-    stated = tuple(json.loads(json.dumps(one.stated())) for one in stated_questions(CLIENTS, wanted, None, "train"))
+    stated = tuple(json.loads(json.dumps(one.stated())) for one in stated_questions(CLIENTS, wanted))
     assert len(stated) == 2
     work = dataclasses.replace(PLAN.work, questions=stated, trains=False)
     runtime = InProcess(
@@ -345,7 +351,7 @@ def test_terms_name_the_questions_that_are_asked(quantiles: tuple[float, ...]) -
     )
     assert statistics_at_sites(runtime, work, CLIENTS, wanted).clients == ["a", "b", "c"]  # type: ignore[arg-type]
     with pytest.raises(PiebaldError, match="do not name them"):
-        statistics_at_sites(runtime, work, CLIENTS, wanted, split="test")  # type: ignore[arg-type]
+        statistics_at_sites(runtime, work, CLIENTS, dataclasses.replace(wanted, split="test"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,12 @@ from piebald.privacy.ledger import noise_for
 from piebald.statistics import Ledger, statistics
 from piebald.statistics.bounded_sums import STEP, SumPlan
 from piebald.statistics.columns import ClientColumns, as_text
+from piebald.statistics.exact_statistics import edges_of
 from piebald.statistics.queries.columns import MaskedSumsQuery
 from piebald.statistics.request import statistics_request
 from piebald.statistics.simulated import TableClients, simulated
 from piebald.statistics.sites import AskedSites
-from piebald.statistics.statistics_at_sites import edges_of, hidden_at_sites, statistics_at_sites
+from piebald.statistics.statistics_at_sites import statistics_at_sites
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.9, 1.0)
 
@@ -156,18 +157,17 @@ def test_what_a_client_sends_under_masks_in_the_simulator_is_random_and_the_mask
 
 
 def test_a_simulated_client_that_is_lost_is_left_out_with_its_name_as_a_site_is() -> None:
-    request, said = statistics_request((), None, {"x": (-9.0, 9.0)}), list[str]()
     for secure in (False, True):
-        said.clear()
+        said, request = list[str](), statistics_request((), None, {"x": (-9.0, 9.0)}, secure=secure)
         with simulated(held(5), [SecureAggregation(bits=64)] * secure, Absent(5)) as (runtime, work):
-            found = (
-                hidden_at_sites(runtime, work, held(5), request, epsilon=None, delta=None, say=said.append) if secure
-                else statistics_at_sites(runtime, work, held(5), request, say=said.append)
-            )  # fmt: skip
+            found = statistics_at_sites(runtime, work, held(5), request, say=said.append)
         assert found.clients == ["c0", "c1", "c2", "c3"]
         assert found["x"].present == 4 * 9
-        assert len(said) == 1
-        assert said[0].startswith("c4 is left out: ")
+        assert [*found.left_out] == ["c4"]
+        assert said == [f"c4 is left out: {found.left_out['c4']}"]
+        assert found.plain()["left_out"] == found.left_out
+        assert "Left out: c4 (" in found._repr_html_()
+        assert "4 clients, 1 left out" in repr(found)
 
 
 def test_one_row_adds_no_more_than_is_stated() -> None:

@@ -26,7 +26,7 @@ from piebald.statistics.pooled_statistics import FederatedStatistics
 from piebald.statistics.queries.columns import MaskedSumsQuery, NoisySumsQuery, StatisticsQuery
 from piebald.statistics.request import statistics_request
 from piebald.statistics.sites import AskedSites
-from piebald.statistics.statistics_at_sites import hidden_at_sites
+from piebald.statistics.statistics_at_sites import statistics_at_sites
 
 from .sites import InProcess, Policy, coded_plan, plan
 
@@ -40,12 +40,18 @@ POOLED = np.concatenate([PLAN.clients.rows(k, "train").x.double().numpy() for k 
 LABELS = torch.cat([PLAN.clients.rows(k, "train").y for k in range(3)])  # type: ignore[misc]
 
 
+def hidden(of: PreparedRun, epsilon: float | None) -> dict[str, Any]:
+    """How a request hides rows."""
+    return {"secure": of.work.masking is not None, "epsilon": epsilon, "delta": None if epsilon is None else 1e-6}
+
+
 def told(
     runtime: InProcess, of: PreparedRun, epsilon: float | None = 1.0, bins: int | None = 16, limits: Any = None
 ) -> FederatedStatistics:
-    wanted = statistics_request((0.5,) if bins else (), bins, LIMITS if limits is None else limits, False)
-    delta = None if epsilon is None else 1e-6
-    return hidden_at_sites(runtime, of.work, of.clients, wanted, epsilon=epsilon, delta=delta, say=lambda line: None)  # type: ignore[arg-type]
+    wanted = statistics_request(
+        (0.5,) if bins else (), bins, LIMITS if limits is None else limits, **hidden(of, epsilon)
+    )  # fmt: skip
+    return statistics_at_sites(runtime, of.work, of.clients, wanted, say=lambda line: None)  # type: ignore[arg-type]
 
 
 def test_sums_under_masks_are_those_of_the_pooled_rows(tmp_path: Path) -> None:
@@ -112,9 +118,8 @@ PAIRS = (("x0", "target"), ("x2", "x0"))
 def counted(runtime: InProcess, of: PreparedRun, epsilon: float | None, **wanted: Any) -> FederatedStatistics:
     """Counts of the codes, alone and in pairs, beside the column of numbers."""
     wanted = {"categories": CODES, "tables": PAIRS, **wanted}
-    asked = statistics_request((), wanted.pop("bins", 4), {"x1": (-8.0, 8.0)}, False, **wanted)
-    delta = None if epsilon is None else 1e-6
-    return hidden_at_sites(runtime, of.work, of.clients, asked, epsilon=epsilon, delta=delta, say=lambda line: None)  # type: ignore[arg-type]
+    asked = statistics_request((), wanted.pop("bins", 4), {"x1": (-8.0, 8.0)}, **wanted, **hidden(of, epsilon))
+    return statistics_at_sites(runtime, of.work, of.clients, asked, say=lambda line: None)  # type: ignore[arg-type]
 
 
 def test_tables_under_masks_are_those_of_the_pooled_rows(tmp_path: Path) -> None:
@@ -135,7 +140,7 @@ def test_noise_on_tables_has_the_stated_scale_and_the_budget_ends(tmp_path: Path
     of, noise = coded_plan(), noise_for(1.0, 1e-6)
     many = tuple(map(str, range(60)))
     query = NoisySumsQuery(
-        bounds=((-8, 8),), classes=3, codes=((0, many), (2, many)), tables=((0, 2), (2, 3)), noise=noise
+        bounds=(None, (-8, 8), None), classes=3, codes=((0, many), (2, many)), tables=((0, 2), (2, 3)), noise=noise
     )
     influence = math.sqrt(4 + 2 * (3 + 2))  # one number; two codes, a class and two tables change by two counts each
     assert query.plan.exchange_influence == pytest.approx(influence)
@@ -169,7 +174,6 @@ def test_noise_on_tables_has_the_stated_scale_and_the_budget_ends(tmp_path: Path
         ({"categories": {"x0": ("0", "0")}}, "categories of 'x0' must be different names"),
         ({"categories": {**CODES, "age": ("0",)}}, "no column of numbers to give categories of, 'age'"),
         ({"categories": {**CODES, "target": ("0",)}}, "no column of numbers to give categories of, 'target'"),
-        ({"categories": {**CODES, "x1": ("0",)}}, "no column of numbers to give bounds of, 'x1'"),
     ],
 )
 def test_tables_of_columns_without_categories_are_refused(

@@ -19,7 +19,7 @@ from piebald.privacy import SecureAggregation
 from piebald.statistics.linear_models import GlmOptions, fit_glm
 from piebald.statistics.models.clients import ModelClients, ModelColumns
 from piebald.statistics.request import statistics_request
-from piebald.statistics.statistics_at_sites import hidden_at_sites, stated_questions, statistics_at_sites
+from piebald.statistics.statistics_at_sites import stated_questions, statistics_at_sites
 
 from .sites import InProcess
 from .test_preparation_at_sites import ALLOWED, NAMES, Sites
@@ -97,7 +97,7 @@ def test_statistics_of_prepared_sites_are_those_of_the_simulator(agreed: tuple[S
     told = statistics_at_sites(runtime(agreed, "statistics")[0], ready.work, ready.clients, binned, say=said.append)  # type: ignore[arg-type]
     assert {*told.numbers} == {"pay", "age", "smoker", "seen", "target"}
     assert said == ["categories of code, ward are not told beside histograms: ask for them without bins"]
-    assert len(stated_questions(ready.clients, statistics_request((), None, {}), None, "train")) == 2
+    assert len(stated_questions(ready.clients, statistics_request((), None, {}))) == 2
 
 
 def test_models_of_prepared_sites_are_those_of_the_simulator(agreed: tuple[Sites, Any]) -> None:
@@ -117,13 +117,13 @@ def test_models_of_prepared_sites_are_those_of_the_simulator(agreed: tuple[Sites
 def test_categories_of_prepared_sites_are_counted_under_masks(agreed: tuple[Sites, Any], tmp_path: Path) -> None:
     asked, ready = runtime(agreed, "masked_sums", tmp_path)
     bounds = {"pay": (0.0, 9000.0), "age": (0.0, 100.0), "smoker": (0.0, 1.0), "seen": (19000.0, 20000.0)}
-    request = statistics_request((), None, bounds, tables=[("ward", "target")])
-    told = hidden_at_sites(asked, ready.work, ready.clients, request, epsilon=None, delta=None)  # type: ignore[arg-type]
+    request = statistics_request((), None, bounds, tables=[("ward", "target")], secure=True)
+    told = statistics_at_sites(asked, ready.work, ready.clients, request)  # type: ignore[arg-type]
     pooled = pandas.concat(here(agreed[0]).values())
     assert told.texts["ward"].counts == pooled.ward.value_counts().to_dict()
     assert told.texts["ward"].missing == pooled.ward.isna().sum()
     crossed = pandas.crosstab(pooled.ward, pooled.ill)
     assert told.tables["ward", "target"] == {ward: crossed.loc[ward].to_dict() for ward in "abc"}
-    wanted = statistics_request((), None, bounds, categories={"ward": ["a", "z"]})
+    wanted = statistics_request((), None, bounds, categories={"ward": ["a", "z"]}, secure=True)
     with pytest.raises(piebald.SettingError, match="'z'"):
-        hidden_at_sites(asked, ready.work, ready.clients, wanted, epsilon=None, delta=None)  # type: ignore[arg-type]
+        statistics_at_sites(asked, ready.work, ready.clients, wanted)  # type: ignore[arg-type]

@@ -416,8 +416,9 @@ class TaskRunner:
         }
         examples = answer.examples
         for vector in vectors.values():
-            # the server refuses more rows than there are, whose number it is told
-            vector[vector.argmax()] -= min(max(float(vector.sum()) - examples, 0.0), float(vector.max()))
+            # the server refuses more rows than there are, whose number it is told: the largest counts are cut
+            order = vector.argsort()
+            vector[order] = vector[order].cumsum(0).clamp_max(examples).diff(prepend=vector.new_zeros(1))
             examples = int(vector.sum())
         return rounded_scores(replace(answer, vectors=vectors, metrics=scores, examples=examples)), None
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from piebald.contracts import Clients, Fleet, Runtime, Split
+from piebald.contracts import Clients, Fleet, Query, Runtime, Split
 from piebald.core.errors import RuntimeFault, SettingError, shown, unknown
 from piebald.core.moments import Floats
 from piebald.core.plain_text import printable
@@ -27,7 +28,7 @@ from piebald.statistics.queries.columns import table_columns
 from piebald.statistics.queries.models import MaskedModelSumsQuery, ModelSumsQuery, NoisyModelSumsQuery, from_limbs
 from piebald.statistics.simulated import TableClients, simulated
 from piebald.statistics.sites import AskedSites
-from piebald.statistics.statistics_at_sites import categories_at_sites, code_words, column_names, say_left_out
+from piebald.statistics.statistics_at_sites import AskedColumns
 
 log = logging.getLogger("piebald.statistics")
 
@@ -56,16 +57,14 @@ class ModelColumns:
         split: Split = "train", categories: Mapping[str, Sequence[str]] | None = None, secure: bool = False,
         client: str | None = None,
     ) -> None:  # fmt: skip
-        names, _ = column_names(clients, features)
-        self._coded, self._clients, self.client = categories_at_sites(clients), clients, client
-        if clients.classes is not None:
-            self._coded.pop(TARGET)
-        self.numbers = [name for name in names if name not in self._coded]
-        self.categories: dict[str, Sequence[str]] = {**self._coded, **(categories or {})}
+        self._columns, self._clients, self.client = AskedColumns.of(clients, features), clients, client
+        # a model takes the number of a class
+        self.numbers = [name for name in self._columns.names if name not in self._columns.coded]
+        self.categories: dict[str, Sequence[str]] = {**self._columns.coded, **(categories or {})}
         # columns of numbers that have categories: a misspelt code would be a coefficient of no row
         for name in {*self.categories} & {*self.numbers}:
             check_codes(name, self.categories[name])
-        self._places = {name: str(place) for place, name in enumerate(names)}
+        self._places = {name: str(place) for place, name in enumerate(self._columns.names)}
         # setdefault: an input that has this name keeps it
         if target is not None and TARGET in self._places:
             self._places.setdefault(target, self._places[TARGET])
@@ -79,11 +78,11 @@ class ModelColumns:
 
     def term(self, name: str, value: str | None) -> Term:
         """Return a column, or whether it has a category, as a term of plans: clients number categories from 0."""
-        return self.place(name), None if value is None else code_words(self._coded.get(name), [value])[0]
+        return self.place(name), None if value is None else self._columns.codes(name, [value])[0]
 
     def classes(self, name: str) -> Sequence[str]:
         """Return the classes of a target in order, () of amounts, and of numbers that are 0 and 1 already."""
-        if name in self._coded or not isinstance(self._clients, TableClients):
+        if name in self._columns.coded or not isinstance(self._clients, TableClients):
             return self.categories.get(name, ())
         self.place(name)
         values = self._clients.values(name)
@@ -113,19 +112,21 @@ class ModelClients:
         work: the run; where it masks, with 64 bits, only sums over all clients are seen.
         clients: their names.
         say: called with a sentence about each client that is left out.
-        together: asks a client with the rows of all, where they are on this machine.
+        joined: opens a federation of one client with the rows of all, where they are on this machine.
 
     Attributes:
         columns: as given.
+        left_out: why clients do not take part, by name.
     """
 
     def __init__(
         self, columns: ModelColumns, runtime: Runtime, work: ClientWork, clients: Clients,
-        say: Callable[[str], None] = log.warning, together: Callable[[], AskedSites] | None = None,
+        say: Callable[[str], None] = log.warning, joined: Callable[[], AskedSites] | None = None,
     ) -> None:  # fmt: skip
         self._masking = work.masking if isinstance(work.masking, SecureAggregation) else None
         self._sites, self._clients, self.columns, self._say = AskedSites(runtime, work), clients, columns, say
-        self._together, self._taking_part, self._noisy_questions = together, list[int](), 0
+        self._joined, self._taking_part, self._noisy_questions = joined, list[int](), 0
+        self.left_out: dict[str, str] = {}
 
     def sums(self, plan: ModelPlan, ask: Ask, numbers: Floats) -> Floats:
         """Return the sum of all clients' answers, see `sums.client_sums`.
@@ -134,17 +135,13 @@ class ModelClients:
             RuntimeFault: a site answers the first question and not the next.
         """
         count = len(numbers) - 2 * len(plan.columns)
-        vectors = {"numbers": torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64))}
         # moments are sums over rows in any case, but they count clients, so they are taken from each by itself
         across = plan.family == "cox" and not plan.stratified and ask != "moments"
-        if self._together is not None and (across or (ask == "scores" and plan.cluster)):
+        if self._joined is not None and (across or (ask == "scores" and plan.cluster)):
             # risk sets or clusters with rows of several clients
-            return self._together().sums(self.columns.query(self._of_all(plan), ask, count), None, vectors)[1]
-        answered, total = self._sites.sums(self.columns.query(plan, ask, count), self._masking, vectors)
-        # only the first time, so that each client that is left out is named once
-        if not self._taking_part:
-            self._taking_part = answered
-            say_left_out(self._sites, self._clients, answered, self._say)
+            query = self.columns.query(self._of_all(plan), ask, count)
+            return self._joined().sums(query, None, _vectors(numbers))[1]
+        answered, total = self._summed(self.columns.query(plan, ask, count), numbers)
         # sums of other rows would move the likelihood between two steps, and Newton's method would converge to nothing
         if answered != self._taking_part:
             lost = next(iter({*self._taking_part} ^ {*answered}))
@@ -157,14 +154,17 @@ class ModelClients:
 
     def noisy_sums(self, query: NoisyModelSumsQuery, point: Floats) -> tuple[Floats, int]:
         """Return the sum of all clients' noisy answers at parameters [q], and how many answered."""
-        vectors = {"numbers": torch.from_numpy(np.ascontiguousarray(point, dtype=np.float64))}
         # in a simulation noise follows from the version, and the same noise twice would hide nothing
         self._noisy_questions += 1
-        answered, total = self._sites.sums(query, self._masking, vectors, self._noisy_questions)
-        if not self._taking_part:
-            self._taking_part = answered
-            say_left_out(self._sites, self._clients, answered, self._say)
+        answered, total = self._summed(query, point, self._noisy_questions)
         return total * STEP, len(answered)
+
+    def _summed(self, query: Query, numbers: Floats, version: int = 0) -> tuple[list[int], Floats]:
+        """Return who answered, and the sum of the answers."""
+        answered, total = self._sites.sums(query, self._masking, _vectors(numbers), version)
+        self._taking_part = self._taking_part or answered
+        self.left_out |= self._sites.left_out(list(map(str, self._clients.names)), answered, self._say)
+        return answered, total
 
     def pooled(self, plan: ModelPlan) -> ModelRows | None:
         """Return the rows of all clients, None where they are not here."""
@@ -178,6 +178,10 @@ class ModelClients:
         owner = str(len(self._clients.features)) if isinstance(self._clients, TableClients) else ""
         cluster = owner if plan.cluster == "" else plan.cluster
         return plan.model_copy(update={"cluster": cluster, "strata": owner if plan.stratified else None})
+
+
+def _vectors(numbers: Floats) -> dict[str, Tensor]:
+    return {"numbers": torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64))}
 
 
 @contextmanager
@@ -199,15 +203,15 @@ def asked_tables(
     with ExitStack() as stack:
 
         @cache
-        def together() -> AskedSites:
+        def joined() -> AskedSites:
             return AskedSites(*stack.enter_context(simulated(clients.joined)))
 
         asked = ModelColumns(clients, categories=categories, client=client)
-        yield ModelClients(asked, *stack.enter_context(simulated(clients, fleet=fleet)), clients, together=together)
+        yield ModelClients(asked, *stack.enter_context(simulated(clients, fleet=fleet)), clients, joined=joined)
 
 
-_NUMBERS = ("time", "entry", "offset", "weights")  # parts that are columns of numbers
-_PARTS = ("target", *_NUMBERS, "cluster")
+_NUMBERS = ("time", "entry", "offset", "weights")  # roles of columns of numbers
+_ROLES = ("target", *_NUMBERS, "cluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,59 +233,59 @@ class ColumnRoles:
     @property
     def names(self) -> list[str]:
         """The columns, without the client's."""
-        return [name for name in (getattr(self, part) for part in _PARTS) if name is not None and name != "client"]
+        return [name for name in (getattr(self, role) for role in _ROLES) if name is not None and name != "client"]
 
 
 def planned(
-    held: ModelColumns, family: Any, roles: ColumnRoles, columns: Sequence[str] | None, **fields: Any
+    asked: ModelColumns, family: Any, roles: ColumnRoles, columns: Sequence[str] | None, **fields: Any
 ) -> tuple[ModelPlan, list[str]]:
     """Return the plan of a model and the names of its regressors, of which a category's is "column=value".
 
     Args:
-        held: the columns of held.
+        asked: the columns of clients.
         family: as of `ModelPlan`.
         roles: other columns.
         columns: the regressors; all others by default.
         fields: further fields of the plan.
 
     Raises:
-        SettingError: there is no such column, or it does not hold what its part takes.
+        SettingError: there is no such column, or it does not hold what its role takes.
     """
-    present = [*held.numbers, *held.categories]
-    numbers = {part: getattr(roles, part) for part in _NUMBERS}
-    for part, name in numbers.items():
-        if name is not None and name in held.categories:
-            raise SettingError(f"{part} must be a column of numbers, and {name!r} holds text")
+    present = [*asked.numbers, *asked.categories]
+    numbers = {role: getattr(roles, role) for role in _NUMBERS}
+    for role, name in numbers.items():
+        if name is not None and name in asked.categories:
+            raise SettingError(f"{role} must be a column of numbers, and {name!r} holds text")
     # "" stands for the client itself, which is no column that a site could look up
     cluster = "" if roles.cluster == "client" else roles.cluster
     # by places, since the target of sites has two names
-    places = {name: held.place(name) for name in [*roles.names, *(columns or present)]}
+    places = {name: asked.place(name) for name in [*roles.names, *(columns or present)]}
     taken = {places[name] for name in roles.names}
     for name in columns or ():
         if places[name] in taken:
-            part = next(part for part in _PARTS if places.get(getattr(roles, part)) == places[name])
-            raise SettingError(f"columns must not include the {part} {name!r}: leave it out")
+            role = next(role for role in _ROLES if places.get(getattr(roles, role)) == places[name])
+            raise SettingError(f"columns must not include the {role} {name!r}: leave it out")
     # a column that was named twice would make the information singular
     regressors = [name for name in dict.fromkeys(present if columns is None else columns) if places[name] not in taken]
-    terms: list[Term] = [(name, None) for name in regressors if name not in held.categories]
+    terms: list[Term] = [(name, None) for name in regressors if name not in asked.categories]
     first = 0 if family == "survival" else 1  # all groups have a curve, and a first category has no coefficient
     for name in regressors:
-        terms += [(name, value) for value in list(held.categories.get(name, ()))[first:]]
+        terms += [(name, value) for value in list(asked.categories.get(name, ()))[first:]]
     plan = ModelPlan(
-        family=family, columns=tuple(held.term(name, value) for name, value in terms),
-        target=_target(held, family, roles.target), **fields,
-        **{part: None if name is None else held.place(name) for part, name in numbers.items()},
-        cluster=held.place(cluster) if cluster else cluster,
+        family=family, columns=tuple(asked.term(name, value) for name, value in terms),
+        target=_target(asked, family, roles.target), **fields,
+        **{role: None if name is None else asked.place(name) for role, name in numbers.items()},
+        cluster=asked.place(cluster) if cluster else cluster,
     )  # fmt: skip
     return plan, [name if value is None else f"{name}={value}" for name, value in terms]
 
 
-def _target(held: ModelColumns, family: str, name: str) -> Term:
+def _target(asked: ModelColumns, family: str, name: str) -> Term:
     """Return the term of a target, of which the second of two categories counts as 1."""
-    values = held.classes(name)
+    values = asked.classes(name)
     if family in ("binomial", "cox", "survival") and len(values) == 2:
-        return held.term(name, values[1])
-    if name not in held.categories:
-        return held.term(name, None)
+        return asked.term(name, values[1])
+    if name not in asked.categories:
+        return asked.term(name, None)
     got = f"text with {len(values)} categories, like {shown(values[0], 30) if values else 'none'}"
     raise SettingError(f"the target {name!r} must hold numbers, or two categories under 'binomial', got {got}")

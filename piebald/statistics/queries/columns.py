@@ -77,7 +77,7 @@ class StatisticsQuery(Query):
         parts: list[Floats] = []
         if self.keys:
             # sorted once, so that each of up to about 20 questions costs a binary search and no pass over the rows
-            tables = context.made(self.split, "sorted columns", _sorted_columns)
+            tables = context.cached(self.split, "sorted columns", _sorted_columns)
             answers, examples = [self._counts(columns) for columns, _ in tables], [count for _, count in tables]
         else:
             parts = [columns(rows) for rows in context.rows(self.split)]
@@ -181,10 +181,10 @@ class MaskedSumsQuery(Query):
 
     Attributes:
         split: the split of the client's rows.
-        bounds: low and high of each column of numbers.
-        bins: bins of each column's histogram, 0 for none.
+        bounds: low and high of each column besides a class, None for those whose numbers are not added up.
+        bins: bins of each histogram, 0 for none.
         classes: how many classes the target has, 0 where it is numbers.
-        codes: columns that are counted by category instead, by their places, each with its categories, like "1".
+        codes: columns that are counted by category, by their places, each with its categories, like "1".
         tables: pairs of such columns to count together, by their places; that of a class is the last one.
     """
 
@@ -192,7 +192,7 @@ class MaskedSumsQuery(Query):
     reads_model = False
 
     split: Split = "train"
-    bounds: tuple[tuple[float, float], ...] = Field(default=(), max_length=1 << 16)
+    bounds: tuple[tuple[float, float] | None, ...] = Field(default=(), max_length=1 << 16)
     bins: int = Field(default=0, ge=0, le=10_000)
     classes: int = Field(default=0, ge=0, le=10_000)
     codes: tuple[tuple[int, tuple[str, ...]], ...] = Field(default=(), max_length=1 << 12)
@@ -200,8 +200,8 @@ class MaskedSumsQuery(Query):
 
     @field_validator("bounds")
     @classmethod
-    def _check_bounds(cls, bounds: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-        if reason := next(filter(None, (bounds_reason(*ends) for ends in bounds)), None):
+    def _check_bounds(cls, bounds: tuple[tuple[float, float] | None, ...]) -> tuple[tuple[float, float] | None, ...]:
+        if reason := next(filter(None, (bounds_reason(*ends) for ends in bounds if ends is not None)), None):
             raise ValueError(f"bounds {reason}")
         return bounds
 
@@ -209,12 +209,13 @@ class MaskedSumsQuery(Query):
     def _check_codes(self) -> Self:
         places = [place for place, _ in self.codes]
         # the place of a column tells which sums are its own, so an order that varies would mix columns up
-        if places != sorted({*places}) or not all(0 <= place < self._width for place in places):
-            raise ValueError(f"codes must be of columns 0 to {self._width - 1} in order, got those of {places}")
+        width = len(self.bounds)
+        if places != sorted({*places}) or not all(0 <= place < width for place in places):
+            raise ValueError(f"codes must be of columns 0 to {width - 1} in order, got those of {places}")
         if not all(categories and len({*categories}) == len(categories) for _, categories in self.codes):
             raise ValueError("codes must have different categories, at least one")
         # the class comes after all other columns
-        counted = {*places, self._width} if self.classes else {*places}
+        counted = {*places, width} if self.classes else {*places}
         if not counted.issuperset(chain(*self.tables)) or any(first == second for first, second in self.tables):
             raise ValueError(f"tables must be pairs of different columns that are counted, got {self.tables}")
         return self
@@ -230,16 +231,10 @@ class MaskedSumsQuery(Query):
     def plan(self) -> SumPlan:
         """The sums; columns are named by their places."""
         codes = {str(place): categories for place, categories in self.codes}
-        numbers = [str(place) for place in range(self._width) if str(place) not in codes]
+        bounds = {str(place): ends for place, ends in enumerate(self.bounds) if ends is not None}
         if self.classes:
-            codes[str(self._width)] = tuple(map(str, range(self.classes)))
-        tables = [(str(first), str(second)) for first, second in self.tables]
-        return SumPlan(dict(zip(numbers, self.bounds, strict=True)), self.bins, codes, tables)
-
-    @property
-    def _width(self) -> int:
-        """The number of columns besides a class."""
-        return len(self.bounds) + len(self.codes)
+            codes[str(len(self.bounds))] = tuple(map(str, range(self.classes)))
+        return SumPlan(bounds, self.bins, codes, [(str(first), str(second)) for first, second in self.tables])
 
     def hiding(self) -> Hiding | None:
         return Hiding(noise=0.0, masked=True)
@@ -280,8 +275,8 @@ class MaskedSumsQuery(Query):
 
     def _columns(self, table: Floats) -> ClientColumns:
         # a plan for other columns would name the wrong ones, since columns are named by their places
-        if table.shape[1] != self._width + (self.classes > 0):
-            raise ValueError(f"bounds or codes of {self._width} columns came, and there are {table.shape[1]}")
+        if table.shape[1] != len(self.bounds) + (self.classes > 0):
+            raise ValueError(f"bounds of {len(self.bounds)} columns came, and there are {table.shape[1]}")
         return table_columns(table)
 
 

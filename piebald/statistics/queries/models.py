@@ -72,7 +72,7 @@ class ModelSumsQuery(Query):
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         sent = [numbers.detach().cpu().double().numpy() for numbers in inputs.vectors["numbers"]]
         # a fit asks 10 to 30 times about the same rows
-        parts = context.made(self.split, self.plan, self._rows)
+        parts = context.cached(self.split, self.plan, self._rows)
         for rows, numbers in zip(parts, sent, strict=True):
             self._check_length(numbers)
             if context.disclosure is not None:
@@ -200,7 +200,7 @@ class NoisyModelSumsQuery(Query):
         points = [numbers.detach().cpu().double().numpy() for numbers in inputs.vectors["numbers"]]
         if any(len(point) not in (0, self.sums.parameters) for point in points):
             raise ValueError(f"a model of {self.sums.parameters} parameters came with other numbers")
-        parts = context.made(self.split, (self.kind, self.plan), self._rows)
+        parts = context.cached(self.split, (self.kind, self.plan), self._rows)
         vectors = [self.sums.vector(rows, point) for rows, point in zip(parts, points, strict=True)]
         sources = map(NoiseSource.repeatable, context.noise_keys())
         deviation = self.deviation / STEP

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal
 
@@ -28,7 +27,7 @@ from piebald.contracts import (
 )
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
-from piebald.core.machine import count_cores
+from piebald.core.errors import SettingError
 from piebald.core.moments import Ints
 from piebald.data.preparation.answers import check_moments
 from piebald.statistics.queries.columns import sums_form, sums_output, sums_reason
@@ -79,16 +78,15 @@ class BoostingQuery(Query):
         """Return the rows of a split of each client, which are the same objects for all questions of a call.
 
         Raises:
-            ValueError: there are not as many targets, or a number that is no class.
+            SettingError: there are not as many targets, or a number that is no class.
         """
-        key = f"trees {self.boosting.model_dump_json()} {self.objective} {self.classes}"
-        return context.made(split, key, self._split_rows)
+        return context.cached(split, (self.boosting.model_dump_json(), self.target), self._split_rows)
 
     def _split_rows(self, rows: Rows, client: str) -> SplitRows:
         x = usable(flat(rows), self.boosting.missing, f"client {client!r}")
         y = pytree.single(rows.y, "trees").detach().cpu().double().reshape(-1).numpy()
         if len(x) != len(y) or (self.classes and (y >= self.classes).any()):
-            raise ValueError(f"trees have one target a row, a class below {self.classes} or a number")
+            raise SettingError(f"trees have one target a row, a class below {self.classes} or a number")
         return SplitRows(x, y, self.target, self.boosting)
 
     def forests_of(self, inputs: TrainInput, name: str, columns: int) -> list[Forest]:
@@ -151,13 +149,7 @@ class TreesQuery(BoostingQuery):
         rows = [dict(zip(names, of_client, strict=True)) for of_client in splits]
         width = next(iter(rows[0].values())).x.shape[1]
         forests = [None] * len(rows) if self.ask in ("sums", "alone") else self.forests_of(inputs, "forest", width)
-        answer = partial(self._answer, context.disclosure)
-        if len(rows) == 1:  # in the task's own thread, which a site ends where it takes too long
-            answers = [*map(answer, rows, forests, inputs.clients)]
-        else:
-            # xgboost computes without the interpreter lock, so threads use all cores
-            with ThreadPoolExecutor(min(count_cores(), len(rows))) as pool:
-                answers = [*pool.map(answer, rows, forests, inputs.clients)]
+        answers = [*map(partial(self._answer, context.disclosure), rows, forests, inputs.clients)]
         sent = [name for name in answers[0] if name in ("sums", "forest")]
         metrics = {
             name: torch.tensor([float(answer[name]) for answer in answers]) for name in answers[0] if name not in sent
