@@ -1,8 +1,14 @@
 """Disclosure control: which sums may leave a site without noise, by rules of official statistics.
 
-A sum is told only if enough rows contribute to it and none has a large share of it, at the very numbers that are sent
-(Hundepool et al. 2012, "Statistical Disclosure Control", section 5.2: threshold and dominance rules).  Rows count if
-they contribute at least a hundredth of what the largest one does, so that many that hardly matter do not hide a few.
+A sum is told only if enough rows contribute to it and few of them do not decide it, at the very numbers that are sent
+(Hundepool et al. 2012, "Statistical Disclosure Control", sections 5.2 and 4.2.2).  With rows in the order of their
+absolute contributions, and n the least number of rows:
+
+- the largest one has no more than a stated share, and the two largest no more than 3/2 of it.  At the share of a third,
+  what two rows that know their own contributions leave of a sum is at least twice any third one (the p-percent rule
+  with p = 100);
+- the n - 1 largest ones have no more than (n - 1) / n, as of n equal ones, so that many rows that hardly matter do not
+  hide a few.
 
 These rules protect from careless questions.  They are no proof against somebody who combines answers to many
 questions of their own choice: only noise is (`privacy.ledger`).
@@ -20,8 +26,8 @@ from piebald.core.errors import Declined
 from piebald.core.moments import Floats, Ints
 
 LEAST_ROWS, LARGEST_SHARE = 10, 1 / 3
-_COUNTS = 0.01  # of the largest contribution: a row that contributes less counts as none
-_SLACK = 1 - 1e-9  # three equal rows have a third each, whatever rounding says
+_PAIR = 1.5  # largest shares that two rows may have together
+_SLACK = 1e-9  # three equal rows have a third each, whatever rounding says
 
 
 class Withheld(Declined):
@@ -42,7 +48,7 @@ class DisclosureRules:
 
     Examples:
         >>> rules = DisclosureRules(least_rows=3, largest_share=0.5)
-        >>> rules.allow(np.array([[1.0], [1.1], [0.9]])), rules.allow(np.array([[9.0], [0.1], [0.1]]))
+        >>> rules.allow(np.array([[1.0], [1.1], [0.9], [1.0]])), rules.allow(np.array([[9.0], [0.1], [0.1], [0.1]]))
         (True, False)
     """
 
@@ -54,17 +60,31 @@ class DisclosureRules:
 
         Args:
             contributions: of rows, to some sums.
-            dominance_only: whether only a row with a large share counts, and not how many rows have one.
+            dominance_only: whether only one or two rows with a large share count, and not how many rows have one.
         """
         sizes = np.abs(contributions)
         largest = sizes.max(axis=0, initial=0.0)
         if not np.isfinite(largest).all():
             return False
-        told = largest > 0
+        # most sums of many rows are even enough by far, which is seen without an order of the rows
+        with np.errstate(over="ignore"):
+            unclear = (largest > 0) & (largest * (2 + self.least_rows / self.largest_share) > sizes.sum(axis=0))
         # in units of the largest one, so that no total overflows
-        sizes = sizes[:, told] / largest[told]
-        even = bool((sizes.sum(axis=0) * self.largest_share >= _SLACK).all())
-        return even and (dominance_only or self.allow_counts((sizes >= _COUNTS).sum(axis=0)))
+        return all(self._allow(sizes[:, place] / largest[place], dominance_only) for place in np.flatnonzero(unclear))
+
+    def _allow(self, sizes: Floats, dominance_only: bool) -> bool:
+        """Return whether a sum of contributions [n] of 0 to 1 may be told."""
+        fewer = self.least_rows - 1
+        if not dominance_only and np.count_nonzero(sizes) <= fewer:
+            return False
+        count = min(max(fewer, 2), len(sizes))
+        leading = np.sort(np.partition(sizes, len(sizes) - count)[len(sizes) - count :])[::-1]
+        total = float(sizes.sum()) * (1 + _SLACK)
+        even = bool(
+            leading[0] <= total * self.largest_share
+            and leading[:2].sum() <= total * min(_PAIR * self.largest_share, 1.0)
+        )
+        return even and (dominance_only or bool(leading[:fewer].sum() <= total * fewer / self.least_rows))
 
     def allow_counts(self, counts: Floats | Ints) -> bool:
         """Return whether counts of rows may be told: each is of no row, or of enough of them."""
@@ -83,9 +103,9 @@ class DisclosureRules:
         Raises:
             Withheld: a rule is broken.
         """
-        places = None if units is None else np.unique(units, return_inverse=True)[1]
+        numbers = None if units is None else np.unique(units, return_inverse=True)[1]
         for block in contributions:
-            of_units = [] if places is None else [_summed(block, places)]
+            of_units = [] if numbers is None else [_summed(block, numbers)]
             if not all(self.allow(part, dominance_only) for part in (block, *of_units)):
                 raise Withheld
 
@@ -99,8 +119,8 @@ class DisclosureRules:
             raise Withheld
 
 
-def _summed(contributions: Floats, places: Ints) -> Floats:
-    """Return the sums of contributions [n, k] over the rows of each unit [units, k]."""
-    sums = np.zeros((int(places.max(initial=-1)) + 1, contributions.shape[1]))
-    np.add.at(sums, places, contributions)
+def _summed(contributions: Floats, units: Ints) -> Floats:
+    """Return the sums of contributions [n, k] over the rows of each unit, whose numbers come [n]."""
+    sums = np.zeros((int(units.max(initial=-1)) + 1, contributions.shape[1]))
+    np.add.at(sums, units, contributions)
     return sums

@@ -1,7 +1,9 @@
 """Regressions and survival curves with differential privacy: each client adds noise to its own bounded sums.
 
 A linear model takes one question.  Others take several, each of which spends a part of the budget: Newton's method on
-noisy scores and informations, whose standard errors have the noise in them (Avella-Medina, Bradshaw and Loh 2023).
+noisy scores and informations (Avella-Medina, Bradshaw and Loh 2023, "Differentially private inference via noisy
+optimization").  Standard errors have the noise in them: its covariance is that of the mechanism, and its influence on
+the coefficients that of the last step (delta method).
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from piebald.core.moments import Floats
 from piebald.privacy.accounting import PrivacyBudget
 from piebald.privacy.ledger import budget
 from piebald.statistics.models.clients import ModelClients, ModelColumns
-from piebald.statistics.models.noisy_sums import matrix_of
+from piebald.statistics.models.noisy_sums import NoisyScore
 from piebald.statistics.models.risk_sets import log_rank
 from piebald.statistics.models.rows import ModelPlan, Scale
 from piebald.statistics.models.sums import at_risk_of
@@ -94,7 +96,6 @@ class NoiseOptions:
             return float(low), float(high)
 
         is_number = plan.family in ("gaussian", "poisson")
-        rounds = 1 if plan.family in ("gaussian", "survival") else self.rounds
         try:
             return NoisyModelSumsQuery(
                 plan=plan, ends=tuple(map(float, ends)), masked=columns.secure, split=columns.split,
@@ -102,16 +103,19 @@ class NoiseOptions:
                              for name, (_, value) in zip(names, plan.columns, strict=False)),
                 target=bounds_of(target) if is_number else (0.0, 1.0),
                 # equal Gaussian mechanisms compose exactly, like one with noise less by the root of their number
-                noise=noise_multiplier(self.epsilon, self.delta) * math.sqrt(rounds),
+                noise=noise_multiplier(self.epsilon, self.delta) * math.sqrt(self.asked(plan)),
             )  # fmt: skip
         except ValueError as error:
             raise SettingError(f"noise does not go with this model: {error}") from None
 
+    def asked(self, plan: ModelPlan) -> int:
+        """Return the number of questions about a model."""
+        return 1 if plan.family in ("gaussian", "survival") else self.rounds
+
     def spent(self, query: NoisyModelSumsQuery) -> PrivacyBudget:
         """Return what the questions spend together."""
-        rounds = 1 if query.plan.family in ("gaussian", "survival") else self.rounds
         assert self.delta is not None
-        return budget([query.noise] * rounds, self.delta, "site")
+        return budget([query.noise] * self.asked(query.plan), self.delta, "site")
 
 
 @checked_class
@@ -147,75 +151,157 @@ def fit_noisy(
     Raises:
         SettingError: an argument is wrong, or the noise leaves nothing of the model.
     """
-    regressors = names if plan.has_times else names[1:]
-    query = options.question(clients.columns, plan, regressors, target, options.times)
-    sums, asked = query.sums, 0
+    query = options.question(clients.columns, plan, names if plan.has_times else names[1:], target, options.times)
+    fit = _least_squares(clients, query) if plan.family == "gaussian" else _maximum(clients, query, options.rounds)
     low, high = np.array(query.bounds).reshape(-1, 2).T
-    point: Floats = np.zeros(sums.parameters)
-    if plan.family == "gaussian":
-        total, count = clients.noisy_sums(query, np.zeros(0))
-        deviation, unit, asked = query.deviation * math.sqrt(count), sums.product_unit(), 1
-        products = matrix_of(total * unit, sums.parameters + 1)
-        rows, center, half = float(products[0, 0]), sum(query.target) / 2, (query.target[1] - query.target[0]) / 2
-        inner, outer = _lifted(products[:-1, :-1], deviation * unit), products[:-1, -1]
-        point = np.asarray(np.linalg.solve(inner, outer), dtype=np.float64)
-        residual = max(float(products[-1, -1] - point @ outer) / max(rows - len(point), 1.0), 1e-12)
-        # an entry beside the diagonal has half the variance of one on it
-        spread = (deviation * unit) ** 2 / 2 * (1 + point @ point + np.square(point))
-        own = residual * np.linalg.inv(inner)
-        noise = np.linalg.solve(inner, np.linalg.solve(inner, np.diag(spread)).T)
-        # on the scale of the target
-        point, own, noise = half * point, half**2 * own, half**2 * noise
-        point[0] += center
-    else:
-        of_count, of_score, of_information = sums.score_units()
-        width = sums.parameters
-        if plan.has_times:
-            point[: len(query.ends)] = -2.0  # few events in an interval
-        points, scores, information, counts = list[Floats](), list[Floats](), list[Floats](), list[float]()
-        for asked in range(1, options.rounds + 1):
-            total, count = clients.noisy_sums(query, point)
-            deviation = query.deviation * math.sqrt(count)
-            points.append(point)
-            counts.append(float(total[0]) * of_count)
-            scores.append(total[1 : 1 + width] * of_score)
-            information.append(matrix_of(total[1 + width :] * of_information, width))
-            # the information changes little between two rounds, and the mean of several has less noise
-            recent = information[-max(asked // 2, min(asked, 3)) :]
-            spread_of_mean = deviation * of_information / math.sqrt(len(recent))
-            inner = _lifted(np.mean(recent, axis=0), spread_of_mean)
-            step = np.linalg.solve(inner, scores[-1])
-            # far from the maximum, or under much noise, a whole step may lead anywhere
-            length = min(1.0, _LONGEST / max(float(np.abs(step).max()), 1e-300))
-            point = np.asarray(point + step * length, dtype=np.float64)
-        last = max(options.rounds // 2, 1)
-        # each of the last rounds leads to the maximum in one step, so their mean has less noise than the last one
-        steps = np.linalg.solve(inner, np.array(scores[-last:]).T).T
-        ends = np.array(points[-last:]) + np.clip(steps, -_LONGEST, _LONGEST)
-        rows, point = float(np.mean(counts)), ends.mean(axis=0)
-        # where noise hides the information, it may be less than what steps are made with
-        own = np.linalg.inv(_lifted(np.mean(recent, axis=0), spread_of_mean / 4))
-        noise = (deviation * of_score) ** 2 / last * own @ own
-        # what is not converged shows in the last step
-        noise += np.diag(np.square(point - points[-1]))
-    first = len(query.ends) if plan.has_times else 1
-    back = Scale((low + high) / 2, (high - low) / 2).from_scores(len(low) + (not plan.has_times))
-    if plan.has_times:
-        point, own, noise = point[first:], own[first:, first:], noise[first:, first:]
-    own, noise = back @ own @ back.T, back @ noise @ back.T
+    back = Scale((low + high) / 2, (high - low) / 2).from_scores(len(names))
+    own, noise = back @ fit.own @ back.T, back @ fit.noise @ back.T
     return NoisyModel(
-        names=tuple(names), coefficients=back @ point, errors=np.sqrt(np.diag(own + noise)), covariance=own + noise,
-        rows=max(round(rows), 0), dropped=0, clients=count, iterations=asked, family=plan.family, target=target,
-        noise_errors=np.sqrt(np.diag(noise)), privacy=options.spent(query), left_out=clients.left_out,
+        names=tuple(names), coefficients=back @ fit.point, errors=np.sqrt(np.diag(own + noise)), covariance=own + noise,
+        rows=max(round(fit.rows), 0), dropped=0, clients=fit.clients, iterations=options.asked(plan),
+        family=plan.family, target=target, noise_errors=np.sqrt(np.diag(noise)), privacy=options.spent(query),
+        left_out=clients.left_out,
     )  # fmt: skip
 
 
-def _lifted(matrix: Floats, deviation: float) -> Floats:
-    """Return a noisy information whose eigenvalues are no less than the noise would make of none."""
+class _Fit(NamedTuple):
+    """Coefficients on the scale of the bounds.
+
+    Attributes:
+        point: the coefficients [p].
+        own, noise: their covariances by the rows and by the noise [p, p].
+        rows: how many rows there are.
+        clients: how many clients answered.
+    """
+
+    point: Floats
+    own: Floats
+    noise: Floats
+    rows: float
+    clients: int
+
+
+def _least_squares(clients: ModelClients, query: NoisyModelSumsQuery) -> _Fit:
+    """Fit a linear model by the outer products of its columns and target, which are asked once."""
+    total, count = clients.noisy_sums(query, np.zeros(0))
+    products, deviation = query.sums.read_products(total, query.deviation * math.sqrt(count))
+    rows, center, half = float(products[0, 0]), sum(query.target) / 2, (query.target[1] - query.target[0]) / 2
+    outer = products[:-1, -1]
+    inverse = _inverse(_lifted(products[:-1, :-1], _largest_noise(deviation, len(outer))))
+    point = inverse @ outer
+    residual = max(float(products[-1, -1] - point @ outer) / max(rows - len(point), 1.0), 1e-12)
+    noise = inverse @ (_noise_of_product(point, deviation) + np.eye(len(point)) * deviation**2 / 2) @ inverse
+    # on the scale of the target
+    coefficients = half * point
+    coefficients[0] += center
+    return _Fit(coefficients, half**2 * residual * inverse, half**2 * noise, rows, count)
+
+
+def _maximum(clients: ModelClients, query: NoisyModelSumsQuery, rounds: int) -> _Fit:
+    """Fit a model by Newton's method on noisy scores, of which the last rounds count together."""
+    sums, points, scores, count = query.sums, list[Floats](), list[NoisyScore](), 0
+    point: Floats = np.zeros(sums.parameters)
+    if query.plan.has_times:
+        # half an event a row in all intervals together
+        point[: len(query.ends)] = -math.log(2 * len(query.ends))
+    for _ in range(rounds):
+        total, count = clients.noisy_sums(query, point)
+        points.append(point)
+        scores.append(sums.read(total, query.deviation * math.sqrt(count)))
+        # early points are far from the maximum, and of few rounds the mean has more noise
+        step = min((_step(points[-last:], scores[-last:]) for last in range(1, len(points) + 1)), key=_uncertainty)
+        point = step.point
+    first = len(query.ends) if query.plan.has_times else 0
+    kept = slice(1, None) if query.plan.has_times else slice(None)  # the baseline hazard is no coefficient
+    rows = float(np.mean([score.rows for score in scores]))
+    return _Fit(point[first:], step.own[kept, kept], step.noise[kept, kept], rows, count)
+
+
+class _Step(NamedTuple):
+    """Where a step of Newton's method leads.
+
+    Attributes:
+        point: the parameters [q].
+        own: the covariance of an intercept and the coefficients by the rows [1 + p, 1 + p].
+        noise: their covariance by the noise, and by what the step leaves.
+    """
+
+    point: Floats
+    own: Floats
+    noise: Floats
+
+
+def _step(points: Sequence[Floats], scores: Sequence[NoisyScore]) -> _Step:
+    """Return the step from the mean of some points that the mean of their scores leads to.
+
+    Args:
+        points: parameters [q] each.
+        scores: noisy scores at these points.
+    """
+    start, score = np.mean(points, axis=0), NoisyScore.mean(scores)
+    hidden = _largest_noise(score.information_noise, len(score.information))
+    information = _lifted(score.information, hidden)
+    change = np.clip(np.linalg.solve(information, score.score), -_LONGEST, _LONGEST)
+    move, shares = change, np.ones(1)
+    if len(score.events):
+        # hazards that are right for the new coefficients, if the columns have the same mean in all intervals
+        expected = np.maximum(score.expected, score.event_noise)
+        ratios = np.log(np.maximum(score.events, score.event_noise) / expected)
+        levels = ratios - information[0, 1:] @ change[1:] / information[0, 0]
+        move = np.concatenate([np.clip(levels, -_LONGEST, _LONGEST), change[1:]])
+        shares = expected / expected.sum()
+    point = np.asarray(start + move, dtype=np.float64)
+    # where noise hides the information, it may be less than what the step was made with
+    own = _inverse(_lifted(score.information, hidden / 4))
+    noise = np.eye(len(change)) * score.score_noise**2 + _noise_of_product(change, score.information_noise)
+    # the score is no straight line: its slope changes by half of what linear predictors do, in squares (Taylor)
+    moved = float(np.mean([_mean_square(point - other, shares, information) for other in points]))
+    bent = moved / 2 * np.sqrt(information[0, 0] * own.diagonal())
+    left = own @ (score.score - score.information @ change)  # of steps that were made shorter
+    return _Step(point, own, own @ noise @ own + np.diag(np.square(bent) + np.square(left)))
+
+
+def _mean_square(move: Floats, shares: Floats, information: Floats) -> float:
+    """Return the mean square by which linear predictors change.
+
+    Args:
+        move: the change of parameters [k + p].
+        shares: of the intervals in what is expected [k], 1 of an intercept.
+        information: of an intercept and the columns [1 + p, 1 + p].
+    """
+    levels, columns = move[: len(shares)], move[len(shares) :]
+    mean, inner = information[0, 1:] / information[0, 0], information[1:, 1:] / information[0, 0]
+    return float(shares @ np.square(levels + mean @ columns) + columns @ (inner - np.outer(mean, mean)) @ columns)
+
+
+def _uncertainty(step: _Step) -> float:
+    """Return by how much noise makes errors wider."""
+    return float(np.sum(step.noise.diagonal() / step.own.diagonal()))
+
+
+def _lifted(matrix: Floats, least: float) -> Floats:
+    """Return a symmetric matrix whose eigenvalues are no less than this."""
     values, vectors = np.linalg.eigh(matrix)
-    # the largest eigenvalue of symmetric noise (Wigner 1955)
-    least = max(deviation * math.sqrt(2 * len(matrix)), 1e-9)
-    return np.asarray((vectors * np.maximum(values, least)) @ vectors.T)
+    return np.asarray((vectors * np.maximum(values, max(least, 1e-9))) @ vectors.T)
+
+
+def _inverse(matrix: Floats) -> Floats:
+    return np.asarray(np.linalg.inv(matrix), dtype=np.float64)
+
+
+def _largest_noise(deviation: float, width: int) -> float:
+    """Return the largest eigenvalue of symmetric noise [width, width] (Wigner 1955)."""
+    return deviation * math.sqrt(2 * width)
+
+
+def _noise_of_product(vector: Floats, deviation: float) -> Floats:
+    """Return the covariance of symmetric noise times a vector [k, k], without what is beside its diagonal.
+
+    Args:
+        vector: [k].
+        deviation: of the noise on the diagonal; beside it, it is less by the root of 2.
+    """
+    return np.diag(deviation**2 / 2 * (vector @ vector + np.square(vector)))
 
 
 def noisy_counts(

@@ -349,6 +349,30 @@ def test_equal_rows_count_one_each_and_small_ones_do_not(rows_of_sum: int) -> No
         rules.check([contributions])
 
 
+@pytest.mark.parametrize("leading", range(1, 10))
+def test_few_rows_with_most_of_a_sum_are_not_hidden_by_many(leading: int) -> None:
+    """Before, rows with a hundredth of the largest one counted as much as it did: five with nearly all were told."""
+    contributions = np.concatenate([np.ones(leading), np.full(100, 0.09 * leading / 100)])[:, None]
+    assert not DisclosureRules().allow(contributions)
+    assert DisclosureRules().allow(np.concatenate([np.ones(10), contributions[leading:, 0]])[:, None])
+
+
+def test_what_two_rows_leave_of_a_sum_hides_a_third_one() -> None:
+    """Who has two of the rows and subtracts them is left with an estimate of any other that is off by itself or more
+    (the p-percent rule, for two who collude).
+    """
+    draw, rules, allowed = np.random.default_rng(3), DisclosureRules(), 0
+    for _ in range(2000):
+        sizes = np.sort(draw.pareto(draw.uniform(0.3, 3), 40))[::-1]
+        if rules.allow(sizes[:, None]):
+            allowed += 1
+            assert sizes[3:].sum() >= sizes[0] * (1 - 1e-6)
+            assert sizes[:9].sum() <= 0.9 * sizes.sum() * (1 + 1e-6)
+    assert 200 < allowed < 1800
+    pair = np.concatenate([[30.0, 25.0], np.ones(40)])
+    assert not rules.allow(pair[:, None])
+
+
 def test_rows_of_one_person_count_together() -> None:
     contributions, people = np.ones((30, 1)), np.repeat(np.arange(3), 10).astype(object)
     DisclosureRules().check([contributions])

@@ -10,7 +10,8 @@ a sum over rows as well (Holford 1980).
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from piebald.core.stored_vectors import blocks
 from piebald.statistics.models.rows import ModelPlan, ModelRows
 
 STEP = 2.0**-30  # of sums, which are whole numbers of steps
-_COUNT, _CURVATURE = 0.3, 0.5  # shares of a row's count, and of its information, beside its score
+_COUNT, _EVENTS, _CURVATURE = 0.3, 0.5, 1.0  # lengths of a row's count, events and information, beside its score
 _ROWS = 1 << 14  # whose contributions are held at once
 
 
@@ -50,15 +51,21 @@ class NoisyPlan(NamedTuple):
             return 2 * max(len(self.bounds), 1) * (len(self.ends) + 1)
         if self.plan.family == "gaussian":
             return _triangle(self.parameters + 1)
-        return 1 + self.parameters + _triangle(self.parameters)
+        return 2 + len(self.bounds) + 2 * self._intervals + _triangle(1 + len(self.bounds))
+
+    @property
+    def _intervals(self) -> int:
+        """The number of intervals of which a proportional-hazards model has a parameter each."""
+        return len(self.ends) if self.plan.family == "cox" else 0
 
     @property
     def influence(self) -> float:
         """The largest Euclidean length of what changes in the sums when one row takes the place of another."""
         if self.plan.family in ("survival", "gaussian"):
             return math.sqrt(2)  # of one cell to another; of one outer product to another
-        # a score may turn around, an information may not
-        return math.sqrt(4 + 2 * _CURVATURE**2 + _COUNT**2)
+        # a score may turn around; an information, and numbers of events, may not, as they are never negative
+        by_interval = 4 * _EVENTS**2 * (self._intervals > 0)
+        return math.sqrt(4 + 2 * _CURVATURE**2 + by_interval + _COUNT**2)
 
     def vector(self, rows: ModelRows, point: Floats) -> Ints:
         """Return the sums of a client at parameters [q], in steps [length]."""
@@ -79,12 +86,17 @@ class NoisyPlan(NamedTuple):
         if self.plan.family == "gaussian":
             return self._products(x, (y - sum(self.target) / 2) / ((self.target[1] - self.target[0]) / 2))
         terms = self._hazard if self.plan.family == "cox" else self._regression
-        score, information = terms(x, rows, part, point)
-        upper, scale = _upper(self.parameters)
-        flat = information[:, upper[0], upper[1]] * scale
-        # rounding must not take a row beyond its share
-        parts = _COUNT * np.ones((len(y), 1)), _cut(score, 1.0), _CURVATURE * _cut(flat, 1.0)
-        return np.concatenate(parts, axis=1)
+        design, residual, curved, by_interval = terms(x, rows, part, point)
+        weight = np.minimum(1.0, math.sqrt(self._size(x.shape[1])) / np.linalg.norm(design, axis=1))[:, None]
+        upper, scale = _upper(design.shape[1])
+        products = curved[:, None] * design[:, upper[0]] * design[:, upper[1]] * scale
+        # nothing is cut but what is not finite: rounding must not take a row beyond its share
+        bounded = [
+            _cut(weight * residual[:, None] * design / math.sqrt(self._size(x.shape[1])), 1.0),
+            *(_EVENTS * _cut(weight * numbers, 1.0) for numbers in by_interval),
+            _CURVATURE * _cut(weight * products / self._spread, 1.0),
+        ]
+        return np.concatenate([_COUNT * np.ones((len(y), 1)), *bounded], axis=1)
 
     def _cells(self, rows: ModelRows, part: slice) -> Floats:
         groups = rows.x[part] if self.bounds else np.ones((len(rows.y[part]), 1))
@@ -106,9 +118,13 @@ class NoisyPlan(NamedTuple):
         """The squared length of a row of an intercept and so many columns, above which it counts less."""
         return 1 + columns / 3  # what equally distributed numbers between -1 and 1 have
 
-    def _regression(self, x: Floats, rows: ModelRows, part: slice, point: Floats) -> tuple[Floats, Floats]:
-        design = np.column_stack([np.ones(len(x)), x])
-        size, (most, steepest) = self._size(x.shape[1]), self.limits
+    @property
+    def _spread(self) -> float:
+        """The largest weighted outer product of a row with itself."""
+        return math.sqrt(self._size(len(self.bounds)) * (1 + len(self.bounds)))
+
+    def _regression(self, x: Floats, rows: ModelRows, part: slice, point: Floats) -> _RowTerms:
+        design, (most, steepest) = np.column_stack([np.ones(len(x)), x]), self._limits
         eta = np.clip(design @ point + rows.offset[part], -50, 50)
         if self.plan.family == "binomial":
             mean = 1 / (1 + np.exp(-eta))
@@ -116,48 +132,94 @@ class NoisyPlan(NamedTuple):
         else:
             mean = np.exp(eta)
             slope = np.minimum(mean, steepest)
-        weight = np.minimum(1.0, math.sqrt(size) / np.linalg.norm(design, axis=1))
-        residual = np.clip(rows.y[part] - mean, -most, most) / most
-        score = (weight * residual / math.sqrt(size))[:, None] * design
-        curved = (weight**2 * slope / steepest / size)[:, None, None] * design[:, :, None] * design[:, None, :]
-        return score, curved
+        return _RowTerms(design, np.clip(rows.y[part] - mean, -most, most) / most, slope / steepest, ())
 
-    def _hazard(self, x: Floats, rows: ModelRows, part: slice, point: Floats) -> tuple[Floats, Floats]:
-        ends, size, (most, steepest) = np.array(self.ends), self._size(x.shape[1]), self.limits
-        time, count = np.minimum(rows.time[part], ends[-1]), len(ends)
-        starts = np.concatenate([[0.0], ends[:-1]])
+    def _hazard(self, x: Floats, rows: ModelRows, part: slice, point: Floats) -> _RowTerms:
+        """Return the terms of rows that are observed until one event is expected of them.
+
+        When that is follows from regressors and parameters, and not from what happens, so the score still has mean 0 at
+        the true parameters (a martingale stopped at a predictable time); its residuals lie between -1 and 1.
+        """
+        ends, count = np.array(self.ends), len(self.ends)
+        time, starts = np.minimum(rows.time[part], ends[-1]), np.concatenate([[0.0], ends[:-1]])
         exposed = np.clip(time[:, None] - starts, 0, ends - starts) / (ends - starts)
-        # an event after the last interval is none yet
-        died = (rows.y[part] > 0) & (rows.time[part] <= ends[-1])
+        eta = np.clip(point[:count] + (x @ point[count:] + rows.offset[part])[:, None], -50, 20)
+        total = np.cumsum(exposed * np.exp(eta), axis=1)
+        expected = np.diff(np.minimum(total, 1.0), axis=1, prepend=0.0)
+        # an event after the last interval, or after the row has left, is none
+        died = (rows.y[part] > 0) & (rows.time[part] <= ends[-1]) & (total[:, -1] <= 1)
         events = np.zeros_like(exposed)
         events[np.arange(len(x)), np.searchsorted(ends, time)] = died
-        eta = np.clip(point[:count] + (x @ point[count:] + rows.offset[part])[:, None], -50, 20)
-        expected = exposed * np.exp(eta)
-        residual = events - expected
-        score = np.concatenate([residual, residual.sum(1, keepdims=True) * x], axis=1) / (math.sqrt(size) * most)
-        design = np.concatenate([np.broadcast_to(np.eye(count), (len(x), count, count)),
-                                 np.broadcast_to(x[:, None], (len(x), count, x.shape[1]))], axis=2)  # fmt: skip
-        return score, np.einsum("nk,nki,nkj->nij", expected, design, design) / (size * steepest)
+        design = np.column_stack([np.ones(len(x)), x])
+        return _RowTerms(design, (events - expected).sum(1), expected.sum(1), (events, expected))
 
     @property
-    def limits(self) -> tuple[float, float]:
+    def _limits(self) -> tuple[float, float]:
         """The largest residual, and the largest variance, of a row."""
         if self.plan.family == "binomial":
             return 1.0, 0.25
-        # a row with an event has a residual of 1 at most; one that is observed for long may have less than -1
-        return (self.target[1] / 2, self.target[1]) if self.plan.family == "poisson" else (2.0, 2.0)
+        return (self.target[1] / 2, self.target[1] / 2) if self.plan.family == "poisson" else (1.0, 1.0)
 
-    def score_units(self) -> tuple[float, float, float]:
-        """In which units a sum has the count of rows, the score and the information."""
-        size, (most, steepest) = self._size(len(self.bounds)), self.limits
-        return 1 / _COUNT, math.sqrt(size) * most, size * steepest / _CURVATURE
+    def read(self, total: Floats, deviation: float) -> NoisyScore:
+        """Return the terms of Newton's method in sums with noise [length] of this standard deviation."""
+        most, steepest = self._limits
+        of_score, of_events = math.sqrt(self._size(len(self.bounds))) * most, steepest / _EVENTS
+        of_information, width = steepest / _CURVATURE * self._spread, 1 + len(self.bounds)
+        count, score, events, expected, information = np.split(
+            total, np.cumsum([1, width, self._intervals, self._intervals])
+        )
+        return NoisyScore(
+            float(count[0]) / _COUNT, score * of_score, events * of_events, expected * of_events,
+            _matrix(information * of_information, width),
+            deviation * of_score, deviation * of_events, deviation * of_information,
+        )  # fmt: skip
 
-    def product_unit(self) -> float:
-        """In which unit sums are outer products of an intercept, columns and the target."""
-        return self._size(len(self.bounds) + 1)
+    def read_products(self, total: Floats, deviation: float) -> tuple[Floats, float]:
+        """Return the outer products of an intercept, columns and the target, summed with noise, and its deviation."""
+        unit = self._size(len(self.bounds) + 1)
+        return _matrix(total * unit, self.parameters + 1), deviation * unit
 
 
-def matrix_of(flat: Floats, width: int) -> Floats:
+class NoisyScore(NamedTuple):
+    """Sums of rows with noise, and the standard deviation of the noise of a number of each.
+
+    Attributes:
+        rows: how many.
+        score: of an intercept, or of all intervals together, and of the columns [1 + p].
+        events, expected: numbers of events in each interval of a proportional-hazards model [k], else [0].
+        information: of an intercept and the columns [1 + p, 1 + p]; a number beside the diagonal has noise less by the
+            root of 2.
+        score_noise, event_noise, information_noise: the standard deviations.
+    """
+
+    rows: float
+    score: Floats
+    events: Floats
+    expected: Floats
+    information: Floats
+    score_noise: float
+    event_noise: float
+    information_noise: float
+
+    @classmethod
+    def mean(cls, scores: Sequence[NoisyScore]) -> NoisyScore:
+        """Return the means of sums, whose noise is independent."""
+        means: Any = [np.mean(values, axis=0) for values in zip(*scores, strict=True)]
+        return cls(*means[:5], *(noise / math.sqrt(len(scores)) for noise in means[5:]))
+
+
+class _RowTerms(NamedTuple):
+    """Terms of rows: an intercept and regressors [n, 1 + p], residuals [n] between -1 and 1, variances [n] between 0
+    and 1, and numbers of events by interval [n, k], which happened and which were expected, if there are intervals.
+    """
+
+    design: Floats
+    residual: Floats
+    curved: Floats
+    by_interval: tuple[Floats, ...]
+
+
+def _matrix(flat: Floats, width: int) -> Floats:
     """Return the symmetric matrix [q, q] whose upper triangle, with weights, is this [q (q + 1) / 2]."""
     upper, scale = _upper(width)
     matrix = np.zeros((width, width))
