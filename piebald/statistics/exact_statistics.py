@@ -57,6 +57,7 @@ class ExactAnswers:
         answers = sites.ask(StatisticsQuery(split=split, targets=targets), sites.runtime.clients())
         if not answers:
             raise sites.refusal("no site answers questions about statistics")
+        sites.leave_out(answers)
         self.clients = list(answers)
         self.moments = [_moments(answer.vectors["moments"].numpy()) for answer in answers.values()]
 

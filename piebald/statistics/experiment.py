@@ -278,7 +278,7 @@ def asked_sites(
         SettingError: nobody answers, or columns cannot be prepared.
         RuntimeFault: a site answers one question and not the next, or masks cannot be taken off.
     """
-    sites, taking_part = AskedSites(runtime, work), list(runtime.clients())
+    sites, taking_part = AskedSites(runtime, work, clients.names, say), list(runtime.clients())
     masking = work.masking if isinstance(work.masking, SecureAggregation) else None
     # refused before the first question, which sites count
     if masking is not None and settings.harmonise is not None:
@@ -302,7 +302,7 @@ def asked_sites(
             if not answers:
                 raise sites.refusal("no site answers questions about its columns")
             taking_part = list(answers)
-            sites.left_out(list(map(str, clients.names)), taking_part, say)
+            sites.leave_out(taking_part)
         # after the first question set who takes part: from then on all of them must answer
         check_present(answers, question)
         return [unpacked(answers[client].vectors["told"]) for client in taking_part]

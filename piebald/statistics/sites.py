@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -20,6 +21,7 @@ from piebald.privacy.secure_aggregation.key_exchange import KeyRound
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.server.client_queries import ClientQueries
 
+log = logging.getLogger("piebald.statistics")
 NO_VECTORS: Mapping[str, Tensor] = MappingProxyType({})
 
 
@@ -30,19 +32,26 @@ class AskedSites:
         runtime: the runtime that reaches the clients.
         spec: the model that a task carries, which the questions are not about; for sums under masks, the run's
             `ClientWork`.
+        names: of the clients, by number.
+        say: called with a sentence about each client that is left out.
 
     Attributes:
         runtime: the runtime.
+        names: as given.
+        left_out: why clients are left out of answers, by name.
         refused: why clients did not answer, by number; the first reason of each client.
         reasons: why clients did not answer the last question, by number.
     """
 
-    def __init__(self, runtime: Runtime, spec: ModelSpec) -> None:
+    def __init__(
+        self, runtime: Runtime, spec: ModelSpec, names: Sequence[str] = (), say: Callable[[str], None] = log.warning
+    ) -> None:  # fmt: skip
         self.runtime, self._queries = runtime, ClientQueries(runtime, spec)
+        self.names, self._say = [printable(str(name)) for name in names], say
         self._work = spec.digest if isinstance(spec, ClientWork) else ""
         self._model = spec.initial[: spec.layout.shared]
         self._ids, self._version = itertools.count(), 0
-        self._told = set[int]()
+        self.left_out: dict[str, str] = {}
         self.refused: dict[int, str] = {}
         self.reasons: dict[int, str] = {}
 
@@ -80,24 +89,18 @@ class AskedSites:
         """
         return self._ask(query, dict.fromkeys(clients, vectors), version)
 
-    def left_out(
-        self, names: Sequence[str], taking_part: Collection[int], say: Callable[[str], None]
-    ) -> dict[str, str]:  # fmt: skip
-        """Return why clients do not take part, by name, and say so once of each.
+    def leave_out(self, answered: Collection[int], asked: Collection[int] | None = None) -> None:
+        """Note why clients are left out of an answer, and say so once of each.
 
         Args:
-            names: of all clients.
-            taking_part: the numbers of those who do.
-            say: called with a sentence about each of the others.
+            answered: the numbers of those who have a part in it.
+            asked: the numbers of those who were to have one; all by default.
         """
-        reasons = {}
-        for client, name in enumerate(map(printable, names)):
-            if client not in taking_part:
-                reasons[name] = self.refused.get(client, "it was not there")
-                if client not in self._told:
-                    say(f"{name} is left out: {reasons[name]}")
-                self._told.add(client)
-        return reasons
+        for client in sorted({*(range(len(self.names)) if asked is None else asked)} - {*answered}):
+            name = self.names[client]
+            if name not in self.left_out:
+                self.left_out[name] = self.refused.get(client, "it was not there")
+                self._say(f"{name} is left out: {self.left_out[name]}")
 
     def refusal(self, sentence: str) -> SettingError:
         """Return an error that says that nobody answers, with the first reason."""

@@ -123,10 +123,10 @@ def statistics_at_sites(
         RuntimeFault: a site answers one question and not the next, or the masks cannot be taken off.
     """
     columns = AskedColumns.of(clients, features)
-    sites, names = AskedSites(runtime, work), list(map(str, clients.names))
+    sites = AskedSites(runtime, work, clients.names, say)
     if request.hides_rows:
-        return _hidden(sites, work, names, columns, request, ledger, say)
-    return _exact(sites, clients, names, columns, request, say)
+        return _hidden(sites, work, columns, request, ledger)
+    return _exact(sites, clients, columns, request, say)
 
 
 def stated_questions(
@@ -152,15 +152,14 @@ def stated_questions(
 
 
 def _exact(
-    sites: AskedSites, clients: Clients, names: Sequence[str], columns: AskedColumns, request: StatisticsRequest,
-    say: Callable[[str], None],
+    sites: AskedSites, clients: Clients, columns: AskedColumns, request: StatisticsRequest, say: Callable[[str], None]
 ) -> FederatedStatistics:  # fmt: skip
     """Return exact statistics."""
-    request.check_columns([name for name in columns.names if name not in columns.categories], [*columns.categories])
+    # a class may have bounds as well, of its numbers
+    request.check_columns([name for name in columns.names if name not in columns.coded], [*columns.categories])
     request, few = _few_questions(clients, columns, request)
     answers = ExactAnswers(sites, request.split, columns.targets)
-    left_out = sites.left_out(names, answers.clients, say)
-    taking_part, tables = [names[client] for client in answers.clients], dict[tuple[str, str], Table]()
+    taking_part, tables = [sites.names[client] for client in answers.clients], dict[tuple[str, str], Table]()
     numbers, by_client = answers.columns(columns.names, taking_part, request, few)
     if request.categories or request.tables:
         categories = {**columns.categories, **request.categories}
@@ -173,7 +172,7 @@ def _exact(
         say(f"categories of {', '.join(uncounted)} are not told beside histograms: ask for them without bins")
     return FederatedStatistics(
         taking_part, "exact", [moments.rows for moments in answers.moments], _without(numbers, apart), texts, tables,
-        {client: _without(own, apart) for client, own in by_client.items()}, left_out=left_out,
+        {client: _without(own, apart) for client, own in by_client.items()}, left_out=sites.left_out,
     )  # fmt: skip
 
 
@@ -227,8 +226,7 @@ def _category_counts(
 
 
 def _hidden(
-    sites: AskedSites, work: ClientWork, names: Sequence[str], columns: AskedColumns, request: StatisticsRequest,
-    ledger: Ledger | None, say: Callable[[str], None],
+    sites: AskedSites, work: ClientWork, columns: AskedColumns, request: StatisticsRequest, ledger: Ledger | None
 ) -> FederatedStatistics:  # fmt: skip
     """Return statistics from sums that hide single rows."""
     masking, noise = work.masking if request.secure else None, request.noise
@@ -237,7 +235,7 @@ def _hidden(
     if ledger is not None:  # spent before anything is known, so that an error costs budget and not privacy
         ledger.spend(", ".join([*plan.bounds, *plan.categories]), noise)
     clients, total = sites.sums(query, masking)
-    left_out = sites.left_out(names, clients, say)
+    sites.leave_out(clients)
     # clients state their numbers of rows, so their noise is for a row that takes another's place, see `NoisySumsQuery`
     deviation = noise * plan.exchange_influence * math.sqrt(len(clients))
     if request.central:
@@ -249,8 +247,8 @@ def _hidden(
     if request.delta is not None:
         spent = budget([noise], request.delta, "server" if request.central else "site")
     return FederatedStatistics(
-        [names[client] for client in clients], mode, None, plan.numbers(total, request.quantiles), texts, tables,
-        privacy=spent, noise=deviation, left_out=left_out,
+        [sites.names[client] for client in clients], mode, None, plan.numbers(total, request.quantiles), texts, tables,
+        privacy=spent, noise=deviation, left_out=sites.left_out,
     )  # fmt: skip
 
 

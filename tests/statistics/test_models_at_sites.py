@@ -221,7 +221,9 @@ def test_a_site_whose_rows_the_model_does_not_take_is_left_out(tmp_path: Path) -
     run, said = plan(False, change=change), list[str]()
     found = fit_cox(sites(False, tmp_path, run=run, say=said.append), CoxOptions("time", "died", ["x"]))
     assert (found.clients, found.rows) == (2, 100)
-    assert [line.partition(" is left out")[0] for line in said] == ["b"]
+    assert [*found.left_out] == ["b"]
+    assert said == [f"b is left out: {found.left_out['b']}"]
+    assert found.plain()["left_out"] == found.left_out
 
 
 def changed(change: Callable[[torch.Tensor], Any]) -> Change:

@@ -21,6 +21,7 @@ from piebald.runs.options import RunOptions
 from piebald.runs.prepare import PreparedRun, prepare
 from piebald.statistics.queries.trees import TreesQuery
 from piebald.statistics.trees.boosted_trees import BoostedTrees
+from piebald.statistics.trees.folder import trees_in
 from piebald.statistics.trees.settings import TreeSettings
 from piebald.statistics.trees.site_clients import trees_at_sites
 
@@ -69,8 +70,13 @@ def test_sites_grow_the_trees_that_they_would_grow_here(classes: int) -> None:
 
 
 def test_a_site_answers_only_if_its_policy_names_trees(tmp_path: Path) -> None:
-    found = asked([ALLOWED, Policy(), Policy(queries=["statistics"], least_rows=1)], compare=False)
+    found = asked(
+        [ALLOWED, Policy(), Policy(queries=["statistics"], least_rows=1)], compare=False, out=tmp_path / "out"
+    )
     assert found.clients == ["a"]
+    assert [*found.left_out] == ["b", "c"]
+    assert "only if its policy names it" in found.left_out["b"]
+    assert trees_in(tmp_path / "out").left_out == found.left_out
     with pytest.raises(PiebaldError, match=r"no client grows trees, .*only if its policy names it"):
         asked([Policy()] * 3)
     with pytest.raises(PiebaldError, match="no queries that depend on its train rows"):

@@ -17,6 +17,7 @@ from piebald.core.errors import PiebaldError, SettingError
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.statistics.queries.trees import MaskedTreeSumsQuery
+from piebald.statistics.sites import AskedSites
 from piebald.statistics.trees.encoding import TreeRows
 from piebald.statistics.trees.forest import Forest
 from piebald.statistics.trees.histograms import NOWHERE, SummedRows, summed_loss, thresholds_of
@@ -229,7 +230,8 @@ def test_sites_under_masks_have_the_trees_that_would_be_grown_here(tmp_path: Pat
 def test_no_sum_of_a_site_leaves_it_without_masks(tmp_path: Path) -> None:
     """The bytes of each site's own histograms are searched for in all that leaves the sites."""
     runtime = InProcess(SECURE, [ALLOWED] * 3, folder=tmp_path)
-    sites = SiteSums(runtime, SECURE.work, 2, Target("binary", 2), SETTINGS, 0)  # type: ignore[arg-type]
+    asked = AskedSites(runtime, SECURE.work, "abc")  # type: ignore[arg-type]
+    sites = SiteSums(asked, SECURE.work, 2, Target("binary", 2), SETTINGS, 0)
     train = [TreeRows(name, *split_rows(k)) for k, name in enumerate("abc")]
     own = [SummedRows(one.x["train"], one.y["train"], Target("binary", 2), SETTINGS) for one in train]
     start = SummedBoosting(sites, Target("binary", 2), SETTINGS, 0).started()
@@ -273,7 +275,8 @@ def test_a_policy_decides(tmp_path: Path) -> None:
     )
     found = at_sites(InProcess(SECURE, [unscored, ALLOWED, ALLOWED], folder=tmp_path / "unscored"), one, said)
     assert [np.isnan(one["auc"]) for one in found.together] == [True, False, False]
-    assert any("does not answer 'tree_scores'" in line for line in said)
+    assert ["does not answer 'tree_scores'" in line for line in said] == [True]
+    assert "does not answer 'tree_scores'" in found.left_out["a"]
 
 
 def test_sites_tell_no_sums_in_the_open(tmp_path: Path) -> None:

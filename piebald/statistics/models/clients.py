@@ -16,7 +16,6 @@ from torch import Tensor
 from piebald.contracts import Clients, Fleet, Query, Runtime, Split
 from piebald.core.errors import RuntimeFault, SettingError, shown, unknown
 from piebald.core.moments import Floats
-from piebald.core.plain_text import printable
 from piebald.data.preparation.columns import are_classes, in_order
 from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation
@@ -124,9 +123,9 @@ class ModelClients:
         say: Callable[[str], None] = log.warning, joined: Callable[[], AskedSites] | None = None,
     ) -> None:  # fmt: skip
         self._masking = work.masking if isinstance(work.masking, SecureAggregation) else None
-        self._sites, self._clients, self.columns, self._say = AskedSites(runtime, work), clients, columns, say
+        self._sites, self._clients, self.columns = AskedSites(runtime, work, clients.names, say), clients, columns
         self._joined, self._taking_part, self._noisy_questions = joined, list[int](), 0
-        self.left_out: dict[str, str] = {}
+        self.left_out = self._sites.left_out
 
     def sums(self, plan: ModelPlan, ask: Ask, numbers: Floats) -> Floats:
         """Return the sum of all clients' answers, see `sums.client_sums`.
@@ -145,9 +144,8 @@ class ModelClients:
         # sums of other rows would move the likelihood between two steps, and Newton's method would converge to nothing
         if answered != self._taking_part:
             lost = next(iter({*self._taking_part} ^ {*answered}))
-            name = printable(str(self._clients.names[lost]))
             raise RuntimeFault(
-                f"{name} answers some questions about the model and not others "
+                f"{self._sites.names[lost]} answers some questions about the model and not others "
                 f"({self._sites.reasons.get(lost, 'it was away')}): ask again, or for less"
             )
         return total if self._masking is None else from_limbs(total)
@@ -163,7 +161,7 @@ class ModelClients:
         """Return who answered, and the sum of the answers."""
         answered, total = self._sites.sums(query, self._masking, _vectors(numbers), version)
         self._taking_part = self._taking_part or answered
-        self.left_out |= self._sites.left_out(list(map(str, self._clients.names)), answered, self._say)
+        self._sites.leave_out(answered)
         return answered, total
 
     def pooled(self, plan: ModelPlan) -> ModelRows | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import SettingError
-from piebald.report.page.markup import html_table
-from piebald.statistics.pooled_statistics import plain_value
+from piebald.statistics.pooled_statistics import Result, plain_value
 from piebald.statistics.trees.client_rows import OBJECTIVES, margins_of
 from piebald.statistics.trees.encoding import Encoding
 from piebald.statistics.trees.forest import LEAF, Floats32
@@ -31,7 +30,7 @@ Scores = Mapping[str, Any]  # numbers by name, NaN where a score is not defined
 
 @checked_class
 @dataclass(frozen=True, slots=True, eq=False)
-class BoostedTrees:
+class BoostedTrees(Result):
     """Gradient-boosted trees over clients.
 
     Attributes:
@@ -46,6 +45,7 @@ class BoostedTrees:
         alone: scores of the trees that each client grows by itself, empty without a comparison.
         pooled: scores of the trees of all training rows in one place, empty where they are not in one place.
         dropped: rows without a target, which are left out.
+        left_out: the reasons why clients have no part in them, or not in all of them, by name.
     """
 
     boosted: Boosted
@@ -59,17 +59,14 @@ class BoostedTrees:
     alone: Sequence[Scores] = ()
     pooled: Sequence[Scores] = ()
     dropped: int = 0
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return the size and the main score in one line."""
         return (
             f"<BoostedTrees, {self.target.objective}: {len(self.boosted.forest)} trees in {self.rounds} rounds of "
-            f"{len(self.clients)} clients, {self.metric} {mean(self.together, self.metric):.4g}>"
+            f"{len(self.clients)} clients{self._fewer}, {self.metric} {mean(self.together, self.metric):.4g}>"
         )
-
-    def _repr_html_(self) -> str:
-        heading, *rows = self.table()
-        return html_table(heading, rows)
 
     @property
     def rounds(self) -> int:
@@ -164,6 +161,7 @@ class BoostedTrees:
             "rounds": self.rounds,
             "trees": len(self.boosted.forest),
             "dropped": self.dropped,
+            "left_out": dict(self.left_out),
             "validation_loss": list(self.boosted.losses),
             "importances": self.importances,
             "mean": plain_value({name: mean(scores, self.metric) for name, scores in self._scores.items()}),

@@ -127,6 +127,7 @@ def trees_in(path: Path) -> BoostedTrees:
         }
         classes = tuple(map(str, result["classes"]))
         rows, rounds, dropped = [client["rows"] for client in clients.values()], result["rounds"], result["dropped"]
+        left_out = {str(name): str(reason) for name, reason in result.get("left_out", {}).items()}
         depth = int(settings["max_depth"])
     except FileNotFoundError:
         raise RunFolderError(f"{path} has no finished trees: finish them with the call that began them") from None
@@ -136,7 +137,7 @@ def trees_in(path: Path) -> BoostedTrees:
     boosted = _state_in(path, len(encoding.columns), depth, target.groups)
     return BoostedTrees(
         boosted.cut(rounds), encoding, target, str(result["target"]), classes, [*clients], rows, scores["together"],
-        scores["alone"], scores["pooled"], dropped,
+        scores["alone"], scores["pooled"], dropped, left_out,
     )  # fmt: skip
 
 

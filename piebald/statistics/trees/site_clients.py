@@ -40,24 +40,19 @@ class SiteTreeClients:
     The first question says who takes part.  A client that does not answer a later one is left out of that round.
 
     Args:
-        runtime: the runtime that reaches the clients.
-        spec: the model that a task carries, which the questions are not about.
+        sites: reaches the clients.
         target: the objective.
         settings: of boosting.
         seed: of subsampling.
-        say: called with a sentence about each client that is left out.
 
     Attributes:
         numbers: the client numbers of those who take part.
     """
 
-    def __init__(
-        self, runtime: Runtime, spec: ModelSpec, target: Target, settings: TreeSettings, seed: int,
-        say: Callable[[str], None] = log.warning,
-    ) -> None:  # fmt: skip
-        self._sites, self._target, self._settings, self._say = AskedSites(runtime, spec), target, settings, say
+    def __init__(self, sites: AskedSites, target: Target, settings: TreeSettings, seed: int) -> None:
+        self._sites, self._target, self._settings = sites, target, settings
         self._objective: dict[str, Any] = {"objective": target.objective, "classes": target.classes, "seed": seed}
-        self.numbers = list(runtime.clients())
+        self.numbers = list(sites.runtime.clients())
 
     def sums(self) -> list[TargetSums]:
         """See `rounds.TreeClients`.
@@ -73,6 +68,7 @@ class SiteTreeClients:
             raise self._sites.refusal("no client grows trees")
         # whoever does not answer now is asked nothing more: places in later rounds count on this list
         self.numbers = [number for number, _ in taking_part]
+        self._sites.leave_out(self.numbers)
         return [TargetSums(answer.examples, tuple(answer.vectors["sums"].tolist())) for _, answer in taking_part]
 
     def grow(self, forest: Forest, start: Start, number: int, who: Sequence[int]) -> list[Forest | None]:
@@ -116,8 +112,7 @@ class SiteTreeClients:
         # gains and counts stay at the server: predictions do not need them, and they tell of other sites' rows
         sent = torch.from_numpy((forest or Forest.empty(self._settings.max_depth)).sent)
         answers = self._sites.ask(query, numbers, {"forest": sent}, version)
-        for client, reason in self._sites.reasons.items():
-            self._say(f"client {client + 1} is left out of round {query.round + 1}: {reason}")
+        self._sites.leave_out(answers, numbers)
         return [answers.get(number) for number in numbers]
 
 
@@ -128,13 +123,12 @@ class SiteSums:
     be taken off.
 
     Args:
-        runtime: the runtime that reaches the clients.
+        sites: reaches the clients.
         work: the run, with `SecureAggregation` of 64 bits, but for clients on this machine.
         columns: how many inputs they have.
         target: the objective.
         settings: of boosting.
         seed: of subsampling.
-        say: called with a sentence about each client that is left out.
         here: whether clients are on this machine, which send sums in the open where the run masks nothing.
 
     Raises:
@@ -146,17 +140,16 @@ class SiteSums:
     """
 
     def __init__(
-        self, runtime: Runtime, work: ModelSpec, columns: int, target: Target, settings: TreeSettings, seed: int,
-        say: Callable[[str], None] = log.warning, here: bool = False,
+        self, sites: AskedSites, work: ModelSpec, columns: int, target: Target, settings: TreeSettings, seed: int,
+        here: bool = False,
     ) -> None:  # fmt: skip
         masking = work.masking if isinstance(work, ClientWork) and settings.secure else None
         self._masking = masking if isinstance(masking, SecureAggregation) else None
         # a histogram of a small node tells of single rows, so sites never send one in the open
         if self._masking is None and not here:
             raise SettingError("sites send sums to grow trees from under masks alone: write trees.secure = true")
-        self._sites, self._say = AskedSites(runtime, work), say
-        self.columns, self._target, self._settings, self._seed = columns, target, settings, seed
-        self._left_out: set[int] = set()
+        self._sites, self.columns = sites, columns
+        self._target, self._settings, self._seed = target, settings, seed
         self.taking_part: list[int] = []
 
     def targets(self) -> Ints:
@@ -191,10 +184,7 @@ class SiteSums:
         vectors: dict[str, Tensor] = {name: torch.from_numpy(array) for name, array in sent.items()}
         answered, total = self._sites.sums(query, self._masking, vectors, version)
         self.taking_part = self.taking_part or answered
-        # each client is named once, though it may be missing from hundreds of sums
-        for client in sorted({*self._sites.runtime.clients()} - {*answered} - self._left_out):
-            self._left_out.add(client)
-            self._say(f"client {client + 1} is left out of a sum: {self._sites.refused.get(client, 'no answer')}")
+        self._sites.leave_out(answered)
         # sums came as float64, in which whole numbers up to 2^53 are exact
         return np.rint(total).astype(np.int64).reshape(query.shape)
 
@@ -257,14 +247,15 @@ def grown_trees(
         pooled: returns scores of trees of all rows in one place.
     """
     encoding, target, columns = data.encoding, data.target, data.encoding.columns
-    growing = SiteTreeClients(runtime, spec, target, settings, seed, say)
+    sites = AskedSites(runtime, spec, clients.names, say)
+    growing = SiteTreeClients(sites, target, settings, seed)
     # what makes a resumed call another one
     description = {"settings": settings.table(), "objective": target.objective, "columns": columns,
                    "classes": list(data.classes), "seed": seed, **about}  # fmt: skip
     with open_folder(out, description) as folder:
         done, summed = each_round(folder, done), None
         if settings.form == "histogram":
-            summed = SiteSums(runtime, spec, len(columns), target, settings, seed, say, here=bool(data.clients))
+            summed = SiteSums(sites, spec, len(columns), target, settings, seed, here=bool(data.clients))
         boosting = (
             Boosting(growing, target, settings, done)
             if summed is None
@@ -279,14 +270,14 @@ def grown_trees(
             raise SettingError(f"{out} has trees of other clients, or of other rows: choose another folder")
         boosted = boosting.run(state or first)
         alone = growing.alone(boosted.start, split) if compare else ()
-        names = [str(clients.names[number]) for number in growing.numbers]
+        names = [sites.names[number] for number in growing.numbers]
         # of sites under masks only the total of rows is known
         rows: Sequence[int | None] = boosted.start.rows if summed is None else [None] * len(names)
         if data.clients:
             rows = [len(data.clients[number].y["train"]) for number in growing.numbers]
         grown = BoostedTrees(
             boosted, encoding, target, data.name, data.classes, names, rows, growing.scores(boosted, split), alone,
-            pooled() if compare else (), data.dropped,
+            pooled() if compare else (), data.dropped, sites.left_out,
         )  # fmt: skip
         if folder is not None:
             folder.finish(grown)
