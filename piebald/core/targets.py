@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.pytree import Tree, described
 
@@ -79,6 +80,25 @@ class TargetDomain:
             if isinstance(targets, Tensor)
             else None
         )
+
+    def without_misfits(self, targets: Tree, outputs: Sequence[int]) -> Tree:
+        """Return targets in which those of a row count as unknown where the loss cannot take one of them.
+
+        Args:
+            targets, outputs: as in `misfit`.
+
+        Examples:
+            >>> ClassNumbers().without_misfits(torch.tensor([0, 7, 1]), [2])
+            tensor([   0, -100,    1])
+        """
+        rows = range(pytree.count(targets))
+        odd = torch.tensor([self.misfit(pytree.take(targets, [row]), outputs) is not None for row in rows])
+
+        def unknown(leaf: Tensor) -> Tensor:
+            signed = leaf if leaf.is_floating_point() else leaf.long()
+            return signed.masked_fill(odd.view(-1, *[1] * (leaf.dim() - 1)), IGNORED)
+
+        return pytree.mapped(unknown, targets)
 
     def known_rows(self, targets: Tree, axes: int = 1) -> Tensor:
         """Return the mask of the rows that have a known target; the first `axes` axes count rows."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from piebald.contracts import PLAIN_PASSES, PassSettings, Rows
-from piebald.contracts.data import first_passing
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.machine import raise_if_lost
@@ -48,18 +47,15 @@ def passes_of(work: ClientWork) -> PassSettings:
 
 
 def probe(work: ClientWork, rows: Rows) -> Traits:
-    """Try the model on a few rows.
+    """Try the model on a few rows, or on others of their form where rows are hidden.
 
     Raises:
         SettingError: the model or the loss cannot take the clients' rows, or the model starts from numbers that are not
             finite.
     """
     _check_finite(work)
-    if work.row_privacy is None:
-        return _probe(work, rows[:_FEW])
-    # a refusal may not tell of a single row, so other rows may pass in its place
-    starts = range(0, max(len(rows), 1), _FEW)
-    return first_passing(lambda start: _probe(work, rows[start : start + _FEW]), starts)[1]
+    # a refusal may not tell of a row, so that where rows are hidden others stand for them
+    return _probe(work, rows[:_FEW] if work.row_privacy is None else _made_up(rows))
 
 
 def _probe(work: ClientWork, few: Rows) -> Traits:
@@ -138,6 +134,20 @@ def _with_another_last(x: Tensor) -> Tensor:
     """Rows whose last one is not the same as the first; token ids stay in the vocabulary."""
     replacement = x[-1] + 1 if x.dtype.is_floating_point else torch.where(x[-1] > 0, x[-1].long() - 1, 1)
     return torch.cat([x[:-1], torch.where(x[-1] == x[0], replacement, x[0]).to(x.dtype).unsqueeze(0)])
+
+
+def _made_up(rows: Rows) -> Rows:
+    """Return a few rows of the same form: real numbers around 0, whole numbers of 0 and 1, and targets of 0."""
+    rng = torch.Generator().manual_seed(0)
+
+    def inputs(leaf: Tensor) -> Tensor:
+        numbers = torch.randn(_FEW, *leaf.shape[1:], generator=rng)
+        return (numbers if leaf.is_floating_point() else numbers > 0).to(leaf.device, leaf.dtype)
+
+    def targets(leaf: Tensor) -> Tensor:
+        return leaf.new_zeros(_FEW, *leaf.shape[1:])
+
+    return Rows(pytree.mapped(inputs, rows.x), pytree.mapped(targets, rows.y))
 
 
 def _usable(leaf: Tensor) -> Tensor:

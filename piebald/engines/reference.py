@@ -19,7 +19,7 @@ from piebald.core.parameters import Layout, Slot, copied
 from piebald.core.targets import IGNORED
 from piebald.engines.keyed_dropout import KeyedDropout
 from piebald.engines.local_loss import LossEvaluator
-from piebald.engines.row_gradients import buffers_restored, noised, row_keys, surviving
+from piebald.engines.row_gradients import noised, row_keys, state_restored, surviving
 from piebald.engines.row_loader import augmented, pass_slices, planned_steps
 from piebald.engines.sequential import SequentialEngine, step_key
 from piebald.engines.sgd_step import Hidden, SgdRun, no_hidden
@@ -118,7 +118,7 @@ class ReferenceEngine(SequentialEngine):
             if dropout is not None:
                 dropout.start(row_keys(torch.tensor([step_key(rng_key, step)]), len(batch))[0, place])
             module.zero_grad()
-            with surviving(self.device) as survived, buffers_restored(module):
+            with surviving(self.device) as survived, state_restored(module):
                 loss = self._loss(module, batch[place : place + 1], run.config.passes)
                 torch.autograd.backward(loss)
                 survived.append(loss)

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -37,6 +40,8 @@ from piebald.engines.scoring import ScoringEngine
 
 _log = logging.getLogger(__name__)
 MAX_NUMBERS = 1 << 25  # numbers in all rows' gradients together while they are summed
+_FIXED = frozenset((type(None), bool, int, float, str, bytes, type, FunctionType, MethodType, nn.Parameter))
+_OF_TORCH = frozenset(vars(nn.Module())) - {"_buffers", "_modules"}  # attributes that no forward pass changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +107,53 @@ def finite(vectors: Tensor, lengths: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def buffers_restored(module: nn.Module) -> Iterator[None]:
-    """Put a module's buffers back as they were, at the end of a `with` block: rows that moved them are in no clip."""
-    before = [
-        (layer._buffers, name, buffer, buffer.clone())
-        for layer in module.modules()
-        for name, buffer in layer._buffers.items()
-        if buffer is not None
-    ]
+def state_restored(module: nn.Module) -> Iterator[None]:
+    """Put all that a module keeps back as it was, at the end of a `with` block: rows that moved it are in no clip.
+
+    These are its buffers and its attributes, and what they hold; not what lies elsewhere, as in a global variable.
+    """
+    undone = list(_undoing(module))
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffers, name, buffer, value in before:
-                buffers[name] = buffer  # a forward pass may have put another tensor in its place
-                buffer.copy_(value)
+            for undo in undone:
+                undo()
+
+
+def _undoing(module: nn.Module) -> Iterator[Callable[[], object]]:
+    """Yield functions that put back each tensor, array and container that a module reaches, but for parameters."""
+    waiting, seen = list[Any]([module]), set[int]()
+    while waiting:
+        value = waiting.pop()
+        if type(value) in _FIXED or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            # nothing can write into what overlaps itself
+            if not isinstance(value, nn.Parameter) and torch._debug_has_internal_overlap(value) != 1:
+                yield partial(value.detach().copy_, value.detach().clone())
+        elif isinstance(value, np.ndarray):
+            if value.flags.writeable:
+                yield partial(np.copyto, value, value.copy())
+        elif isinstance(value, dict):
+            yield partial(_refill, value, dict(value))
+            waiting += value.values()
+        elif isinstance(value, list | set | deque):
+            yield partial(_refill, value, list(value))
+            waiting += value
+        elif isinstance(value, tuple):
+            waiting += value
+        elif isinstance(value, nn.Module):
+            yield partial(_refill, vars(value), dict(vars(value)))
+            waiting += [inner for name, inner in vars(value).items() if name not in _OF_TORCH]
+        elif type(value).__module__.partition(".")[0] not in sys.stdlib_module_names:  # which keeps locks and loggers
+            waiting.append(getattr(value, "__dict__", None))
+
+
+def _refill(container: Any, content: Any) -> None:
+    container.clear()
+    (container.update if isinstance(container, dict | set) else container.extend)(content)
 
 
 @contextlib.contextmanager
@@ -191,7 +228,7 @@ class ClippingEngine(ScoringEngine):
     ) -> tuple[list[Tensor], Tensor]:
         """The sum of these rows' clipped gradients, and the sum of their losses, through vmap."""
         tensors = self.work.layout.views(self.vector.detach())
-        with self.precision(passes, vectorized=True), buffers_restored(self.module):
+        with self.precision(passes, vectorized=True), state_restored(self.module):
             mask = torch.ones(len(rows), device=self.device)
             sums, loss = self.row_gradients.clipped_sum(tensors, rows, mask, keys, clip, dropout)
         return [sums[name] for name in self._names], loss
@@ -206,7 +243,7 @@ class ClippingEngine(ScoringEngine):
             if dropout is not None:
                 dropout.start(keys[row])
             single = rows[row : row + 1]
-            with surviving(self.device) as counted, buffers_restored(self.module):
+            with surviving(self.device) as counted, state_restored(self.module):
                 with self.precision(passes):
                     loss = self.loss(pytree.run(self.module, self.shaped(single.x)), single.y).mean()
                 counted += torch.autograd.grad(loss, self.parameters, materialize_grads=True)

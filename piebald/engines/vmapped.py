@@ -35,7 +35,7 @@ from piebald.engines.factored.vectors import to_dense
 from piebald.engines.keyed_dropout import KeyedDropout
 from piebald.engines.local_loss import LossEvaluator
 from piebald.engines.recorded_step import BY_HAND, Lane, side_by_side
-from piebald.engines.row_gradients import MAX_NUMBERS, buffers_restored, noised, row_keys, surviving
+from piebald.engines.row_gradients import MAX_NUMBERS, noised, row_keys, state_restored, surviving
 from piebald.engines.row_loader import Gathered, Places, RngKey, augmented
 from piebald.engines.sequential import SequentialEngine, step_key
 from piebald.engines.sgd_step import Hidden, PassRows, SgdRun, StackPoint, lay_out_rows, pad_rows, passes, plain_step
@@ -474,7 +474,7 @@ class VmappedEngine(SequentialEngine):
             def of_client(tensors: Any, x: Any, y: Any, mask: Tensor, keys: Tensor) -> tuple[dict[str, Tensor], Tensor]:
                 return self.row_gradients.clipped_sum(tensors, Rows(x, y), mask, keys, clip, dropout)
 
-            with buffers_restored(self.module):
+            with state_restored(self.module):
                 summed, losses = vmap(of_client)(dict(tensors), rows.x, rows.y, counts, row_keys(steps, shape[1]))
         # the clamp is for an empty Poisson sample, whose loss is 0 and not 0 / 0
         counted = self.row_loader.counted(rows.y, counts, axes=2)

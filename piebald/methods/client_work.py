@@ -184,7 +184,7 @@ class ClientWork(ModelSpec):
     def counted(self, rows: Rows) -> int:
         """Return how much training on some rows counts, as `Update.examples` says it."""
         objective = self.objective
-        if objective.domain is None or not len(rows) or (objective.count is None and self.row_privacy is not None):
+        if objective.domain is None or not len(rows) or self.row_privacy is not None:
             return len(rows)
         targets = objective.domain.prepared(rows.y, self.outputs)
         known = objective.domain.known_rows(targets).sum() if objective.count is None else objective.count(targets)

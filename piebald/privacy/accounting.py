@@ -319,14 +319,16 @@ def _released(noise: float, share: float) -> Any:
 
 
 @checked
-def of_run(recipe: Recipe, sizes: Sequence[Whole], rounds: Count | None, simulated: bool = True) -> list[PrivacyBudget]:
+def of_run(
+    recipe: Recipe, sizes: Sequence[Whole], rounds: Count | None, simulated: bool = True, excluded: Whole = 0
+) -> list[PrivacyBudget]:
     """All budgets of a run; none where the number of rounds is open.
 
     Args:
-        recipe, rounds, simulated: as in `of_recipe`.
+        recipe, rounds, simulated, excluded: as in `of_recipe`.
         sizes: training rows of each client, 0 where that is not known.
     """
-    budgets = of_recipe(recipe, len(sizes), rounds, simulated=simulated)
+    budgets = of_recipe(recipe, len(sizes), rounds, None, simulated, excluded)
     if recipe.training.row_privacy() is not None and rounds is not None:
         if recipe.scheduling.asks_once():
             budgets.append(of_rows(recipe, sizes, rounds))
@@ -337,7 +339,12 @@ def of_run(recipe: Recipe, sizes: Sequence[Whole], rounds: Count | None, simulat
 
 @checked
 def of_recipe(
-    recipe: Recipe, known: Count, rounds: Count | None, delta: Fraction | None = None, simulated: bool = True
+    recipe: Recipe,
+    known: Count,
+    rounds: Count | None,
+    delta: Fraction | None = None,
+    simulated: bool = True,
+    excluded: Whole = 0,
 ) -> list[PrivacyBudget]:
     """The budgets of a recipe's Gaussian transforms; none where the number of rounds is open.
 
@@ -348,6 +355,7 @@ def of_recipe(
         delta: by default 1 / (10 known), at most 1e-5.
         simulated: all clients can be asked in every round, and nobody knows who was; where sites come and go, cohorts
             of a fixed size gain nothing from being drawn.
+        excluded: how many of the clients were asked in the first rounds at most, so that the others had larger shares.
     """
     if rounds is None:
         return []
@@ -362,11 +370,13 @@ def of_recipe(
             budget = local(transform.multiplier, rounds, delta) if once else _unknown(delta, rounds, _often(recipe))
             budgets.append(replace(budget, unit="updates"))
         elif isinstance(transform, Gaussian):
-            budgets.append(_at_server(recipe, transform.multiplier, known, rounds, delta, simulated))
+            budgets.append(_at_server(recipe, transform.multiplier, known, rounds, delta, simulated, excluded))
     return budgets
 
 
-def _at_server(recipe: Recipe, noise: float, total: int, rounds: int, delta: float, simulated: bool) -> PrivacyBudget:
+def _at_server(
+    recipe: Recipe, noise: float, total: int, rounds: int, delta: float, simulated: bool, excluded: int
+) -> PrivacyBudget:
     """The budget of noise on the mean."""
     if not noise:
         return central(noise, 1.0, rounds, delta)
@@ -379,7 +389,9 @@ def _at_server(recipe: Recipe, noise: float, total: int, rounds: int, delta: flo
         return _unknown(delta, rounds, reason)
     hidden = recipe.masking is None  # in a secure aggregation, clients learn who else takes part
     if expected < total and share is None:
-        return fixed_cohorts(noise, int(expected), total, rounds, delta, secret=simulated and hidden)
+        # those that were left to the end had the largest share in each round
+        secret = simulated and hidden and total - excluded > expected
+        return fixed_cohorts(noise, int(expected), total - excluded if secret else total, rounds, delta, secret)
     return central(noise, expected / total if hidden else 1.0, rounds, delta)
 
 

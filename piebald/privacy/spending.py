@@ -39,6 +39,7 @@ class Spending:
         self, recipe: Recipe, sizes: Sequence[int], simulates: bool, before: Sequence[Sequence[Mapping[str, Any]]] = ()
     ) -> None:
         self._recipe, self._sizes, self._simulates, self._before = recipe, sizes, simulates, before
+        self._excluded = 0
         self._losses = LossAccountant()
         self._spent: dict[int, list[dict[str, Any]]] = {}
         self._rounds: int | None = None
@@ -51,10 +52,23 @@ class Spending:
         """Take note of how many training rows each client has, which sites say when they join, 0 where one has not."""
         if sizes != self._sizes:
             self._sizes = sizes
-            self._spent.clear()
-            # where cached_property keeps its value, which depends on the sizes
-            self.__dict__.pop("_once", None)
-            self.__dict__.pop("_steps", None)
+            self._forget()
+
+    def learn_excluded(self, asked: int) -> int:
+        """Take note of how many clients can still be asked, and return how many were excluded during the run.
+
+        Those that are left are asked more often than by their share of all, in cohorts of a fixed size.
+        """
+        excluded = max(0, len(self._sizes) - asked)
+        if excluded != self._excluded:
+            self._excluded = excluded
+            self._forget()
+        return excluded
+
+    def _forget(self) -> None:
+        self._spent.clear()
+        for name in ("_once", "_steps"):  # where cached_property keeps its value
+            self.__dict__.pop(name, None)
 
     @cached_property
     def _once(self) -> list[PrivacyBudget]:
@@ -73,8 +87,9 @@ class Spending:
         """The budgets after so many rounds, by all accountants; none where their number is open."""
         self._rounds = rounds or self._rounds
         if self._recipe.training.row_privacy() is None:  # then nobody looks at the rows of a million clients
-            return accounting.of_recipe(self._recipe, len(self._sizes), rounds, simulated=self._simulates)
-        return accounting.of_run(self._recipe, self._sizes, rounds, self._simulates)
+            known = len(self._sizes)
+            return accounting.of_recipe(self._recipe, known, rounds, None, self._simulates, self._excluded)
+        return accounting.of_run(self._recipe, self._sizes, rounds, self._simulates, self._excluded)
 
     def after(self, rounds: int) -> list[dict[str, Any]]:
         """Unit, epsilon (None where none is known) and delta after so many rounds, of all runs up to this one."""

@@ -152,7 +152,7 @@ class ServerLoop:
 
     def _run(self) -> None:
         self._began, self._before = time.perf_counter(), self.totals.wall
-        spending, epsilon = self._learn_sizes(), None if self.stop is None else self.stop.epsilon
+        spending, epsilon = self._learned_spending(), None if self.stop is None else self.stop.epsilon
         # a resumed run may have spent its budget, and then ends by `_over` and not with an error
         if spending is not None and epsilon is not None and not self.version:
             spending.check_first(epsilon)
@@ -192,16 +192,22 @@ class ServerLoop:
             or self._budget_is_spent(self.stop.epsilon)
         )
 
-    def _learn_sizes(self) -> Spending | None:
-        """Return what is spent of budgets, where sites say of how many rows; None where it is known before."""
-        if self._spending is None or not isinstance(self.runtime, StatesRows):
+    def _learned_spending(self) -> Spending | None:
+        """Return what is spent of budgets, where the run decides it: by sites' rows, or by who is excluded.
+
+        None where it is known before.
+        """
+        spending = self._spending
+        if spending is None:
             return None
-        self._spending.learn(self.runtime.stated_rows())
-        return self._spending
+        if isinstance(self.runtime, StatesRows):
+            spending.learn(self.runtime.stated_rows())
+            return spending
+        return spending if spending.learn_excluded(self.known - len(self.client_pool.excluded)) else None
 
     def _budget_is_spent(self, epsilon: float | None) -> bool:
-        """Return whether the next round would spend more than epsilon of a budget that sites' rows decide."""
-        spending = None if epsilon is None else self._learn_sizes()
+        """Return whether the next round would spend more than epsilon of a budget that the run decides."""
+        spending = None if epsilon is None else self._learned_spending()
         return spending is not None and epsilon is not None and spending.exceeds(self.version + 1, epsilon)
 
     def _view(self) -> ServerView:
@@ -331,7 +337,7 @@ class ServerLoop:
         over = self._over()
         step["wall"] = self.totals.wall
         if self._spending is not None and (over or self._spending.is_told(self.version)):
-            self._learn_sizes()
+            self._learned_spending()
             spent = self._spending.after(self.version)
             notes.append({"axis": "privacy", "cluster": 0, "name": "spent", "value": spent})
         due = over or self._writer.due(self.version, time.perf_counter() - self._began)

@@ -15,10 +15,11 @@ from torch import nn
 
 import piebald
 from piebald import recipes
+from piebald.contracts import Result
 from piebald.core.errors import SettingError
 from piebald.methods.recipe import Recipe
 from piebald.methods.transforms import Gaussian
-from piebald.privacy.accounting import LossAccountant
+from piebald.privacy.accounting import LossAccountant, fixed_cohorts
 from piebald.privacy.spending import Spending, task_mechanism
 from piebald.report.callbacks.callback import Callback
 from piebald.report.comparison import Comparison
@@ -26,6 +27,7 @@ from piebald.report.page.charts import spent as spent_chart
 from piebald.report.tables import History
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
+from piebald.server.result_checks import ResultChecks
 from tests.fakes import classified, seeded, simulate
 
 SIZES = (30, 30, 45, 60)
@@ -220,3 +222,28 @@ def test_later_rounds_are_told_now_and_then() -> None:
     assert told[:100] == list(range(1, 101))
     assert all(later - earlier <= math.ceil(later / 100) + 1 for earlier, later in itertools.pairwise(told))
     assert len(told) < 250
+
+
+def test_who_is_left_when_others_are_excluded_is_asked_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, cohorts of a fixed size were accounted as drawn from all clients, however few of them were left."""
+    honest = ResultChecks.reject_reason
+
+    def reason(check: ResultChecks, result: Result, *about: Any, **others: Any) -> str | None:
+        return "not believed" if result.task.client >= 10 else honest(check, result, *about, **others)
+
+    monkeypatch.setattr(ResultChecks, "reject_reason", reason)
+    recipe, clients = SERVER.with_(scheduling={"kind": "synchronous", "cohort": 4}), classified(*[4] * 40)
+    # with a limit, so that updates are looked at one by one
+    options: dict[str, Any] = {"max_examples": 1000, "measure": "none", "evaluate_every": 0}
+    whole = simulate(recipe, clients, model(), rounds=12, **options)
+    excluded = {row["client"] for row in whole.results if row["status"] == "refused"}
+    assert len(excluded) > 15
+    (stated,) = whole.meta["privacy"]
+    least = [
+        fixed_cohorts(4.0, 4, known, 12, stated["delta"]).epsilon_pld
+        for known in (len(clients), len(clients) - len(excluded))
+    ]
+    assert least[0] < least[1] == stated["epsilon_pld"]
+    stopped = simulate(recipe, clients, model(), rounds=12, stop={"epsilon": least[0]}, **options)
+    assert stopped.meta["privacy"][0]["epsilon_pld"] <= least[0]
+    assert stopped.meta["privacy"][0]["releases"] < 12

@@ -4,7 +4,9 @@ an error at it, by a buffer that it moves, or by what goes along with an update.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from piebald import recipes
+from piebald.contracts import Task
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.hub.run_terms import terms
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.site_process import site_work
+from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.transforms import Gaussian
+from piebald.privacy.secure_aggregation.client_side import counted_rows
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import prepare
 from tests.fakes import federation, seeded, simulate
+from tests.federation.conftest import provisioned
 
 SIZES, FEATURES = (11, 4), 4
 FULL = pytest.mark.full
@@ -188,18 +200,129 @@ class Remembering(nn.Module):
         return logits
 
 
+class Noting(nn.Module):
+    """A linear model that keeps sums of its inputs in attributes of Python, in each way, and goes by them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier, self.number, self.tensor, self.array = nn.Linear(FEATURES, 2), 0.0, torch.zeros(1), np.zeros(1)
+        self.listed, self.table, self.elsewhere = [0.0], {"sum": {"all": 0.0}}, Notes()
+
+    def forward(self, x: Tensor) -> Tensor:
+        known = self.number + self.array[0] + self.listed[-1] + self.table["sum"]["all"] + self.elsewhere.number
+        logits: Tensor = self.classifier(x + self.tensor + float(known))
+        if self.training:
+            here = x.detach().sum()
+            self.tensor += here
+            self.number += float(here)
+            self.array += float(here)
+            self.listed.append(self.number)
+            self.table["sum"]["all"] += self.number
+            self.elsewhere.number += self.number
+            self.classifier.seen = getattr(self.classifier, "seen", 0.0) + self.number  # type: ignore[assignment]
+        return logits
+
+
+class Notes:
+    number = 0.0
+
+
+class Rebinding(nn.Linear):
+    """A model that vmap can run, and that would keep its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__(FEATURES, 2)
+        self.mean = torch.zeros(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x + self.mean)
+        self.mean = 0.5 * self.mean + x.detach().mean()
+        return logits
+
+
+def state_of(model: Any) -> list[float]:
+    if isinstance(model, Remembering):
+        return [*model.total.tolist(), float(model.hidden), float(model.count)]
+    if isinstance(model, Rebinding):
+        return [float(model.mean)]
+    held = [model.number, float(model.tensor), float(model.array[0]), model.table["sum"]["all"], model.elsewhere.number]
+    return [*held, *model.listed, getattr(model.classifier, "seen", 0.0)]
+
+
 @pytest.mark.parametrize(("engine", "stack"), ENGINES)
-def test_no_buffer_that_rows_move_leaves_or_moves_another_rows_gradient(engine: str, stack: int) -> None:
+@pytest.mark.parametrize("build", [Remembering, Noting, Rebinding])
+def test_no_state_that_rows_move_leaves_or_moves_another_rows_gradient(
+    build: Callable[[], nn.Module], engine: str, stack: int
+) -> None:
     moved = {}
     for canary in (np.full(FEATURES, 30.0), np.full(FEATURES, 0.0)):
-        run = trained(clients_with(canary, at=0), seeded(Remembering), engine, stack, noise=1e-3, steps=2)
-        assert run.model().total.tolist() == [0.0] * FEATURES
+        run = trained(clients_with(canary, at=0), seeded(build), engine, stack, noise=1e-3, steps=2)
+        assert not any(state_of(run.model()))
         moved[canary[0]] = summed(run, 1)
     # two steps at two clients, and a row at each whose clipped gradient is another one
     assert float((moved[30.0] - moved[0.0]).norm()) <= 2 * 2 * 2 * 0.7 * (1 + 1e-3)
+
+
+class Choosy(nn.Linear):
+    """A model that refuses all rows that anybody has, in each way in which it is tried."""
+
+    def __init__(self) -> None:
+        super().__init__(FEATURES, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and not torch._C._functorch.is_batchedtensor(x) and bool((x.abs() > 5).any()):
+            raise ValueError("a value beyond 5")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("rows", [1, 30])
+def test_whether_a_model_can_be_trained_is_tried_on_no_row(rows: int) -> None:
+    """Before, a client all of whose rows a model refuses took no part, so that one row more could have let it."""
+    x = np.full((rows, FEATURES), 60.0, dtype=np.float32)
+    x[:, 0] = np.arange(rows)  # no two are alike
+    run = trained(federation((x, np.zeros(rows, dtype=np.int64)), classes=["a", "b"]), seeded(Choosy), noise=1.0)
+    assert statuses(run) == ["ok"]
 
 
 def test_noise_on_uploads_lets_no_buffer_by() -> None:
     recipe = recipes.fedavg(lr=0.1).with_(transforms=[Gaussian(clip=1.0, noise=0.1, where="client")])
     run = simulate(recipe, clients_with(np.full(FEATURES, 30.0)), seeded(Remembering), rounds=1)
     assert run.model().total.tolist() == [0.0] * FEATURES
+
+
+SITES = ["north", "south", "east"]
+
+
+@pytest.mark.parametrize(("row", "target"), [(0, 0.5), (6, -7.0), (12, 1e30), (18, 2.0)])
+def test_a_site_takes_part_where_the_loss_cannot_take_a_rows_target(row: int, target: float, tmp_path: Path) -> None:
+    """Before, a single target that the loss cannot take kept a site out of the run, which the server saw."""
+    table = {
+        "partition": {"kind": "sites", "clients": SITES, "inputs": [FEATURES], "targets": 2},
+        "rounds": 1,
+        "loss": "multilabel",
+        "model": {"name": "logistic"},
+        "recipe": {"name": "dp_sgd", "lr": 1.0, "steps": 1, "batch": 100, "clip": 0.7, "noise": 1e-6},
+        "runtime": {"kind": "federation"},
+    }
+    settings = ExperimentSettings.of_table(table, "the test's settings")
+    plan = settings.plan()
+    options = RunOptions(seed=1, runtime="federation", loss="multilabel")
+    run = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, options)
+    values = json.loads(terms(run.work, settings.table(), SITES, SITES, plan.clients.classes))
+    folder = provisioned(tmp_path / "credentials", SITES) / "north"
+    work = site_work(folder, str(tmp_path / "rows.npz"), None)
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(20, FEATURES)).astype("f4"), draw.integers(0, 2, (20, 2)).astype("f4")
+    changes, sizes = [], set()
+    for odd in (target, -100):
+        y[row] = odd
+        np.savez(tmp_path / "rows.npz", x=x, y=y)
+        site = work(values)
+        runner = TaskRunner(site, Policy(), "cpu")
+        update, failure, _ = runner.serve(Task(1, 0, 0, {"model": site.work.initial}), None)
+        assert failure is None
+        assert update is not None
+        changes.append(update.vectors["model"])
+        sizes.add((update.examples, *runner.rows.values(), *counted_rows(site.work, site.clients, 0).values()))
+    torch.testing.assert_close(changes[0], changes[1], atol=1e-4, rtol=1e-3)
+    assert len(sizes) == 1

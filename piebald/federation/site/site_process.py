@@ -159,7 +159,7 @@ class SiteWork:
         try:
             clients = self._rows(terms, settings, number)
             objective = _objective(terms, settings, clients.rows(number, "train"))
-            _check_targets(clients, number, objective, terms, settings)
+            _check_targets(clients, number, objective, terms, settings, self._hides_rows(terms))
         except Exception as error:
             # the message may quote a row ("got text like 'Miller'"): it is for this site, and the server gets none
             cause = error.__cause__ if isinstance(error.__cause__, PiebaldError) else error
@@ -205,6 +205,12 @@ class SiteWork:
     def place(self) -> Path | None:
         """The folder that the rows lie in, None where that is not known."""
         return None if self.settings.data is None else place_of(self.settings.data, self.folder)
+
+    def _hides_rows(self, terms: RunTerms) -> bool:
+        """Return whether the run, or this site's policy, hides single rows by noise."""
+        policy = self.settings.policy
+        noisy = policy.training is not None or policy.budget is not None
+        return noisy or terms.client_components()[0].row_privacy() is not None
 
     def _rows(self, terms: RunTerms, settings: ExperimentSettings, number: int) -> SiteRows:
         data = self.settings.data
@@ -296,14 +302,22 @@ def _objective(terms: RunTerms, settings: ExperimentSettings, rows: Rows) -> Obj
 
 
 def _check_targets(
-    clients: SiteRows, number: int, objective: Objective, terms: RunTerms, settings: ExperimentSettings
+    clients: SiteRows, number: int, objective: Objective, terms: RunTerms, settings: ExperimentSettings, hides: bool
 ) -> None:
-    """Refuse targets that the run's loss cannot take; the message says what it takes, and the cause names the row."""
+    """Refuse targets that the run's loss cannot take; the message says what it takes, and the cause names the row.
+
+    Where noise hides rows, such rows have no target instead: a site that takes no part would tell of them.
+    """
     column = f"column {settings.data.target!r}" if settings.data.target else "targets"
     for split in SPLITS:
+        targets = clients.rows(number, split).y
         try:
-            objective.check_targets(clients.rows(number, split).y, terms.outputs, f"{split} rows, {column}")
+            objective.check_targets(targets, terms.outputs, f"{split} rows, {column}")
         except SettingError as error:
+            if hides:
+                log.warning("rows without a target that the loss takes count as unknown: %s", error)
+                clients.forget_misfits(split, objective, terms.outputs)
+                continue
             allowed = str(error).partition("targets must be ")[2].partition(", got ")[0]
             raise _OtherForm(f"its {column} must be {allowed}, in {split} rows") from error
 

@@ -15,6 +15,7 @@ from piebald.contracts import Clients, Rows, Split
 from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
 from piebald.core.errors import SettingError
+from piebald.core.objective import Objective
 from piebald.core.references import USERS, module_name
 from piebald.core.stored_vectors import blocks
 from piebald.data.clients.client_tables import files_of
@@ -121,6 +122,13 @@ class SiteRows:
     def rows(self, client: int, split: Split) -> Rows:
         """Return the rows of a split; none for other clients."""
         return self._rows[split] if client == self._number else self._none
+
+    def forget_misfits(self, split: Split, objective: Objective, outputs: Sequence[int]) -> None:
+        """Give rows whose targets a loss cannot take none; a loss of the user's own may take whatever it is given."""
+        if objective.domain is not None:
+            rows = self._rows[split]
+            known = Rows(rows.x, objective.domain.without_misfits(rows.y, outputs))
+            self._rows = {**self._rows, split: known}
 
     def size(self, client: int, split: Split) -> int:
         """Number of rows."""
