@@ -98,7 +98,8 @@ class TargetDomain:
             signed = leaf if leaf.is_floating_point() else leaf.long()
             return signed.masked_fill(odd.view(-1, *[1] * (leaf.dim() - 1)), IGNORED)
 
-        return pytree.mapped(unknown, targets)
+        known: Tree = pytree.mapped(unknown, targets)
+        return known
 
     def known_rows(self, targets: Tree, axes: int = 1) -> Tensor:
         """Return the mask of the rows that have a known target; the first `axes` axes count rows."""

@@ -103,6 +103,27 @@ def test_measuring_takes_no_time_and_changes_nothing(scheduling: dict[str, Any])
     assert {row["version"] for row in runs[2].scores} == {0, 4, 6}
 
 
+class Hurried(Sgd):
+    """Training that might end a step earlier than it does, as far as a simulator can tell before."""
+
+    def min_steps(self, examples: int) -> int:
+        return max(1, super().min_steps(examples) - 1)
+
+
+def test_queries_find_the_state_of_trainings_that_ended_before_whatever_is_computed_together() -> None:
+    """Before, queries were begun with trainings that waited, so that stacks decided which state they found."""
+    fleet = Homogeneous(seconds_per_step=1.0)  # clients have 1 to 3 steps, so that several are often done at once
+    sharing = {"kind": "all_except", "private_layers": "1"}
+    recipe = recipes.fedavg().with_(training=Hurried(batch=2), scheduling=ASYNCHRONOUS | {"cohort": 3}, sharing=sharing)
+    model = seeded(lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
+    runs = [
+        simulate(recipe, classified(4, 6, 2, 4, 6, 2), model, simulator={"fleet": fleet, "stack": stack}, rounds=12)
+        for stack in (1, 3)
+    ]
+    assert len(runs[0].scores) == len(runs[1].scores) > 6 * 12
+    assert runs[0].scores == runs[1].scores
+
+
 def test_a_slow_device_takes_its_factor() -> None:
     fleet = FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.5)
     run = timed(recipes.fedavg(batch=2).with_(scheduling=ASYNCHRONOUS), fleet, sizes=(4, 4, 4, 4), rounds=60)

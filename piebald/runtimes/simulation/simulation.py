@@ -122,7 +122,7 @@ class Simulation:
                 break
             if not due.event.served:
                 if not due.event.begun:
-                    self._begin_waiting()
+                    self._begin_waiting(queries=due.event.task.query is not None)
                 if due.event.begun:
                     self._collect(due.event.begun)
                 continue
@@ -256,18 +256,22 @@ class Simulation:
                 self._begin([trains[i] for i in stack])
         self._waiting = [event for event in self._waiting if not event.begun]
 
-    def _begin_waiting(self) -> None:
-        """Begin all tasks that wait, in as few stacks as there are kinds of work; clients agree on keys at once."""
+    def _begin_waiting(self, queries: bool) -> None:
+        """Begin all tasks that wait, in as few stacks as there are kinds of work; clients agree on keys at once.
+
+        Queries wait until one of them is due, so that they find the state of clients whose training ends before.
+        """
         kinds: dict[tuple[int, str], list[Event]] = {}
         texts: dict[int, str] = {}  # of queries by their id, since one is sent to many clients
-        for event in self._waiting:
+        begun = [event for event in self._waiting if queries or event.task.query is None]
+        self._waiting = [event for event in self._waiting if not queries and event.task.query is not None]
+        for event in begun:
             query = event.task.query
             if query is not None and id(query) not in texts:
                 texts[id(query)] = query.model_dump_json() + query.kind
             kind = "" if query is None else texts[id(query)]
             # updates to be summed are summed by submission; others may be trained together whenever they were sent
             kinds.setdefault((event.batch if event.sum_request is not None else 0, kind), []).append(event)
-        self._waiting = []
         for events in kinds.values():
             if isinstance(events[0].task.query, KeyQuery):
                 for event in events:
