@@ -34,6 +34,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from piebald.core.arguments import checked_class
 from piebald.core.errors import ParameterError, unknown
 from piebald.core.machine import moved
+from piebald.core.private_files import replaced
 from piebald.core.reading.packed import opened_tensors
 from piebald.core.stored_vectors import raw
 
@@ -232,7 +233,8 @@ class Layout:
 
     def save(self, vector: Tensor, path: Path | str) -> None:
         """Write a vector [size] as safetensors, with one named tensor per slot."""
-        save_file({name: view.contiguous() for name, view in self.views(vector.cpu()).items()}, str(path))
+        with replaced(Path(path)) as part:
+            save_file({name: view.contiguous() for name, view in self.views(vector.cpu()).items()}, str(part))
 
     def read(self, path: Path | str) -> Tensor:
         """Read a vector [size] that `save` wrote; other names, shapes and types are refused."""

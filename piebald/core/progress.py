@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from piebald.core.plain_text import html_text, printable
+from piebald.core.private_files import make_private
 
 _LINE_EVERY = 60.0  # seconds between two lines where there is no terminal
 _DRAW_EVERY = 0.2  # seconds between two states of a notebook's bar
@@ -149,6 +150,7 @@ def line_writer(wanted: bool, log: Path | None = None) -> Callable[[str], None]:
     def write(line: str) -> None:
         text = f"{' ' * (len(line) - len(line.lstrip(' ')))}{printable(line)}"
         if log is not None and text:
+            make_private(log)
             with log.open("a", encoding="utf-8") as file:
                 file.write(f"{text}\n")
         if not wanted:

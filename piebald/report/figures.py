@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from piebald.core.plain_text import any_letters
+from piebald.core.private_files import write_private
 from piebald.report import findings
 from piebald.report.comparison import Comparison
 from piebald.report.curve_plot import INK, SOFT, draw_bands, line_style, look, percent_ticks
@@ -77,7 +78,7 @@ def _write(path: Path, paint: Callable[[Axes], bool]) -> Path | None:
     if (png := picture(paint)) is None:
         return None
     with explained(f"{path} cannot be written"):
-        path.write_bytes(png)
+        write_private(path, png, lasting=False)
     return path
 
 

@@ -145,6 +145,7 @@ def test_json_lines_hold_names_numbers_and_no_control_characters() -> None:
 def test_a_log_file_is_private_and_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_BYTES", 2000)
     file = tmp_path / "site.log"
+    file.touch(0o644)  # as an older Piebald left it
     start_log("debug", True, file)
     for number in range(100):
         FEDERATION.debug("line %(number)d", {"event": "test", "number": number})

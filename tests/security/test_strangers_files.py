@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import resource
 import shutil
 import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -20,7 +22,9 @@ from piebald.cli import main
 from piebald.core.errors import SettingError
 from piebald.core.plain_text import csv_text
 from piebald.data.clients.table_files import read_table
+from piebald.data.measures import pictures
 from piebald.models.weights_folder import read_config
+from piebald.report.export import score
 
 MILLION = "1" * 1_000_000
 CELLS = {
@@ -101,10 +105,18 @@ HOSTILE = "=cmd|' /C calc'!A0\x1b[31m\u202e\x9b2J\x07"
 @pytest.mark.parametrize(
     "begin", ["=", "+", "-", "@", "\t=", "\r=", "\n@", " +", "\u202e=", "\x1b[1m=", "\uff1d", "\ufeff="]
 )
-def test_no_cell_and_no_heading_is_a_formula(begin: str) -> None:
-    """Before, headings of predicted.csv began as classes do."""
+def test_no_cell_and_no_heading_is_a_formula(
+    begin: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before, headings of predicted.csv began as classes do, and what `score.py` prints of an exported folder."""
     table = pd.DataFrame({f"{begin}1+1": [f"{begin}HYPERLINK(1)", "plain"], "n": [-1.5, 2.0]})
-    for row in csv.reader(csv_text(table).splitlines()):
+    monkeypatch.setattr(score, "Scorer", lambda folder: SimpleNamespace(predict=lambda rows: dict(table)))
+    monkeypatch.setattr(score, "read", str)
+    monkeypatch.setattr("sys.argv", ["score.py", "rows.csv"])
+    score.main()
+    by_program = capsys.readouterr().out
+    assert by_program.splitlines()[2] == "plain,2.0"
+    for row in csv.reader([*csv_text(table).splitlines(), *by_program.splitlines()]):
         for cell in row:
             assert cell.isprintable()
             assert cell.lstrip()[:1] not in {*"=+-@\uff1d"} or float(cell) == -1.5
@@ -129,12 +141,14 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             "predict {0}/run {0}/rows.parquet --out {0}/predicted.csv",
             "predict {0}/run {0}/rows.parquet --out {0}/predicted.csv.gz",
             "export {0}/run --out {0}/model.safetensors",
+            "adapt {0}/run --data {0}/rows.parquet --target ill --out {0}/adapted.safetensors --quiet",
             "backup {0}/run {0}/backup.tar",
             "restore {0}/backup.tar {0}/restored",
             "compare {0}/e.toml --out {0}/both --quiet --set seeds=[0]",
             "tune {0}/e.toml --out {0}/tuned --quiet --set tune.budget={{rounds=2}}",
         ):
             assert main(line.format(folder).split()) == 0, line
+        pictures.draw(piebald.clients_from(folder / "rows.parquet", client="site", target="ill"), folder / "pictures")
         yield folder
     finally:
         os.umask(before)
@@ -146,9 +160,11 @@ GIVEN = {"rows.parquet", "e.toml"}
 def test_what_is_written_is_its_owners_alone(written: Path) -> None:
     """Before, run.db and its journals were 644 in a folder of 755, and predicted.csv as the umask was."""
     files = [path for path in written.rglob("*") if path.is_file() and path.name not in GIVEN]
-    open_to_others = [path for path in files if stat.S_IMODE(path.stat().st_mode) & 0o077 and path.suffix != ".png"]
+    open_to_others = [path for path in files if stat.S_IMODE(path.stat().st_mode) & 0o077]
     assert open_to_others == []
-    assert {"run.db", "run.lock", "predicted.csv", "report.html", "backup.tar"} <= {path.name for path in files}
+    names = {"run.db", "run.lock", "predicted.csv", "report.html", "backup.tar", "adapted.safetensors", "classes.png"}
+    assert names <= {path.name for path in files}
+    assert any(path.parent.name == "report" and path.suffix == ".png" for path in files)
 
 
 def test_the_files_of_a_run_that_goes_on_are_its_owners_alone(written: Path, tmp_path: Path) -> None:
@@ -179,6 +195,10 @@ def test_nothing_that_is_written_has_invisible_letters(
             text = path.read_text("utf-8")
             assert "cmd|" in text
             assert not any(letter in text for letter in "\x1b\x9b\x07\u202e"), path
+            for data in re.findall('<script type="application/json"[^>]*>(.*?)</script>', text, re.S):
+                shown = str(json.loads(data))  # where JavaScript would write them otherwise
+                assert "cmd|" in shown
+                assert not any(repr(letter)[1:-1] in shown for letter in "\x1b\x9b\x07\u202e"), path
     for line in ("report {0}/run", "errors {0}/run", "predict {0}/run {0}/rows.parquet"):
         assert main(line.format(written).split()) == 0
         said = capsys.readouterr()

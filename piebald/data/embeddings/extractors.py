@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.nn import functional
 from piebald.core.arguments import Count, checked
 from piebald.core.errors import SettingError, install
 from piebald.core.model_settings import checked_network, whole
+from piebald.core.private_files import replaced
 from piebald.core.progress import Bar
 from piebald.core.reading.files import check_size, read_bytes, regular
 from piebald.data.sets.decoded import Decoded
@@ -260,11 +260,8 @@ def embed(network: nn.Module, x: Tensor | Decoded, *, batch: Count = 64, key: st
         )
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # renamed when complete, so that another process never reads half of a file
-        part = path.with_suffix(f".{os.getpid()}.part")
-        with part.open("wb") as file:
+        with replaced(path) as part, part.open("wb") as file:
             np.save(file, embeddings, allow_pickle=False)
-        part.replace(path)
     return np.asarray(embeddings, dtype=np.float32)
 
 

@@ -12,6 +12,7 @@ from piebald.contracts import Clients, Fleet, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.plain_text import any_letters
+from piebald.core.private_files import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +72,8 @@ def _write(path: Path, plan: Callable[[Axes], bool]) -> Path | None:
         figure = Figure(figsize=(7.2, 4.4), layout="constrained")
         if not plan(figure.subplots()):
             return None
-        figure.savefig(path, dpi=120)
+        with replaced(path) as part:
+            figure.savefig(part, dpi=120, format="png")
     return path
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from piebald.contracts.component import Component
 from piebald.core.errors import RuntimeFault
-from piebald.core.private_files import write_private
+from piebald.core.private_files import make_private, write_private
 from piebald.core.reading.files import read_bytes, read_text
 from piebald.core.references import files
 from piebald.federation.credentials.provisioning import SITE_TOML, Description, provision, read
@@ -75,7 +75,8 @@ class LocalFederation:
         plugins = [word for file in files() for word in ("--plugin-file", str(file))]
         for name in self._sites:
             credentials = self._folder / name
-            with (credentials / "log.txt").open("ab") as output:
+            make_private(log_file := credentials / "log.txt")
+            with log_file.open("ab") as output:
                 # a session of its own: Ctrl-C reaches this process alone, which then ends the sites in order
                 process = subprocess.Popen(
                     [*command, str(credentials), "--with-parent", str(os.getpid()), *plugins],

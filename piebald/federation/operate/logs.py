@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.plain_text import printable
+from piebald.core.private_files import make_private
 from piebald.report.callbacks import Callback, RunStart
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class _PrivateFile(RotatingFileHandler):
     """A log file that only its owner can read."""
 
     def _open(self) -> Any:
-        # the mode is given when it is created, so that there is no moment in which others can read it
-        return open(self.baseFilename, "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600))
+        make_private(Path(self.baseFilename))
+        return super()._open()
 
 
 def start_log(level: Level = "info", as_json: bool = False, file: Path | None = None) -> None:

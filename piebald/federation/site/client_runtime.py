@@ -21,7 +21,7 @@ from torch import Tensor
 
 from piebald.contracts import Split, Task, Update
 from piebald.core.errors import PiebaldError
-from piebald.core.private_files import replaced, write_private
+from piebald.core.private_files import write_private
 from piebald.federation.credentials.audit import AuditLog
 from piebald.federation.credentials.expiry import ExpiryWatch
 from piebald.federation.credentials.party_files import DiskWrites, Ended
@@ -221,8 +221,7 @@ class FederationClient:
             return self._choose()
         model = session.runner.personalize(version, global_model, session.store.state(before=1 << 53))
         path = self.credentials.folder / site_choice.WEIGHTS
-        with replaced(path) as file:
-            session.runner.work.layout.save(model, file)
+        session.runner.work.layout.save(model, path)
         threshold = session.runner.threshold(version, model)
         site_choice.describe_model(self.credentials.folder, self._terms, version, threshold)
         with self._secrets:

@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from piebald.contracts import OwnChoice
-from piebald.core.private_files import replaced, write_private
+from piebald.core.private_files import write_private
 from piebald.core.reading.packed import opened_tensors
 from piebald.federation.site.client_store import ClientStore
 from piebald.federation.site.task_runner import TaskRunner
@@ -91,8 +91,7 @@ def make(path: Path, runner: TaskRunner, folder: Path) -> None:
     assert choice is not None
     chosen, record = runner.choose(version, models, store.state(before=1 << 53), store.trained)
     target = folder / WEIGHTS
-    with replaced(target) as file_path:
-        runner.work.layout.save(chosen, file_path)
+    runner.work.layout.save(chosen, target)
     describe_model(folder, terms, version)
     write_private(folder / record_file(choice), json.dumps({"version": version, **record}, indent=2))
     # last: after a crash the choice is made once more, from the same models

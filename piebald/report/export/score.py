@@ -28,6 +28,7 @@ import numpy as np
 GAPS = {"", "?", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>", "NaT"}
 TRUE = {"1", *["true", "yes", "y", "t", "ja", "j", "wahr", "oui", "vrai", "si", "sí", "verdadero", "vero"]}
 FALSE = {"0", *["false", "no", "n", "f", "nein", "falsch", "non", "faux", "falso"]}
+FORMULA = {*"=+-@\uff1d\uff0b\uff0d\uff20"}  # what a formula begins with, in the width of East Asia as well
 DATE_PARTS = ("days", "day", "month", "weekday", "hour")
 DATE_FORMS = {
     "day.month.year": ("%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S"),
@@ -348,8 +349,16 @@ def main() -> None:
     except (OSError, ValueError) as error:
         sys.exit(f"{sys.argv[1]}: {error}")
     writer = csv.writer(sys.stdout)
-    writer.writerow(predictions)
-    writer.writerows(zip(*(values.tolist() for values in predictions.values()), strict=True))
+    writer.writerow(map(_cell, predictions))
+    writer.writerows(map(_cell, row) for row in zip(*(values.tolist() for values in predictions.values()), strict=True))
+
+
+def _cell(value: object) -> object:
+    """Return what stands in a cell of a spreadsheet: text that would be a formula there gets an apostrophe."""
+    if not isinstance(value, str):
+        return value
+    text = " ".join("".join(letter for letter in value if letter.isprintable() or letter.isspace()).split())
+    return f"'{text}" if text[:1] in FORMULA else text
 
 
 if __name__ == "__main__":
