@@ -287,6 +287,8 @@ def augmented(rows: Rows, config: SgdConfig, step: int, rng_key: RngKey) -> Rows
     """One client's batch after the augmentations of a run, from the random numbers of this step alone."""
     if not config.augmentation or not len(rows):
         return rows
+    # numbers go by a row's place in the batch, which tells of rows before it: where rows are hidden, the key is as
+    # secret as the noise, so that they are independent of the rows for everybody else
     rng = torch_generator("augment", step, *rng_key)
     for change in config.augmentation:
         rows = change.augment(rows, rng)

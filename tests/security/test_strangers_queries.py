@@ -170,3 +170,23 @@ def test_the_owner_lists_databases_that_lie_elsewhere(
     assert asked(archive, "SELECT x FROM victim", url)["x"].tolist() == ["secret"]  # type: ignore[index]
     with pytest.raises(SettingError, match="listed in the environment variable PIEBALD_DATABASES"):
         asked(archive, "SELECT 1 AS x", f"{url}?mode=rw")
+
+
+def test_other_databases_of_the_process_have_their_memory_back_after_queries(tmp_path: Path) -> None:
+    """Before, whatever used SQLite in this process kept the limit of one stranger's query."""
+    with closing(sqlite3.connect(tmp_path / "own.db")) as database:
+        database.execute("CREATE TABLE t AS SELECT 1 AS x")
+        database.commit()
+        (tmp_path / "q.sql").write_text("-- sqlite:///own.db\nSELECT x FROM t")
+
+        def limits() -> list[int]:
+            return [database.execute(f"PRAGMA {kind}_heap_limit").fetchone()[0] for kind in ("hard", "soft")]
+
+        before = limits()
+        first, second = (query_files.read_query(tmp_path / "q.sql") for _ in range(2))
+        assert [len(next(first)), len(next(second))] == [1, 1]
+        assert limits()[0] == query_files._HEAP
+        assert list(first) == []
+        assert limits()[0] == query_files._HEAP
+        assert list(second) == []
+        assert limits() == before

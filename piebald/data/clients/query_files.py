@@ -10,12 +10,15 @@ run folder has what opens a database, and each site has a file of its own.
 
 from __future__ import annotations
 
+import _sqlite3
+import ctypes
 import os
 import re
 import sqlite3
+import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +83,7 @@ def _asked_beside(path: Path, file: Path, query: str) -> Iterator[Any]:
     if not file.exists():
         raise SettingError(f"there is no database {file}: correct the first line of the query")
     size = regular(file, links=False)
-    with closing(connected(file, f"{file.resolve().as_uri()}?mode=ro")) as database:
+    with closing(connected(file, f"{file.resolve().as_uri()}?mode=ro")) as database, _heap.bounded(database):
         try:
             meter = _Meter(database, path, size)
             with closing(database.execute(query)) as cursor:
@@ -90,6 +93,40 @@ def _asked_beside(path: Path, file: Path, query: str) -> Iterator[Any]:
             raise UnfitFile(f"{path} takes more than {_HEAP:,} bytes inside of SQLite: ask for less") from None
         except sqlite3.Error as error:
             raise _unanswered(path, meter.reason or error) from None
+
+
+class _Heap:
+    """The memory of SQLite in this process, which is bounded while queries of strangers are read."""
+
+    def __init__(self) -> None:
+        self._lock, self._readers, self._before = threading.Lock(), 0, dict[str, int]()
+
+    @contextmanager
+    def bounded(self, database: BoundedConnection) -> Iterator[None]:
+        """Bound it to `_HEAP` bytes while a `with` block lasts; then other databases of the process get theirs back."""
+        with self._lock:
+            if not self._readers:
+                names = ("hard", "soft")  # the hard limit lowers the soft one
+                self._before = {name: database.execute(f"PRAGMA {name}_heap_limit").fetchone()[0] for name in names}
+                database.execute(f"PRAGMA hard_heap_limit = {_HEAP}")
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._readers -= 1
+                if not self._readers:
+                    self._restore()
+
+    def _restore(self) -> None:
+        # no pragma raises the hard limit; where a Python has no library of SQLite beside it, the limit stays
+        with suppress(AttributeError, OSError):
+            library = ctypes.CDLL(_sqlite3.__file__)
+            for name, most in self._before.items():
+                getattr(library, f"sqlite3_{name}_heap_limit64")(ctypes.c_int64(most))
+
+
+_heap = _Heap()
 
 
 class _Meter:
@@ -110,7 +147,6 @@ class _Meter:
         self._seconds, self._begun, self._ticks = 0.0, time.monotonic(), 0
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
         database.setlimit(sqlite3.SQLITE_LIMIT_COLUMN, _MOST_COLUMNS)
-        database.execute(f"PRAGMA hard_heap_limit = {_HEAP}")  # of this process, and never raised again
         database.execute("PRAGMA temp_store = MEMORY")  # on a disk it would have no limit
         database.execute("PRAGMA query_only = ON")
         database.set_progress_handler(self._ticked, _TICK)
