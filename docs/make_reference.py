@@ -24,7 +24,7 @@ from piebald import data, models
 from piebald.contracts.component import Component
 from piebald.federation.link.wire_messages import Leaving
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.release import declared
+from piebald.federation.site.release_list import declared
 from piebald.methods.recipes.recipe_help import allowed, documented
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -27,8 +27,8 @@ from piebald.core.plain_text import printable
 
 if TYPE_CHECKING:
     from piebald.federation.operate.machine_checks import Check
+    from piebald.federation.site.site_client import SiteClient
     from piebald.federation.site.site_process import SiteWork
-    from piebald.federation.site.task_runner import SiteClient
 
 _site = typer.Typer(help="A site of a federation, from its startup kit.", no_args_is_help=True)
 app.add_typer(_site, name="site")
@@ -219,9 +219,9 @@ def _take_part(work: SiteWork, stays: bool, parent: int | None = None) -> int:
 def _checked(work: SiteWork, options: SharedOptions) -> tuple[list[Check], int]:
     """Look whether a site can take part, print what was found, and return it with the exit code."""
     from piebald.federation.link.heartbeat import at_work
-    from piebald.federation.site.release import declared, stated_rows
+    from piebald.federation.site.release_list import declared, stated_rows
     from piebald.federation.site.site_check import check_site
-    from piebald.federation.site.task_runner import SPLITS
+    from piebald.federation.site.site_rows import SPLITS
 
     replace(options, log_level="error").start_log()
     policy = work.settings.policy

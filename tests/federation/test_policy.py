@@ -16,8 +16,10 @@ from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from pydantic import ValidationError
 
 from piebald.contracts import ClientContext, Task, TrainInput, TrainOutput, Update
+from piebald.federation.site.gate import Gate
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.client_work import ClientWork
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.methods.queries.row_scores import NaiveScores, TrainingTotals
@@ -171,10 +173,9 @@ def test_counts_by_class_leave_a_site_only_where_its_policy_names_them() -> None
     for wrong in (answer.vectors["confusion"] * 2, answer.vectors["confusion"][:50], -answer.vectors["confusion"]):
         assert query.reject_reason(dataclasses.replace(answer, vectors={"confusion": wrong}), plan.work) is not None
     hiding = Policy(queries=["confusion"], least_rows=2)
-    assert (
-        hiding.answer_reject_reason(query, answer, plan.work, {"train": 9, "validation": 9, "test": 99})
-        == "the answer is about fewer than the 2 rows that this site demands"
-    )
+    told, reason = Gate(hiding, plan.work, plan.clients, 0).checked(task, answer)
+    assert told is None
+    assert "the answer is about fewer than the 2 rows that this site demands" in (reason or "")
 
 
 _declared: list[str] = []  # what `Leaking` declares; an engine asks for it after training
@@ -214,20 +215,25 @@ def test_a_vector_that_the_trainer_did_not_declare_does_not_leave_the_site(late:
 
 
 @pytest.mark.parametrize(
-    ("vectors", "says"),
+    ("longer", "says"),
     [
-        ({"model": 4}, None),
-        ({"model": 4, "control": 4}, None),
-        ({"model": 4, "rows": 4}, "carries 'rows', which was not declared"),
-        ({"model": 5}, "does not have the length of the shared model"),
-        ({"control": 4}, "does not have the length of the shared model"),
+        ({"model": 0, "control": 0}, None),
+        ({"model": 0, "control": 0, "rows": 0}, "carries 'rows', which was not declared"),
+        ({"model": 1, "control": 0}, "numbers as model"),
+        ({"model": 0, "control": 1}, "numbers as control"),
+        ({"control": 0}, "numbers as model, sent nothing"),
     ],
     ids=str,
 )
-def test_updates_are_checked_before_they_leave(vectors: dict[str, int], says: str | None) -> None:
-    update = Update({name: torch.zeros(size) for name, size in vectors.items()}, 1, 1, {})
-    reason = Policy().update_reject_reason(update, ("model", "control"), shared=4)
-    assert reason is None if says is None else reason is not None and says in reason
+def test_updates_are_checked_before_they_leave(longer: dict[str, int], says: str | None) -> None:
+    plan = prepared({"name": "scaffold"})
+    size, control = plan.work.layout.shared, plan.work.server_vectors()["control"]
+    task = Task(1, 0, 0, {"model": plan.work.initial[:size], "control": control})
+    sizes = {"model": size, "control": len(control), "rows": 4}
+    update = Update({name: torch.zeros(sizes[name] + more) for name, more in longer.items()}, 1, 1, {})
+    left, reason = Gate(Policy(), plan.work, plan.clients, 0).checked(task, update)
+    assert (left is None) == (reason is not None) == (says is not None)
+    assert (says or "") in (reason or "")
 
 
 def test_training_ends_before_the_task_that_would_exceed_a_sites_budget(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from pydantic import Field
 
 import piebald
 from piebald import recipes
-from piebald.contracts import SUM, Clients, Split, Task, Update
+from piebald.contracts import SUM, Clients, Task, Update
 from piebald.contracts.component import Component
 from piebald.core.errors import CannotTrain, Declined
 from piebald.data.partition import clients_from
@@ -35,15 +35,17 @@ from piebald.federation.link.wire_messages import (
     Hello,
     Leaving,
     Piece,
+    Release,
     Reply,
-    SiteMessage,
     TermsRequest,
     decode,
 )
 from piebald.federation.site import site_process, task_runner
+from piebald.federation.site.gate import Gate
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.release import Declared, Gate, Mechanism, declared
-from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.federation.site.release_list import Declared, Mechanism, declared
+from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.client_work import ClientWork
 from piebald.methods.queries import Evaluate
 from piebald.methods.recipe import Recipe
@@ -56,14 +58,13 @@ from tests.federation.site_threads import connected
 from tests.federation.test_consent import Offered
 
 SITE = Path(task_runner.__file__).parent
-TOPICS: Mapping[str, type[SiteMessage]] = {
+TOPICS: Mapping[str, type[Release]] = {
     "hello": Hello,
     "terms": TermsRequest,
     "result": Piece,
     "check": CheckRequest,
     "": Reply,
 }
-ROWS: dict[Split, int] = {"train": 20, "validation": 0, "test": 10}
 
 
 def subclasses(kind: type[Any]) -> Iterator[type[Any]]:
@@ -76,7 +77,7 @@ def subclasses(kind: type[Any]) -> Iterator[type[Any]]:
 
 
 def test_each_field_that_a_site_sends_is_declared() -> None:
-    messages = [kind for kind in subclasses(SiteMessage) if kind.__module__.startswith("piebald.")]
+    messages = [kind for kind in subclasses(Release) if kind.__module__.startswith("piebald.")]
     assert {*TOPICS.values()} < {*messages}
     told = {leaves for kind in messages for leaves in kind.leaving().values()}
     listed = {line.leaves for line in declared(Policy(queries=["evaluate"]))}
@@ -92,30 +93,30 @@ def test_a_field_that_is_not_declared_cannot_be_written(field: Any) -> None:
 
 
 def test_nothing_at_a_site_sends_but_the_gate() -> None:
-    sending = {"send_body", "fetch_terms", "encode", "encode_frame", "Release"}
+    sending = {"send_body", "fetch_terms", "encode", "encode_frame"}
     for path in SITE.glob("*.py"):
         tree = ast.parse(path.read_text())
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         calls = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        assert path.name == "release.py" or not calls & {"send", "send_frame", "sendall"}, path
-        called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
-        assert path.name == "release.py" or not (called | (names - {"Release"})) & sending, path
+        assert path.name == "gate.py" or not calls & {"send", "send_frame", "sendall"}, path
+        assert path.name == "gate.py" or not names & sending, path
 
 
 @pytest.mark.full
 def test_mypy_lets_nothing_else_through(tmp_path: Path) -> None:
     wrong = {
-        "outlet.send(message)": "incompatible type",
-        "outlet.request(b'bytes', 1.0)": "incompatible type",
-        "Release('hello', welcome)": "incompatible type",
-        "Release('result', piece, b'bytes')": "incompatible type",
+        "outlet.hello(welcome, 1.0)": "incompatible type",
+        "outlet._request('hello', b'bytes', 1.0)": "incompatible type",
+        "outlet._request('hello', welcome, 1.0)": "incompatible type",
+        "outlet.deliver(welcome, 1, True, b'bytes')": "incompatible type",
+        "outlet.send('server', 'hello', message)": "has no attribute",
         "site._link.send('server', 'hello', message)": "has no attribute",
     }
     (tmp_path / "wrong.py").write_text(
-        "from piebald.federation.link.wire_messages import Hello, Piece, Welcome\n"
+        "from piebald.federation.link.wire_messages import Hello, Welcome\n"
         "from piebald.federation.site.client_runtime import FederationClient\n"
-        "from piebald.federation.site.release import Outlet, Release\n\n\n"
-        "def wrong(site: FederationClient, outlet: Outlet, message: Hello, piece: Piece, welcome: Welcome) -> None:\n"
+        "from piebald.federation.site.gate import Outlet\n\n\n"
+        "def wrong(site: FederationClient, outlet: Outlet, message: Hello, welcome: Welcome) -> None:\n"
         + "".join(f"    {line}\n" for line in wrong)
     )
     words = [sys.executable, "-m", "mypy", "--strict", str(tmp_path / "wrong.py")]
@@ -204,9 +205,9 @@ def test_every_frame_of_a_site_is_a_release(name: str, tmp_path: Path, monkeypat
             written[id(self)] += bytes(data[:count])
         return count
 
-    def noted(self: Gate, task: Task, work: ClientWork, *rest: Any) -> bytes:
-        body = result(self, task, work, *rest)
-        passed[digest(body)] = task, work
+    def noted(self: Gate, task: Task, *rest: Any) -> bytes:
+        body = result(self, task, *rest)
+        passed[digest(body)] = task, self._work
         return body
 
     monkeypatch.setattr(SharedSocket, "send", heard)
@@ -286,12 +287,12 @@ def test_failures_tell_nothing_of_rows_where_rows_are_hidden(name: str, monkeypa
     """Before, "not finite", too few rows and the kind of an error were told beside DP-SGD."""
     work, all_clients = hidden(HIDING[name]), clients()
     runner = TaskRunner(SiteClient(work, all_clients, 0), Policy(), "cpu")
-    task, gate, serve = Task(1, 0, 0, {"model": work.initial}), Gate(Policy()), task_runner.serve
+    task, gate, serve = Task(1, 0, 0, {"model": work.initial}), runner.gate, task_runner.serve
 
     def body() -> bytes:
         update, failure, _ = runner.serve(task, None)
         assert update is None
-        return gate.result(task, runner.every, runner.rows, update, failure)
+        return gate.result(task, update, failure)
 
     bodies = set()
     for error in (
@@ -317,7 +318,7 @@ def test_failures_tell_nothing_of_rows_where_rows_are_hidden(name: str, monkeypa
     assert len(bodies) == 1
     told = next(iter(bodies))
     for reason in ("refused by the site's policy: epsilon 7.9 of 8 is spent", "refused by the site's policy: 8 of 8"):
-        counted = gate.result(task, work, ROWS, None, reason)
+        counted = gate.result(task, None, reason)
         assert b"7.9" not in counted
         assert b"8 of" not in counted
         assert counted != told  # that a budget is spent is told, without a number
@@ -342,7 +343,7 @@ def test_a_refusal_tells_nothing_of_rows_where_rows_are_hidden(
 @pytest.mark.parametrize("name", ["DP-SGD", "noise on updates"])
 def test_a_results_length_does_not_depend_on_rows_that_are_hidden(name: str) -> None:
     """Rows of other values, such with infinite gradients among them, and of other classes."""
-    work, gate, sizes = hidden(HIDING[name]), Gate(Policy()), set()
+    work, sizes = hidden(HIDING[name]), set()
     plain = next(iter(tables()))[0]
     odd = np.where(np.arange(40)[:, None] == 3, np.float32(3e38), plain)
     for x in (plain, 1e6 * plain, odd):
@@ -352,17 +353,14 @@ def test_a_results_length_does_not_depend_on_rows_that_are_hidden(name: str) -> 
             Task(1, 0, 0, {"model": work.initial}),
         )
         update, failure, _ = runner.serve(task, None)
-        sizes.add(len(gate.result(task, runner.every, runner.rows, update, failure)))
+        sizes.add(len(runner.gate.result(task, update, failure)))
         assert failure is None
     assert len(sizes) == 1
 
 
 def test_without_protection_reasons_are_told() -> None:
-    work, gate = hidden(RUNS["in the open"][0]), Gate(Policy())
-    task = Task(1, 0, 0, {"model": work.initial})
-    assert (
-        contents(gate.result(task, work, ROWS, None, "cannot train on 2 rows"))["failure"] == "cannot train on 2 rows"
-    )
+    gate, task = gate_of(work := hidden(RUNS["in the open"][0])), Task(1, 0, 0, {"model": work.initial})
+    assert contents(gate.result(task, None, "cannot train on 2 rows"))["failure"] == "cannot train on 2 rows"
 
 
 def test_a_refusal_that_follows_from_the_policy_alone_is_told() -> None:
@@ -370,28 +368,42 @@ def test_a_refusal_that_follows_from_the_policy_alone_is_told() -> None:
     task = Task(1, 0, 0, {"model": work.initial}, Evaluate())
     reason = policy.query_reject_reason(Evaluate(), work)
     assert reason is not None
-    assert contents(Gate(policy).result(task, work, ROWS, None, reason))["failure"] == reason
-    assert contents(Gate(policy).result(task, work, ROWS, None, f"{reason} 3 rows"))["failure"] != f"{reason} 3 rows"
+    assert contents(gate_of(work).result(task, None, reason))["failure"] == reason
+    assert contents(gate_of(work).result(task, None, f"{reason} 3 rows"))["failure"] != f"{reason} 3 rows"
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_what_nobody_declared_stays(name: str) -> None:
     """A tensor or a number that a component adds, which no list names."""
-    work, gate = hidden(RUNS[name][0]), Gate(Policy())
+    gate = gate_of(work := hidden(RUNS[name][0]))
     task = Task(1, 0, 0, {"model": work.initial})
-    names = (SUM,) if work.masking else ("model", *work.uploads())
-    vectors = {one: work.initial[: work.layout.shared] for one in names}
-    fine = Update(vectors, 0, 0, {})
-    assert contents(gate.result(task, work, ROWS, fine, None))["failure"] is None
-    odd = Update({**vectors, "rows": work.initial}, 0, 0, {})
-    assert contents(gate.result(task, work, ROWS, odd, None))["tensors"] == {}
-    lossy = contents(gate.result(task, work, ROWS, Update(vectors, 0, 0, {"loss": 0.5}), None))
-    assert lossy["numbers"] == (["loss"] if declares_loss(work) else [])
+    vectors = {one: work.initial[: work.layout.shared] for one in ("model", *work.uploads())}
+    lossy, reason = gate.checked(task, Update(vectors, 0, 0, {"loss": 0.5}))
+    assert reason is None
+    noised = any(line.mechanism is Mechanism.NOISED for line in declared(Policy(), work))
+    assert lossy is not None
+    assert (lossy.metrics == {}) is noised  # which no noise covers
+    for wrong in (
+        Update({**vectors, "rows": work.initial}, 0, 0, {}),
+        Update({name: vector[1:] for name, vector in vectors.items()}, 0, 0, {}),
+        Update(vectors, 41, 0, {}),
+        Update({name: vector / 0 for name, vector in vectors.items()}, 0, 0, {}),
+    ):
+        assert gate.checked(task, wrong)[0] is None
+        left = contents(gate.result(task, wrong, None))
+        assert left["tensors"].keys() <= vectors.keys()
+    masked = {SUM: work.initial} if work.masking else vectors
+    assert contents(gate.result(task, Update(masked, 0, 0, {}), None))["failure"] is None
+    if work.masking:  # in the open, with a number, a loss, or rows beside it
+        for wrong in (
+            Update(vectors, 0, 0, {}), Update(masked, 3, 0, {}), Update(masked, 0, 3, {}),
+            Update(masked, 0, 0, {"loss": 0.5}), Update({**masked, "rows": work.initial}, 0, 0, {}),
+        ):  # fmt: skip
+            assert contents(gate.result(task, wrong, None))["tensors"] == {}
 
 
-def declares_loss(work: ClientWork) -> bool:
-    lines = [line for line in declared(Policy(), work) if line.leaves is Leaving.LOSS]
-    return any(line.mechanism is Mechanism.OPEN for line in lines)
+def gate_of(work: ClientWork) -> Gate:
+    return Gate(Policy(), work, clients(), 0)
 
 
 # -- the list

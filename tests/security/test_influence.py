@@ -18,7 +18,8 @@ from piebald.contracts import SUM, Task
 from piebald.data.partition import clients_from
 from piebald.data.preparation.answers import KindsAnswer, ValuesAnswer
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.models import Logistic
 from piebald.privacy.disclosure import DisclosureRules, Withheld

@@ -36,9 +36,10 @@ from piebald.federation.link.wire_format import digest
 from piebald.federation.operate.audit_check import check_log
 from piebald.federation.site.policy import ONE_ROW, Policy
 from piebald.federation.site.site_check import check_site
+from piebald.federation.site.site_client import SiteClient, rows_of
 from piebald.federation.site.site_process import site_work
 from piebald.federation.site.site_rows import SiteRows, rows_before_a_run
-from piebald.federation.site.task_runner import SiteClient, TaskRunner, rows_of
+from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.methods.queries.scores import Validate
 from piebald.methods.transforms.gaussian import Gaussian
@@ -455,9 +456,10 @@ def test_the_noise_of_several_numbers_is_that_of_one_release(budget: Any, tmp_pa
     assert influence is not None
     stated = where._policy.score_noise(Evaluate())
     wide = {name: value / 1000 for name, value in influence.items()}  # far from the ends of shares
-    where._influence = lambda query: wide  # type: ignore[method-assign]
+    where.gate.influence = lambda query: wide  # type: ignore[method-assign]
     for _ in range(3000):
-        answer, _ = where._blurred(Evaluate(), exact)
+        answer, _ = where.gate._with_noise(Evaluate(), exact)
+        assert answer is not None
         draws.append([answer.metrics[name] for name in exact.metrics])
     deviations = np.std(draws, axis=0)
     moved = np.array([wide[name] for name in exact.metrics])
@@ -466,10 +468,27 @@ def test_the_noise_of_several_numbers_is_that_of_one_release(budget: Any, tmp_pa
     assert allowed <= where._policy.answers.epsilon * (1 + 1e-6)
 
 
-def test_scores_leave_with_a_stated_number_of_decimals(tmp_path: Path) -> None:
-    for version in range(20):
-        answer, _ = ask(site(tmp_path), version=version)
-        assert all(value == round(value, 4) for value in answer.metrics.values())
+PROTECTS = {
+    "least_rows": (HIDES, recipes.fedavg(lr=0.1)),
+    "clip": (Policy(queries=["evaluate"], clip=1.0, least_rows=1), recipes.fedavg(lr=0.1)),
+    "noise": (Policy(queries=["evaluate"], noise=0.5, least_rows=1), recipes.fedavg(lr=0.1)),
+    "masks": (Policy(queries=["evaluate"], secure_aggregation=3, least_rows=1), recipes.fedavg(lr=0.1)),
+    "DP-SGD": (Policy(queries=["evaluate"], least_rows=1), recipes.dp_sgd(lr=0.1, batch=4)),
+    "rules of disclosure": (Policy(), recipes.fedavg(lr=0.1)),
+}
+
+
+@pytest.mark.parametrize("protected", PROTECTS)
+def test_scores_leave_with_four_digits_wherever_something_protects(protected: str, tmp_path: Path) -> None:
+    """Before, sites that protect otherwise than by `least_rows` sent float64, whose last bits tell of single rows."""
+    policy, recipe = PROTECTS[protected]
+    where = site(tmp_path, policy, prepare(recipe, CLIENTS, Logistic([3], 2), RunOptions(seed=1)).work)
+    for version in range(5):
+        answer, reason = ask(where, version=version, model=MODEL + version)
+        assert reason is None
+        assert all(value == float(f"{value:.4g}") for value in answer.metrics.values())
+    exact, _ = ask(site(tmp_path / "plain", Policy(least_rows=1)))
+    assert any(value != float(f"{value:.4g}") for value in exact.metrics.values())
 
 
 def test_an_audit_log_that_is_older_than_the_ledger_is_an_alarm(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from piebald.contracts import ClientContext, Query, ResultForm, Split, SumDemand
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import SettingError
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.queries import Evaluate
 from piebald.methods.queries.scores import Validate
 from piebald.methods.queries.server_rows import RootLoss, RootTraining

@@ -34,8 +34,9 @@ from piebald.core.noise import NoiseSource
 from piebald.data.partition import clients_from
 from piebald.federation.site import consent
 from piebald.federation.site.policy import UNTRAINED, Policy
+from piebald.federation.site.site_client import SiteClient, rows_of
 from piebald.federation.site.site_rows import SiteSource, rows_before_a_run
-from piebald.federation.site.task_runner import SiteClient, TaskRunner, rows_of
+from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.methods.queries.row_scores import NaiveScores, TrainingTotals
 from piebald.methods.queries.scores import Validate

@@ -13,7 +13,8 @@ from piebald.engines.engine_choice import make_engine
 from piebald.engines.serve_stack import serve
 from piebald.engines.stack import ClientStack
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.recipe import Recipe
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import PreparedRun, prepare

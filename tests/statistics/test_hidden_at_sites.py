@@ -16,7 +16,7 @@ import torch
 from piebald import recipes
 from piebald.contracts import SUM, Task
 from piebald.core.errors import PiebaldError, SettingError
-from piebald.federation.site.task_runner import SiteClient
+from piebald.federation.site.site_client import SiteClient
 from piebald.privacy import SecureAggregation
 from piebald.privacy.ledger import FILE, RowLedger, noise_for
 from piebald.runs.prepare import PreparedRun

@@ -19,8 +19,9 @@ from piebald.data.preparation import Preparation, PrepareSettings, tokens
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.link.wire_format import pack_update
+from piebald.federation.site.site_client import SiteClient
 from piebald.federation.site.site_process import SiteSettings, SiteWork
-from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.recipes import fedavg
 from piebald.privacy import SecureAggregation
 from piebald.runs.options import RunOptions

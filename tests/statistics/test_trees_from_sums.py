@@ -28,7 +28,8 @@ from piebald.statistics.trees.site_clients import SiteSums
 pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
 
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.task_runner import TaskRunner
 from piebald.statistics.trees.site_clients import trees_at_sites
 from tests.statistics.sites import InProcess
 

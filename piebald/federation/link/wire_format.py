@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import math
 import re
 import struct
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NewType, NoReturn
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -21,7 +20,7 @@ from piebald.contracts import MOST_ROWS, Query, ResultForm, Task, Update
 from piebald.contracts.component import build
 from piebald.core.parameters import nbytes
 from piebald.core.stored_vectors import NamelessFile, Place, StoredVectors, raw
-from piebald.federation.link.wire_messages import HEAD, Id, Leaving, Refused, ShortText, SiteMessage
+from piebald.federation.link.wire_messages import HEAD, Id, Leaving, Refused, Release, ShortText
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 
 MOST_TENSORS = 64
@@ -34,6 +33,7 @@ _TYPES = {  # of tensors that are unpacked
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in _TYPES.items()} | {torch.bool: "BOOL", torch.int16: "I16", torch.int8: "I8"}
 
+ResultBody = NewType("ResultBody", bytes)  # of a result that has passed the gate of a site
 _Count = Annotated[int, Field(ge=0, le=MOST_ROWS)]
 _Metric = Annotated[str, Field(pattern=f"^{_NAME.pattern}$")]
 
@@ -53,7 +53,7 @@ class _TaskHead(_Head):
     query: dict[str, Any] | None
 
 
-class ResultHead(SiteMessage):
+class ResultHead(Release):
     """An update without its vectors, or the reason why there is none."""
 
     examples: Annotated[_Count, Leaving.COUNTS]
@@ -289,10 +289,8 @@ def pack_update(update: Update | None, failure: str | None) -> bytes:
     """Serialize the outcome of a task: an update, or the reason why there is none."""
     if update is None:
         update = Update({}, 0, 0, {})
-    # JSON has no numbers that are not finite, so such a metric is left out
-    metrics = {name: value for name, value in update.metrics.items() if math.isfinite(value)}
-    values = {"examples": update.examples, "steps": update.steps, "metrics": metrics, "nbytes": update.nbytes}
-    return pack({**values, "failure": failure}, update.vectors)
+    numbers = {"examples": update.examples, "steps": update.steps, "nbytes": update.nbytes}
+    return pack({**numbers, "metrics": dict(update.metrics), "failure": failure}, update.vectors)
 
 
 def unpack_update(

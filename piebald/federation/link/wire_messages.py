@@ -31,7 +31,13 @@ Rows = Annotated[int, Field(ge=-1, lt=1 << 53)]  # -1 where it is not disclosed
 
 
 class Leaving(Enum):
-    """What leaves a site, by the name under which its owner reads of it (`site.release`): what about, and when."""
+    """What leaves a site.
+
+    Attributes:
+        title: the name under which the site's owner reads of it, see `site.release_list`.
+        about: what it tells.
+        when: when it leaves.
+    """
 
     PRESENCE = (
         "presence",
@@ -68,8 +74,8 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class SiteMessage(Message):
-    """The head of a message that a site may send, each of whose fields says as what it leaves."""
+class Release(Message):
+    """The head of a message that a site may send: each field is annotated with what leaves the site in it."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **settings: Any) -> None:
@@ -80,12 +86,12 @@ class SiteMessage(Message):
 
     @classmethod
     def leaving(cls) -> dict[str, Leaving]:
-        """Return as what each field leaves."""
+        """Return what leaves the site in each field."""
         fields = cls.model_fields.items()
         return {name: next(mark for mark in field.metadata if isinstance(mark, Leaving)) for name, field in fields}
 
 
-class Hello(SiteMessage):
+class Hello(Release):
     """Heartbeat of a site, sent about once a second.
 
     Attributes:
@@ -141,7 +147,7 @@ class Welcome(Message):
     doubled: bool = False
 
 
-class Piece(SiteMessage):
+class Piece(Release):
     """A piece of a body: of a task for a site, a result for the server, or the terms of a run.
 
     Attributes:
@@ -163,7 +169,7 @@ class Piece(SiteMessage):
     digest: Annotated[Hex, Leaving.SIZES]
 
 
-class CheckRequest(SiteMessage):
+class CheckRequest(Release):
     """Question of a site that only looks: it does not take part by asking.
 
     Attributes:
@@ -187,13 +193,13 @@ class CheckReply(Message):
     terms: Hex
 
 
-class TermsRequest(SiteMessage):
+class TermsRequest(Release):
     """Request of a site for a piece of the run's terms."""
 
     start: Annotated[Id, Leaving.SIZES]
 
 
-class Reply(SiteMessage):
+class Reply(Release):
     """Reply to a piece.
 
     Attributes:

@@ -9,7 +9,8 @@ from typing import Any
 from piebald.contracts import Task
 from piebald.federation.link.frames import Connection
 from piebald.federation.site.client_session import Delivery, StartedTask
-from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.task_runner import TaskRunner
 
 log = logging.getLogger("piebald.federation")
 

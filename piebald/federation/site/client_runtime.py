@@ -31,14 +31,16 @@ from piebald.federation.hub.run_terms import read_values
 from piebald.federation.link.heartbeat import Heartbeat, repeated
 from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.wire_messages import Piece, Refused, Reply, Welcome, decode
-from piebald.federation.site import client_log, release, site_choice
+from piebald.federation.site import client_log, site_choice
 from piebald.federation.site.client_session import ClientSession, StartedTask, TrainingJob
 from piebald.federation.site.consent import Consent, recipe_in
 from piebald.federation.site.deliveries import Deliveries
+from piebald.federation.site.gate import FAILED, Connected, Outlet
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.release import Connected, Gate, Outlet, Release
+from piebald.federation.site.release_list import stated_rows
 from piebald.federation.site.row_memory import FILE, RowMemory
-from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.task_runner import TaskRunner
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.version import __version__
 
@@ -91,7 +93,7 @@ class FederationClient:
         self._address = f"{credentials.host}:{credentials.port}"
         link = make_link(credentials.party, address, credentials.folder, SERVER.__eq__, log.warning)
         self._link: Connected = link
-        self._outlet, self._gate = Outlet(link), Gate(policy)
+        self._outlet = Outlet(link)
         self._outlet.on_task(self._on_task_piece)
         self._heartbeat = Heartbeat(self.waits_for)
         self.deliveries = Deliveries(
@@ -180,7 +182,7 @@ class FederationClient:
         away = bool(self._link.trouble)
         changes = {"pending": self._consent.waits, "doing": doing}
         hello = self.session.hello(self._incarnation).model_copy(update=changes)
-        answer = self._outlet.request(release.hello(hello), ANSWER)
+        answer = self._outlet.hello(hello, ANSWER)
         if answer is None:
             return None
         try:
@@ -258,7 +260,7 @@ class FederationClient:
             refused = consent or (self._policy.reject_reason(prepared.work) if prepared else None) or ""
             if prepared is not None and not refused:
                 runner = self._runner_for(prepared, terms, welcome)
-                rows = release.stated_rows(runner.work, runner.rows)
+                rows = stated_rows(runner.work, runner.rows)
                 self._carry_over(terms.get("lineage"), runner)
                 client_log.joined(prepared, runner)
         except PiebaldError as error:
@@ -267,7 +269,7 @@ class FederationClient:
             refused = " ".join(message.split())[:300]
         except Exception:  # the kind of an error may tell of a row
             log.exception("the terms cannot be met")
-            refused = release.FAILED
+            refused = FAILED
         if refused:
             log.warning("this site does not take part: %(why)s", {"event": "refused", "why": refused})
         elif self._consent.waits:
@@ -311,17 +313,17 @@ class FederationClient:
 
     # -- tasks
 
-    def _on_task_piece(self, origin: str, piece: Piece, data: memoryview) -> Release:
+    def _on_task_piece(self, origin: str, piece: Piece, data: memoryview) -> Reply:
         try:
             reply, task = self.session.receive(piece, data)
         except Refused as error:  # the server need not try again
             self._link.report(f"{origin} sent {error}")
-            return release.reply(Reply(status="refused"))
+            return Reply(status="refused")
         if task is not None and task.query is None:
             self._training_queue.put(task.id)
         elif task is not None:
             self._query_queue.put(task)
-        return release.reply(reply)
+        return reply
 
     def _train(self) -> None:
         """Loop of the training thread."""
@@ -336,7 +338,7 @@ class FederationClient:
         with self._working(client_log.training(started)):
             update, failure, state = self._trained(started)
         client_log.trained(started, failure, time.monotonic() - began)
-        body = self._gate.result(started.task, started.runner.every, started.runner.rows, update, failure)
+        body = started.runner.gate.result(started.task, update, failure)
         steps = 0 if update is None else update.steps
         self._disk.insist("a result", lambda: self.session.finish_training(job, started, body, state, steps))
 
@@ -362,8 +364,7 @@ class FederationClient:
                 client_log.declined(started, failure)
             else:
                 update, failure = self._answered(task, started)
-            runner = started.runner
-            self.session.finish_query(task, self._gate.result(task, runner.every, runner.rows, update, failure))
+            self.session.finish_query(task, started.runner.gate.result(task, update, failure))
 
     def _answered(self, task: Task, started: StartedTask) -> tuple[Update | None, str | None]:
         """The answer to a query as it may leave, or why there is none."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from piebald.contracts import Split, Task
 from piebald.federation.link.transfer import Assembly
-from piebald.federation.link.wire_format import unpack_task
+from piebald.federation.link.wire_format import ResultBody, unpack_task
 from piebald.federation.link.wire_messages import PROTOCOL, Hello, Piece, Refused, Reply, Welcome
 from piebald.federation.site.client_store import ClientStore, FinishedTask
 from piebald.federation.site.task_runner import TaskRunner
@@ -57,7 +57,7 @@ class Delivery(NamedTuple):
 
     id: int
     trains: bool
-    body: bytes
+    body: ResultBody
 
 
 class ClientSession:
@@ -92,7 +92,7 @@ class ClientSession:
         self._rows: Mapping[Split, int] = {}
         self._jobs: dict[int, TrainingJob] = {}
         self._queries: set[int] = set()  # queries accepted, until their answers are delivered
-        self._answers: dict[int, bytes] = {}
+        self._answers: dict[int, ResultBody] = {}
         self._delivered: set[int] = set()  # training tasks, in this epoch
         self._assembly = Assembly()
 
@@ -262,7 +262,7 @@ class ClientSession:
             return job, StartedTask(job.task, self.runner, self.store, self.store.state(before=id))
 
     def finish_training(
-        self, job: TrainingJob, started: StartedTask, body: bytes, state: dict[str, Tensor] | None, steps: int
+        self, job: TrainingJob, started: StartedTask, body: ResultBody, state: dict[str, Tensor] | None, steps: int
     ) -> None:
         """Save the result of a training task, unless the task was dropped meanwhile."""
         id = job.task.id
@@ -282,7 +282,7 @@ class ClientSession:
                 return None
             return StartedTask(task, self.runner, self.store, self.store.state(before=task.id))
 
-    def finish_query(self, task: Task, body: bytes) -> None:
+    def finish_query(self, task: Task, body: ResultBody) -> None:
         """Keep the answer to a query until it is delivered, unless the query was dropped meanwhile."""
         with self.lock:
             if task.id in self._queries:

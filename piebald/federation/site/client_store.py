@@ -26,6 +26,7 @@ from torch import Tensor
 from piebald.core.errors import RuntimeFault
 from piebald.core.private_files import write_private
 from piebald.core.reading.packed import opened_tensors
+from piebald.federation.link.wire_format import ResultBody
 
 _STATE = "state/"
 _BASE = "client_state.safetensors"
@@ -105,12 +106,12 @@ class ClientStore:
         self._base = dict(state)
         return True
 
-    def result(self, id: int) -> bytes:
+    def result(self, id: int) -> ResultBody:
         """The body of a result."""
         with opened_tensors(self._path(id)) as file:
-            return bytes(file.get_tensor("result").numpy().tobytes())
+            return ResultBody(file.get_tensor("result").numpy().tobytes())
 
-    def finish(self, done: FinishedTask, result: bytes, state: Mapping[str, Tensor] | None) -> None:
+    def finish(self, done: FinishedTask, result: ResultBody, state: Mapping[str, Tensor] | None) -> None:
         """Save the result of a task and the new client state (None: unchanged)."""
         # on disk before it is in `done`: what a hello lists as held must outlive this process
         self._write(done, result, state)

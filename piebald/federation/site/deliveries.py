@@ -12,9 +12,9 @@ from typing import Any
 from piebald.federation.credentials.audit import AuditLog
 from piebald.federation.credentials.party_files import DiskWrites, Ended
 from piebald.federation.link.wire_format import contents, digest
-from piebald.federation.site import client_log, release
+from piebald.federation.site import client_log
 from piebald.federation.site.client_session import ClientSession, Delivery
-from piebald.federation.site.release import Outlet
+from piebald.federation.site.gate import Outlet
 
 LOOK = 1.0  # seconds between two looks for results, where nobody tells of one
 PAUSE = 0.5  # seconds between two attempts, while the server is away
@@ -68,7 +68,6 @@ class Deliveries:
         # read once: another may arrive while sending, and the result counts for the epoch that it was sent to
         welcome = self._session.welcome
         assert welcome is not None
-        leaving = release.result(welcome, delivery.id, delivery.trains, delivery.body)
         fields = {
             "run": welcome.run, "task": delivery.id, "trains": delivery.trains, "body": digest(delivery.body),
         }  # fmt: skip
@@ -76,7 +75,7 @@ class Deliveries:
             return False
         began = time.monotonic()
         with self._working(f"sending {len(delivery.body) / 1e6:.1f} MB"):
-            status = self._outlet.deliver(leaving)
+            status = self._outlet.deliver(welcome, delivery.id, delivery.trains, delivery.body)
         if status is None:
             return False
         if status == "done":

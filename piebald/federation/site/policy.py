@@ -6,12 +6,11 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from piebald.contracts import Hiding, Personalizes, Query, Split, SumDemands, Task, Update
+from piebald.contracts import Hiding, Personalizes, Query, Split, SumDemands, Task
 from piebald.core.errors import unknown
 from piebald.core.parameters import matching
 from piebald.federation.site.work_limits import WorkLimits
@@ -25,8 +24,6 @@ from piebald.privacy.disclosure import LARGEST_SHARE, LEAST_ROWS, DisclosureRule
 from piebald.privacy.ledger import LARGEST, Limit, noise_for
 from piebald.privacy.spending import task_mechanism
 
-_NUMBERS = 64  # named numbers in an answer
-DIGITS = 4  # decimals of scores that a site with `least_rows` tells
 ASK = "ask"
 UNTRAINED = 64  # versions that a site may see between two updates of its own, where cohorts leave it out
 
@@ -223,7 +220,7 @@ class Policy(BaseModel):
             if leaving:
                 return f"{sorted(leaving)[0]} must stay at this site but the recipe would send it"
         if self.uploads is not None:
-            for name in declared_vectors(work):
+            for name in ("model", *work.uploads()):
                 if name not in self.uploads:
                     return f"updates would carry {name!r}, this site sends only {', '.join(self.uploads) or 'nothing'}"
         if (disclosure := work.trainer.discloses()) and (hiding := self.protection(work)):
@@ -294,26 +291,6 @@ class Policy(BaseModel):
             return f"updates would get noise of {last.multiplier:g} clips, this site demands at least {self.noise:g}"
         return None
 
-    def update_reject_reason(self, update: Update, declared: Collection[str], shared: int) -> str | None:
-        """Return the reason why an update must not leave this site, or None.
-
-        It holds whatever engine and trainer made the update: what a transform clips, or what stays private, is decided
-        by names and lengths that were known when the terms were accepted.
-
-        Args:
-            update: the update as the transforms made it, before it is masked.
-            declared: names of the vectors that were declared when the site accepted the terms.
-            shared: how many numbers of the model are shared.
-        """
-        allowed = set(declared) if self.uploads is None else set(declared) & set(self.uploads)
-        undeclared = sorted(update.vectors.keys() - allowed)
-        if undeclared:
-            return f"the update carries {undeclared[0]!r}, which was not declared"
-        model = update.vectors.get("model")
-        if model is None or model.shape != (shared,):
-            return "the update does not have the length of the shared model"
-        return None
-
     @property
     def demanded(self) -> str | None:
         """The name of a protection of rows or updates that this policy demands, or None."""
@@ -323,6 +300,10 @@ class Policy(BaseModel):
     def protection(self, work: ClientWork) -> str | None:
         """Return the name of a protection of rows or updates, by this policy or in a run, or None."""
         return work.protection or self.demanded
+
+    def rounds(self, work: ClientWork) -> bool:
+        """Return whether exact numbers leave with few digits in a run: where something hides rows or updates."""
+        return self.disclosure is not None or self.protection(work) is not None
 
     def query_reject_reason(self, query: Query, work: ClientWork) -> str | None:
         """Return the reason why a query about this site's rows is not answered in a run, or None."""
@@ -372,32 +353,6 @@ class Policy(BaseModel):
         """Return how many different models are examined at one version, None for any number."""
         return 1 if self.models_per_version is None and self.protection(work) else self.models_per_version
 
-    def answer_reject_reason(
-        self, query: Query, answer: Update, work: ClientWork, rows: Mapping[Split, int]
-    ) -> str | None:
-        """The reason why an answer must not leave this site, or None: it has the declared form, whatever made it."""
-        form, hiding = query.answer_form(work, rows), self.protection(work)
-        declared = form.vectors or {}
-        for name, vector in answer.vectors.items():
-            if tuple(vector.shape) != declared.get(name):
-                return (
-                    f"the answer carries {name!r} of shape {list(vector.shape)}, which {query.kind!r} does not declare"
-                )
-        # so many numbers could be a model, or a gradient of one
-        long = sum(vector.numel() for vector in answer.vectors.values()) >= work.layout.shared
-        if hiding and long and query.hiding() is None and not query.names_only:
-            return f"the answer is as long as the model, beside {hiding}"
-        if len(answer.metrics) > _NUMBERS:
-            return f"the answer carries {len(answer.metrics)} numbers, at most {_NUMBERS} are allowed"
-        rules, hidden = self.disclosure, query.hiding()
-        open_rules = None if rules is None or (hidden is not None and hidden.noise) else rules
-        fewest = None if open_rules is None else query.fewest_rows(answer)
-        if open_rules is not None and fewest is not None and fewest < open_rules.least_rows:
-            return f"the answer is about fewer than the {open_rules.least_rows} rows that this site demands"
-        if form.metrics is not None and (extra := sorted(answer.metrics.keys() - {*form.metrics})):
-            return f"the answer carries the number {extra[0]!r}, which {query.kind!r} does not declare"
-        return None
-
     @property
     def sum_demands(self) -> SumDemands:
         """Demands of this site on a secure aggregation."""
@@ -407,22 +362,9 @@ class Policy(BaseModel):
         return SumDemands() if demanded is None else SumDemands(least=demanded)
 
 
-def declared_vectors(work: ClientWork) -> tuple[str, ...]:
-    """Names of the vectors that an update carries, as its trainer and the run's terms declare them."""
-    return ("model", *work.uploads())
-
-
 def _is_stated(query: Query, work: ClientWork) -> bool:
     """Return whether the run's terms name a question with its arguments: those that name none approve none."""
     return json.loads(json.dumps(query.stated())) in work.questions
-
-
-def rounded_scores(answer: Update) -> Update:
-    """Return an answer whose numbers have `DIGITS` decimals: the last bits of an exact one tell of single rows."""
-    metrics = {
-        name: round(value, DIGITS) if isinstance(value, float) else value for name, value in answer.metrics.items()
-    }
-    return replace(answer, metrics=metrics)
 
 
 def rows_read(query: Query, work: ClientWork) -> set[Split]:

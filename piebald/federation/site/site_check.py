@@ -17,12 +17,11 @@ from piebald.federation.link.proxy import proxy_for
 from piebald.federation.link.wire_format import digest
 from piebald.federation.link.wire_messages import CheckReply, Refused, decode
 from piebald.federation.operate.machine_checks import SPACE, Check, check_certificate, check_space
-from piebald.federation.site import release
 from piebald.federation.site.consent import Consent
-from piebald.federation.site.release import Connected, Outlet
+from piebald.federation.site.gate import Connected, Outlet
+from piebald.federation.site.site_client import SiteClient, row_ledger
 from piebald.federation.site.site_process import SiteWork
 from piebald.federation.site.site_rows import SPLITS, missing_source, rows_before_a_run
-from piebald.federation.site.task_runner import SiteClient, row_ledger
 from piebald.version import __version__
 
 CLOCK = 60.0  # seconds that the clocks of server and site may differ
@@ -168,7 +167,7 @@ def _reply(link: Connected, outlet: Outlet, patience: float) -> tuple[CheckReply
     # a trouble that has a name is told at once, and not after the whole patience
     while time.monotonic() < until and not link.trouble:
         began = time.time()
-        answer = outlet.request(release.check(), min(5.0, patience))
+        answer = outlet.check(min(5.0, patience))
         if answer is not None:
             ended = time.time()
             try:

@@ -37,7 +37,9 @@ from piebald.federation.hub.run_terms import RunTerms
 from piebald.federation.operate.logs import without_message
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
+from piebald.federation.site.site_client import SiteClient
 from piebald.federation.site.site_rows import (
+    SPLITS,
     SiteRows,
     SiteSource,
     missing_source,
@@ -45,7 +47,6 @@ from piebald.federation.site.site_rows import (
     place_of,
     rows_of_one,
 )
-from piebald.federation.site.task_runner import SPLITS, SiteClient
 from piebald.federation.site.work_limits import WorkLimits
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,22 +15,16 @@ from torch import Tensor
 
 from piebald.contracts import (
     MASKING,
-    Clients,
     ClientSecrets,
     Query,
     Signer,
     Split,
     Task,
     Update,
-    infinite_reason,
     shown_digest,
 )
 from piebald.core import pytree
 from piebald.core.errors import SettingError, failure_reason
-from piebald.core.noise import NoiseSource
-from piebald.core.parameters import frozen_digest
-from piebald.data.clients.owner import Owner, records_of
-from piebald.data.clients.row_identity import UNKNOWN, Digests
 from piebald.engines.client_context import EngineContext
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.sequential import SequentialEngine as Engine
@@ -40,92 +32,29 @@ from piebald.engines.serve_stack import personal_model, serve
 from piebald.engines.stack import PRIVATE, ClientStack, StackResult
 from piebald.federation.hub.run_terms import private_digest
 from piebald.federation.link.wire_format import pack_update, unpack_update
+from piebald.federation.site.answer_digest import site_rows_digest, work_digest
 from piebald.federation.site.client_store import ClientStore
-from piebald.federation.site.policy import (
-    UNTRAINED,
-    ExaminedModels,
-    Policy,
-    declared_vectors,
-    rounded_scores,
-    rows_read,
-)
+from piebald.federation.site.gate import REFUSED, Gate
+from piebald.federation.site.policy import UNTRAINED, ExaminedModels, Policy, rows_read
 from piebald.federation.site.row_memory import RowMemory
-from piebald.federation.site.site_rows import UnpreparedRows
+from piebald.federation.site.site_client import SiteClient, rows_of
 from piebald.federation.site.work_limits import TaskWatch
 from piebald.methods.choice import local_work
-from piebald.methods.client_work import ClientWork
 from piebald.methods.queries.threshold_scores import ThresholdCounts, ThresholdScores
-from piebald.methods.transforms.gaussian import Gaussian
 from piebald.privacy.disclosure import Withheld
-from piebald.privacy.ledger import FOLDER, TRAINING, Head, OverBudget, OverLimit, RowLedger
+from piebald.privacy.ledger import TRAINING, OverBudget, OverLimit, RowLedger
 from piebald.privacy.secure_aggregation.client_side import Outcome, counted_rows, masked, replied
 from piebald.privacy.spending import task_mechanism
 
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 _NO_LEDGER = "this site's ledger cannot be read or written, its log says more"
 
 log = logging.getLogger("piebald.federation")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SiteClient:
-    """A run at one site, rebuilt from its terms.
-
-    Attributes:
-        work: the model, the trainer and the transforms; with clients' models where a task may be about any of them.
-        clients: all clients' names, and this site's rows alone.
-        client: this site's client number.
-        begins: digest of the private numbers that a first task may bring where updates are masked, see `RunTerms`.
-        records: digests of this site's rows as it has them, before anything that a server chooses; None takes those of
-            the rows that are trained on.
-        place: the folder that the rows lie in, None where they have none.
-    """
-
-    work: ClientWork
-    clients: Clients
-    client: int
-    begins: str = ""
-    records: Digests | None = None
-    place: Path | None = None
-
-    def ledger(self, state: Path, log: str = "", head: Callable[[], Head | None] = lambda: None) -> RowLedger:
-        """The ledger of the rows; arguments are those of `row_ledger`.
-
-        Raises:
-            SettingError: it cannot be read.
-        """
-        return row_ledger(self.clients, self.client, self.records, state, self.place, log, head)
 
 
 def hides_by_noise(query: Query) -> bool:
     """Return whether noise hides single rows in the answers to a query."""
     hidden = query.hiding()
     return query.asked_of == "itself" or (hidden is not None and hidden.noise > 0)
-
-
-def row_ledger(
-    clients: Clients, client: int, records: Digests | None, state: Path, place: Path | None, log: str = "",
-    head: Callable[[], Head | None] = lambda: None,
-) -> RowLedger:  # fmt: skip
-    """The ledger of a client's rows.
-
-    Args:
-        clients, client, records, place: see `SiteClient`.
-        state: what the site keeps, in its credentials.
-        log, head: name of the site's audit log, and its end.
-
-    Raises:
-        SettingError: it cannot be read.
-    """
-    folders = [state, *([] if place is None else [place / FOLDER])]
-    row_records = rows_of(clients, client) if records is None else records
-    return RowLedger(row_records, folders, str(clients.names[client]), log, head)
-
-
-def rows_of(clients: Clients, client: int) -> Digests:
-    """The digests of a client's rows, none where it has none or nothing identifies them."""
-    has_rows = any(len(clients.rows(client, split)) for split in SPLITS)
-    return records_of([Owner(None, clients)], str(clients.names[client])) if has_rows else UNKNOWN
 
 
 class TaskRunner:
@@ -169,15 +98,9 @@ class TaskRunner:
         self._threshold_of_all: dict[int, dict[str, Any]] = {}  # of the newest version that has one
         if ledger is not None:
             self.ledger = ledger
-        self.rows = {split: len(prepared.clients.rows(prepared.client, split)) for split in SPLITS}
-        self._declared = declared_vectors(work)  # as the policy saw them: what is declared later does not count
+        self.gate = Gate(policy, self.every, prepared.clients, prepared.client)
+        self.rows = self.gate.rows
         self._examined = ExaminedModels()
-        noises = [
-            transform
-            for transform in work.transforms
-            if isinstance(transform, Gaussian) and transform.where == "client"
-        ]
-        self._noisy = any(noise.multiplier for noise in noises)
         self._initial_state = work.initial_state()
         # one engine for each thread: a query is answered while the other trains
         engines = (
@@ -217,15 +140,9 @@ class TaskRunner:
         served = self._served(self._training_engine, task, state)
         if isinstance(served, str):
             return None, served, None
-        update = served.update(0)
-        if self._noisy:  # the noise does not cover them
-            update = replace(update, metrics={})
-        refused = self._policy.update_reject_reason(update, self._declared, self.every.of_task(task).layout.shared)
-        if refused is not None:
-            return None, f"refused by the site's policy: {refused}", None
-        reason = infinite_reason(update.vectors) or (None if math.isfinite(update.norm) else "not finite")
-        if reason is not None:  # the update cannot count, so the client forgets the attempt
-            return None, reason, None
+        update, refused = self.gate.checked(task, served.update(0))
+        if update is None:  # it cannot count, so the client forgets the attempt
+            return None, refused, None
         # after the checks, which need the change and not its packed form
         if served.packed and self.work.masking is None:
             update = replace(update, vectors={**update.vectors, "model": served.packed[0]})
@@ -240,7 +157,7 @@ class TaskRunner:
         try:
             return self._watch.run(lambda: serve(engine, self._stack(task, state)))
         except Withheld as error:  # one sentence, whatever the reason
-            return f"refused by the site's policy: {error}"
+            return f"{REFUSED}{error}"
         except Exception as error:  # the site goes on; the text is not sent, since it may hold numbers of its rows
             log.exception("task %d failed", task.id)
             return failure_reason(error, told=False)
@@ -274,24 +191,16 @@ class TaskRunner:
                 return None, refused
             served = self._served(self._query_engine, task, state)
             if isinstance(served, str):
-                return None, served
-            body = pack_update(*self._leaving(task, query, served.update(0)))
-            # before it leaves: what was told once is told the same way again
+                body = pack_update(None, served)
+            else:
+                answer = query.site_answer(served.update(0), partial(self._remember, query))
+                body = pack_update(*self.gate.checked(task, answer))
+            # before it leaves, refusals and failures as well: what was told once is told the same way again
             if not masked and (refused := self._counted(partial(self.ledger.store, digest, body))) is not None:
                 return None, refused
         if isinstance(query, ThresholdCounts) and query.chosen is not None:
             self._threshold_of_all = {task.version: {"value": query.chosen, "criterion": query.criterion}}
         return unpack_update(body)
-
-    def _leaving(self, task: Task, query: Query, answer: Update) -> tuple[Update | None, str | None]:
-        """Return what may leave of an answer, or why nothing does."""
-        answer = query.site_answer(answer, partial(self._remember, query))
-        reason = self._policy.answer_reject_reason(query, answer, self.every.of_task(task), self.rows)
-        if reason is None:
-            answer, reason = self._blurred(query, answer)
-        if reason is not None:
-            return None, f"refused by the site's policy: {reason}"
-        return answer, None
 
     def _private_reason(self, task: Task, state: Mapping[str, Tensor] | None) -> str | None:
         """Return why private numbers that came are not used, or None.
@@ -307,41 +216,26 @@ class TaskRunner:
         """Return the digest of all that the answer to a query follows from."""
         numbers = [task.version, task.rng_version, task.committed, task.client]
         # the policy as well: what stricter rules would not tell is not told from the store
-        values = [query.table(), numbers, self._terms, self._work_digest, self._rows_digest, self._policy.digest]
+        values = [query.table(), numbers, self._terms, self._work_digest, self.ledger.rows, self._rows_digest]
+        values.append(self._policy.digest)
         state_vectors = {f"state/{name}": tensor for name, tensor in (state or {}).items()}
         task_vectors = {f"task/{name}": tensor for name, tensor in task.vectors.items()}
         return shown_digest(values, {**state_vectors, **task_vectors}).hex()
 
     @cached_property
     def _work_digest(self) -> str:
-        """The digest of the run as it is here, which the terms describe: of the model, and what is done with it."""
-        work, objective = self.work, self.work.objective
-        values = {
-            "model": [repr(work.model), frozen_digest(work.model)],
-            "layout": [[slot.name, *slot.shape] for slot in work.layout.slots],
-            "private": sorted(work.layout.private),
-            "objective": [objective.name, repr(objective.domain), *objective.metrics],
-            "components": [work.trainer.table(), *(transform.table() for transform in work.transforms)],
-            "queries": [None if query is None else query.table() for query in (work.own_query, work.choice)],
-            "form": [pytree.plain(work.shape), work.outputs, work.seed, work.public_rows, work.public_digest],
-            "asked": [work.questions, work.trains],
-        }  # fmt: skip
-        return shown_digest(values, {"initial": work.initial}).hex()
+        return work_digest(self.work)
 
     @cached_property
     def _rows_digest(self) -> str:
-        """The digest of the rows, as the site has them and as the run's questions see them."""
-        clients = self._clients
-        # before they are prepared, the run's questions see tables and the rows are blank
-        tables = [clients.table(self.client, split) for split in SPLITS] if isinstance(clients, UnpreparedRows) else []
-        return self.ledger.rows + Owner(None, clients).fingerprint(self.client, tables)
+        return site_rows_digest(self._clients, self.client)
 
     def _counted(self, count: Callable[[], None]) -> str | None:
         """Count something that may leave, on disk; return why it does not, or None."""
         try:
             count()
         except (OverLimit, OverBudget) as error:
-            return f"refused by the site's policy: {error}"
+            return f"{REFUSED}{error}"
         except (SettingError, OSError) as error:  # the text names a path of the site
             log.error("nothing leaves that is not counted: %s", error)
             return _NO_LEDGER
@@ -350,7 +244,8 @@ class TaskRunner:
     def _count(self, task: Task, query: Query, digest: str) -> None:
         """Count an answer before it is computed: a crash between the two counts one too many, never too few."""
         topic, hidden, most = query.topic(), query.hiding(), self._policy.most_asked(query)
-        noise = self._score_noise(query) if hidden is None or not hidden.noise else hidden.noise
+        scores_noise = self._policy.score_noise(query) if self.gate.influence(query) else 0.0
+        noise = hidden.noise if hidden is not None and hidden.noise else scores_noise
         if not self.ledger.knows_rows and any(self.rows.values()):
             raise OverLimit("nothing identifies this site's rows, so answers about them cannot be counted")
         if noise:
@@ -382,53 +277,11 @@ class TaskRunner:
             log.error("values of rows cannot be kept, so that runs are not compared row by row: %s", error.strerror)
             return {}, {}
 
-    def _influence(self, query: Query) -> Mapping[str, float] | None:
-        """Return how much one row changes the scores in an answer, None where they have no noise."""
-        if not self._policy.score_noise(query):
-            return None
-        splits = sorted(rows_read(query, self.work) - {"train"}) or ["train"]
-        return query.row_influence(self._clients.rows(self.client, getattr(query, "split", splits[0])))
-
-    def _score_noise(self, query: Query) -> float:
-        """Return the noise of all scores in an answer together, in units of what one row changes; 0 for none."""
-        return self._policy.score_noise(query) if self._influence(query) else 0.0
-
-    def _blurred(self, query: Query, answer: Update) -> tuple[Update, str | None]:
-        """Return an answer whose scores have noise where the policy says so, or why there is none."""
-        deviation, influence = self._policy.score_noise(query), self._influence(query)
-        if influence is None:
-            return rounded_scores(answer) if self._policy.hides_rows else answer, None
-        scores = {name: answer.metrics[name] for name in sorted(influence) if name in answer.metrics}
-        vectors = {name: vector for name, vector in answer.vectors.items() if name in influence}
-        if not scores and not vectors:
-            return answer, f"scores leave this site with noise, and {query.kind!r} has none that noise can hide"
-        # one row changes all numbers of an answer: so much more noise in each makes them one release together
-        deviation *= math.sqrt(len(scores) + len(vectors))
-        noise = NoiseSource.fresh()
-        scores = {
-            # bounds are processing of what the noise has hidden already, so that they tell nothing more
-            name: min(max(value + deviation * influence[name] * float(noise.gaussian(1)[0]), 0.0), 1.0)
-            for name, value in scores.items()
-        }
-        vectors = {
-            name: noise.add_to(vector.double(), deviation * influence[name]).round().clamp_min(0).to(vector.dtype)
-            for name, vector in vectors.items()
-        }
-        examples = answer.examples
-        for vector in vectors.values():
-            # the server refuses more rows than there are, whose number it is told: the largest counts are cut
-            order = vector.argsort()
-            vector[order] = vector[order].cumsum(0).clamp_max(examples).diff(prepend=vector.new_zeros(1))
-            examples = int(vector.sum())
-        return rounded_scores(replace(answer, vectors=vectors, metrics=scores, examples=examples)), None
-
     def _spend_training(self, task: Task) -> str | None:
         """Count a training task, on disk before it begins; return why it is not carried out, or None."""
         most, sent = self._policy.updates, self.ledger.updates
         if most is not None and sent >= most:  # before it costs an hour, and again when it is counted
-            return (
-                f"refused by the site's policy: this site has sent {sent} updates in all runs and sends at most {most}"
-            )
+            return f"{REFUSED}this site has sent {sent} updates in all runs and sends at most {most}"
         mechanism = task_mechanism(self.every.of_task(task), self.rows["train"])
         if mechanism is None or not mechanism[2]:
             return None
