@@ -149,6 +149,8 @@ class Query(Component):
         blurred: whether a site always tells scores with noise (`row_influence`), and not only where it hides rows.
         names_only: whether an answer has names of columns, classes and categories and no number of rows, so that a
             policy that names it allows it beside protections of rows and updates.
+        later: arguments, and vectors that come with it, which are chosen after other answers have come; each with what
+            it may be, in words, for a person who approves the question before.
     """
 
     axis = "query"
@@ -158,6 +160,7 @@ class Query(Component):
     reads_model: ClassVar[bool] = True
     blurred: ClassVar[bool] = False
     names_only: ClassVar[bool] = False
+    later: ClassVar[Mapping[str, str]] = {}
 
     def rows_read(self, personal: bool) -> set[Split]:
         """The rows that an answer depends on; those of training where a query does not say otherwise.
@@ -229,8 +232,19 @@ class Query(Component):
         return None
 
     def stated(self) -> dict[str, Any]:
-        """Return what is known of the question before it is asked, which an approval names; by default all of it."""
-        return self.table()
+        """Return what an approval names: all arguments but those of `later`, and how many may differ in these."""
+        return self.stated_but(self.later, self.table())
+
+    def stated_but(self, later: Mapping[str, str], table: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what an approval names.
+
+        Args:
+            later: what is not known before, see `later`; where there is any, at most `most_asked` questions are
+                answered after an approval, whatever a policy says.
+            table: the question.
+        """
+        known = {name: value for name, value in table.items() if name not in later}
+        return {**known, "later": dict(later), "at_most": self.most_asked(hides=False)} if later else known
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         """Return why an answer cannot be used, or None.  Its vectors are known to be finite."""

@@ -18,7 +18,14 @@ from piebald.core.moments import Floats
 from piebald.data.clients.prepared import SitesPrepared, preparation_of
 from piebald.data.clients.sites import SiteClients
 from piebald.data.preparation.agreement import Unanswered, agree
-from piebald.data.preparation.answers import CategoriesAnswer, CountsQuestion, KindsQuestion, Question, ValuesQuestion
+from piebald.data.preparation.answers import (
+    CategoriesAnswer,
+    CountsQuestion,
+    KindsQuestion,
+    PowersQuestion,
+    Question,
+    ValuesQuestion,
+)
 from piebald.data.preparation.preparation import Preparation
 from piebald.data.preparation.settings import PrepareSettings
 from piebald.experiments.clients import wants_preparation
@@ -249,9 +256,6 @@ def model_of_sites(
         return fit(ModelClients(asked, sites.runtime, sites.work, sites.clients), options)
 
 
-_ABOUT = ("kinds", "values", "counts", "powers")  # of the questions
-
-
 log = logging.getLogger("piebald.statistics")
 
 
@@ -333,6 +337,24 @@ def asked_sites(
     return agreed
 
 
+def preparation_questions(settings: PrepareSettings, target: bool, masked: bool) -> list[dict[str, Any]]:
+    """Return the questions of an agreement as an approval names them.
+
+    Args:
+        settings: those of [prepare].
+        target: whether classes are asked for.
+        masked: whether numbers are told only under masks.
+    """
+    kinds = KindsQuestion(gaps=settings.gaps, target=target)
+    values = ValuesQuestion(kinds={}, gaps=settings.gaps, least_rows=settings.least_rows)
+    counts = CountsQuestion(kinds={}, gaps=settings.gaps, thresholds={})
+    powers = PowersQuestion(gaps=settings.gaps, exponents={})
+    open_kind, sums_kind = (PrepareNamesQuery, MaskedPrepareQuery) if masked else (PrepareQuery, PrepareQuery)
+    openly = [open_kind(question=question.model_dump()) for question in (kinds, values)]
+    sums = [sums_kind(question=question.model_dump()) for question in (values, counts, powers)]
+    return list({json.dumps(query.stated()): query.stated() for query in (*openly, *sums)}.values())
+
+
 def _union(parts: Iterable[Mapping[str, CategoriesAnswer]]) -> dict[str, CategoriesAnswer]:
     """Return the categories of all clients together."""
     first, *others = parts
@@ -390,8 +412,7 @@ def agreed_at_sites(
     masks = tuple(masks) or _masks_of(trained)
     recipe = question_recipe(trained, masks) or fedavg().with_(transforms=masks)
     ready = prepare(recipe, plan.clients, plan.model, RunOptions(seed=settings.first_seed, runtime=plan.runtime))
-    kinds = [PrepareNamesQuery.kind, MaskedPrepareQuery.kind] if masks else [PrepareQuery.kind]
-    stated = tuple({"kind": kind, "question": {"about": about}} for kind in kinds for about in _ABOUT)
+    stated = tuple(preparation_questions(settings.wanted, plan.clients.classes is None, bool(masks)))
     runtime = ready.runtime.open(replace(ready.work, questions=stated, trains=False), ready.clients)
     try:
         # the sites are not sent home: the run follows

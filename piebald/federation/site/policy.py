@@ -199,6 +199,9 @@ class Policy(BaseModel):
         """Return how many questions like this one are answered about the same rows, None for any number."""
         stated = self.questions.get(query.topic(), self.questions.get(query.kind))
         most = query.most_asked(self.hides_rows) if stated is None else stated
+        if ASK in (self.accept or ()) and query.later:  # an approval says so
+            stated = query.most_asked(hides=False)
+            return stated if most == "any" else min(stated, int(most))
         return None if most == "any" else int(most)
 
     def score_noise(self, query: Query) -> float:

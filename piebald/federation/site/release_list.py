@@ -167,6 +167,7 @@ def answer_mechanism(policy: Policy, query: Query) -> tuple[Mechanism, str]:
 def _query(table: Mapping[str, Any]) -> Query | None:
     """Return a question from what terms say of it, or a policy's name; None for one that is not known here."""
     kind = Component.registry["query"].get(table.get("kind", ""))
+    table = {name: value for name, value in table.items() if kind and name in ("kind", *kind.model_fields)}
     try:
         query = None if kind is None else build("query", table)
     except SettingError:  # only some of its arguments are known before

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from piebald.contracts import (
@@ -30,6 +31,7 @@ from piebald.methods.queries.scores import ScoringQuery, used_model
 NO_VALUE = float(torch.finfo(torch.float32).min)  # behind the last row, since answers must be finite
 NAIVE, NAIVE_OF_ALL = "naive", "naive_of_all"
 STANDARD_ERROR = "standard_error"
+_MOST_EDGES = 168  # of a question about a median: powers of two, of both signs
 _CELLS, _CLOSE = 64, 1e-4  # of a question about a median, and the width of the last ones, beside its size
 Naive = Literal["classes", "labels", "median", "mean", "equal"]
 
@@ -115,9 +117,7 @@ class NaiveScores(RowScores):
     """
 
     asked_of: ClassVar[Literal["clients", "server", "itself"]] = "clients"
-
-    def stated(self) -> dict[str, Any]:
-        return {name: value for name, value in self.table().items() if name != "of_all"}
+    later: ClassVar = {"of_all": "the outputs of one answer for all rows of all sites, which the server computes"}
 
     def site_answer(
         self, answer: Update, remember: Callable[[Mapping[str, Tensor]], tuple[Mapping[str, int], Mapping[int, Tensor]]]
@@ -161,9 +161,10 @@ class TrainingTotals(Query):
     """
 
     reads_model = False
+    later: ClassVar = {"edges": f"up to {_MOST_EDGES} rising numbers, between which targets are counted"}
 
     naive: Naive
-    edges: tuple[float, ...] = ()
+    edges: tuple[float, ...] = Field(default=(), max_length=_MOST_EDGES)
 
     @classmethod
     def of(cls, naive: Naive) -> TrainingTotals:
@@ -214,9 +215,6 @@ class TrainingTotals(Query):
     @property
     def _counts_only(self) -> bool:
         return self.naive == "classes" or bool(self.edges)
-
-    def stated(self) -> dict[str, Any]:
-        return {name: value for name, value in self.table().items() if name != "edges"}
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         outputs = math.prod(spec.outputs)

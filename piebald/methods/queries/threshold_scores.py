@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -78,6 +78,9 @@ class ThresholdCounts(ThresholdScores):
     """
 
     by_name = True
+    later: ClassVar = {
+        "chosen": "no threshold, for counts of validation rows in cells of a fixed grid; then one, for scores"
+    }
 
     chosen: float | None = Field(default=None, gt=0, lt=1)
 
@@ -109,9 +112,6 @@ class ThresholdCounts(ThresholdScores):
             return super().fewest_rows(answer)
         held = answer.vectors["validation"]
         return int(held[held > 0].min()) if held.any() else None
-
-    def stated(self) -> dict[str, Any]:
-        return {name: value for name, value in self.table().items() if name != "chosen"}
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         if any(bool(((vector < 0) | (vector != vector.round())).any()) for vector in answer.vectors.values()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -54,6 +54,10 @@ class ModelSumsQuery(Query):
 
     by_name = True
     reads_model = False
+    later: ClassVar = {
+        "ask": "any of the sums of this model",
+        "numbers": "coefficients of the server's choice, and ends of intervals of time: up to 65,536 numbers",
+    }
 
     plan: ModelPlan
     ask: Ask
@@ -65,9 +69,6 @@ class ModelSumsQuery(Query):
 
     def most_asked(self, hides: bool) -> int:
         return 60 if hides else 1000  # a model takes 10 to 30
-
-    def stated(self) -> dict[str, Any]:
-        return {name: value for name, value in self.table().items() if name in ("kind", "plan", "split")}
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         sent = [numbers.detach().cpu().double().numpy() for numbers in inputs.vectors["numbers"]]

@@ -6,7 +6,7 @@ import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -37,6 +37,17 @@ from piebald.statistics.queries.models import LIMBS, to_limbs
 _NUMBERS = 1 << 15  # of an answer: its text, packed
 FIRST_UNIT = 2.0**40  # so that sums of large numbers stay below the largest sum under masks
 _MOST_BYTES = 1 << 24  # of its text
+_KINDS = {
+    "kinds": "the columns, and which are numbers, words, dates or truths",
+    "forms": "the forms in which dates are written",
+}
+# arguments that follow from earlier answers
+_LATER: Mapping[str, Mapping[str, str]] = {
+    "kinds": {},
+    "values": {**_KINDS, "scale": "columns whose logarithms are taken", "target": "whether targets are numbers"},
+    "counts": {**_KINDS, "thresholds": "up to 2,048 numbers for each column, of which numbers are counted below each"},
+    "powers": {"exponents": "up to 2,048 for each column, between -5 and 5 and multiples of 1e-7"},
+}
 _questions: TypeAdapter[Question] = TypeAdapter(Question)
 _answers: TypeAdapter[Answer] = TypeAdapter(Answer)
 
@@ -52,6 +63,7 @@ class PrepareQuery(Query):
 
     by_name = True
     reads_model = False
+    later: ClassVar = {"question": "what of its table follows from earlier answers, see `stated`"}
 
     question: dict[str, Any] = Field(max_length=10)
 
@@ -100,8 +112,11 @@ class PrepareQuery(Query):
         return 1 if hides else 40
 
     def stated(self) -> dict[str, Any]:
-        """See `Query`; what follows from answers is not known before, and its kind is."""
-        return {"kind": self.kind, "question": {"about": self.question.get("about")}}
+        """See `Query`; also of the table that the question is, only what follows from answers is not known before."""
+        question, follows = self.asked.model_dump(), _LATER[self.asked.about]
+        known = {name: value for name, value in question.items() if name not in follows}
+        later = {**follows, **{name: words for name, words in self.later.items() if name != "question"}}
+        return self.stated_but(later, self.table() | {"question": known})
 
 
 class PrepareNamesQuery(PrepareQuery):
@@ -131,6 +146,11 @@ class MaskedPrepareQuery(PrepareQuery):
     Attributes:
         about: of each column's moments, where they are taken about and in which unit; without them, the sums tell both.
     """
+
+    later: ClassVar = {
+        **PrepareQuery.later,
+        "about": "a number and a unit for each column, about which and in which moments are taken",
+    }
 
     about: tuple[tuple[float, float], ...] = Field(default=(), max_length=1 << 16)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -39,7 +39,6 @@ from piebald.statistics.trees.rounds import MOST_SUMS, Boosted, Start
 from piebald.statistics.trees.settings import SCORES, Objective, Target, TreeSettings
 
 Ask = Literal["sums", "grow", "loss", "scores", "alone"]
-STATED = ("kind", "boosting", "objective", "classes", "seed")  # fields that are known before trees are grown
 
 
 class BoostingQuery(Query):
@@ -57,6 +56,12 @@ class BoostingQuery(Query):
     axis = "query"
     by_name = True
     reads_model = False
+    later: ClassVar = {
+        "start": "margins that trees start from, which follow from sums of all sites' targets",
+        "class_weights": "weights of classes, which follow from their counts",
+        "round": "the number of the round",
+        "forest": "the trees so far, of the server's choice",
+    }
 
     boosting: TreeSettings
     objective: Objective
@@ -65,9 +70,6 @@ class BoostingQuery(Query):
     class_weights: tuple[float, ...] | None = Field(default=None, max_length=1000)
     round: int = Field(default=0, ge=0)
     seed: int = Field(default=0, ge=0)
-
-    def stated(self) -> dict[str, Any]:
-        return {name: value for name, value in self.table().items() if name in STATED}
 
     @property
     def target(self) -> Target:
@@ -115,6 +117,8 @@ class TreesQuery(BoostingQuery):
             that the client boosts "alone".
         split: the split of the rows that are scored.
     """
+
+    later: ClassVar = {**BoostingQuery.later, "split": "the rows that are scored"}
 
     ask: Ask
     split: Split = "test"
@@ -254,6 +258,15 @@ class MaskedTreeSumsQuery(BoostingQuery):
         nodes: how many nodes are open.
         level: of these nodes, from 0.
     """
+
+    later: ClassVar = {
+        **BoostingQuery.later,
+        "grown": "the trees of this round so far, of the server's choice",
+        "thresholds": "numbers in which the columns are cut, which follow from counts",
+        "columns": "how many columns there are",
+        "nodes": "how many nodes of these trees are open",
+        "level": "the level of these nodes",
+    }
 
     ask: Literal["targets", "at_most", "histograms", "loss"]
     columns: int = Field(default=0, ge=0, le=1 << 16)

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -288,9 +288,11 @@ def stated_questions(clients: Clients, settings: TreeSettings, seed: int) -> lis
     """Return the questions that growing trees takes, as far as they are known before the first one."""
     target, _ = target_of(clients)
     fields: dict[str, Any] = {"boosting": settings, "objective": target.objective, "classes": target.classes}
+    fields["seed"] = seed
     if settings.form != "histogram":
-        return [TreesQuery(ask="sums", seed=seed, **fields)]
-    return [MaskedTreeSumsQuery(ask="targets", seed=seed, **fields), TreeScoresQuery(ask="scores", seed=seed, **fields)]
+        return [TreesQuery(ask=ask, **fields) for ask in get_args(Ask)]
+    sums = [MaskedTreeSumsQuery(ask=ask, **fields) for ask in ("targets", "at_most", "histograms", "loss")]
+    return [*sums, *(TreeScoresQuery(ask=ask, **fields) for ask in ("scores", "alone"))]
 
 
 def _width(clients: Clients) -> int:
