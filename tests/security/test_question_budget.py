@@ -27,7 +27,8 @@ from hypothesis import strategies as st
 from piebald import recipes
 from piebald.cli.app import SharedOptions
 from piebald.cli.statistics import site_flags
-from piebald.contracts import Task
+from piebald.contracts import Query, Task
+from piebald.contracts.component import Component
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.moments import keys_of
 from piebald.core.noise import NoiseSource
@@ -49,6 +50,7 @@ from piebald.runs.prepare import prepare
 from piebald.server.client_queries import ClientQueries
 from piebald.statistics.experiment import open_sites, question_recipe
 from piebald.statistics.queries.columns import StatisticsQuery
+from piebald.statistics.queries.prepare import PrepareQuery
 from piebald.statistics.queries.trees import TreeScoresQuery
 from piebald.statistics.request import statistics_request
 from piebald.statistics.statistics_at_sites import stated_questions, statistics_at_sites
@@ -337,6 +339,67 @@ def test_an_approval_of_terms_without_questions_approves_none() -> None:
 def test_what_components_ask_is_in_the_terms(recipe: Recipe, component: str, kind: str) -> None:
     asked = {query.kind for query in getattr(recipe, component).asks(PLAN.work)}
     assert kind in asked
+
+
+def asked_kinds() -> list[type[Query]]:
+    """All kinds of questions that a server may ask."""
+    kinds = Component.registry["query"].values()
+    return [kind for kind in kinds if kind.asked_of == "clients" and kind.__module__.startswith("piebald.")]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", asked_kinds(), ids=lambda kind: kind.kind)
+def test_an_approval_names_each_argument_or_says_that_it_follows(kind: type[Query]) -> None:
+    """Before, of questions about columns only their kind was approved, and of trees five fields."""
+    fields = type.__getattribute__(kind, "model_fields")
+    assert kind.later.keys() <= {*fields, "forest", "grown", "numbers"}  # and vectors that come with it
+    values: dict[str, Any] = {name: 0 for name in fields}
+    if issubclass(kind, PrepareQuery):
+        values["question"] = QUESTIONS["values"]
+
+    def approved_by(table: dict[str, Any]) -> dict[str, Any]:
+        query = kind.model_construct(None, **table)
+        object.__setattr__(query, "table", lambda: {"kind": kind.kind, **table})
+        return query.stated()
+
+    stated = approved_by(values)
+    for name in fields:
+        if name not in kind.later:
+            assert approved_by({**values, name: QUESTIONS["kinds"] if name == "question" else 1}) != stated
+    if kind.later:
+        assert stated["at_most"] is not None
+        assert all(words in stated["later"].values() for name, words in kind.later.items() if name != "question")
+
+
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "kinds": {"about": "kinds", "gaps": ["?"], "target": True},
+    "values": {"about": "values", "kinds": {"age": "number"}, "gaps": ["?"], "least_rows": 7},
+    "counts": {"about": "counts", "kinds": {"age": "number"}, "gaps": ["?"], "thresholds": {"age": [1.0]}},
+    "powers": {"about": "powers", "gaps": ["?"], "exponents": {"age": [0.5]}},
+}
+
+
+@pytest.mark.parametrize("about", QUESTIONS)
+def test_of_a_question_about_columns_all_is_approved_that_is_known_before(about: str) -> None:
+    """Also what gaps are, and from how many rows on a category is named."""
+    stated = PrepareQuery(question=QUESTIONS[about]).stated()
+    fields = {*PrepareQuery(question=QUESTIONS[about]).asked.model_dump()}
+    assert {*stated["question"]} | {*stated.get("later", {})} == fields
+    assert {*stated["question"]}.isdisjoint(stated.get("later", {}))
+    assert PrepareQuery(question={**QUESTIONS[about], "gaps": ["-"]}).stated() != stated
+    if about == "values":
+        assert PrepareQuery(question={**QUESTIONS[about], "least_rows": 1}).stated() != stated
+
+
+def test_what_follows_later_is_asked_no_more_often_than_was_approved() -> None:
+    """Whatever the policy says of the kind."""
+    totals = [TrainingTotals(naive="median", edges=(float(edge),)) for edge in range(200)]
+    policy = Policy(queries=["training_totals"], accept=["ask"], least_rows=1, questions={"training_totals": "any"})
+    approved = totals[0].stated()
+    work = dataclasses.replace(PLAN.work, questions=(json.loads(json.dumps(approved)),), trains=False)
+    where = TaskRunner(SiteClient(work, CLIENTS, 0), policy, "cpu")
+    refusals = [ask(where, query)[1] for query in totals]
+    assert refusals[: approved["at_most"]] == [None] * approved["at_most"]
+    assert None not in refusals[approved["at_most"] :]
 
 
 @pytest.mark.parametrize("quantiles", [(), (0.5,)])

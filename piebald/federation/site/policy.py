@@ -199,10 +199,8 @@ class Policy(BaseModel):
         """Return how many questions like this one are answered about the same rows, None for any number."""
         stated = self.questions.get(query.topic(), self.questions.get(query.kind))
         most = query.most_asked(self.hides_rows) if stated is None else stated
-        if ASK in (self.accept or ()) and query.later:  # an approval says so
-            stated = query.most_asked(hides=False)
-            return stated if most == "any" else min(stated, int(most))
-        return None if most == "any" else int(most)
+        approved = query.most_asked(hides=False) if ASK in (self.accept or ()) and query.later else None
+        return approved if most == "any" else min(int(most), approved or int(most))
 
     def score_noise(self, query: Query) -> float:
         """Return the standard deviation of the noise in scores, in units of what one row changes; 0 for none.
