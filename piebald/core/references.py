@@ -103,7 +103,7 @@ def list_file(path: str | Path, folder: Path | None = None) -> str:
             f"there is no file {path}: give its path from the folder of the experiment file, or in a command from the "
             "current folder"
         )
-    other = _files.get(name) or _origin(name)
+    other = _files.get(name) or module_file(name)
     if other is not None and Path(other).resolve() != file.resolve():
         raise SettingError(f"{path} has the name of a module that is in use already: rename it")
     _files[name] = file.resolve()
@@ -351,7 +351,7 @@ def _lies_in(place: Path | str | None, folder: Path | None) -> bool:
     return place is not None and folder is not None and folder.resolve() in Path(place).resolve().parents
 
 
-def _origin(module: str) -> str | None:
+def module_file(module: str) -> str | None:
     """Return the file of a module that is installed or imported already; nothing is imported."""
     before = sys.modules.get(module)
     spec = importlib.util.find_spec(module) if before is None else before.__spec__

@@ -30,13 +30,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from piebald.core.errors import RunFolderError
+from piebald.core.errors import PiebaldError, RunFolderError
 from piebald.core.reading.files import read_bytes
 
 LEDGER = "told.jsonl"
@@ -95,7 +95,14 @@ class DisclosureLedger:
         for line in self._lines():
             self._digests.setdefault((line.what, line.chunk), set()).add(line.digest)
 
-    def count(self, kind: DisclosureKind, chunk: int, step: int, content: bytes) -> None:
+    @property
+    def releases(self) -> int:
+        """The largest number of releases with noise about one own row."""
+        return self.uses("own", "gradient") + self.uses("whole")
+
+    def count(
+        self, kind: DisclosureKind, chunk: int, step: int, content: bytes, spend: Callable[[], None] = lambda: None
+    ) -> None:
         """Count a disclosure that is about to be made, unless the same content was disclosed before.
 
         Args:
@@ -103,6 +110,7 @@ class DisclosureLedger:
             chunk: number of the chunk.
             step: number of the step.
             content: the bytes on which the disclosure depends.
+            spend: called before it is counted, where `releases` grows.
 
         Raises:
             RunFolderError: the plan allows no more, or the ledger cannot be written; nothing may be sent then.
@@ -118,8 +126,15 @@ class DisclosureLedger:
                 "settings allow: it was interrupted, and its steps afterwards were not the same as before; a new run "
                 "in a new folder tells more about these rows"
             )
-        self._append(_Line(what=kind, chunk=chunk, step=step, digest=digest))
+        releases = self.releases
         digests.add(digest)
+        try:
+            if self.releases > releases:  # before: a crash between the two spends once too often, never too rarely
+                spend()
+            self._append(_Line(what=kind, chunk=chunk, step=step, digest=digest))
+        except PiebaldError:
+            digests.discard(digest)
+            raise
 
     def uses(self, *kinds: DisclosureKind) -> int:
         """Return the number of disclosures of these kinds about one row: those of the chunk that was used most."""

@@ -57,11 +57,12 @@ class Party:
         settings: settings that both parties have agreed on.
         secret: this party's secret, from which its first weights and the chunks of its rows are drawn.
         ledger_file: file of its ledger of disclosures; None keeps the ledger in memory.
+        spend: counts a release with so much noise on its rows, see `RowNoise`.
     """
 
     def __init__(
         self, role: Role, data: PartyHolding, settings: TransferSettings, secret: PartySecret,
-        ledger_file: Path | None = None,
+        ledger_file: Path | None = None, spend: Callable[[float], None] = lambda noise: None,
     ) -> None:  # fmt: skip
         data.check(role, settings)
         self.role, self.data, self.settings = role, data, settings
@@ -74,7 +75,7 @@ class Party:
         self.optimizer = make(self.network.parameters(), lr=settings.lr, weight_decay=settings.beta)
         self.terms = settings.terms(role)
         self.ledger = DisclosureLedger(plan(settings.steps, len(self.own), len(self.common)), ledger_file)
-        self.noise = settings.method.row_noise(settings.balanced, secret, self.ledger)
+        self.noise = settings.method.row_noise(settings.balanced, secret, self.ledger, spend)
         self.done = 0
         self.phi: Tensor | None = None
         self.rate = 0.5

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from piebald.core.arguments import checked_class
 from piebald.core.errors import SettingError, unknown
 from piebald.core.randomness import generator
 from piebald.data import DataSet
+from piebald.data.clients.row_identity import UNKNOWN, Digests
 from piebald.data.partition.vertical_split import Vertical, feature_names
 from piebald.data.sets.named import named
 from piebald.vertical.protocol import Role
@@ -36,6 +38,8 @@ class PartyHolding:
         test_y: labels of the held-out rows, used only to score the result and never part of the protocol.  Empty if
             none are known.
         keys: digest of the co-occurring rows' keys, which must be the same at both parties; "" if rows have no keys.
+        records: digests of the rows as they were read, none where nothing identifies them.
+        place: the folder that the rows lie in, None where they have none.
     """
 
     x: Tensor
@@ -45,6 +49,8 @@ class PartyHolding:
     test: Tensor
     test_y: Tensor
     keys: str = ""
+    records: Digests = field(default_factory=UNKNOWN.copy)
+    place: Path | None = None
 
     @property
     def alone(self) -> Ints:

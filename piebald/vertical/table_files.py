@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from piebald.core.errors import SettingError, unknown
 from piebald.core.randomness import generator
 from piebald.data.clients.client_tables import read_table
+from piebald.data.clients.owner import Owner, records_of
 from piebald.data.sets.encoded_tables import encode
 from piebald.vertical.party_data import Ints, PartyHolding
 from piebald.vertical.protocol import ROLES, Role
@@ -70,6 +71,8 @@ def load(files: PartyFiles, role: Role, test: float, seed: int, public: bool = F
         test_y=torch.from_numpy(labels[held_out]) if held_out.any() and labels is not None else nothing,
         # in the order of keys and not of rows, so that both parties' tables may be sorted in any way
         keys=hashlib.blake2b("\n".join(keys[place]).encode(), digest_size=16).hexdigest(),
+        records=records_of([Owner(None, frame)], role),
+        place=Path(file.path).resolve().parent,
     )
 
 

@@ -151,7 +151,7 @@ def make_result(
     count = max(len(lines), 1)
     mean = {name: sum(line[name] for line in lines) / count for name in ("seconds", "sent", "received")}
     to_target, to_source = ("received", "sent") if "target" in ledgers else ("sent", "received")
-    releases = {role: ledger.uses("own", "gradient") + ledger.uses("whole") for role, ledger in ledgers.items()}
+    releases = {role: ledger.releases for role, ledger in ledgers.items()}
     statements = [settings.method.statement(role, count) for role, count in sorted(releases.items())]
     return TransferResult(
         score=score,

@@ -18,13 +18,14 @@ from typing import Any
 import torch
 
 from piebald.core.arguments import PathLike, checked
-from piebald.core.errors import PiebaldError, RuntimeFault, SettingError
+from piebald.core.errors import PiebaldError, RunFolderError, RuntimeFault, SettingError
 from piebald.federation.credentials.provisioning import Description, provision
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.federation.hub.local_federation import free_port
 from piebald.federation.link.heartbeat import at_work
 from piebald.federation.link.messaging import SERVER
 from piebald.federation.link.proxy import is_loopback
+from piebald.privacy.ledger import FOLDER, TRANSFER, RowLedger
 from piebald.vertical import party_data, table_files
 from piebald.vertical.channel import Channel, InMemoryChannel, connect, listen, parse
 from piebald.vertical.chunks import exposures, warning
@@ -149,8 +150,9 @@ def run_party(
             f"the other party is {channel.partner}, by its certificate: this run keeps to it (to name it before, give "
             f"runtime.partner={channel.partner})"
         )
+    spend = _spending(role, settings.runtime, data, folder) if not simulated else lambda noise: None
     with one_thread():
-        trained = train_party(role, settings, data, channel, folder, watch, shared, simulated)
+        trained = train_party(role, settings, data, channel, folder, watch, shared, simulated, spend)
     lines = read_steps(folder / role)
     score = score_target(trained) if role == "target" else None
     return make_result(settings, {role: trained.ledger}, lines, score, folder, read_partner(folder / role))
@@ -197,6 +199,34 @@ def _load_party(settings: TransferSettings, role: Role) -> PartyHolding:
     return party_data.load(settings.data, settings.seed)[role]
 
 
+def _spending(role: Role, runtime: TransferRuntime, data: PartyHolding, folder: Path) -> Callable[[float], None]:
+    """Return what counts a release with noise in the ledger of a party's rows, beside all else that they are used for.
+
+    Args:
+        role: role of the party.
+        runtime: with its credentials, if it has some, which have a copy of the ledger.
+        data: its rows.
+        folder: the run folder.
+    """
+    if data.place is None:  # a data set of Piebald's, which anybody may download
+        return lambda noise: None
+    state, name = folder / role, str(role)
+    if runtime.credentials is not None:
+        state, name = Path(runtime.credentials) / "state", read_credentials(Path(runtime.credentials)).party
+    ledger = RowLedger(data.records, [state, data.place / FOLDER], name)
+
+    def spend(noise: float) -> None:
+        try:
+            ledger.spend(TRANSFER, noise)
+        except OSError as error:
+            raise RunFolderError(
+                f"the ledger of this party's rows in {state} cannot be written, so nothing is sent: "
+                f"{(error.strerror or str(error)).lower()}"
+            ) from None
+
+    return spend
+
+
 def _load_parties(settings: TransferSettings) -> Mapping[Role, PartyHolding]:
     if settings.files is not None:
         return table_files.both(settings.files, settings.data.test, settings.seed, settings.method.hides_rows)
@@ -206,6 +236,7 @@ def _load_parties(settings: TransferSettings) -> Mapping[Role, PartyHolding]:
 def train_party(
     role: Role, settings: TransferSettings, data: PartyHolding, channel: Channel, folder: Path | None,
     watch: Watcher | None = None, shared: bytes = b"", simulated: bool = False,
+    spend: Callable[[float], None] = lambda noise: None,
 ) -> Party:  # fmt: skip
     """Run one party over an open channel, from the handshake to the end.
 
@@ -218,6 +249,7 @@ def train_party(
         watch: called with the record of each step.
         shared: the secret that both parties share, which authenticates messages.
         simulated: whether the party's own secret follows from the seed.
+        spend: counts releases with noise, see `Party`.
     """
     session = PartySession(channel, role, settings.runtime.timeout, shared)
     with session.closing():
@@ -225,7 +257,7 @@ def train_party(
         try:
             secret = PartySecret.simulated(settings.seed, role) if simulated else None
             secret = store.secret(secret) if store else secret or PartySecret.fresh()
-            party = Party(role, data, settings, secret, store.ledger_file if store else None)
+            party = Party(role, data, settings, secret, store.ledger_file if store else None, spend)
             if store and isinstance(channel, SecureChannel):
                 store.keep_to(channel.partner)
             # co-occurring rows are matched by their positions alone, so both tables must have the same keys

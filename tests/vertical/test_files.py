@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import threading
 from pathlib import Path
 
@@ -15,7 +16,10 @@ import torch
 from piebald.cli import main
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.federation.hub.local_federation import free_port
+from piebald.privacy.accounting import gaussian_epsilon
+from piebald.privacy.ledger import FOLDER, TRANSFER, RowLedger
 from piebald.vertical import table_files as files
+from piebald.vertical.disclosure_ledger import LEDGER, DisclosureLedger
 from piebald.vertical.transfer_runs import run, run_party
 from piebald.vertical.transfer_settings import PartyFile, PartyFiles
 
@@ -109,7 +113,7 @@ def test_a_target_without_labels_scores_all_its_rows(folder, capsys):
     assert main(["resume", "run", "-q"]) == 0
 
 
-def apart(one, other):
+def apart(one, other, simulated=True, out="run of"):
     """Both parties, each with settings of its own, over a socket; what each returns or raises."""
     importlib.import_module("torch._dynamo")  # two threads had better not do that at once
     address, said = f"127.0.0.1:{free_port()}", {}
@@ -117,7 +121,7 @@ def apart(one, other):
     def train_party(role, settings):
         try:
             there = settings.model_copy(update={"runtime": runtime(address)})
-            said[role] = run_party(role, there, f"run of {role}", simulated=True)
+            said[role] = run_party(role, there, f"{out} {role}", tell=print, simulated=simulated)
         except PiebaldError as error:
             said[role] = error
 
@@ -148,6 +152,29 @@ def test_parties_whose_keys_differ_part_with_a_reason(folder):
     table.to_csv("other.csv", index=False)
     said = apart(own(source={**SOURCE, "path": "other.csv"}, target=False), own(source=False))
     assert any("and tables with the same keys" in str(error) for error in said.values())
+
+
+def test_what_parties_tell_with_noise_is_spent_in_the_ledger_of_their_rows(folder):
+    """Before, only a run's own folder knew of it, so that a new folder began anew."""
+    source = {**SOURCE, "bounds": {"income": (-3.0, 3.0), "age": (10.0, 70.0)}}
+    target = {**TARGET, "bounds": {"basket": (-1.0, 5.0), "visits": (-3.0, 3.0)}, "values": {"town": ("Ulm", "Bern")}}
+    noise, delta = 6.0, 1e-6
+    method = {"kind": "smmd", "kernel": "linear", "noise": noise, "clip": 0.05}
+    one, other = own(source, False, method=method), own(False, target, method=method)
+    for out in ("first", "second"):
+        said = apart(one, other, simulated=False, out=out)
+        assert not any(isinstance(result, PiebaldError) for result in said.values()), said
+    for role, settings in (("source", one), ("target", other)):
+        data = files.load(settings.files, role, 0.5, 0, public=True)
+        ledger = RowLedger(data.records, [folder / FOLDER], role)
+        releases = sum(DisclosureLedger({}, folder / f"{out} {role}" / role / LEDGER).releases
+                       for out in ("first", "second"))  # fmt: skip
+        assert releases > 4
+        assert ledger.spent(delta, TRANSFER) == pytest.approx(gaussian_epsilon(noise / math.sqrt(releases), delta))
+        assert ledger.spent(delta) == ledger.spent(delta, TRANSFER)
+        assert ledger.spent(delta, "noisy_sums") == 0  # answers have a budget of their own
+    run(own(source, target, method=method), out="alone")  # a simulation tells nobody anything
+    assert RowLedger(data.records, [folder / FOLDER], role).spent(delta) == ledger.spent(delta)
 
 
 def test_a_folder_of_another_file_is_not_gone_on_with(folder, capsys):

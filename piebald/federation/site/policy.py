@@ -303,8 +303,8 @@ class Policy(BaseModel):
         return work.protection or self.demanded
 
     def rounds(self, work: ClientWork) -> bool:
-        """Return whether exact numbers leave with few digits in a run: where something hides rows or updates."""
-        return self.disclosure is not None or self.protection(work) is not None
+        """Return whether exact numbers leave with few digits in a run: where anything protects rows or updates."""
+        return any((self.disclosure, self.budget, self.training, self.protection(work)))
 
     def query_reject_reason(self, query: Query, work: ClientWork) -> str | None:
         """Return the reason why a query about this site's rows is not answered in a run, or None."""

@@ -16,7 +16,7 @@ from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.objective import Objective
-from piebald.core.references import USERS, module_name
+from piebald.core.references import USERS, module_file, module_name
 from piebald.core.stored_vectors import blocks
 from piebald.data.clients.client_tables import files_of
 from piebald.data.clients.data_source import DataSource
@@ -249,13 +249,20 @@ def _owners(source: SiteSource, folder: Path, site: str, run: RunRows) -> tuple[
 
 
 def place_of(source: DataSource, folder: Path) -> Path | None:
-    """Return the folder that a site's rows lie in, None for those of an installed module or a named data set."""
-    if source.source is None:
-        return None
-    path, colon, _ = source.source.rpartition(":")
-    if colon and not path.endswith(".py"):
-        return None
-    return (folder / (path if colon else source.source)).resolve().parent
+    """Return the folder that a site's rows lie in, or the module that makes them; None for a data set of Piebald's.
+
+    Args:
+        source: where they are.
+        folder: folder of the source.
+    """
+    path, colon, _ = str(source.source or source.name).rpartition(":")
+    if source.source is None and not colon:
+        return None  # which anybody may download
+    if not colon or path.endswith(".py"):
+        return (folder / (path if colon else str(source.source))).resolve().parent
+    # of the package, since looking for a module in it would import it
+    file = module_file(path.partition(".")[0])
+    return Path(file).resolve().parent if file is not None and Path(file).is_file() else None
 
 
 def missing_source(source: SiteSource, folder: Path, allowed: Collection[str] | None) -> str | None:
