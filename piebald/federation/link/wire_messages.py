@@ -39,22 +39,14 @@ class Leaving(Enum):
         when: when it leaves.
     """
 
-    PRESENCE = (
-        "presence",
-        "that it runs, with which versions, terms and tasks, and in fixed words what it is busy with",
-        "every second",
-    )
+    PRESENCE = "presence", "that it runs, its versions, terms and tasks, and its work in fixed words", "every second"
     REFUSAL = "refusal", "why it takes no part", "until the server offers other terms"
     ROW_NUMBERS = "row numbers", "how many rows of each split it has", "once it has accepted terms"
     UPDATE = "update", "the change of the shared parameters, and other vectors of the trainer", "after training"
     COUNTS = "counts", "how many rows an update or an answer is about, and how many steps were taken", "in each result"
     LOSS = "loss", "training loss, and other numbers of the trainer", "after training"
     ANSWER = "answer", "scores, sums, counts and names that a question asks for", "when it is asked"
-    KEYS = (
-        "keys",
-        "public keys, encrypted shares and signatures, which are random, and the power of two at or below its weight",
-        "before and after masked sums",
-    )
+    KEYS = "keys", "random keys, shares and signatures, and the power of two at or below its weight", "with masked sums"
     FAILURE = "failure", "that a task has no result, and why", "instead of a result"
     SIZES = "sizes", "lengths, offsets and digests of what is sent, which follow from what it holds", "in each message"
     TIMES = "times", "when messages come, and so how long work takes; no duration is sent", "always"

@@ -40,14 +40,7 @@ def check_log(
     if not verified.lines and was_started(credentials):
         raise SettingError(f"{path} is empty or gone, and {credentials} has run: restore it from a backup")
     if (last := written_head(credentials)) is not None:
-        line, digest = last
-        if line > verify(path, archive).lines:  # anew: it may have grown meanwhile
-            raise SettingError(
-                f"{path} has lost its end: it has {verified.lines} lines, and the party's status tells of line {line}: "
-                "restore it from a backup, or compare it with the other side (--against)"
-            )
-        if line and not knows(path, [digest], archive):
-            raise SettingError(f"{path} was written anew: its line {line} is not the one that the status tells of")
+        _check_status(path, Head(*last), archive)
         agrees.append("the party's status, which tells of no further line")
     if verified.lines and head is None and against is None:
         _check_heads(path, verified)
@@ -61,13 +54,7 @@ def check_log(
             )
         agrees.append("the ledger of the site's rows, each of whose notes it has")
     if run is not None and results:
-        recorded = received(path, archive)
-        lost = [result for result in results if result not in recorded]
-        if lost:
-            raise SettingError(
-                f"{path} tells of {len(results) - len(lost)} of {len(results)} results that the run in {run} has "
-                f"counted, not of task {lost[0][1]}: it was cut or written anew, or is not that of this run"
-            )
+        _check_results(path, run, results, archive)
         agrees.append(f"{run}, whose {len(results)} counted results it has")
     if head is not None:
         if not knows(path, [head], archive):
@@ -80,6 +67,29 @@ def check_log(
             raise SettingError(f"{gaps[0]}{rest}: one of the two logs was cut or written anew")
         agrees.append(f"{other_log}, all of whose results it has")
     return path, verified, agrees
+
+
+def _check_status(path: Path, head: Head, archive: Path | None) -> None:
+    """Refuse a log without the line that the party's status tells of."""
+    lines = verify(path, archive).lines  # anew: it may have grown meanwhile
+    if head.line > lines:
+        raise SettingError(
+            f"{path} has lost its end: it has {lines} lines, and the party's status tells of line {head.line}: "
+            "restore it from a backup, or compare it with the other side (--against)"
+        )
+    if head.line and not knows(path, [head.digest], archive):
+        raise SettingError(f"{path} was written anew: its line {head.line} is not the one that the status tells of")
+
+
+def _check_results(path: Path, run: Path, results: list[tuple[str, int]], archive: Path | None) -> None:
+    """Refuse a log without some results that a run has counted, each a site and the number of its task."""
+    recorded = received(path, archive)
+    lost = [result for result in results if result not in recorded]
+    if lost:
+        raise SettingError(
+            f"{path} tells of {len(results) - len(lost)} of {len(results)} results that the run in {run} has "
+            f"counted, not of task {lost[0][1]}: it was cut or written anew, or is not that of this run"
+        )
 
 
 def _ledger_heads(credentials: Path) -> list[Head]:

@@ -157,6 +157,31 @@ class SiteWork:
             reason := _name_reason(terms, settings, author, terms.clients[number])
         ):
             raise SettingError(reason)
+        clients, objective = self._rows_and_objective(terms, settings, number)
+        terms.check_public(rows_digest(clients.public_rows))
+        trainer, rows = terms.client_components()[0], len(clients.rows(number, "train"))
+        steps = trainer.max_steps(rows)
+        if steps is not None and (reason := limits.steps_reject_reason(steps)):
+            raise SettingError(reason)
+        try:
+            work = _work(terms, settings, clients, objective)
+            by_task = work.own_models is not None and work.own_models.by_task
+            held = work if by_task else work.of(number)
+            if clients.division is not None and (reason := self.settings.policy.split_reject_reason(held)):
+                raise SettingError(reason)
+            return SiteClient(held, clients, number, terms.begins, clients.records, self.place)
+        except SettingError as error:
+            refusal = _refusal(str(error), weights)
+            raise refusal from refusal.__cause__
+
+    def _rows_and_objective(
+        self, terms: RunTerms, settings: ExperimentSettings, number: int
+    ) -> tuple[SiteRows, Objective]:
+        """Return all clients' names with this site's rows, and what is learnt of their targets.
+
+        Raises:
+            SettingError: the rows cannot be used.
+        """
         try:
             clients = self._rows(terms, settings, number)
             objective = _objective(terms, settings, clients.rows(number, "train"))
@@ -173,21 +198,7 @@ class SiteWork:
             if isinstance(error, _OtherForm) and self.settings.policy.demanded is None and not terms.protects:
                 raise
             raise SettingError("its rows cannot be used for this run; the site's own log says why") from error
-        terms.check_public(rows_digest(clients.public_rows))
-        trainer, rows = terms.client_components()[0], len(clients.rows(number, "train"))
-        steps = trainer.max_steps(rows)
-        if steps is not None and (reason := limits.steps_reject_reason(steps)):
-            raise SettingError(reason)
-        try:
-            work = _work(terms, settings, clients, objective)
-            by_task = work.own_models is not None and work.own_models.by_task
-            held = work if by_task else work.of(number)
-            if clients.division is not None and (reason := self.settings.policy.split_reject_reason(held)):
-                raise SettingError(reason)
-            return SiteClient(held, clients, number, terms.begins, clients.records, self.place)
-        except SettingError as error:
-            refusal = _refusal(str(error), weights)
-            raise refusal from refusal.__cause__
+        return clients, objective
 
     @property
     def author(self) -> Resolver:
