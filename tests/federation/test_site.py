@@ -53,7 +53,7 @@ def body(site: FederationClient, id: int, fill: float = 0.0) -> bytes:
 def bring(site: FederationClient, epoch: str, id: int, whole: bytes) -> str:
     """Bring a task of one piece; returns the site's reply."""
     piece = Piece(run=RUN, epoch=epoch, id=id, trains=True, start=0, size=len(whole), digest=digest(whole))
-    reply = site._on_task_piece("server", piece, memoryview(whole)).head
+    reply = site._on_task_piece("server", piece, memoryview(whole))
     assert isinstance(reply, Reply)
     return reply.status
 

@@ -177,7 +177,7 @@ def test_no_answer_carries_more_than_its_query_declares(query: Query) -> None:
     """Before, whatever a query's code returned left the site, a whole model, too."""
     answer, reason = ask(runner(Policy()), query)
     assert answer is None
-    assert "refused by the site's policy: the answer carries" in reason
+    assert "the answer carries" in reason or "which is not asked for" in reason
 
 
 def test_an_answer_as_long_as_the_model_is_refused_beside_protection() -> None:

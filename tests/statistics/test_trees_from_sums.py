@@ -222,7 +222,9 @@ def test_sites_under_masks_have_the_trees_that_would_be_grown_here(tmp_path: Pat
     here = piebald.trees(SECURE.clients, compare=False, **{**fields, "secure": False})
     assert found.xgboost_model() == here.xgboost_model()
     assert found.boosted.losses == here.boosted.losses
-    assert [one["auc"] for one in found.together] == pytest.approx([one["auc"] for one in here.together])
+    # beside masks, scores leave a site with four digits
+    scores = [[one["auc"] for one in result.together] for result in (found, here)]
+    assert scores[0] == pytest.approx(scores[1], abs=5e-5)
     assert found.rows == [None] * 3  # what a site's own rows are, masks hide, too
     assert found.training_rows == here.training_rows
     assert found.plain()["clients"]["a"]["rows"] is None
