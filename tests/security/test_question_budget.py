@@ -64,7 +64,7 @@ X = RNG.normal(size=(200, 3)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64)
 CLIENTS = clients_from({name: (X[k::3], Y[k::3]) for k, name in enumerate("abc")}, test=0.4, validation=0.1)
 PLAN = prepare(recipes.fedavg(lr=0.1), CLIENTS, Logistic([3], 2), RunOptions(seed=1))
-MODEL = PLAN.work.initial[: PLAN.work.layout.shared]
+MODEL = torch.linspace(-0.5, 0.5, PLAN.work.layout.shared)  # a model as drawn has other counts in each process
 
 
 def pending(process: subprocess.Popen[bytes], folder: Path) -> dict[str, Any]:
