@@ -45,7 +45,7 @@ from piebald.contracts.messages import WeighsUpdates as WeighsUpdates
 from piebald.contracts.messages import count_reason as count_reason
 from piebald.contracts.messages import described as described
 from piebald.contracts.messages import infinite_reason as infinite_reason
-from piebald.contracts.runtime import RATIO as RATIO
+from piebald.contracts.runtime import LARGEST_MEMBER as LARGEST_MEMBER
 from piebald.contracts.runtime import SHOWN_BYTES as SHOWN_BYTES
 from piebald.contracts.runtime import SIGNATURE as SIGNATURE
 from piebald.contracts.runtime import Checkpoint as Checkpoint

@@ -104,7 +104,9 @@ class Signer(Protocol):
         """A client in words, for sentences."""
 
 
-RATIO = 32.0  # how many times as much as any other one member of a sum counts, at most, where nothing else is said
+# The largest share of one member in the weights of a sum, where nothing else is said.  Sizes are announced to a quarter
+# of a doubling, so a member that has half of all rows could have 0.59 of them by what is announced.
+LARGEST_MEMBER = 0.6
 
 
 class SumDemands(BaseModel):
@@ -120,8 +122,8 @@ class SumDemands(BaseModel):
         neighbours: fewest neighbours to mask with, where not all others are; None leaves that to `colluding`.
         colluding: the share of the clients that may act with the server.  What they could open with a chance above
             2^-40 is refused (`privacy.secure_aggregation.security`).
-        ratio: how many times as much as any other one member may count, at most.
-        clip: the largest norm to which updates are shortened before they are masked; None for any.
+        largest_share: the largest share of one member in the weights of a sum.
+        clip: the largest norm to which each vector of an update is shortened before it is masked; None for any.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -130,7 +132,7 @@ class SumDemands(BaseModel):
     threshold: float = Field(default=2 / 3, ge=0.5, le=1)
     neighbours: int | None = Field(default=None, ge=2)
     colluding: float = Field(default=0.1, ge=0, lt=1)
-    ratio: float = Field(default=RATIO, ge=2)
+    largest_share: float = Field(default=LARGEST_MEMBER, gt=0, le=1)
     clip: float | None = Field(default=None, gt=0)
 
 

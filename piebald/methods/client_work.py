@@ -247,11 +247,12 @@ class ClientWork(ModelSpec):
         """True if a client's state must come from work that is protected as this one is, for what leaves to be so.
 
         Rows are hidden in what is computed beside private layers only if they are hidden in those layers; and a
-        compressor sends now what it did not send before.  A sum hides that, too, whatever it comes from.
+        compressor sends now what it did not send before.  Members of a masked sum must begin alike: private layers that
+        a server has spoiled in an earlier run, at all members but one, would leave that one alone in the sum.
         """
-        noised = any(
-            transform.protects and not isinstance(transform, MaskingTransform) for transform in self.transforms
-        )
+        if self.masking is not None:
+            return True
+        noised = any(transform.protects for transform in self.transforms)
         return self.row_privacy is not None or (self.compressor is not None and noised)
 
     def initial_state(self) -> dict[str, Tensor]:

@@ -234,7 +234,8 @@ def _client_states(
         form[PRIVATE] = (work.layout.size - work.layout.shared,)
     if not form or "trainer" not in same:
         return {}
-    if work.needs_protected_state and not {"training", "transforms"} <= same:
+    # under masks as at sites, which do not know what an earlier run was
+    if work.needs_protected_state and (work.masking is not None or not {"training", "transforms"} <= same):
         log.warning(
             "clients begin with a state of their own, since that of %s was not protected as this run protects",
             finished.path,

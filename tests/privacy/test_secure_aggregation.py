@@ -150,7 +150,7 @@ def test_the_mean_of_the_clients_that_arrived_or_nothing(data: st.DataObject) ->
     threshold = data.draw(st.sampled_from([0.51, 2 / 3, 1.0]), "threshold")
     masking = summing(
         threshold=threshold,
-        ratio=1000.0,
+        largest_share=0.999,
         neighbours=data.draw(st.sampled_from([None, 2, 4])),
         bits=data.draw(st.sampled_from([32, 64])),
         range=data.draw(st.sampled_from([1.0, 8.0])),

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from piebald import recipes
 from piebald.contracts import SIGNATURE, PartialSum, Split, SumDemands, Update
@@ -22,9 +24,10 @@ from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation import masks
 from piebald.privacy.secure_aggregation.key_exchange import KeyRound
 from piebald.privacy.secure_aggregation.key_queries import KEYS, SIGNED, SIZES, ShareKeys
-from piebald.privacy.secure_aggregation.masking_graph import orders_in, texts
+from piebald.privacy.secure_aggregation.masking_graph import sizes_in, texts
 from piebald.privacy.secure_aggregation.server_side import SecureRound
-from tests.fakes import SGD, classified, client_work, parameters, seeded, simulate
+from piebald.privacy.secure_aggregation.sizes import largest_weight, least_weight, size_of
+from tests.fakes import SGD, classified, client_work, few, parameters, seeded, simulate
 
 from .lying_server import SIZE, Clients, told_keys
 from .test_lying_server import summing
@@ -44,13 +47,15 @@ class OfRows(Clients):
     def round(self, splits: tuple[Split, ...] = ()) -> SecureRound:
         return SecureRound.of(self.masking, [*self.updates], self, KeyRound(splits=splits))  # type: ignore[arg-type]
 
-    def sum(self) -> PartialSum | str:
-        made, arrived = self.round(), {}
-        for client in sorted(self.updates.keys() - made.absent.keys()):
-            vector = self.mask(client, made.vectors(client))
+    def sum(self, gone: int | None = None) -> PartialSum | str:
+        """The sum of all clients, or of all but one whose update does not arrive."""
+        agreed, arrived = self.round(), {}
+        for client in sorted(self.updates.keys() - agreed.absent.keys() - {gone}):
+            vector = self.mask(client, agreed.vectors(client))
             if vector is not None:
-                arrived[client] = Update({"sum": torch.from_numpy(vector.view("<i4"))}, 0, 0, {})
-        return made.unmask(arrived, self)  # type: ignore[arg-type]
+                numbers = torch.from_numpy(vector.view(f"<i{self.masking.bits // 8}"))
+                arrived[client] = Update({"sum": numbers}, 0, 0, {})
+        return agreed.unmask(arrived, self)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------------- members that count
@@ -121,26 +126,65 @@ class WithoutRows:
 # ------------------------------------------------------------------------------------------------ none counts for all
 
 
-@pytest.mark.parametrize("ratio", [2.0, 20.0, 32.0])
-def test_no_member_counts_more_than_the_ratio_times_as_much_as_another(ratio: float) -> None:
-    """Before, 9,000 rows beside four sites of 3 made a sum in which they were 99.9 %."""
-    clients = OfRows([3, 3, 9000, 3, 3], summing(**BY_ROWS, ratio=ratio))
-    found = clients.sum()
-    assert isinstance(found, PartialSum)
-    largest = found.weight - 4 * 3
-    assert largest <= ratio * 3 * (1 + 1e-6)
-    own = sum(3 * 0.25 * (1 + client) for client in (0, 1, 3, 4)) + largest * 0.75
-    assert found.vectors["model"].tolist() == pytest.approx([own] * SIZE, rel=1e-4)
+@pytest.mark.parametrize("share", [0.25, 0.34, 0.6, 0.75])
+@pytest.mark.parametrize("gone", [None, 0, 2])
+def test_no_member_is_more_than_the_stated_share_of_a_sum(share: float, gone: int | None) -> None:
+    """Before, one of five could be 89 % of the weights; of those who are left none is more than the share, either."""
+    rows = [3, 4, 9000, 5, 700]
+    clients = OfRows(rows, summing(**BY_ROWS, largest_share=share, bits=64))
+    clients.spec = client_work(parameters(5), SGD, (clients.masking,))
+    for client, update in clients.updates.items():  # of each its own number, so that the sum has the weights
+        clients.updates[client] = replace(update, vectors={"model": torch.eye(5)[client]})
+    opened = clients.sum(gone)
+    assert isinstance(opened, PartialSum)
+    weights = opened.vectors["model"]
+    assert float(weights.max()) <= share * opened.weight * (1 + 1e-6)
+    assert float(weights.sum()) == pytest.approx(opened.weight, rel=1e-5)
+    for client, count in enumerate(rows):
+        assert weights[client] <= count * (1 + 1e-6)
+        assert (weights[client] > 2) == (client != gone)
+
+
+@few
+@given(st.lists(st.floats(-30, 30), min_size=2, max_size=9), st.data())
+def test_largest_weights_are_for_the_worst_case(logarithms: list[float], data: st.DataObject) -> None:
+    """Of all members within their sizes and all groups that may be left; a slightly larger one would be too much."""
+    weights = [2.0**logarithm for logarithm in logarithms]
+    fewest = data.draw(st.integers(2, len(weights)))
+    share = data.draw(st.floats(1 / fewest, 0.99))
+    sizes = [size_of(weight) for weight in weights]
+    most = largest_weight(sizes, fewest, share)
+
+    def largest(bound: float) -> float:
+        lightest = sorted(min(least_weight(size), bound) for size in sizes)[: fewest - 1]
+        heaviest = min(least_weight(max(sizes) + 1), bound)
+        return heaviest / (heaviest + sum(lightest))
+
+    assert largest(most) <= share * (1 + 1e-9)
+    assert most >= least_weight(max(sizes) + 1) * (1 - 1e-9) or largest(most * 1.01) > share * (1 - 1e-9)
+    for weight, size in zip(weights, sizes, strict=True):
+        assert least_weight(size) <= weight < least_weight(size + 1)
+
+
+def test_a_share_that_cannot_be_kept_to_is_refused_before_anything_is_masked() -> None:
+    clients = OfRows([10] * 5, summing(**BY_ROWS, least=4, largest_share=0.2))
+    assert "one of them is more than 0.2 of it" in clients.round().absent[0]
+    assert isinstance(OfRows([10] * 5, summing(**BY_ROWS, least=5, threshold=1.0, largest_share=0.2)).sum(), PartialSum)
 
 
 @pytest.mark.parametrize(
     ("rows", "together"),
-    [([100, 120, 90, 101], [0, 1, 2, 3]), ([3, 3, 9000, 3, 3], [0, 1, 3, 4]), ([1, 500, 400, 300, 2], [1, 2, 3])],
+    [
+        ([100, 120, 90, 101], [0, 1, 2, 3]),
+        ([3, 3, 9000, 3, 3], [0, 1, 3, 4]),
+        ([1, 500, 400, 300, 2], [1, 2, 3]),
+        ([100, 200, 160], [0, 1, 2]),
+    ],
 )
-def test_a_question_is_answered_by_members_with_like_numbers_of_rows(rows: list[int], together: list[int]) -> None:
-    clients = OfRows(rows)
-    made = clients.round(splits=("train",))
-    assert [client for client in range(len(rows)) if client not in made.absent] == together
+def test_a_question_is_answered_by_members_of_whom_none_dominates(rows: list[int], together: list[int]) -> None:
+    clients = OfRows(rows, summing(**BY_ROWS, least=3))
+    agreed = clients.round(splits=("train",))
+    assert [client for client in range(len(rows)) if client not in agreed.absent] == together
 
 
 def test_a_site_with_many_more_rows_than_the_others_makes_all_refuse() -> None:
@@ -149,7 +193,7 @@ def test_a_site_with_many_more_rows_than_the_others_makes_all_refuse() -> None:
     held = {client: clients.secrets(client) for client in range(4)}
     about, told = told_keys(clients.masking, held, ("train",))
     for client in range(4):
-        with pytest.raises(Declined, match="more than 32 times the rows of another"):
+        with pytest.raises(Declined, match="of all rows: set secure_aggregation's largest_share"):
             ShareKeys().reply(listed(clients.masking, about, told), held[client], clients.masking)
 
 
@@ -181,10 +225,29 @@ def test_without_a_clip_there_is_one_anyway_and_a_site_refuses_terms_that_take_i
         (strict, behind_noise, None),
         (any_sum, (made.model_copy(update={"clip": None}),), "updates would be masked in any length"),
         (strict, (made,), "shortened to norm 8, this site demands 1"),
-        (any_sum, (made.model_copy(update={"ratio": 1e6}),), "one client could count 1e+06 times as much"),
+        (any_sum, (made.model_copy(update={"largest_share": 0.9}),), "one client could be 0.9 of a sum"),
     ):
         reason = policy.reject_reason(client_work(parameters(SIZE), SGD, transforms))
         assert reason is None if says is None else says in str(reason)
+
+
+def test_all_vectors_of_an_update_are_shortened_to_the_norm_that_a_site_demands() -> None:
+    """Before, numbers of SCAFFOLD's control were bounded one by one, and it was as long as there are numbers."""
+    trainer = recipes.scaffold(lr=0.1).training
+    masking = SecureAggregation(least=3, clip=0.5, range=0.6, vectors={"control": (SIZE,)})
+    long = {"model": torch.full((SIZE,), 0.4), "control": torch.full((SIZE,), -7.0)}
+    for vector in masking.bounded(long, SIZE).values():
+        assert float(vector.norm()) == pytest.approx(0.5)
+    behind_noise = masking.model_copy(update={"clip": None})
+    assert {name: float(vector.norm()) for name, vector in behind_noise.bounded(long, SIZE).items()} == {
+        "model": pytest.approx(float(long["model"].norm())),  # which the noise has shortened
+        "control": pytest.approx(0.6),
+    }
+    noise = Gaussian(clip=0.5, noise=0.0)
+    policy = Policy(secure_aggregation=SumDemands(clip=0.5))
+    assert policy.reject_reason(client_work(parameters(SIZE), trainer, (masking,))) is None
+    work = client_work(parameters(SIZE), trainer, (noise, behind_noise))
+    assert "'control' would be shortened to norm 0.6" in str(policy.reject_reason(work))
 
 
 # ----------------------------------------------------------------------------------------------- keys are for one sum
@@ -193,7 +256,7 @@ def test_without_a_clip_there_is_one_anyway_and_a_site_refuses_terms_that_take_i
 def listed(masking: SecureAggregation, about: bytes, told: dict[int, Any]) -> dict[str, Any]:
     members = sorted(told)
     public = [texts(told[client][KEYS], 2 * masks.KEY)[0] for client in members]
-    sizes = [orders_in(told[client][SIZES])[0] for client in members]
+    sizes = [sizes_in(told[client][SIZES])[0] for client in members]
     return {
         **masking.graph(members, public, sizes, about).vectors(),
         SIGNED: torch.cat([told[client][SIGNED] for client in members]),

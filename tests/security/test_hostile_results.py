@@ -151,6 +151,14 @@ def test_a_site_cannot_state_more_rows_later(entry: Entry) -> None:
     assert entry.server.shared.members[0].rows == {"train": 50, "validation": 10, "test": 10}
 
 
+def test_a_refusal_of_another_run_is_none_of_this_one(entry: Entry) -> None:
+    """A site that stays says at first what it said of the run before; all of them ended the next run at once."""
+    entry.join("site-1", ready="", run="ab" * 8, refused="it demands five members")
+    assert entry.server.shared.members[0].refused == ""
+    entry.join("site-1", ready="", refused="it demands five members")
+    assert entry.server.shared.members[0].refused == "it demands five members"
+
+
 def test_a_site_that_has_restarted_is_asked_again_until_it_has_stated_its_rows(tmp_path: Path) -> None:
     """A finished result must not be refused because the site has not said yet what it has."""
     entry = Entry(tmp_path, {"name": "fedavg"})

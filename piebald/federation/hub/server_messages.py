@@ -90,7 +90,7 @@ class ServerMessages:
         member = self._member(origin)
         with self._state.lock:
             self.link.shut.pop(origin, None)  # it is here, with a certificate that is admitted
-            refused = _refusal(hello, member.rows if hello.ready == self._state.terms else None)
+            refused = _refusal(hello, self._state.run, member.rows if hello.ready == self._state.terms else None)
             if refused and refused != member.refused and member.worth_a_line():
                 fields = {"event": "refused", "site": origin, "why": refused}
                 log.warning("%(site)s does not take part: %(why)s", fields)
@@ -313,11 +313,12 @@ class ServerMessages:
         return True
 
 
-def _refusal(hello: Hello, joined_with: Mapping[Split, int] | None) -> str:
+def _refusal(hello: Hello, run: str, joined_with: Mapping[Split, int] | None) -> str:
     """Return why a site does not take part, "" where it does.
 
     Args:
         hello: its hello.
+        run: this run; a site that stays says of the run before, at first, that it refuses that.
         joined_with: the rows that it stated when it joined, None before.
     """
     if hello.protocol != PROTOCOL or hello.version != __version__:
@@ -328,4 +329,4 @@ def _refusal(hello: Hello, joined_with: Mapping[Split, int] | None) -> str:
                 f"it stated {joined_with[split]} {split} rows when it joined and {count} now: start it with the rows "
                 "that it joined with, or start a new run"
             )
-    return hello.refused
+    return hello.refused if hello.run in ("", run) else ""

@@ -291,7 +291,7 @@ class FederationClient:
         if not self._policy.carry:
             log.info("this site's policy has carry = false, so its state begins anew")
         elif runner.work.needs_protected_state:  # the server names the earlier run, and what it was is not kept
-            log.info("this site's state begins anew, since what protects this run might not cover an earlier one")
+            log.info("this site's state begins anew, since an earlier run might not have protected it as this one does")
         else:
             self.session.carry_over(lineage, runner.state_form)
 

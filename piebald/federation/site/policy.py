@@ -243,7 +243,7 @@ class Policy(BaseModel):
             )
         if masking is not None and (
             reason := masking.demands_reject_reason(self.sum_demands)
-            or masking.clip_reject_reason(work.transforms, self.sum_demands.clip)
+            or masking.clip_reject_reason(work.transforms, work.uploads(), self.sum_demands.clip)
         ):
             return reason
         return self._noise_reject_reason(work.transforms[:-1] if masking else work.transforms, work.uploads())

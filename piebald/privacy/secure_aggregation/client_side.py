@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -17,7 +16,7 @@ from piebald.core.randomness import key
 from piebald.methods.client_work import ClientWork
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 
-ANY_SUM = SumDemands(least=2, threshold=0.5, colluding=0, ratio=math.inf)  # what clients of a simulation demand
+ANY_SUM = SumDemands(least=2, threshold=0.5, colluding=0, largest_share=1)  # what clients of a simulation demand
 Outcome = tuple[Update | None, str | None]  # an update, or why there is none
 
 

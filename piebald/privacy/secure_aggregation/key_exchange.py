@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -45,33 +44,15 @@ from piebald.privacy.secure_aggregation.masking_graph import (
     MEMBERS,
     SIZES,
     MaskingGraph,
+    MasksOverGraph,
     numbers,
-    orders_in,
     rows,
+    sizes_in,
     texts,
 )
 from piebald.privacy.secure_aggregation.share_checks import DISPUTED, READERS, CheckShares, ShowShares
 
 Answers = dict[int, Mapping[str, Tensor]]
-
-
-class SumSettings(Protocol):
-    """The settings of a sum, as far as clients agree on keys for it: a `SecureAggregation`."""
-
-    @property
-    def neighbours(self) -> int | None: ...
-
-    def graph(
-        self,
-        members: Sequence[int],
-        public: Sequence[bytes],
-        sizes: Sequence[int] = (),
-        about: bytes = bytes(masks.KEY),
-    ) -> MaskingGraph:
-        """The masking graph of these clients, see `MaskingGraph.of`."""
-
-    def even(self, sizes: Mapping[int, int]) -> list[int]:
-        """The clients, of those that count so much, who may answer a question together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +93,13 @@ class ExchangedKeys:
         graph: the clients that sent their keys.
         sent: what each client sent that takes part.
         shown: shares that their holder disputed and their owner has shown, by holder and owner.
-        uneven: who was left out, as its rows are many times those of the others, or the reverse.
+        unbalanced: who was left out, as its number of rows would be too much beside the others', or theirs beside its.
     """
 
     graph: MaskingGraph
     sent: dict[int, SentShares]
     shown: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    uneven: set[int] = field(default_factory=set)
+    unbalanced: set[int] = field(default_factory=set)
 
     def partners(self, client: int) -> list[int]:
         """The neighbours of a client that take part, increasing."""
@@ -136,7 +117,7 @@ class ExchangedKeys:
 
 
 def exchange_keys(
-    clients: Sequence[int], about: KeyRound, settings: SumSettings, context: AsksClients
+    clients: Sequence[int], about: KeyRound, settings: MasksOverGraph, context: AsksClients
 ) -> ExchangedKeys:
     """Have clients exchange keys and shares.
 
@@ -149,19 +130,19 @@ def exchange_keys(
     Raises:
         Declined: they are too few.
     """
-    uneven = set[int]()
-    digest, public_keys = _keys(about, settings, clients, context, uneven)
+    unbalanced = set[int]()
+    digest, public_keys = _keys(about, settings, clients, context, unbalanced)
     members = sorted(public_keys)
     try:
         keys_of = [texts(public_keys[client][KEYS], 2 * masks.KEY)[0] for client in members]
-        sizes = [orders_in(public_keys[client][SIZES])[0] for client in members]
+        sizes = [sizes_in(public_keys[client][SIZES])[0] for client in members]
         graph = settings.graph(members, keys_of, sizes, digest)
     except Declined as error:
         raise Declined(f"{len(clients)} clients were asked for keys: {error}") from None
     # with the signatures, since clients must check one another's keys and not believe the server
     vectors = {**graph.vectors(), SIGNED: torch.cat([public_keys[client][SIGNED] for client in members])}
     answers = asked(context, ShareKeys(), dict.fromkeys(members, vectors))
-    keys = ExchangedKeys(graph, {}, uneven=uneven)
+    keys = ExchangedKeys(graph, {}, unbalanced=unbalanced)
     for client, answer in answers.items():
         shares = _sent(graph, client, answer)
         if isinstance(shares, str):
@@ -182,13 +163,13 @@ def asked(context: AsksClients, query: Query, about: Mapping[int, Mapping[str, T
 
 
 def _keys(
-    about: KeyRound, settings: SumSettings, clients: Sequence[int], context: AsksClients, uneven: set[int]
+    about: KeyRound, settings: MasksOverGraph, clients: Sequence[int], context: AsksClients, unbalanced: set[int]
 ) -> tuple[bytes, Answers]:
     """Return the digest of the sum, and what clients answer about their keys, to which all have committed before.
 
     On a ring, all who commit must answer.  If one is gone in between, the others begin again without it: who could
     choose whether its keys count could choose among rings.  Who is left out because of its number of rows is added to
-    `uneven`.
+    `unbalanced`.
     """
     remaining = sorted(clients)
     query = AdvertiseKeys(version=about.version, splits=about.splits)
@@ -199,9 +180,9 @@ def _keys(
         vectors = {MEMBERS: numbers([*promised]), COMMITMENTS: rows([*promised.values()], masks.KEY)}
         public_keys = _sound(asked(context, query, dict.fromkeys(promised, vectors)), promised, digest, context)
         if about.splits:  # training shortens what counts too much, answers cannot be shortened
-            even = settings.even({client: orders_in(answer[SIZES])[0] for client, answer in public_keys.items()})
-            uneven |= public_keys.keys() - {*even}
-            public_keys = {client: public_keys[client] for client in even}
+            together = settings.balanced({client: sizes_in(answer[SIZES])[0] for client, answer in public_keys.items()})
+            unbalanced |= public_keys.keys() - {*together}
+            public_keys = {client: public_keys[client] for client in together}
         if settings.neighbours is None or public_keys.keys() == promised.keys():
             return digest, public_keys
         # at least one fewer each time, so this ends
@@ -213,7 +194,7 @@ def _sound(answers: Answers, promised: Mapping[int, bytes], digest: bytes, conte
     """The answers whose keys can be relayed; the others' clients are excluded."""
     sound = {}
     for client, answer in answers.items():
-        public, size = texts(answer[KEYS], 2 * masks.KEY)[0], orders_in(answer[SIZES])[0]
+        public, size = texts(answer[KEYS], 2 * masks.KEY)[0], sizes_in(answer[SIZES])[0]
         signature = texts(answer[SIGNED], SIGNATURE)[0]
         if not all(masks.is_public_key(part) for part in (public[: masks.KEY], public[masks.KEY :])):
             context.exclude_client(client, "its public keys are no keys")

@@ -133,7 +133,7 @@ def key_claim(client: int, public: bytes, about: bytes, size: int) -> bytes:
         client: its number.
         public: its public keys.
         about: the `round_digest` of the sum.
-        size: the binary order of what it counts, see `SecureAggregation.size`.
+        size: what it announces that it counts, see `sizes.size_of`.
     """
     return b"keys %d %d:" % (client, size) + about + public
 

@@ -16,8 +16,8 @@ so honest clients give shares for one list of survivors, the same at all of them
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -47,14 +47,16 @@ from piebald.privacy.secure_aggregation.masking_graph import (
     CONTEXT,
     KEYS,
     MEMBERS,
+    SIZE,
     SIZES,
     MaskingGraph,
+    MasksOverGraph,
     clients_in,
     demands_reject_reason,
     numbers,
-    orders,
-    orders_in,
+    packed_sizes,
     rows,
+    sizes_in,
     texts,
 )
 
@@ -63,36 +65,8 @@ SENDERS, BOXES, SHARES = MASKING + "senders", MASKING + "boxes", MASKING + "shar
 SIGNED = MASKING + "signed"  # signatures
 DIGEST = MASKING + "digest"  # of what a client was shown
 PUBLISHED, PROOF = MASKING + "published", MASKING + "proof"  # digests of a client's shares, and of its own seed
-COMMITTED, MASKED, SPLITS = "committed", "masked", "splits"  # what a client keeps, besides
+COMMITTED, MASKED, SPLITS, VERSION = "committed", "masked", "splits", "version"  # what a client keeps, besides
 ALL_SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-
-
-@runtime_checkable
-class MasksOverGraph(Protocol):
-    """A masking transform whose clients agree on keys with their neighbours in a graph; `SecureAggregation` is one."""
-
-    @property
-    def least(self) -> int:
-        """Of how many clients a sum may be opened at least."""
-
-    @property
-    def neighbours(self) -> int | None:
-        """With how many others a client masks, None for all of them."""
-
-    def graph(
-        self,
-        members: Sequence[int],
-        public: Sequence[bytes],
-        sizes: Sequence[int] = (),
-        about: bytes = bytes(masks.KEY),
-    ) -> MaskingGraph:
-        """The graph of these clients, from their public keys, see `MaskingGraph.of`."""
-
-    def size(self, rows: int, questions: bool) -> int:
-        """The order of what a client with so many rows counts."""
-
-    def uneven_reason(self, graph: MaskingGraph, questions: bool) -> str | None:
-        """Return why some members would count too much, or None."""
 
 
 class KeyQuery(Query):
@@ -145,7 +119,7 @@ class CommitKeys(KeyQuery):
 
 
 class AdvertiseKeys(KeyQuery):
-    """A client tells the public keys that it has committed to, and the order of what it counts in the sum.
+    """A client tells the public keys that it has committed to, and what it counts in the sum.
 
     A client without rows that the sum is about tells none: it would count as a member and hide nobody.
 
@@ -154,7 +128,7 @@ class AdvertiseKeys(KeyQuery):
         splits: the rows that the sum is about; none for training.
     """
 
-    answers: ClassVar = {KEYS: 2 * masks.KEY, SIZES: 1, SIGNED: SIGNATURE}
+    answers: ClassVar = {KEYS: 2 * masks.KEY, SIZES: SIZE, SIGNED: SIGNATURE}
     alone = True
 
     version: int = Field(default=0, ge=0)
@@ -176,8 +150,9 @@ class AdvertiseKeys(KeyQuery):
         size = over_graph(masking).size(fewest, bool(self.splits))
         secrets.kept.update({ABOUT: rows([about], masks.KEY), COMMITTED: numbers(members)})
         secrets.kept[SPLITS] = numbers(sorted(ALL_SPLITS.index(split) for split in self.splits))
+        secrets.kept[VERSION] = numbers([self.version])
         signature = secrets.signer.sign(key_claim(secrets.client, public, about, size))
-        return {KEYS: rows([public], 2 * masks.KEY), SIZES: orders([size]), SIGNED: rows([signature], SIGNATURE)}
+        return {KEYS: rows([public], 2 * masks.KEY), SIZES: packed_sizes([size]), SIGNED: rows([signature], SIGNATURE)}
 
 
 class ShareKeys(KeyQuery):
@@ -202,9 +177,9 @@ class ShareKeys(KeyQuery):
         # on a ring, who leaves chooses among rings; signatures say that keys are those of the list of commitments
         if {*graph.members} - {*committed} or (over_graph(masking).neighbours and list(graph.members) != committed):
             raise Declined("the keys are not those of all who committed to keys")
-        if reason := demands_reject_reason(graph, secrets.demands) or over_graph(masking).uneven_reason(
-            graph, questions=bool(len(secrets.kept[SPLITS]))
-        ):
+        questions = len(secrets.kept[SPLITS]) > 0
+        reason = demands_reject_reason(graph, secrets.demands)
+        if reason := reason or (over_graph(masking).unbalanced_reason(graph) if questions else None):
             raise Declined(reason)
         _check_signatures(vectors, graph, secrets)
         if texts(secrets.kept[ABOUT], masks.KEY) != [graph.about]:
@@ -259,17 +234,19 @@ def listed(vectors: Mapping[str, Tensor], masking: MaskingTransform) -> MaskingG
     """The graph of the clients in some vectors."""
     about = texts(vectors.get(ABOUT), masks.KEY)
     return over_graph(masking).graph(
-        clients_in(vectors.get(MEMBERS)), texts(vectors.get(KEYS), 2 * masks.KEY), orders_in(vectors.get(SIZES)),
+        clients_in(vectors.get(MEMBERS)), texts(vectors.get(KEYS), 2 * masks.KEY), sizes_in(vectors.get(SIZES)),
         about[0] if len(about) == 1 else b"",
     )  # fmt: skip
 
 
-def check_splits(task: Task, secrets: ClientSecrets) -> None:
-    """Refuse a task about other rows than those that a client's keys are for.
+def check_task(task: Task, secrets: ClientSecrets) -> None:
+    """Refuse a task about other rows, or of another version, than those that a client's keys are for.
 
     Raises:
         Declined: it is one.
     """
+    if secrets.kept[VERSION].tolist() != [task.version]:
+        raise Declined(f"this client's keys are for a sum of another version than {task.version}")
     read = set() if task.query is None else task.query.rows_read(personal=False)
     if {ALL_SPLITS.index(split) for split in read} != {*secrets.kept[SPLITS].tolist()}:
         raise Declined("this client's keys are for a sum about other rows")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,9 +19,35 @@ from piebald.privacy.secure_aggregation.security import SECURITY, exposure, quor
 
 MEMBERS, KEYS, CONTEXT = MASKING + "members", MASKING + "keys", MASKING + "context"
 SIZES, ABOUT = MASKING + "sizes", MASKING + "about"
+SIZE = 2  # bytes of one
 
 
 Neighbours = Mapping[int, tuple[int, ...]]
+
+
+@runtime_checkable
+class MasksOverGraph(Protocol):
+    """A masking transform whose clients agree on keys with their neighbours in a graph; `SecureAggregation` is one."""
+
+    @property
+    def least(self) -> int:
+        """Of how many clients a sum may be opened at least."""
+
+    @property
+    def neighbours(self) -> int | None:
+        """With how many others a client masks, None for all of them."""
+
+    def graph(self, members: Sequence[int], keys: Sequence[bytes], sizes: Sequence[int], about: bytes) -> MaskingGraph:
+        """The graph of these clients, see `MaskingGraph.of`."""
+
+    def size(self, rows: int, questions: bool) -> int:
+        """What a client with so many rows announces that it counts."""
+
+    def balanced(self, sizes: Mapping[int, int]) -> list[int]:
+        """The clients, of those of these sizes, who may answer a question together."""
+
+    def unbalanced_reason(self, graph: MaskingGraph) -> str | None:
+        """Return why answers of these members are not added up, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +66,7 @@ class MaskingGraph:
         ring: the clients in the order of the ring.
         neighbours: of each client, increasing.
         context: digest of the list and the settings.
-        sizes: the binary order of what each counts, see `SecureAggregation.size`.
+        sizes: what each announces that it counts, see `sizes.size_of`.
         about: digest of the sum, see `key_material.round_digest`.
     """
 
@@ -73,22 +99,20 @@ class MaskingGraph:
         """
         if sorted({*members}) != list(members) or len(keys) != len(members) or {*map(len, keys)} != {2 * KEY}:
             raise Declined("the list of clients is no list of different clients with a key each")
-        holders = len(members) if k is None else min(k + 1, len(members))
-        # rounded before ceil: 0.56 * 25 is 14.000000000000002 in floating point, which ceil would make 15
-        needed = threshold if isinstance(threshold, int) else math.ceil(round(threshold * holders, 9))
+        holders, needed = shares_needed(len(members), threshold, k)
         # more than half, or one half of the holders could open a client's seed and the other half its key
         if not 2 <= needed <= holders or 2 * needed <= holders:
             raise Declined(
                 f"{len(members)} clients are no graph for a threshold of {needed}: it takes at least 2, at least that "
                 "many, and less than twice that many who hold shares of a key"
             )
-        orders = dict(zip(members, sizes or [0] * len(members), strict=False))
-        if len(orders) != len(members) or (sizes and len(sizes) != len(members)):
+        size_of = dict(zip(members, sizes or [0] * len(members), strict=False))
+        if len(size_of) != len(members) or (sizes and len(sizes) != len(members)):
             raise Declined("the list of clients does not say what each of them counts")
-        context = derive(b"".join(keys), "graph", settings, needed, about, *members, *orders.values())
+        context = derive(b"".join(keys), "graph", settings, needed, about, *members, *size_of.values())
         ring, neighbours = _ring(tuple(members), holders, context)
         named = dict(zip(members, keys, strict=True))
-        return cls(tuple(members), named, needed, ring, neighbours, context, orders, about)
+        return cls(tuple(members), named, needed, ring, neighbours, context, size_of, about)
 
     @property
     def holders_each(self) -> int:
@@ -105,6 +129,10 @@ class MaskingGraph:
         """The number of clients that must sign one list of survivors: the same share of them as of a key's shares."""
         return quorum(len(self.members), self.holders_each, self.threshold)
 
+    def fewest(self, least: int) -> int:
+        """Return how many clients must arrive before a sum is opened, where `least` are demanded in any case."""
+        return max(self.quorum, self.threshold, least)
+
     def holders(self, client: int) -> tuple[int, ...]:
         """Return who has shares of a client's keys: its neighbours and itself, increasing."""
         return tuple(sorted((*self.neighbours[client], client)))
@@ -118,7 +146,7 @@ class MaskingGraph:
         return {
             MEMBERS: numbers(self.members),
             KEYS: rows([self.keys[client] for client in self.members], 2 * KEY),
-            SIZES: orders([self.sizes[client] for client in self.members]),
+            SIZES: packed_sizes([self.sizes[client] for client in self.members]),
             ABOUT: rows([self.about], KEY),
         }
 
@@ -139,7 +167,7 @@ class MaskingGraph:
         present = {*survivors}
         if not present <= {*self.members}:
             raise Declined("the list of survivors is not of this sum")
-        needed = max(self.quorum, self.threshold, least)
+        needed = self.fewest(least)
         if len(present) < needed:
             raise Declined(f"{len(present)} of {len(self.members)} clients arrived, it takes {needed}")
         if self.complete:
@@ -156,6 +184,19 @@ class MaskingGraph:
         # one gap only opens the ring into a line that still hangs together; it takes two to cut off a part
         if int((gaps >= reach).sum()) > 1:
             raise Declined("those who arrived fall into parts that share no mask")
+
+
+def shares_needed(clients: int, threshold: float, neighbours: int | None) -> tuple[int, int]:
+    """Return how many of so many clients hold shares of one's keys, and how many shares open a mask.
+
+    Args:
+        clients: n.
+        threshold: a number of shares, or a share of them.
+        neighbours: of each client; None for all others.
+    """
+    holders = clients if neighbours is None else min(neighbours + 1, clients)
+    # rounded before ceil: 0.56 * 25 is 14.000000000000002 in floating point, which ceil would make 15
+    return holders, threshold if isinstance(threshold, int) else math.ceil(round(threshold * holders, 9))
 
 
 @lru_cache(maxsize=8)
@@ -190,18 +231,18 @@ def texts(tensor: Tensor | None, length: int) -> list[bytes]:
     return [row.tobytes() for row in tensor.contiguous().numpy()]
 
 
-def orders(sizes: Sequence[int]) -> Tensor:
-    """Binary orders from -128 to 127 as a uint8 tensor [n, 1]."""
-    return rows([size.to_bytes(1, signed=True) for size in sizes], 1)
+def packed_sizes(sizes: Sequence[int]) -> Tensor:
+    """Sizes of members (`sizes.size_of`) as a uint8 tensor [n, 2]."""
+    return rows([size.to_bytes(SIZE, signed=True) for size in sizes], SIZE)
 
 
-def orders_in(tensor: Tensor | None) -> list[int]:
-    """The orders in such a tensor.
+def sizes_in(tensor: Tensor | None) -> list[int]:
+    """The sizes in such a tensor.
 
     Raises:
         Declined: it is something else.
     """
-    return [int.from_bytes(text, signed=True) for text in texts(tensor, 1)]
+    return [int.from_bytes(text, signed=True) for text in texts(tensor, SIZE)]
 
 
 def numbers(clients: Sequence[int]) -> Tensor:

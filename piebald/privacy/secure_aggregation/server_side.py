@@ -15,10 +15,10 @@ from piebald.contracts import SIGNATURE, SUM, AsksClients, PartialSum, ServerCon
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import Declined
 from piebald.privacy.secure_aggregation import masks, shamir
-from piebald.privacy.secure_aggregation.key_exchange import ExchangedKeys, KeyRound, SumSettings, asked, exchange_keys
+from piebald.privacy.secure_aggregation.key_exchange import ExchangedKeys, KeyRound, asked, exchange_keys
 from piebald.privacy.secure_aggregation.key_material import BOTH, pair_seed, proof, survivor_claim
 from piebald.privacy.secure_aggregation.key_queries import DIGEST, SENDERS, SHARES, SIGNED
-from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, numbers, rows, texts
+from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, MasksOverGraph, numbers, rows, texts
 from piebald.privacy.secure_aggregation.share_checks import (
     SHOWN,
     SHOWN_BY,
@@ -41,13 +41,13 @@ class Confirmation(NamedTuple):
     shown: bytes
 
 
-class RoundSettings(SumSettings, Protocol):
+class RoundSettings(MasksOverGraph, Protocol):
     """The settings of a round, and how numbers are encoded in it: a `SecureAggregation`."""
 
     @property
-    def least(self) -> int: ...
-    @property
     def bits(self) -> int: ...
+    @property
+    def largest_share(self) -> float: ...
     @property
     def reach(self) -> float: ...
     @property
@@ -94,11 +94,14 @@ class SecureRound:
         except Declined as error:
             return cls(transform, None, dict.fromkeys(clients, f"no secure aggregation: {error}"))
         gone = [client for client in clients if client not in keys.sent]
-        uneven = "secure_aggregation's ratio allows no sum of so unlike numbers of rows as its own and the others'"
+        unbalanced = (
+            f"with its rows and the others', one client could have more than {transform.largest_share:g} of them, "
+            "secure_aggregation's largest_share"
+        )
         return cls(
             transform,
             keys,
-            {client: uneven if client in keys.uneven else "it did not exchange keys" for client in gone},
+            {client: unbalanced if client in keys.unbalanced else "it did not exchange keys" for client in gone},
         )
 
     def vectors(self, client: int) -> Mapping[str, Tensor]:

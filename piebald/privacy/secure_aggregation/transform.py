@@ -25,7 +25,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from piebald.contracts import (
-    RATIO,
+    LARGEST_MEMBER,
     SUM,
     ClientSecrets,
     KeyAgreement,
@@ -55,14 +55,23 @@ from piebald.privacy.secure_aggregation.key_queries import (
     DIGEST,
     MASKED,
     SENDERS,
-    check_splits,
+    check_task,
     known_graph,
     partners_among,
 )
-from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, clients_in, numbers, rows, texts
+from piebald.privacy.secure_aggregation.masking_graph import (
+    MaskingGraph,
+    clients_in,
+    numbers,
+    rows,
+    shares_needed,
+    texts,
+)
 from piebald.privacy.secure_aggregation.masks import round_stochastically
+from piebald.privacy.secure_aggregation.security import quorum
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.share_checks import all_shares, keep_shares
+from piebald.privacy.secure_aggregation.sizes import balanced, is_balanced, largest_weight, least_weight, size_of
 
 _HEAD = 2  # numbers before the model: the weight, and weight times loss
 _COARSEST = 1 << 12  # the range must be cut into at least so many steps
@@ -87,9 +96,10 @@ class SecureAggregation(MaskingTransform):
     of rows or steps, no norm, no metric; the run's tables show 0 for them.  Who took part, and that an update was
     refused by its client, the server does see.
 
-    Members are alike in size.  One without rows takes no part.  Each says the power of two at or below its weight, and
-    weights above `ratio` times the smallest of these count as that.  Updates are shortened to the norm `clip` before
-    they are masked, unless `gaussian` does that right before.
+    No member dominates.  One without rows takes no part.  Each announces its weight, rounded down to a quarter of a
+    doubling, and the heaviest count less, so that none is more than `largest_share` of the weights that a sum may be
+    opened with.  Updates are shortened to the norm `clip` before they are masked, unless `gaussian` does that right
+    before.
 
     If fewer clients arrive than the threshold, no mask is removed: the step has no effect, is recorded, and the run
     goes on.
@@ -103,9 +113,11 @@ class SecureAggregation(MaskingTransform):
         range: the largest absolute value of a number of an update.  None takes it from the clip of the transform
             `gaussian` where there is one (with its noise, if that is added at the client), otherwise 8.
         bits: of a number that travels, 32 or 64.
-        ratio: how many times as much as any other one member may count; a question about sums leaves out sites with so
-            many fewer rows.
-        clip: the largest Euclidean norm of an update's model, longer ones are shortened; None is `range`.
+        largest_share: the largest share of one member in the weights of a sum.  A question about sums leaves out the
+            sites that keep it from being so, whose rows are too many or too few.
+        clip: the largest Euclidean norm of an update's trained parameters, of its running statistics, and of each other
+            vector that it carries; longer ones are shortened.  None is `range`, and behind `gaussian`, which shortens
+            the parameters itself, `range` is that of the other vectors.
         heaviest: the largest weight of a client; None is 1 where all weights are equal, otherwise 10,000.
         aggregation: the weights of updates, as the table of an aggregator; set by the recipe.
         vectors: shapes of the other vectors of an update, by name; set by the recipe.
@@ -117,7 +129,7 @@ class SecureAggregation(MaskingTransform):
     least: int = Field(default=3, ge=2)
     range: float | None = Field(default=None, gt=0)
     bits: Literal[32, 64] = 32
-    ratio: float = Field(default=RATIO, ge=2)
+    largest_share: float = Field(default=LARGEST_MEMBER, gt=0, lt=1)
     clip: float | None = Field(default=None, gt=0)
     heaviest: float | None = Field(default=None, gt=0)
     aggregation: dict[str, Any] | None = None
@@ -223,6 +235,11 @@ class SecureAggregation(MaskingTransform):
         )
         if self.unit(len(members)) < _COARSEST:
             raise Declined(f"{len(members)} clients leave too few steps of {self.bits} bits: set bits = 64")
+        if self.largest_share * (fewest := graph.fewest(self.least)) < 1:
+            raise Declined(
+                f"a sum may be of {fewest} clients, and one of them is more than {self.largest_share:g} of it: raise "
+                "secure_aggregation's largest_share or least"
+            )
         return graph
 
     def demands_reject_reason(self, demands: SumDemands) -> str | None:
@@ -240,10 +257,10 @@ class SecureAggregation(MaskingTransform):
                 f"a share of {self.threshold:.3g} of a key's shares opens a mask, this site demands "
                 f"{demands.threshold:.3g}: set secure_aggregation's threshold"
             )
-        if self.ratio > demands.ratio:
+        if self.largest_share > demands.largest_share:
             return (
-                f"one client could count {self.ratio:g} times as much as another, this site demands at most "
-                f"{demands.ratio:g}: set secure_aggregation's ratio"
+                f"one client could be {self.largest_share:g} of a sum, this site demands at most "
+                f"{demands.largest_share:g}: set secure_aggregation's largest_share"
             )
         if self.neighbours is not None and demands.neighbours is not None and self.neighbours < demands.neighbours:
             return (
@@ -252,25 +269,29 @@ class SecureAggregation(MaskingTransform):
             )
         return None
 
-    def clip_reject_reason(self, transforms: Sequence[Transform], longest: float | None) -> str | None:
+    def clip_reject_reason(
+        self, transforms: Sequence[Transform], uploads: Sequence[str], longest: float | None
+    ) -> str | None:
         """Return why updates behind these transforms, this one included, are not shortened enough, or None.
 
         Args:
             transforms: those of the run.
+            uploads: names of the vectors that updates carry besides the model.
             longest: the largest norm that is allowed; None for any, as long as there is one.
         """
         noise = transforms[-2] if len(transforms) > 1 else None
         clip = noise.clip if isinstance(noise, Gaussian) else self.clip
         if clip is None:
             return "updates would be masked in any length: set secure_aggregation's clip"
-        if longest is not None and clip > longest:
-            return f"updates would be shortened to norm {clip:g}, this site demands {longest:g}: set the clip"
+        for name, norm in {"model": clip, **dict.fromkeys(uploads, self.clip or self.reach)}.items():
+            if longest is not None and norm > longest:
+                return f"{name!r} would be shortened to norm {norm:g}, this site demands {longest:g}: set the clip"
         return None
 
     # -- sizes
 
     def size(self, rows: int, questions: bool) -> int:
-        """The binary order of what a client with so many rows counts: 2^order at least, and less than twice that.
+        """Return what a client with so many rows announces that it counts (`sizes.size_of`).
 
         Args:
             rows: that the sum is about.
@@ -282,45 +303,38 @@ class SecureAggregation(MaskingTransform):
         weight = 0.0 if not rows else float(rows) if questions else self._weights().weight(Update({}, rows, 0, {}))
         if not weight > 0:
             raise Declined("this client has no rows that the sum is about, so it would hide nobody")
-        return max(-128, min(math.frexp(weight)[1] - 1, 127))
+        return size_of(weight)
 
-    def uneven_reason(self, graph: MaskingGraph, questions: bool) -> str | None:
-        """Return why some members would count too much, or None; weights of updates are limited by `heaviest_of`."""
-        if not questions or len(self.even(graph.sizes)) == len(graph.members):
+    def balanced(self, sizes: Mapping[int, int]) -> list[int]:
+        """The clients, of those of these sizes, who may answer a question together; see `sizes.balanced`."""
+        return balanced(sizes, self._fewest, self.largest_share)
+
+    def unbalanced_reason(self, graph: MaskingGraph) -> str | None:
+        """Return why answers of these members, which cannot be shortened, are not added up, or None."""
+        if is_balanced(graph.sizes.values(), graph.fewest(self.least), self.largest_share):
             return None
-        return f"one client may have more than {self.ratio:g} times the rows of another: set secure_aggregation's ratio"
-
-    def even(self, sizes: Mapping[int, int]) -> list[int]:
-        """The clients, of those of these orders, of whom none has more than `ratio` times the rows of another.
-
-        They are as many as possible, and have more rows where several groups are as large.
-        """
-        # less than 2^(order + 1) rows are at most `ratio` times the 2^order of the smallest
-        width = max(math.floor(math.log2(self.ratio)) - 1, 0)
-        groups = [
-            [client for client in sorted(sizes) if 0 <= sizes[client] - low <= width] for low in {*sizes.values()}
-        ]
-        return max(groups, key=lambda group: (len(group), sum(sizes[client] for client in group)), default=[])
+        return (
+            f"one client may have more than {self.largest_share:g} of all rows: set secure_aggregation's largest_share"
+        )
 
     def heaviest_of(self, graph: MaskingGraph) -> float:
-        """What the heaviest member of a sum counts, at most: `ratio` times the lightest one, and `heaviest`."""
-        orders = graph.sizes.values()
-        return min(self.heaviest or _HEAVIEST, self.ratio * 2.0 ** min(orders), 2.0 ** (max(orders) + 1))
+        """What the heaviest member of a sum counts, at most."""
+        most = largest_weight(graph.sizes.values(), graph.fewest(self.least), self.largest_share)
+        return min(self.heaviest or _HEAVIEST, most)
+
+    def _fewest(self, clients: int) -> int:
+        """Return how many of so many clients may be left when a sum is opened; more than all where they are too few."""
+        holders, needed = shares_needed(clients, self.threshold, self.neighbours)
+        return max(quorum(clients, holders, needed), needed, self.least)
 
     # -- numbers
 
     def bounded(self, vectors: Mapping[str, Tensor], trained: int) -> Mapping[str, Tensor]:
-        if self.clip is None:
-            return vectors
-        # running statistics, at the end, have a scale of their own
+        shorter = {name: _shortened(vector, self.clip or self.reach) for name, vector in vectors.items()}
+        # running statistics, at the end, have a scale of their own; without a clip, `gaussian` has shortened the model
         parts = [vectors["model"][:trained], vectors["model"][trained:]]
-        norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
-        # NaN stays what it is, and is refused with what is not finite
-        shorter = [
-            part * (self.clip / norm).to(part) if norm > self.clip else part
-            for part, norm in zip(parts, norms, strict=True)
-        ]
-        return {**vectors, "model": torch.cat(shorter)}
+        shorter["model"] = torch.cat([part if self.clip is None else _shortened(part, self.clip) for part in parts])
+        return shorter
 
     @property
     def reach(self) -> float:
@@ -339,7 +353,7 @@ class SecureAggregation(MaskingTransform):
         return 1 << (((1 << (self.bits - 1)) - 1) // clients).bit_length() - 1
 
     def encode(
-        self, update: Update, clients: int, seed: bytes, order: int | None = None, most: float | None = None
+        self, update: Update, clients: int, seed: bytes, size: int | None = None, most: float | None = None
     ) -> np.ndarray[Any, Any]:
         """An update as whole numbers.
 
@@ -349,7 +363,7 @@ class SecureAggregation(MaskingTransform):
             update: the update, or the answer.
             clients: members of the sum.
             seed: 32 bytes, which decide what is rounded up.
-            order: the binary order of its weight that it has signed (`size`); by default that of the weight.
+            size: what it has announced and signed; by default that of its weight.
             most: what the heaviest member counts (`heaviest_of`); by default `heaviest`.
 
         Raises:
@@ -361,7 +375,7 @@ class SecureAggregation(MaskingTransform):
             # a copy, which is masked in place
             return np.array(update.vectors[SUM].numpy(), dtype=np.int64).view(np.uint64)
         weight = 0.0 if update.is_idle else self._weights().weight(update)
-        if not weight > 0 or (order is not None and weight < 2.0**order):
+        if not weight > 0 or (size is not None and weight < least_weight(size)):
             raise Declined("fewer of its rows count than it has said, so it would hide nobody")
         if weight > (self.heaviest or _HEAVIEST):
             limit = self.heaviest or _HEAVIEST
@@ -422,7 +436,7 @@ class SecureAggregation(MaskingTransform):
         partners, held = partners_among(senders, graph, secrets.client), all_shares(task.vectors, secrets)
         if missing := [partner for partner in partners if partner not in held]:
             raise Declined(f"there is no share from client {missing[0]}, who is said to have sent shares")
-        check_splits(task, secrets)
+        check_task(task, secrets)
         vector = self.encode(
             update, len(graph.members), rounding_seed(task_digest(task), secrets.client),
             graph.sizes[secrets.client], self.heaviest_of(graph),
@@ -460,6 +474,13 @@ class SecureAggregation(MaskingTransform):
         if update.vectors.keys() != {SUM} or vector is None or vector.dtype != kind or vector.shape != shape:
             return f"must send {shape[0]} masked numbers of {self.bits} bits, sent something else"
         return None
+
+
+def _shortened(vector: Tensor, longest: float) -> Tensor:
+    """A vector [n], scaled down where its Euclidean norm is above the longest that is allowed."""
+    norm = torch.linalg.vector_norm(vector, dtype=torch.float64)
+    # NaN stays what it is, and is refused with what is not finite
+    return vector * (longest / norm).to(vector) if norm > longest else vector
 
 
 def _found_weights(aggregator: Component) -> str:
