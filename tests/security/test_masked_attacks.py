@@ -94,7 +94,7 @@ def all_refuse(setting: str) -> AbstractContextManager[object]:
 ATTACKS = {
     "training.clients": described(recipe={"lr": 1e-30}, clients={VICTIM: {"lr": 0.1}}),
     "transforms[0].clients": described({"kind": "sign_flip", "scale": 1e-9, "clients": [0, 1, 3, 4]}),
-    "transforms[0].aggregation.shares": described(aggregation={"kind": "fixed_shares", "shares": SHARES}),
+    "transforms[0].aggregation.by_number": described(aggregation={"kind": "fixed_shares", "shares": SHARES}),
     "split.hold_out": described(split={"hold_out": [name for name in CLIENTS if name != VICTIM]}),
 }
 

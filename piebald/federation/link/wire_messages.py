@@ -46,7 +46,7 @@ class Leaving(Enum):
     COUNTS = "counts", "how many rows an update or an answer is about, and how many steps were taken", "in each result"
     LOSS = "loss", "training loss, and other numbers of the trainer", "after training"
     ANSWER = "answer", "scores, sums, counts and names that a question asks for", "when it is asked"
-    KEYS = "keys", "random keys, shares and signatures, and the power of two at or below its weight", "with masked sums"
+    KEYS = "keys", "keys, shares, signatures, and its weight to a quarter of a doubling", "with masked sums"
     FAILURE = "failure", "that a task has no result, and why", "instead of a result"
     SIZES = "sizes", "lengths, offsets and digests of what is sent, which follow from what it holds", "in each message"
     TIMES = "times", "when messages come, and so how long work takes; no duration is sent", "always"
