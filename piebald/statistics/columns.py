@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from piebald.contracts import Clients, HoldsRows, Rows, RowsAtSites, Split
+from piebald.contracts import Clients, Rows, RowsAtSites, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats, Moments
@@ -101,15 +101,14 @@ def columns_of(
         SettingError: there are no clients or columns, or clients hold different ones.
     """
     owners = read_owners(source, client)
-    rows = owners[0].content
     if owners[0].is_table:
         tables = _of_frames(by_client(owners, client), columns)
     else:
         if client is not None:
             raise SettingError(f"client names a column of a table, got a {type(source).__name__}: leave client out")
         # clients that hold rows keep their splits; all else is divided anew by `clients_from`
-        holders = cast(Clients, rows) if isinstance(rows, HoldsRows) else clients_from(owners)
-        tables = _of_clients(holders, split, features, columns)
+        held = owners[0].clients
+        tables = _of_clients(clients_from(owners) if held is None else held, split, features, columns)
     if not tables:
         raise SettingError("there are no clients: give at least one")
     if not tables[0].numbers and not tables[0].texts:

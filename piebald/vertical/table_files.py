@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError, unknown
 from piebald.core.randomness import generator
-from piebald.data.clients.client_tables import read_table
-from piebald.data.clients.owner import Owner, records_of
+from piebald.data.clients.client_tables import check_complete, numbers_of
+from piebald.data.clients.owner import read_owners, records_of
+from piebald.data.preparation.columns import factorized
 from piebald.data.sets.encoded_tables import encode
 from piebald.vertical.party_data import Ints, PartyHolding
 from piebald.vertical.protocol import ROLES, Role
@@ -51,7 +52,8 @@ def load(files: PartyFiles, role: Role, test: float, seed: int, public: bool = F
         raise SettingError(f"files.{role} is missing: give path and key of the {role}'s table under [files.{role}]")
     if role == "source" and file.label is None:
         raise SettingError("files.source.label is missing: name the column of the source's table to predict")
-    frame = read_table(Path(file.path))
+    owners = read_owners(Path(file.path))
+    frame = owners[0].frame
     _check_columns(frame, file)
     keys, place = _keys(frame[file.key], file)
     labels = None if file.label is None else _labels(frame[file.label], file, role)
@@ -71,7 +73,7 @@ def load(files: PartyFiles, role: Role, test: float, seed: int, public: bool = F
         test_y=torch.from_numpy(labels[held_out]) if held_out.any() and labels is not None else nothing,
         # in the order of keys and not of rows, so that both parties' tables may be sorted in any way
         keys=hashlib.blake2b("\n".join(keys[place]).encode(), digest_size=16).hexdigest(),
-        records=records_of([Owner(None, frame)], role),
+        records=records_of(owners, role),
         place=Path(file.path).resolve().parent,
     )
 
@@ -153,39 +155,28 @@ def _features(
     frame: DataFrame, file: PartyFile, train: NDArray[np.bool_], public: Role | None
 ) -> tuple[torch.Tensor, list[str]]:
     """Return inputs [n, f] and their names; `public` is the party whose columns must all have bounds or values."""
-    chosen = file.columns or [str(name) for name in frame.columns if name not in (file.key, file.label)]
-    numbers, texts = [], []
-    for name in chosen:
-        column = frame[name]
-        if gaps := int(column.isna().sum()):
-            raise SettingError(
-                f"column {name!r} of {file.path} has no value in {gaps} of {len(frame)} rows: fill them in, "
-                "or name the other columns in columns"
-            )
-        if column.dtype.kind in "biuf":
-            numbers.append(name)
-            if not np.isfinite(column.to_numpy(dtype=np.float64)).all():
-                raise SettingError(f"column {name!r} of {file.path} holds numbers that are not finite: replace them")
-        else:
-            texts.append(name)
-            if name not in file.values and (count := column.astype(str).nunique()) > MAX_VALUES:
-                raise SettingError(
-                    f"column {name!r} of {file.path} has {count} different values, more than {MAX_VALUES}: "
-                    "name the other columns in columns"
-                )
+    chosen = list(file.columns or [str(name) for name in frame.columns if name not in (file.key, file.label)])
     if not chosen:
         raise SettingError(f"{file.path} must have a column besides key and label, got none")
-    stated = {**{name: "values" for name in texts}, **{name: "bounds" for name in numbers}}
-    for name in chosen:
-        if public is not None and name not in getattr(file, stated[name]):
+    check_complete(frame, chosen, "fill them in, or name the other columns in columns")
+    numbers = [name for name in chosen if frame[name].dtype.kind in "biuf"]
+    texts = [name for name in chosen if name not in numbers]
+    numbers_of(frame, numbers)  # refuses infinite ones
+    for name in texts:
+        if name not in file.values and (count := frame[name].astype(str).nunique()) > MAX_VALUES:
             raise SettingError(
-                f"column {name!r} of {file.path} needs files.{public}.{stated[name]}: with method.noise, no column may "
+                f"column {name!r} of {file.path} has {count} different values, more than {MAX_VALUES}: "
+                "name the other columns in columns"
+            )
+    for kind, fitting, stated in (("bounds", numbers, file.bounds), ("values", texts, file.values)):
+        if public is not None and (lacking := [name for name in fitting if name not in stated]):
+            raise SettingError(
+                f"column {lacking[0]!r} of {file.path} needs files.{public}.{kind}: with method.noise, no column may "
                 "be prepared by the rows"
             )
-    for name in (*file.bounds, *file.values):
-        if name not in (numbers if name in file.bounds else texts):
-            kind = "numbers" if name in file.bounds else "text"
-            raise SettingError(f"column {name!r} of {file.path} has bounds or values but is no feature of {kind}")
+        if odd := [name for name in stated if name not in fitting]:
+            what = "numbers" if kind == "bounds" else "text"
+            raise SettingError(f"column {odd[0]!r} of {file.path} has {kind} and is no feature of {what}")
     columns, names, prepared = [], list[str](), {*file.bounds, *file.values}
     for name, (least, largest) in file.bounds.items():
         inside = np.clip(frame[name].to_numpy(dtype=np.float64), least, largest)
@@ -205,16 +196,9 @@ def _features(
 
 def _texts(column: Series[Any], file: PartyFile) -> Texts:
     """Return a column as text, "" for gaps; whole numbers get no decimal point, although gaps make them floats."""
-    gaps = column.isna().to_numpy()
-    values: list[Any] = column.tolist()
-    if column.dtype.kind == "f":
-        present = np.array([value for value, gap in zip(values, gaps, strict=True) if not gap])
-        # beyond 2^53, floating point skips whole numbers, and two keys could read alike
-        if np.any(np.abs(present) >= 2.0**53):
-            raise SettingError(
-                f"column {column.name!r} of {file.path} holds numbers of more than 15 digits: quote them"
-            )
-        if np.all(present == np.rint(present)):
-            # the 0 of a gap is never read, as gaps become "" below
-            values = [0 if gap else int(value) for value, gap in zip(values, gaps, strict=True)]
-    return np.array(["" if gap else str(value).strip() for value, gap in zip(values, gaps, strict=True)], dtype=np.str_)
+    # beyond 2^53, floating point skips whole numbers, and two keys could read alike
+    if column.dtype.kind == "f" and (column.abs() >= 2.0**53).any():
+        raise SettingError(f"column {column.name!r} of {file.path} holds numbers of more than 15 digits: quote them")
+    codes, different = factorized(column)
+    # the last one is for gaps, whose code is -1
+    return np.array([*different, ""], dtype=np.str_)[codes]

@@ -294,7 +294,7 @@ def numbers_of(frame: Any, columns: Sequence[str], whole: bool = False) -> Array
 
     if missing := [column for column in columns if column not in frame.columns]:
         raise unknown("column", missing[0], map(str, frame.columns))
-    _check_complete(frame, columns, f"set {PREPARE}, by which all clients fill gaps alike")
+    check_complete(frame, columns, f"set {PREPARE}, by which all clients fill gaps alike")
     for column in columns:
         series = frame[column]
         if getattr(series.dtype, "kind", "O") not in "biuf":
@@ -357,7 +357,7 @@ def known(frame: Any, column: str, what: str) -> Any:
     return frame[~gaps]
 
 
-def _check_complete(frame: Any, columns: Sequence[str], remedy: str) -> None:
+def check_complete(frame: Any, columns: Sequence[str], remedy: str) -> None:
     """Refuse columns that occur twice or have gaps."""
     _check_once(frame, columns)
     for column in columns:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from piebald.contracts import Clients, HoldsRows
+from piebald.contracts import Clients
 from piebald.core import pytree
 from piebald.core.errors import SettingError, install, unknown
 from piebald.core.reading.packed import read_arrays
@@ -161,18 +161,15 @@ class DataSource(BaseModel):
             SettingError: it is something else, or settings do not fit it.
         """
         owners = read_owners(value, pair=True)
-        rows = owners[0].content
-        if isinstance(rows, HoldsRows):
+        if (clients := owners[0].clients) is not None:
             self._refuse("client", "target", "features", "regression")
             if split is not None:
                 raise SettingError(f"{self.source} has clients with parts of their own: remove split")
             if self.positive is not None:
                 self._against_rest(None, None, self.positive)
-            return cast(Clients, rows)
-        if isinstance(rows, DataSet):
-            self._refuse("target", "features", "regression")
-            if self.client not in rows.owners:
-                self._refuse("client")
+            return clients
+        if (rows := owners[0].data_set) is not None:
+            self._refuse_columns(owners)
             if self.positive is None:
                 return rows
             y, classes = self._against_rest(rows.targets.numpy(), rows.classes, self.positive)
@@ -182,16 +179,15 @@ class DataSource(BaseModel):
         labels = self.labels_of(table)
         if owners[0].name is None:
             return self._data_set(table, *labels, "client" if owners[0].owners is not None else None)
-        clients = clients_of_table(table, division, labels=labels)
-        clients.division = split
-        return clients
+        pooled = clients_of_table(table, division, labels=labels)
+        pooled.division = split
+        return pooled
 
     def table_of(self, owners: Sequence[Owner], split: SplitSettings = BY_SHARES, coded: bool = False) -> ClientTable:
-        """The rows of owners, none of whom has a `DataSet` or `Clients`, as one table; see `rows_of`."""
-        are_tables = all(owner.is_table for owner in owners)
-        if not are_tables:
-            self._refuse("target", "features", *(["client"] if owners[0].owners is None else []))
-        client = self.client if are_tables else None  # of arrays it is what their owners are called
+        """The rows of owners, none of whom has `Clients`, as one table; see `rows_of`."""
+        self._refuse_columns(owners)
+        # of arrays it is what their owners are called
+        client = self.client if owners[0].is_table or owners[0].data_set is not None else None
         reading = Reading(
             client, self.target, self.features, self.tokens, self.collate, self.length, split, coded=coded, owned=False,
             apart=self.apart,
@@ -248,6 +244,13 @@ class DataSource(BaseModel):
         raise SettingError(
             f"there are no images and no WAV recordings {layout} in {path}: put one folder per class there"
         )
+
+    def _refuse_columns(self, owners: Sequence[Owner]) -> None:
+        """Refuse settings of tables, where the rows of owners are none."""
+        if not all(owner.is_table for owner in owners):
+            self._refuse("target", "features", *([] if owners[0].data_set is None else ["regression"]))
+            if owners[0].owners_by(self.client) is None:
+                self._refuse("client")
 
     def _refuse(self, *names: str) -> None:
         """Refuse settings of tables, where the rows are none."""

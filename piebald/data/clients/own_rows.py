@@ -9,13 +9,12 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from piebald.contracts import Clients, HoldsRows
+from piebald.contracts import Clients
 from piebald.core.errors import SettingError
-from piebald.data.clients.client_tables import BY_SHARES, ClientTable, Reading
+from piebald.data.clients.client_tables import BY_SHARES, ClientTable
 from piebald.data.clients.convert import is_several
 from piebald.data.clients.data_source import DataSource
 from piebald.data.clients.owner import Owner
-from piebald.data.clients.pairs import from_pairs
 from piebald.data.clients.sources import clients_of_table, recoded
 from piebald.data.partition import ByOwner, Iid
 from piebald.data.partition.split_settings import SplitSettings
@@ -73,11 +72,11 @@ def client_among(
     Raises:
         SettingError: the rows cannot be used, or none are this client's.
     """
-    rows, kind = owners[0].content, source.client
-    if isinstance(rows, HoldsRows):
-        clients = cast(Clients, source.rows_of(rows, run.split))
+    rows, kind = owners[0].data_set, source.client
+    if owners[0].clients is not None:
+        clients = cast(Clients, source.rows_of(owners[0].clients, run.split))
         return clients, number_of(clients.names, name, source)
-    if isinstance(rows, DataSet) and _stays(rows):
+    if rows is not None and _stays(rows):
         data_set = cast(DataSet, source.rows_of(rows))
         if run.classes is not None and data_set.classes is not None:
             y = recoded(data_set.targets.numpy(), data_set.classes, run.classes, source.where)
@@ -89,7 +88,7 @@ def client_among(
         own = names[number_of(names, name, source)]
         owners = [replace(owner, name=None) for owner in owners if owner.name == own]
     if owners[0].split is not None:
-        has_tables = any(owner.is_table or isinstance(owner.content, DataSet) for owner in owners)
+        has_tables = any(owner.is_table or owner.data_set is not None for owner in owners)
         owners = [replace(owner, name=name, content=_pair(owner, source, name, run)) for owner in owners]
         if has_tables:  # whose columns are chosen by now
             source = source.model_copy(update={"client": None, "target": None, "features": None})
@@ -113,22 +112,14 @@ def own_table(
     Raises:
         SettingError: the rows cannot be used, or have a class that the run has not.
     """
-    rows, kind = owners[0].content, source.client
-    if isinstance(rows, DataSet):
-        data_set = cast(DataSet, source.rows_of(rows))
-        named = None if kind is None else np.array(data_set.owners[kind].names)[data_set.owners[kind].codes]
-        owner = Owner(None, (data_set.x, data_set.y), owners=named)
-        table = replace(from_pairs([owner], Reading()), classes=data_set.classes, keys=data_set.keys)
-        source = source.model_copy(update={"positive": None})  # its two classes are the only ones by now
-    else:
-        source = run.columns_for(source, owners[0])
-        if owners[0].is_table and source.target is None:
-            raise SettingError(
-                f"{source.where} is a table: name the column to predict, target in [data] of site.toml, or --target "
-                f"COLUMN; it has {', '.join(owners[0].columns)}"
-            )
-        table = source.table_of(owners, run.split or BY_SHARES, coded)
-    alone = kind is None and owners[0].owners is None
+    alone = source.client is None and owners[0].owners is None
+    source = run.columns_for(source, owners[0])
+    if owners[0].is_table and source.target is None:
+        raise SettingError(
+            f"{source.where} is a table: name the column to predict, target in [data] of site.toml, or --target "
+            f"COLUMN; it has {', '.join(owners[0].columns)}"
+        )
+    table = source.table_of(owners, run.split or BY_SHARES, coded)
     table = table.of(None if alone else number_of(table.names, name, source), name)
     # what has names is told by them; numbers, and text of tables, are those of the run
     has_names = table.classes is not None or owners[0].is_hub or source.positive is not None
@@ -159,7 +150,7 @@ def _stays(rows: DataSet) -> bool:
 
 def _pair(owner: Owner, source: DataSource, name: str, run: RunRows) -> Any:
     """Return inputs and targets of a part, by the names of classes where they come from a table or a data set."""
-    if not owner.is_table and not isinstance(owner.content, DataSet):
+    if not owner.is_table and owner.data_set is None:
         return owner.content
     table, (y, classes) = own_table([replace(owner, name=None, split=None)], source, name, run)
     return table.x, y if classes is None else np.array(classes)[y]

@@ -75,15 +75,25 @@ class Owner:
         return made_by(self.content, "datasets")
 
     @property
+    def is_table(self) -> bool:
+        """True if the content has columns with names."""
+        return self.is_frame or self.is_hub
+
+    @property
+    def clients(self) -> Clients | None:
+        """The content where it is `Clients`, whose rows are divided already."""
+        return cast(Clients, self.content) if isinstance(self.content, HoldsRows) else None
+
+    @property
+    def data_set(self) -> DataSet | None:
+        """The content where it is a `DataSet`, which knows its owners and classes."""
+        return self.content if isinstance(self.content, DataSet) else None
+
+    @property
     def is_empty(self) -> bool:
         """True if the content is a pair without rows."""
         is_pair = isinstance(self.content, (tuple, list, Rows, torch.utils.data.TensorDataset))
         return is_pair and all(map(_is_empty, self.pair()))
-
-    @property
-    def is_table(self) -> bool:
-        """True if the content has columns with names."""
-        return self.is_frame or self.is_hub
 
     @property
     def columns(self) -> list[str]:
@@ -93,7 +103,7 @@ class Owner:
 
     def pair(self) -> tuple[Any, Any]:
         """Inputs and targets as they were given, see `given`."""
-        return given(self.content, self.who)
+        return given(self.content if self.data_set is None else (self.data_set.x, self.data_set.y), self.who)
 
     @property
     def frame(self) -> Any:
@@ -109,7 +119,7 @@ class Owner:
     @property
     def preparation(self) -> Preparation | None:
         """What the rows of clients were prepared by: kinds, units, ranges and categories of columns, and gaps."""
-        return preparation_of(self.content) if isinstance(self.content, HoldsRows) else None
+        return preparation_of(self.clients)
 
     def digests(self, site: str, kind: str | None = None, key: str | None = None) -> Digests:
         """Return a digest of each row [n] that is the site's, of all where none is; none where nothing identifies them.
@@ -121,55 +131,81 @@ class Owner:
             kind: the column, or the kind of owners, that says whose a row is.
             key: the column of a table by which a row is known, whatever else it holds; None takes all columns.
         """
+        if isinstance(self.content, Path):
+            folder = self.content / site if kind is not None and (self.content / site).is_dir() else self.content
+            return digests_of_files(path for path in sorted(folder.rglob("*")) if path.is_file())
+        if key is not None and key not in self.columns:
+            raise unknown("column", key, self.columns)
+        blocks = [[column for name, column in block if key is None or name == key] for block in self._columns_of(site)]
         try:
-            return self._digests(site, kind, key)
+            self._check_steady(blocks)
+            digests = np.concatenate([UNKNOWN, *map(row_digests, blocks)])
         except UnidentifiedError:
             return UNKNOWN
+        owners = self.owners_by(kind)
+        is_own = np.array([] if owners is None else [str(owner) == site for owner in owners], dtype=np.bool_)
+        return digests[is_own] if is_own.any() else digests  # a single owner may have another name
 
-    def fingerprint(self, number: int, tables: Sequence[Table] = ()) -> str:
-        """Return a digest of all that is known of one client's rows after they were divided and prepared.
+    def fingerprint(self, number: int = 0, tables: Sequence[Table] = ()) -> str:
+        """Return a digest of the whole: of all rows in order, their columns and owners, and what is known of them.
 
         Args:
-            number: of the client among `Clients`.
+            number: the one of `Clients` whose rows, divided and prepared, are taken.
             tables: its rows as tables, where they are still to be prepared.
+
+        Raises:
+            UnidentifiedError: nothing identifies the rows.
         """
-        clients, division, prepared = cast(Clients, self.content), division_of(self.content), self.preparation
-        values: list[Any] = [[*map(str, clients.names)], self.classes or []]
+        values: list[Any] = [self.classes or []]
+        if (clients := self.clients) is None:
+            owners = [] if self.owners is None else [("", np.asarray(self.owners))]
+            values += [fingerprint([*block, *owners]) for block in self._columns_of("")]
+            return shown_digest(values, {}).hex()
+        division, prepared = division_of(clients), self.preparation
+        values += [[*map(str, clients.names)], rows_digest(public_rows_of(clients))]
         values += [None if settings is None else settings.model_dump(mode="json") for settings in (division, prepared)]
         values += [rows_digest(clients.rows(number, split)) for split in SPLITS]
-        values.append(rows_digest(public_rows_of(clients)))
         for table in tables:
-            columns = [*((name, table.frame[name]) for name in table.frame.columns)]
+            columns = [(name, table.frame[name]) for name in table.frame.columns]
             columns += [] if table.y is None else [("", table.y)]
             values += [fingerprint(columns), table.classes and [*table.classes]]
         return shown_digest(values, {}).hex()
 
-    def _digests(self, site: str, kind: str | None, key: str | None) -> Digests:
-        rows = self.content
-        if isinstance(rows, Path):
-            folder = rows / site if kind is not None and (rows / site).is_dir() else rows
-            return digests_of_files(path for path in sorted(folder.rglob("*")) if path.is_file())
+    def _columns_of(self, site: str) -> Iterator[list[tuple[str, Any]]]:
+        """Yield the rows as columns [n, ...] by name: all at once, or of one of `Clients`, the first by default."""
         if self.is_table:
-            frame = self.frame
-            if key is not None and key not in frame.columns:
-                raise unknown("column", key, self.columns)
-            known_by = frame if key is None else frame[[key]]
-            return _own(row_digests(column for _, column in known_by.items()), frame.get(kind), site)
-        if isinstance(rows, DataSet):
-            owners = rows.owners.get(str(kind))
-            named = None if owners is None else np.array(owners.names)[owners.codes]
-            return _own(row_digests(_columns(rows.x, rows.y)), named, site)
-        if isinstance(rows, HoldsRows):
-            names = [str(name) for name in rows.names]  # type: ignore[attr-defined]
-            held = [rows.rows(names.index(site) if site in names else 0, split) for split in SPLITS]
-            return np.concatenate([row_digests(_columns(part.x, part.y)) for part in held if len(part)])
-        x, y = self.pair()
-        digests = row_digests(_columns(x, y))
+            yield [(str(name), column) for name, column in self.frame.items()]
+            return
+        pairs = [] if self.clients is not None else [self.pair()]
+        if self.clients is not None:
+            names = [str(name) for name in self.clients.names]
+            rows = [self.clients.rows(names.index(site) if site in names else 0, split) for split in SPLITS]
+            pairs = [(part.x, part.y) for part in rows if len(part)]
+        for pair in pairs:
+            yield [(role, column) for role, tree in zip("xy", pair, strict=True) for column in leaves(tree)]
+
+    def owners_by(self, kind: str | None) -> Any:
+        """Return the name of each row's owner [n], None where there is one.
+
+        Args:
+            kind: the column, or the kind of owners, that says whose a row is.
+        """
+        if self.is_table:
+            return self.frame.iloc[:, self.columns.index(kind)] if kind in self.columns else None
+        if self.data_set is not None and str(kind) in self.data_set.owners:
+            owners = self.data_set.owners[str(kind)]
+            return np.array(owners.names)[owners.codes]
+        return self.owners
+
+    def _check_steady(self, blocks: Sequence[Sequence[Any]]) -> None:
+        """Refuse items of a data set that are other ones whenever they are read."""
+        rows = self.content
         if isinstance(rows, torch.utils.data.Dataset):
-            again = [rows[row] for row in range(min(_READ_TWICE, len(digests)))]
-            if not np.array_equal(row_digests(_columns(*map(list, zip(*again, strict=True)))), digests[: len(again)]):
+            places = range(min(_READ_TWICE, len(blocks[0][0])))
+            again = given(torch.utils.data.Subset(rows, places), self.who)
+            first = row_digests(column[: len(places)] for column in blocks[0])
+            if not np.array_equal(row_digests(column for tree in again for column in leaves(tree)), first):
                 raise UnidentifiedError
-        return _own(digests, self.owners, site)
 
 
 def records_of(owners: Sequence[Owner], site: str, kind: str | None = None, key: str | None = None) -> Digests:
@@ -198,7 +234,7 @@ def read_owners(source: Any, client: str | None = None, *, pair: bool = False, p
     """
     if isinstance(source, list) and source and all(isinstance(owner, Owner) for owner in source):
         return source
-    if is_table_path(source):
+    if isinstance(source, Path) or is_table_path(source):
         source = read_table(Path(source), client)
     single = pair and (isinstance(source, torch.utils.data.Dataset | Rows) or _is_pair(source, parts))
     if is_frame(source) or made_by(source, "datasets") or isinstance(source, DataSet | HoldsRows) or single:
@@ -253,7 +289,7 @@ def different_names(names: Sequence[Any]) -> list[str]:
 def _of_member(name: str | None, member: Any) -> Iterator[Owner]:
     """Yield what one client gave, part by part where it is divided, without parts that have no rows."""
     if not isinstance(member, Mapping):
-        yield Owner(name, read_table(Path(member)) if is_table_path(member) else member)
+        yield Owner(name, read_table(Path(member)) if isinstance(member, str | Path) else member)
         return
     for part in member:
         if part not in SPLITS:
@@ -297,9 +333,7 @@ def _of_partitioner(partitioner: Any, client: str | None) -> list[Owner]:
 
 def is_frame(value: Any) -> bool:
     """Return whether something is a pandas DataFrame, without importing pandas."""
-    return any(
-        base.__module__.partition(".")[0] == "pandas" and base.__name__ == "DataFrame" for base in type(value).__mro__
-    )
+    return made_by(value, "pandas") and hasattr(value, "columns")
 
 
 def is_table_path(value: Any) -> bool:
@@ -328,24 +362,12 @@ def _is_owned(source: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    # by the name of the module, which need not be installed
-    return isinstance(value, np.ndarray | torch.Tensor) or type(value).__module__.partition(".")[0] == "pandas"
+    return isinstance(value, np.ndarray | torch.Tensor) or made_by(value, "pandas")
 
 
 def _is_empty(value: Any) -> bool:
     first = next((leaf for _, leaf in pytree.named_leaves(value)), ())
     return hasattr(first, "__len__") and len(first) == 0
-
-
-def _own(digests: Digests, owners: Any, site: str) -> Digests:
-    """Return the digests of the site's rows: of all where none is, since a single owner may have another name."""
-    is_own = np.array([] if owners is None else [str(owner) == site for owner in owners], dtype=np.bool_)
-    return digests[is_own] if is_own.any() else digests
-
-
-def _columns(x: Any, y: Any) -> list[Any]:
-    """Return the inputs and targets of a pair as columns of rows."""
-    return [*leaves(x), *leaves(y)]
 
 
 def given(member: Any, who: str) -> tuple[Any, Any]:
@@ -360,7 +382,7 @@ def given(member: Any, who: str) -> tuple[Any, Any]:
     elif isinstance(member, torch.utils.data.TensorDataset):
         # all at once, where its items would be read one by one
         member = member.tensors
-    elif type(member).__module__.partition(".")[0] == "pandas":
+    elif made_by(member, "pandas"):
         raise SettingError(
             f"{who} is a table: give its inputs and targets as a pair, like (table[['age', 'dose']], table['ill']), or "
             "all clients in one table with a column that names the client"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from piebald.contracts import Split
+from piebald.contracts import Rows, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown
 from piebald.data.clients.client_tables import ClientTable, Reading, coded_owners
@@ -35,19 +35,21 @@ def from_pairs(given_by: Sequence[Owner], reading: Reading) -> ClientTable:
     pieces, lacking = _completed(pieces)
     _check_alike(pieces)
     sizes = [pytree.count(piece.x) for piece in pieces]
-    if given_by[0].owners is not None:
-        codes, names = coded_owners(_owner_of_each(given_by[0].owners, sizes[0]))
+    first, data_set = given_by[0], given_by[0].data_set
+    if (owners := first.owners_by(reading.client)) is not None:
+        codes, names = coded_owners(_owner_of_each(owners, sizes[0]))
     else:
         names = list(dict.fromkeys(piece.name for piece in pieces))
         place = {name: number for number, name in enumerate(names)}
         codes = np.repeat([place[piece.name] for piece in pieces], sizes)
-    divided = given_by[0].split is not None
     return ClientTable(
         _joined([piece.x for piece in pieces]),
         _joined([piece.y for piece in pieces]),
         codes,
         names,
-        split=np.repeat([SPLITS.index(piece.split) for piece in pieces], sizes) if divided else None,
+        None if data_set is None else data_set.classes,
+        None if first.split is None else np.repeat([SPLITS.index(piece.split) for piece in pieces], sizes),
+        None if data_set is None else data_set.keys,
         lacking={names.index(name): inputs for name, inputs in lacking.items()},
     )
 
@@ -130,6 +132,20 @@ def pair(member: Any, who: str, tokens: bool, to: Lengths | None = None) -> tupl
     """Inputs and targets of one client, each an array, or a tuple or dict of arrays; filled up to lengths, if given."""
     x, y = given(member, who)
     return converted(*((x, y) if to is None else padded((who, x, y), to)), who, tokens)
+
+
+def looking_alike(rows: Rows, like: Rows, who: str) -> Rows:
+    """Return rows that are no client's, after a comparison with those of clients."""
+
+    def described(side: Rows) -> str:
+        # columns that are still to be prepared are float64
+        x = pytree.mapped(lambda leaf: leaf[:0].float() if leaf.is_floating_point() else leaf, side.x)
+        return f"{pytree.rows_of(x)} with targets {pytree.rows_of(side.y)}"
+
+    got, expected = described(rows), described(like)
+    if got != expected:
+        raise SettingError(f"{who} must look like the clients' rows, {expected}, got {got}")
+    return rows
 
 
 def converted(x: Any, y: Any, who: str, tokens: bool) -> tuple[Any, Any]:

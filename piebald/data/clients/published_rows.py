@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 
@@ -17,6 +17,7 @@ from piebald.data.clients.convert import floats
 from piebald.data.clients.data_source import DataSource
 from piebald.data.clients.own_rows import RunRows, own_table
 from piebald.data.clients.owner import read_owners
+from piebald.data.clients.pairs import looking_alike
 
 _NO_RUN = RunRows()
 
@@ -55,8 +56,10 @@ def with_published(clients: Clients, source: DataSource, folder: Path | None = N
     path = (folder or Path()) / public
     if not path.is_file() or not (is_table(path) or path.suffix == ".npz"):
         raise SettingError(f"{who} must be a .npz file with arrays x and y, or a .csv, .tsv or .parquet table")
-    rows = _rows(source, path, clients, run)
-    return clients.with_public_rows(_looking_alike(Rows(floats(rows.x), rows.y), clients, who))
+    client_rows = next((held for client in range(len(clients)) if len(held := clients.rows(client, "train"))), None)
+    if client_rows is None:
+        raise SettingError("no client has a training row")
+    return clients.with_public_rows(looking_alike(_rows(source, path, clients, run), client_rows, who))
 
 
 def _rows(source: DataSource, path: Path, clients: Clients, run: RunRows) -> Rows:
@@ -69,23 +72,5 @@ def _rows(source: DataSource, path: Path, clients: Clients, run: RunRows) -> Row
     columns = {**run.columns, "client": source.client or run.columns.get("client")}
     said = replace(run, classes=clients.classes, numbers=clients.classes is None, columns=columns)
     table, (y, _) = own_table(read_owners(published.read(), pair=True), published, "", said)
-    return Rows(*(pytree.mapped(torch.from_numpy, tree) for tree in (table.x, y)))
-
-
-def _looking_alike(rows: Rows, clients: Clients, who: str) -> Rows:
-    """The rows, after a comparison with those of a client."""
-    client_rows = next((held for client in range(len(clients)) if len(held := clients.rows(client, "train"))), None)
-    if client_rows is None:
-        raise SettingError("no client has a training row")
-    published, expected = ((pytree.plain(pytree.form(side.x)), _types(side.y)) for side in (rows, client_rows))
-    if published != expected:
-        raise SettingError(
-            f"{who} must look like the clients' rows, inputs {expected[0]} with {expected[1]} targets, got "
-            f"{published[0]} with {published[1]} targets"
-        )
-    return rows
-
-
-def _types(y: Any) -> str:
-    leaves = [leaf for _, leaf in pytree.named_leaves(y)]
-    return " and ".join(f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape[1:])}" for leaf in leaves)
+    x, y = (pytree.mapped(torch.from_numpy, tree) for tree in (table.x, y))
+    return Rows(floats(x), y)

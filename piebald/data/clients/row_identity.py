@@ -1,7 +1,8 @@
 """The identity of rows: a digest of each row by what it holds, however it is stored and whatever it is called.
 
-All numbers count as float64, so that 1, 1.0 and "1" are the same, and all else as its text; arrays of a row, such as
-images, count as their numbers in order.  The order of rows and of single columns, and their names, make no difference.
+All numbers count as float64, so that 1, 1.0 and "1" are the same, dates as moments in UTC, and all else as its text;
+arrays of a row, such as images, count as their numbers in order.  The order of rows and of single columns, and their
+names, make no difference.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from numpy.typing import NDArray
 
 from piebald.core import pytree
 from piebald.core.reading.files import opened
-from piebald.data.preparation.columns import GAPS
+from piebald.data.preparation.columns import GAPS, is_inexact
 
 Digests = NDArray[np.uint64]  # one of each row [n]
 UNKNOWN: Digests = np.zeros(0, dtype=np.uint64)  # of rows that nothing identifies
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{4,}>")  # in the text of an object that says nothing else of it
+_MOMENT = r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{2})?)?"
+_WHOLE = r"[+-]?\d{16,40}"  # numbers that float64 may not have
 _SAME = (
     dict.fromkeys(GAPS, "")
     | dict.fromkeys(["True", "true", "TRUE"], "1")
@@ -59,8 +62,15 @@ def fingerprint(columns: Iterable[tuple[str, Any]]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, column in columns:
         digest.update(repr(name).encode())
-        digest.update(_digests(column).astype("<u8").tobytes())
+        column = _plain(column)
+        for single in column.T if _is_flat(column) else [column]:
+            digest.update(_digests(single).astype("<u8").tobytes())
     return digest.hexdigest()
+
+
+def _is_flat(column: Any) -> bool:
+    """Return whether an array or a tensor [n, d] has columns as those of a table."""
+    return getattr(column, "ndim", 0) == 2 and column.shape[1] <= _MOST_COLUMNS
 
 
 def digests_of_files(files: Iterable[Any]) -> Digests:
@@ -81,24 +91,28 @@ def leaves(part: Any) -> list[Any]:
     return [part] if listed or not isinstance(part, Mapping | tuple) else pytree.leaves(part)
 
 
-def _digests(column: Any) -> Digests:
-    """Return a digest of each cell, or of each row's array, [n]."""
+def _plain(column: Any) -> Any:
+    """Return a column of pandas as it is, inputs that stay in their files, too, and all else as a NumPy array."""
     if isinstance(column, torch.Tensor):
         column = column.detach().cpu()
         column = (column.float() if column.dtype == torch.bfloat16 else column).resolve_conj().resolve_neg().numpy()
+    if not isinstance(column, np.ndarray):
+        return column if hasattr(column, "shape") else _as_array(column)
+    # older files store text as bytes
+    return np.char.decode(column, "utf-8", "replace") if column.dtype.kind == "S" else column
+
+
+def _digests(column: Any) -> Digests:
+    """Return a digest of each cell, or of each row's array, [n]."""
+    column = _plain(column)
     if hasattr(column, "to_numpy"):
         return _of_cells(column)
-    if not isinstance(column, np.ndarray) and hasattr(column, "shape"):  # inputs that stay in their files
-        return _of_arrays(column)
     if not isinstance(column, np.ndarray):
-        column = _as_array(column)
-    if column.dtype.kind == "S":  # text as older files store it
-        column = np.char.decode(column, "utf-8", "replace")
+        return _of_arrays(column)
     if column.ndim == 1:
         return _of_cells(column)
-    width = int(np.prod(column.shape[1:]))
-    if column.ndim == 2 and width <= _MOST_COLUMNS and column.dtype.kind != "c":
-        return row_digests(column.T) if width else np.zeros(len(column), dtype=np.uint64)
+    if _is_flat(column) and column.dtype.kind != "c":
+        return row_digests(column.T) if column.size else np.zeros(len(column), dtype=np.uint64)
     return _of_arrays(column) if column.dtype.kind in "biufc" else _of_cells(_as_objects(column))
 
 
@@ -124,7 +138,9 @@ def _of_cells(column: Any) -> Digests:
     from pandas.api.types import is_numeric_dtype
 
     series = pandas.Series(column).reset_index(drop=True)
-    if is_numeric_dtype(series) and series.dtype.kind != "c":
+    if isinstance(series.dtype, pandas.SparseDtype):
+        series = pandas.Series(np.asarray(series))
+    if is_numeric_dtype(series) and series.dtype.kind != "c" and not is_inexact(series):
         return _of_numbers(series.to_numpy(np.float64, na_value=np.nan))
     try:
         codes, different = pandas.factorize(series)  # few, where the texts of all rows would take much memory
@@ -132,18 +148,36 @@ def _of_cells(column: Any) -> Digests:
     except TypeError:  # arrays and lists, which have no hash
         codes, values = np.arange(len(series)), [*series.to_numpy(dtype=object)]
     # the last one is for gaps, whose code is -1
-    texts = np.array([*map(_cell, values), ""], dtype=object)
-    digests = np.asarray(pandas.util.hash_array(texts), dtype=np.uint64)
-    # a word or a gap in another row makes text of a column's numbers, which are the same rows as before
-    numbers = pandas.to_numeric(pandas.Series(texts), errors="coerce").to_numpy(np.float64)
-    is_number = ~np.isnan(numbers) | (texts == "")
+    return _of_texts([*map(_cell, values), ""])[codes]
+
+
+def _of_texts(words: Sequence[str]) -> Digests:
+    """Return a digest of each text [n], of numbers and dates what they say.
+
+    A word or a gap in another row makes text of a column's numbers, which are the same rows as before.
+    """
+    import pandas
+
+    texts = pandas.Series(words, dtype=object)
+    digests = np.asarray(pandas.util.hash_array(texts.to_numpy()), dtype=np.uint64)
+    numbers = pandas.to_numeric(texts, errors="coerce").to_numpy(np.float64)
+    is_number = ~np.isnan(numbers) | (texts == "").to_numpy()
+    for row in np.flatnonzero(texts.str.fullmatch(_WHOLE)):
+        is_number[row] = int(texts[row]) == int(numbers[row])
     digests[is_number] = _of_numbers(numbers[is_number])
-    return digests[codes]
+    moments = pandas.to_datetime(
+        texts[texts.str.fullmatch(_MOMENT)], utc=True, errors="coerce", format="ISO8601"
+    ).dropna()  # what is no date, such as 2024-02-31, stays text
+    elapsed = moments.dt.as_unit("us").astype("int64").to_numpy()
+    digests[moments.index] = pandas.util.hash_array(elapsed) + moments.dt.nanosecond.to_numpy(np.uint64)
+    return digests
 
 
 def _cell(value: Any) -> str:
-    """Return the text of a cell, "" for a gap, and 1 and 0 for booleans, which may be numbers."""
-    text = value if type(value) is str else "" if value is None or (value != value) is True else _text(value)
+    """Return the text of a cell without blanks around it, "" for a gap, and 1 and 0 for booleans."""
+    if value is None or (value != value) is True:
+        return ""
+    text = str(value if isinstance(value, str) else _text(value)).strip()
     return _SAME.get(text, text)
 
 
@@ -180,17 +214,21 @@ def _text(value: Any) -> str:
     Raises:
         UnidentifiedError: it is the address of an object.
     """
+    if isinstance(value, np.number | np.bool_):
+        value = value.item()  # np.float32(0.1) is another number than 0.1
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return str(_hash(_bytes(value)))
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{name}:{_text(part)}" for name, part in value.items()) + "}"
+        return "{" + ",".join(sorted(f"{name}:{_text(part)}" for name, part in value.items())) + "}"
+    if isinstance(value, set | frozenset):  # whose order is another one in each process
+        return "{" + ",".join(sorted(map(_text, value))) + "}"
     if isinstance(value, list | tuple | np.ndarray):
         if all(isinstance(part, int | float | np.number) for part in value):
             return str(_hash(_bytes(np.asarray(value, dtype=np.float64))))
         return "[" + ",".join(map(_text, value)) + "]"
-    if hasattr(value, "tobytes") and hasattr(value, "size"):  # an image
+    if hasattr(value, "tobytes") and hasattr(value, "size") and not isinstance(value, np.generic):  # an image
         return f"{value.size}{_hash(bytes(value.tobytes()))}"
     text = str(value)
     if _ADDRESS.search(text):

@@ -22,7 +22,7 @@ from piebald.data.clients.collate import Collate, lengths_of
 from piebald.data.clients.convert import floats, kind, target_arrays
 from piebald.data.clients.lists import Lists
 from piebald.data.clients.owner import ALLOWED, Owner, different_names, is_table_path, read_owners
-from piebald.data.clients.pairs import from_pairs, pair
+from piebald.data.clients.pairs import from_pairs, looking_alike, pair
 from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.clients.prepared import PreparedClients, prepared
 from piebald.data.partition.row_keys import RowKeys
@@ -191,10 +191,12 @@ def clients_of_table(
     whole = [client for client in range(len(names)) if not table.lacking.get(client)]
     # rows of clients that lack inputs have zeros in them, which a model would take for values
     tested = [parts["test"][client] for client in whole] if table.lacking else [parts["test"].values]
-    extra = partial(_extra, x=table.x, y=y, classes=named, tokens=tokens, collate=collate)
+    pool = Rows(*(pytree.mapped(torch.from_numpy, tree) for tree in (table.x, y)))
+    like = Rows(floats(pytree.take(pool.x, slice(1))), pool.y)
+    extra = partial(_extra, like=like, classes=named, tokens=tokens, collate=collate)
     return PooledClients(
-        pytree.mapped(torch.from_numpy, table.x),
-        pytree.mapped(torch.from_numpy, y),
+        pool.x,
+        pool.y,
         parts,
         names=names,
         classes=named,
@@ -357,7 +359,7 @@ def table_of(owners: Sequence[Owner], reading: Reading) -> ClientTable:
     """Return the rows of owners as one table.
 
     Args:
-        owners: who gave rows, none of them a `DataSet` or `Clients`.
+        owners: who gave rows, none of them `Clients`.
         reading: what is taken of them.
 
     Raises:
@@ -369,31 +371,19 @@ def table_of(owners: Sequence[Owner], reading: Reading) -> ClientTable:
         return from_frame(first.content, reading) if first.name is None else from_frames(frames, reading)
     if all(owner.is_hub for owner in owners):
         return from_hub(owners, reading)
-    if isinstance(first.content, DataSet | HoldsRows):
+    if first.clients is not None or (first.data_set is not None and reading.owned):
         raise SettingError(f"clients must come from {ALLOWED}, got {type(first.content).__name__}")
     for argument in ("client", "target", "features"):
-        if getattr(reading, argument) is not None:
+        if first.data_set is None and getattr(reading, argument) is not None:
             raise SettingError(f"{argument} names columns of a table, and these rows are arrays: leave {argument} out")
     return from_pairs(owners, reading)
 
 
-def _extra(
-    who: str, rows: Any, *, x: Any, y: Any, classes: Sequence[str] | None, tokens: bool, collate: Collate
-) -> Rows:
-    """Rows besides the clients', which must look like theirs, x and y."""
-    own_x, own_y = pair(rows, who, tokens, lengths_of(x, y) if collate == "pad" else None)
-    own_y = target_arrays(own_y, who, classes)
-    if pytree.kinds(own_x) != pytree.kinds(x) or _types(own_y) != _types(y):
-        raise SettingError(
-            f"{who} must look like the clients' rows, {pytree.rows_of(x)} and {_types(y)} targets, "
-            f"got {pytree.rows_of(own_x)} and {_types(own_y)}"
-        )
-    return Rows(floats(pytree.mapped(torch.from_numpy, own_x)), pytree.mapped(torch.from_numpy, own_y))
-
-
-def _types(y: Any) -> str:
-    """Types of targets, with their names where they are several."""
-    return " and ".join(f"{name} {leaf.dtype}".strip() for name, leaf in pytree.named_leaves(y))
+def _extra(who: str, rows: Any, *, like: Rows, classes: Sequence[str] | None, tokens: bool, collate: Collate) -> Rows:
+    """Rows besides the clients', which must look like theirs."""
+    x, y = pair(rows, who, tokens, lengths_of(like.x, like.y) if collate == "pad" else None)
+    own = (pytree.mapped(torch.from_numpy, tree) for tree in (x, target_arrays(y, who, classes)))
+    return looking_alike(Rows(floats(next(own)), next(own)), like, who)
 
 
 _SEVERAL = 50  # classes: of more than that, with hardly two rows each, targets are names rather than classes

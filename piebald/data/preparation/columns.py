@@ -90,7 +90,7 @@ class CodedTable:
         for place, name in enumerate(frame.columns):
             series = frame[name]
             # numbers beyond 2 ** 53 travel as text, or different accounts would be one
-            if is_numeric(series) and not _is_inexact(series):
+            if is_numeric(series) and not is_inexact(series):
                 numbers[:, place] = series.to_numpy(dtype=np.float64, na_value=np.nan)
                 continue
             codes, different = factorized(series)
@@ -189,10 +189,10 @@ def is_numeric(series: pd.Series) -> bool:
     return getattr(series.dtype, "kind", "O") in "iuf"
 
 
-def _is_inexact(series: pd.Series) -> bool:
+def is_inexact(series: pd.Series) -> bool:
     """Return whether a column has whole numbers that float64 has not, such as numbers of accounts."""
-    kind = getattr(series.dtype, "kind", "O")
-    return kind in "iu" and len(series) > 0 and not -_EXACT <= int(series.min()) <= int(series.max()) <= _EXACT
+    is_whole = getattr(series.dtype, "kind", "O") in "iu"
+    return is_whole and bool(((series < -_EXACT) | (series > _EXACT)).any())
 
 
 def _text(value: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from piebald.contracts import Clients, HoldsRows
+from piebald.contracts import Clients
 from piebald.contracts.data import blank_row
 from piebald.core import pytree
 from piebald.core.errors import SettingError
@@ -78,7 +78,7 @@ def _client(
     agreed = None if meta.get("preparation") is None else Preparation(**meta["preparation"])
     split = SplitSettings.of(meta.get("split"))
     owner = read_owners(content, pair=True)[0]
-    if owner.name is not None or isinstance(owner.content, HoldsRows):
+    if owner.name is not None or owner.clients is not None:
         return DataSource(source=source).rows_of(content)  # type: ignore[return-value]  # they are clients already
     division = _like_the_run(split, owner.columns, validation, test)
     regression, goal, features = bool(about.get("regression")), target or about.get("target"), about.get("features")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from piebald.contracts import Clients, HoldsRows, Split
+from piebald.contracts import Clients, Split
 from piebald.core import pytree
 from piebald.core.arguments import Share
 from piebald.core.errors import SettingError, shown, unknown
@@ -170,14 +170,13 @@ def tree_data(
     divided = {"validation": validation, "test": test, "split": split}
     given: dict[str, Any] = {argument: value for argument, value in divided.items() if value is not None}
     owners = read_owners(source, client)
-    rows = owners[0].content
-    if isinstance(rows, HoldsRows):
+    clients = owners[0].clients
+    if clients is not None:
         # their splits may be kept for a test, which a second division would mix up
         if given:
             raise SettingError(
                 f"{next(iter(given))} divides the rows of tables, and these clients have theirs: leave it out"
             )
-        clients = cast(Clients, rows)
         if columns_of(clients) is not None and not isinstance(clients, PreparedClients):
             clients = prepared(clients, settings, name, origin="the rows")
     else:
