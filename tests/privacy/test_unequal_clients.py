@@ -59,11 +59,16 @@ def federations(count: int) -> list[tuple[float, int, int, int, list[int]]]:
 @pytest.mark.full
 @pytest.mark.parametrize("part", range(4))
 def test_the_stated_epsilon_is_the_largest_of_any_client(part: int) -> None:
-    for noise, batch, epochs, rounds, sizes in federations(200)[part::4]:
+    losses = LossAccountant()
+    for place, (noise, batch, epochs, rounds, sizes) in enumerate(federations(200)[part::4]):
         recipe = recipes.dp_sgd(noise=noise, batch=batch, epochs=epochs)
+        trainer: Any = recipe.training
         largest = max(of_client(noise, batch, epochs, rounds, size) for size in sizes)
-        spent = Spending(recipe, sizes, True).after(rounds)[0]["epsilon"]
-        assert largest * (1 - 1e-6) <= spent <= largest * (1 + 2e-3), (noise, batch, epochs, rounds, sizes)
+        spent = [NoisySteps(trainer, noise, sizes).most(rounds, DELTA, losses.epsilon)[0]]
+        if place % 10 == 0:  # what a run states besides is by other accountants, which take their time
+            spent.append(Spending(recipe, sizes, True).after(rounds)[0]["epsilon"])
+        for epsilon in spent:
+            assert largest * (1 - 1e-6) <= epsilon <= largest * (1 + 2e-3), (noise, batch, epochs, rounds, sizes)
 
 
 @pytest.mark.parametrize("rounds", [1, 6, 7])
