@@ -22,7 +22,7 @@ Table = Mapping[str, Mapping[str, float]]  # rows by the category of one column 
 Mode = Literal["exact", "secure", "private", "secure and private"]
 
 
-class Result(ABC):
+class PooledResult(ABC):
     """A result over clients, which notebooks show as a table.
 
     Attributes:
@@ -128,7 +128,7 @@ class TextColumn:
 
 @checked_class
 @dataclass(frozen=True, slots=True)
-class FederatedStatistics(Result):
+class FederatedStatistics(PooledResult):
     """Statistics over the rows of all clients.
 
     Attributes:
@@ -260,7 +260,7 @@ _OF_COEFFICIENTS = ("names", "coefficients", "errors", "covariance")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Estimates(Result):
+class Estimates(PooledResult):
     """Estimates of all clients' rows.
 
     Attributes:

@@ -34,7 +34,7 @@ from piebald.statistics.noisy_models import (
     noisy_counts,
     tested_with_noise,
 )
-from piebald.statistics.pooled_statistics import Estimates, Result, plain_value
+from piebald.statistics.pooled_statistics import Estimates, PooledResult, plain_value
 
 Transform = Literal["identity", "log", "km", "rank"]
 _Z = 1.959963984540054  # of intervals that cover with a probability of 0.95
@@ -190,7 +190,7 @@ class SurvivalCurve:
 
 @checked_class
 @dataclass(frozen=True, slots=True, eq=False)
-class Survival(Result):
+class Survival(PooledResult):
     """Kaplan-Meier curves of groups of rows, and the log-rank test of whether they differ.
 
     Attributes:

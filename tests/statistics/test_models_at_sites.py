@@ -206,7 +206,7 @@ def test_a_model_with_a_third_as_many_coefficients_as_rows_is_refused(tmp_path: 
 
 
 def test_questions_are_counted(tmp_path: Path) -> None:
-    few = Policy(queries=["model_sums"], questions={"model_sums": 3})
+    few = Policy(queries=["model_sums"], questions={"model_sums": 3}, least_rows=1)
     columns = ModelColumns(PLANS[False].clients, FEATURES, "falls", "train", CODES, False)
     runtime = InProcess(PLANS[False], [few, ALLOWED, ALLOWED], None, tmp_path)
     asked = ModelClients(columns, runtime, PLANS[False].work, PLANS[False].clients)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import SettingError
-from piebald.statistics.pooled_statistics import Result, plain_value
+from piebald.statistics.pooled_statistics import PooledResult, plain_value
 from piebald.statistics.trees.client_rows import OBJECTIVES, margins_of
 from piebald.statistics.trees.encoding import Encoding
 from piebald.statistics.trees.forest import LEAF, Floats32
@@ -30,7 +30,7 @@ Scores = Mapping[str, Any]  # numbers by name, NaN where a score is not defined
 
 @checked_class
 @dataclass(frozen=True, slots=True, eq=False)
-class BoostedTrees(Result):
+class BoostedTrees(PooledResult):
     """Gradient-boosted trees over clients.
 
     Attributes:
