@@ -10,6 +10,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import CodeType
 from typing import Any, Self
 
 import torch
@@ -215,7 +216,7 @@ def _unlike_reason(work: ClientWork, clients: Clients, options: RunOptions) -> s
 _NO_INFLUENCE = frozenset(
     ("piebald", "torch", "python", "machine", "label", "plugins", "metric", "metrics", "per_class", "runtime",
      "checkpoint_every", "settings", "rounds", "stop", "evaluate", "keep", "threshold", "trackers", "privacy",
-     "higher_is_better", "paper", "model", "gathered_bytes")
+     "higher_is_better", "paper", "gathered_bytes")
 )  # fmt: skip
 
 
@@ -230,7 +231,13 @@ def _noise_key(meta: Mapping[str, Any], work: ClientWork, clients: Clients) -> s
     if isinstance(work.trainer, Sgd):  # passes that add up to the same steps are the same mechanism
         table["training"] = {**table["training"], "batch": work.trainer.step_rows, "accumulate": 1}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
-    digest.update(json.dumps(meta["runtime"].get("fleet"), sort_keys=True, default=str).encode())
+    runtime = [meta["runtime"].get(name) for name in ("fleet", "bfloat16", "tf32")]
+    digest.update(json.dumps(runtime, sort_keys=True, default=str).encode())
+    digest.update(repr(work.model).encode())
+    for function in (work.objective.loss, *(type(module).forward for module in work.model.modules())):
+        if (code := getattr(function, "__code__", None)) is not None:
+            constants = [value for value in code.co_consts if not isinstance(value, CodeType)]
+            digest.update(code.co_code + repr((code.co_names, constants)).encode())
     digest.update(raw(work.initial))
     indexed = clients if isinstance(clients, InMemory) and clients.in_memory() else None
     digest.update(rows_digest(None if indexed is None else indexed.pool()).encode())
