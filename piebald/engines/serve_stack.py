@@ -116,9 +116,7 @@ def train_input(engine: Engine, stack: ClientStack) -> TrainInput:
     wide = torch.float64 if float64_device(device) == device else torch.float32
     committed = moved(torch.tensor(stack.committed, dtype=wide), device).unsqueeze(1)
     statistics = layout.shared - layout.shared_trained
-    hidden = None if stack.query is None else stack.query.hiding()
-    summed = trains or (hidden is not None and hidden.masked)
-    clients = engine.work.shown_numbers(stack.clients) if summed else stack.clients
+    clients = engine.work.shown_numbers(stack.clients) if trains else stack.clients
     return TrainInput(model, layout.shared, state, vectors, stack.versions, committed, examples, clients, statistics)
 
 

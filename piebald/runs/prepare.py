@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -233,11 +234,10 @@ def _noise_key(meta: Mapping[str, Any], work: ClientWork, clients: Clients) -> s
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     runtime = [meta["runtime"].get(name) for name in ("fleet", "bfloat16", "tf32")]
     digest.update(json.dumps(runtime, sort_keys=True, default=str).encode())
-    digest.update(repr(work.model).encode())
+    digest.update(re.sub(" at 0x[0-9a-f]+", "", repr(work.model)).encode())  # another address in each process
     for function in (work.objective.loss, *(type(module).forward for module in work.model.modules())):
         if (code := getattr(function, "__code__", None)) is not None:
-            constants = [value for value in code.co_consts if not isinstance(value, CodeType)]
-            digest.update(code.co_code + repr((code.co_names, constants)).encode())
+            digest.update(code.co_code + repr((code.co_names, _constants(code))).encode())
     digest.update(raw(work.initial))
     indexed = clients if isinstance(clients, InMemory) and clients.in_memory() else None
     digest.update(rows_digest(None if indexed is None else indexed.pool()).encode())
@@ -245,6 +245,13 @@ def _noise_key(meta: Mapping[str, Any], work: ClientWork, clients: Clients) -> s
         digest.update(f"{name} {clients.size(client, 'train')}\n".encode())
         digest.update(b"" if indexed is None else indexed.indices(client, "train").tobytes())
     return digest.hexdigest()
+
+
+def _constants(code: CodeType) -> list[str]:
+    """Return the constants of code without that of functions in it, alike in every process."""
+    values = [value for value in code.co_consts if not isinstance(value, CodeType)]
+    # the order of a set of texts is another in each process
+    return [repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value) for value in values]
 
 
 def _adds_noise(work: ClientWork) -> bool:

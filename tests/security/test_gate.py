@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar
@@ -29,7 +30,7 @@ from piebald.federation.hub.server_runtime import FederationServer
 from piebald.federation.link.frames import Connection, FrameKind, decode_frame
 from piebald.federation.link.messaging import SERVER
 from piebald.federation.link.shared_socket import SharedSocket
-from piebald.federation.link.wire_format import contents, digest, unpack
+from piebald.federation.link.wire_format import contents, digest, unpack, unpack_update
 from piebald.federation.link.wire_messages import (
     CheckRequest,
     Hello,
@@ -322,6 +323,23 @@ def test_failures_tell_nothing_of_rows_where_rows_are_hidden(name: str, monkeypa
         assert b"7.9" not in counted
         assert b"8 of" not in counted
         assert counted != told  # that a budget is spent is told, without a number
+
+
+def test_numbers_that_are_not_finite_stay_at_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON has none, and the server would refuse the whole result."""
+    work, serve = hidden(recipes.fedavg(lr=0.1)), task_runner.serve
+    runner = TaskRunner(SiteClient(work, clients(), 0), Policy(), "cpu")
+
+    def lacking(*arguments: Any) -> Any:
+        return replace(serve(*arguments), metrics={"loss": np.array([math.nan])})
+
+    monkeypatch.setattr(task_runner, "serve", lacking)
+    task = Task(1, 0, 0, {"model": work.initial})
+    update, failure, _ = runner.serve(task, None)
+    told, reason = unpack_update(runner.gate.result(task, update, failure))
+    assert reason is None
+    assert told is not None
+    assert told.metrics == {}
 
 
 @pytest.mark.parametrize(("recipe", "told"), [("fedavg", True), ("dp_sgd", False)])

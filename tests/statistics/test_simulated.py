@@ -85,7 +85,7 @@ def test_a_fit_prepares_the_rows_of_a_client_once(table: pandas.DataFrame, monke
     monkeypatch.setattr(models, "model_rows", lambda plan, rows: prepared.append(rows.name) or model_rows(plan, rows))
     fit = piebald.glm(table, client="who", target="y", columns=["x"], family="binomial", robust=True)
     assert fit.iterations > 4
-    assert prepared == list("abcd")
+    assert sorted(prepared) == list("abcd")  # in threads, in any order
 
 
 def test_what_follows_from_rows_is_computed_anew_from_other_rows_or_by_another_key() -> None:
