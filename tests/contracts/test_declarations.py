@@ -236,7 +236,9 @@ def test_small_weights_are_not_rounded_away_in_masked_sums() -> None:
     """Weights are rounded in units of what members said before; the mean was off by about a hundredth."""
     recipe = recipes.fedavg(lr=0.1).with_(aggregation=Faint())
     plain = piebald.run(recipe, federation(), model, **FEW)
-    masked = piebald.run(recipe.with_(transforms=["secure_aggregation"]), federation(), model, **FEW)
+    masked = piebald.run(
+        recipe.with_(transforms=[{"kind": "secure_aggregation", "largest_share": 0.9}]), federation(), model, **FEW
+    )
     torch.testing.assert_close(masked.model().weight, plain.model().weight, atol=1e-5, rtol=0)
 
 
