@@ -378,7 +378,7 @@ class ClientContext(Protocol):
         Args:
             split: the rows.
             key: what the values follow from besides the rows; of each client and split the last one is remembered.
-            function: of rows and the name of their client.
+            function: of rows and the name of their client, which is the same for all under masks.
         """
 
     @property

@@ -135,8 +135,12 @@ class EngineContext:
         return [self.engine.row_loader.rows(client, split) for client in self.stack.clients]
 
     def cached(self, split: Split, key: Hashable, function: Callable[[Rows, str], T]) -> list[T]:
-        loader = self.engine.row_loader
-        return [loader.cached(client, split, key, function) for client in self.stack.clients]
+        loader, hides = self.engine.row_loader, self.engine.work.is_masked(self.stack.query)
+        return [
+            # under masks no client is told which one it is
+            loader.cached(client, split, key, function, "this client" if hides else str(loader.clients.names[client]))
+            for client in self.stack.clients
+        ]
 
     @property
     def features(self) -> Sequence[str]:

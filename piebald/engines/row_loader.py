@@ -155,8 +155,8 @@ class RowLoader:
         rows = self._rows(client, split)
         return Rows(pytree.moved(rows.x, self.device), pytree.moved(rows.y, self.device))
 
-    def cached(self, client: int, split: Split, key: Hashable, function: Callable[[Rows, str], T]) -> T:
-        """Return a function of a client's rows and its name, see `contracts.ClientContext.cached`."""
+    def cached(self, client: int, split: Split, key: Hashable, function: Callable[[Rows, str], T], name: str) -> T:
+        """Return a function of a client's rows and a name, see `contracts.ClientContext.cached`."""
         if self._pool is None:
             with self._lock:
                 rows = self.clients.rows(client, split)
@@ -166,12 +166,12 @@ class RowLoader:
         # tensors of `torch.inference_mode` count no changes
         versions = [(id(tensor), None if tensor.is_inference() else tensor._version) for tensor in tensors]
         known = self._cached.get((client, split))
-        if known is not None and known[:2] == (key, versions):
+        if known is not None and known[:2] == ((key, name), versions):
             value: T = known[2]
             return value
-        value = function(self.rows(client, split), str(self.clients.names[client]))
+        value = function(self.rows(client, split), name)
         # with the tensors, so that no other object gets their ids
-        self._cached[client, split] = key, versions, value, tensors
+        self._cached[client, split] = (key, name), versions, value, tensors
         return value
 
     def _lacked(self, clients: Sequence[int]) -> frozenset[str]:

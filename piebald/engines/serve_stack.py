@@ -116,7 +116,7 @@ def train_input(engine: Engine, stack: ClientStack) -> TrainInput:
     wide = torch.float64 if float64_device(device) == device else torch.float32
     committed = moved(torch.tensor(stack.committed, dtype=wide), device).unsqueeze(1)
     statistics = layout.shared - layout.shared_trained
-    clients = engine.work.shown_numbers(stack.clients) if trains else stack.clients
+    clients = engine.work.shown_numbers(stack.clients, stack.query)
     return TrainInput(model, layout.shared, state, vectors, stack.versions, committed, examples, clients, statistics)
 
 

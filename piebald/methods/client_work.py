@@ -172,6 +172,11 @@ class ClientWork(ModelSpec):
         last = self.transforms[-1] if self.transforms else None
         return last if isinstance(last, MaskingTransform) else None
 
+    def is_masked(self, query: Query | None) -> bool:
+        """Return whether an update, or the answer to a query, leaves under masks."""
+        hidden = None if query is None else query.hiding()
+        return self.masking is not None and (query is None or (hidden is not None and hidden.masked))
+
     @property
     def digest(self) -> str:
         """The digest of what a client does in training, which must be the same for all members of a masked sum."""
@@ -190,9 +195,9 @@ class ClientWork(ModelSpec):
         known = objective.domain.known_rows(targets).sum() if objective.count is None else objective.count(targets)
         return int(known)
 
-    def shown_numbers(self, clients: Sequence[int]) -> Sequence[int]:
-        """The numbers of clients as trainers and transforms see them, under masks one for all."""
-        return clients if self.masking is None else [0] * len(clients)
+    def shown_numbers(self, clients: Sequence[int], query: Query | None = None) -> Sequence[int]:
+        """The numbers of clients as trainers, transforms and queries see them, under masks one for all."""
+        return [0] * len(clients) if self.is_masked(query) else clients
 
     @property
     def compressor(self) -> Compressor | None:

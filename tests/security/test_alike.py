@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
+import pandas
 import pytest
 import torch
 from pydantic import BaseModel
@@ -30,6 +32,7 @@ from piebald.methods.recipe import Recipe
 from piebald.methods.transforms import Transform
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation.alike import CLIENT_FIELDS
+from piebald.statistics.queries.trees import MaskedTreeSumsQuery
 from tests.fakes import classified, seeded, simulate
 from tests.federation.conftest import SITES, provisioned, settings
 
@@ -324,6 +327,27 @@ def test_code_at_clients_is_told_no_number_of_a_client_under_masks() -> None:
 
     torch.testing.assert_close(step(ForOne(), "secure_aggregation"), step(), atol=1e-5, rtol=0)
     assert not torch.allclose(step(ForOne()), step(), atol=1e-3)
+
+
+@pytest.mark.parametrize("hides", [True, False])
+def test_a_question_under_masks_is_told_no_client(hides: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site's own kind of question could answer at one member alone, and zero at all others."""
+    numbers, names = set[int](), set[str]()
+    answer, rows_of = MaskedTreeSumsQuery.answer, MaskedTreeSumsQuery._split_rows
+
+    def answered(self: MaskedTreeSumsQuery, inputs: Any, *arguments: Any) -> Any:
+        numbers.update(inputs.clients)
+        return answer(self, inputs, *arguments)
+
+    def split_rows(self: MaskedTreeSumsQuery, rows: Any, name: str) -> Any:
+        names.add(name)
+        return rows_of(self, rows, name)
+
+    monkeypatch.setattr(MaskedTreeSumsQuery, "answer", answered)
+    monkeypatch.setattr(MaskedTreeSumsQuery, "_split_rows", split_rows)
+    table = pandas.DataFrame({"x": np.arange(60.0), "y": np.arange(60) % 2, "who": np.array(list("abc") * 20)})
+    piebald.trees(table, client="who", target="y", form="histogram", rounds=1, secure=hides, compare=False)
+    assert (len(numbers), len(names)) == ((1, 1) if hides else (3, 3))
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vmapped"])

@@ -92,15 +92,15 @@ def test_what_follows_from_rows_is_computed_anew_from_other_rows_or_by_another_k
     clients = TableClients.of([ClientColumns("a", 3, {"x": np.arange(3.0)}, {})])
     loader, calls = RowLoader(clients, torch.device("cpu")), list[Any]()
     count = lambda rows, name: calls.append(rows) or len(calls)  # noqa: E731
-    assert [loader.cached(0, "train", key, count) for key in ("one", "one", "two", "one")] == [1, 1, 2, 3]
+    assert [loader.cached(0, "train", key, count, "a") for key in ("one", "one", "two", "one")] == [1, 1, 2, 3]
     # the rows of a table are not copied on their way to a question
     assert calls[0].x.data_ptr() == clients.rows(0, "train").x.data_ptr()  # type: ignore[union-attr]
     clients._rows = [{"train": Rows(torch.ones(2, 1), torch.zeros(2, 0))}]
-    assert loader.cached(0, "train", "one", count) == 4
+    assert loader.cached(0, "train", "one", count, "a") == 4
     clients.rows(0, "train").x[0] = 9.0  # type: ignore[index]
-    assert [loader.cached(0, "train", "one", count) for _ in range(2)] == [5, 5]
+    assert [loader.cached(0, "train", "one", count, "a") for _ in range(2)] == [5, 5]
     # of another client or split it is another value, and the same one afterwards
-    assert [loader.cached(0, split, "one", count) for split in ("test", "train")] == [6, 5]
+    assert [loader.cached(0, split, "one", count, "a") for split in ("test", "train")] == [6, 5]
 
 
 def test_noise_of_clients_is_new_in_each_call(table: pandas.DataFrame) -> None:

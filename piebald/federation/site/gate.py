@@ -176,10 +176,9 @@ class Gate:
     def _undeclared(self, task: Task, update: Update) -> str | None:
         """Return what a result carries besides what its task may tell, or None."""
         query = task.query
-        hidden = None if query is None else query.hiding()
         if isinstance(query, KeyQuery):
             form = ResultForm(dict.fromkeys(query.answers), (), 0, 0)
-        elif self._work.masking is not None and (query is None or (hidden is not None and hidden.masked)):
+        elif self._work.is_masked(query):
             form = ResultForm({SUM: None}, (), 0, 0)
         else:
             form = self._work.result_form(task, self.rows)

@@ -210,9 +210,7 @@ class Simulation:
     def _deliver(self, due: Due) -> Result:
         event, task = due.event, due.event.task
         update, failure = event.update, event.failure
-        hiding = None if task.query is None else task.query.hiding()
-        masks = self.work.masking is not None and (task.query is None or (hiding is not None and hiding.masked))
-        if update is not None and masks:
+        if update is not None and self.work.is_masked(task.query):
             update, failure = masked(update, task, self.work, self._of(task))
         if event.counts:
             self.state_store.settle(task, kept=failure is None)

@@ -327,7 +327,8 @@ class MaskedTreeSumsQuery(BoostingQuery):
         # the size of the answer follows from `nodes`, so the trees that came must have as many open nodes
         if len(grown) != self.target.groups or self.level >= depth or len(open_nodes(grown, self.level)) != self.nodes:
             raise ValueError(f"the trees that came do not have {self.nodes} open nodes on level {self.level}")
-        words = self.seed, "trees", inputs.clients[place], self.round
+        # the same draws at each client, since under masks none is told its number
+        words = self.seed, "trees", self.round
         thresholds = self._thresholds(inputs, place, width)
         return rows.summed.histograms(margins, grown, self.level, thresholds, self.class_weights, *words)
 
