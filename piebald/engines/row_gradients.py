@@ -83,12 +83,13 @@ class RowGradients:
 
         parameters = {slot.name: tensors[slot.name].detach() for slot in slots if not slot.buffer}
         gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0, 0))(parameters, rows.x, rows.y, keys)
-        lengths = (
-            torch.stack([part.reshape(len(rows), -1).square().sum(1) for part in gradients.values()]).sum(0).sqrt()
-        )
-        # masked after shrinking: a row that only fills the batch up has a gradient as well
-        factors = shrink(lengths, clip) * mask
-        summed = {name: torch.tensordot(factors, finite(part, lengths), 1) for name, part in gradients.items()}
+        # under autocast a product, and so the sum that noise hides, would be in half precision
+        with torch.autocast(mask.device.type, enabled=False):
+            squares = [part.reshape(len(rows), -1).square().sum(1) for part in gradients.values()]
+            lengths = torch.stack(squares).sum(0).sqrt()
+            # masked after shrinking: a row that only fills the batch up has a gradient as well
+            factors = shrink(lengths, clip) * mask
+            summed = {name: torch.tensordot(factors, finite(part, lengths), 1) for name, part in gradients.items()}
         return summed, (finite(losses, losses) * mask).sum()
 
 
