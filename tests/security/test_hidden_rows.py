@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from piebald import recipes
 from piebald.contracts import Task
+from piebald.engines.row_gradients import RowGradients
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.site.policy import Policy
@@ -25,7 +26,7 @@ from piebald.methods.transforms import Gaussian
 from piebald.privacy.secure_aggregation.client_side import counted_rows
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
-from tests.fakes import federation, seeded, simulate
+from tests.fakes import classified, federation, seeded, simulate
 from tests.federation.conftest import provisioned
 
 SIZES, FEATURES = (11, 4), 4
@@ -282,6 +283,24 @@ def test_whether_a_model_can_be_trained_is_tried_on_no_row(rows: int) -> None:
     x[:, 0] = np.arange(rows)  # no two are alike
     run = trained(federation((x, np.zeros(rows, dtype=np.int64)), classes=["a", "b"]), seeded(Choosy), noise=1.0)
     assert statuses(run) == ["ok"]
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vmapped", "batched"])
+def test_clipped_sums_are_in_full_precision_under_autocast(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, no client could train by DP-SGD with bfloat16, whose sums were in it."""
+    kinds: set[torch.dtype] = set()
+    clipped_sum = RowGradients.clipped_sum
+
+    def summed(*arguments: Any) -> Any:
+        sums, losses = clipped_sum(*arguments)
+        kinds.update(part.dtype for part in sums.values())
+        return sums, losses
+
+    monkeypatch.setattr(RowGradients, "clipped_sum", summed)
+    recipe = recipes.dp_sgd(lr=0.5, batch=4, noise=1.0)
+    run = simulate(recipe, classified(8, 6), nn.Linear(4, 2), rounds=1, simulator={"engine": engine, "bfloat16": True})
+    assert not run.failures
+    assert kinds == {torch.float32}
 
 
 def test_noise_on_uploads_lets_no_buffer_by() -> None:
