@@ -279,7 +279,7 @@ def test_a_site_tells_what_is_allowed_and_keeps_the_row_to_itself() -> None:
     settings = SimpleNamespace(data=SimpleNamespace(target="grade"))
     terms = SimpleNamespace(outputs=[3])
     with pytest.raises(SettingError) as caught:
-        _check_targets(site, 0, OBJECTIVES["classification"], cast(Any, terms), cast(Any, settings))
+        _check_targets(site, 0, OBJECTIVES["classification"], cast(Any, terms), cast(Any, settings), hides=False)
     allowed = "class numbers from 0 to 2 (-100 where unknown)"
     assert str(caught.value) == f"its column 'grade' must be {allowed}, in train rows"
     assert f"train rows, column 'grade': targets must be {allowed}, got 3 in row " in str(caught.value.__cause__)

@@ -169,8 +169,8 @@ class Autocast:
     def __new__(cls, kind: str, *args: Any, **kwargs: Any) -> Any:
         return super().__new__(cls) if kind == DEVICE.type else cls.own(kind, *args, **kwargs)
 
-    def __init__(self, _: str, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    def __init__(self, _: str, dtype: torch.dtype = torch.float16, enabled: bool = True) -> None:
+        self.dtype = dtype if enabled else None
 
     def __enter__(self) -> Self:
         self.before, Autocast.wanted = Autocast.wanted, self.dtype

@@ -95,15 +95,7 @@ class Watch:
     def _hear(self, event: str, given: tuple[Any, ...]) -> None:
         if not self.on:
             return
-        starts = event in (
-            "os.system",
-            "subprocess.Popen",
-            "os.exec",
-            "os.posix_spawn",
-            "os.spawn",
-            "os.fork",
-            "pty.spawn",
-        )
+        starts = event in STARTS
         opens = event in ("open", "os.listdir", "os.scandir") and self.secret in os.fsdecode(_text(given[0]))
         imports = event == "import" and str(given[0]).partition(".")[0] == "canary"
         calls = event in ("os.remove", "os.rename", "socket.connect", "shutil.rmtree")

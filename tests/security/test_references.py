@@ -431,7 +431,7 @@ def test_tasks_and_questions_name_registered_kinds_alone(listed: str) -> None:
 def test_every_text_of_terms_and_folders_as_a_reference_starts_opens_and_imports_nothing(tmp_path: Path) -> None:
     """In a process of its own, whose starts of programs, opened files and imports Python itself reports."""
     made = subprocess.run(
-        [sys.executable, "-m", "tests.security.mutated_texts", str(tmp_path)],
+        [sys.executable, "-B", "-m", "tests.security.mutated_texts", str(tmp_path)],  # compiled files are renamed
         capture_output=True, text=True, env=ENVIRONMENT, timeout=1800, check=False,
     )  # fmt: skip
     assert made.returncode == 0, made.stdout + made.stderr
