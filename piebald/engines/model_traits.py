@@ -55,7 +55,7 @@ def probe(work: ClientWork, rows: Rows) -> Traits:
     """
     _check_finite(work)
     # a refusal may not tell of a row, so that where rows are hidden others stand for them
-    return _probe(work, rows[:_FEW] if work.row_privacy is None else _made_up(rows))
+    return _probe(work, rows[:_FEW] if work.row_privacy is None else made_up(rows))
 
 
 def _probe(work: ClientWork, few: Rows) -> Traits:
@@ -136,7 +136,7 @@ def _with_another_last(x: Tensor) -> Tensor:
     return torch.cat([x[:-1], torch.where(x[-1] == x[0], replacement, x[0]).to(x.dtype).unsqueeze(0)])
 
 
-def _made_up(rows: Rows) -> Rows:
+def made_up(rows: Rows) -> Rows:
     """Return a few rows of the same form: real numbers around 0, whole numbers of 0 and 1, and targets of 0."""
     rng = torch.Generator().manual_seed(0)
 

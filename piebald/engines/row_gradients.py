@@ -36,6 +36,7 @@ from piebald.core.noise import NoiseSource, hidden
 from piebald.core.parameters import Layout
 from piebald.core.randomness import long_key
 from piebald.engines.keyed_dropout import KeyedDropout, mix
+from piebald.engines.model_traits import made_up
 from piebald.engines.scoring import ScoringEngine
 
 _log = logging.getLogger(__name__)
@@ -261,9 +262,10 @@ class ClippingEngine(ScoringEngine):
         return RowGradients(self.module, self.work.layout, self.loss)
 
     def vectorizes(self, rows: Rows) -> bool:
-        """Return whether gradients of single rows can be computed through vmap; tried once, on two of some rows."""
-        if self._vectorizes is None and len(rows):
-            self._vectorizes = not self.traits.random and not self.padded and self._tried(rows[:2])
+        """Return whether gradients of single rows can be computed through vmap; tried once, on rows of this form."""
+        if self._vectorizes is None:
+            # not on these rows themselves: one row would decide how the gradients of all others are computed
+            self._vectorizes = not self.traits.random and not self.padded and self._tried(made_up(rows))
         return bool(self._vectorizes)
 
     def _tried(self, rows: Rows) -> bool:

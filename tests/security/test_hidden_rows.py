@@ -285,6 +285,39 @@ def test_whether_a_model_can_be_trained_is_tried_on_no_row(rows: int) -> None:
     assert statuses(run) == ["ok"]
 
 
+class ChoosyAlone(nn.Linear):
+    """A model that refuses large rows where it is not vectorized."""
+
+    def __init__(self) -> None:
+        super().__init__(FEATURES, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        alone = self.training and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        if alone and bool((x.abs() > 5).any()):
+            raise ValueError("a value beyond 5")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(("engine", "stack"), [("sequential", 1), ("vmapped", 2)])
+def test_how_gradients_are_computed_is_decided_by_no_row(
+    engine: str, stack: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the first rows of a batch decided whether the gradients of all others are computed at once."""
+    counts = list[int]()
+    clipped_sum = RowGradients.clipped_sum
+
+    def counted(*arguments: Any) -> Any:
+        counts[-1] += 1
+        return clipped_sum(*arguments)
+
+    monkeypatch.setattr(RowGradients, "clipped_sum", counted)
+    for value in (60.0, 1.0):
+        pair = np.full((30, FEATURES), value, dtype=np.float32), np.arange(30) % 2
+        counts.append(0)
+        trained(federation(pair, pair, classes=["a", "b"]), seeded(ChoosyAlone), engine, stack, noise=1.0, steps=2)
+    assert counts[0] == counts[1] > 1
+
+
 @pytest.mark.parametrize("engine", ["sequential", "vmapped", "batched"])
 def test_clipped_sums_are_in_full_precision_under_autocast(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, no client could train by DP-SGD with bfloat16, whose sums were in it."""
