@@ -10,6 +10,9 @@ absolute contributions, and n the least number of rows:
 - the n - 1 largest ones have no more than (n - 1) / n, as of n equal ones, so that many rows that hardly matter do not
   hide a few.
 
+Where a person has several rows, the rules are those of persons: as many of the largest contributions as one person has
+at most count as one, whoever they belong to.
+
 These rules protect from careless questions.  They are no proof against somebody who combines answers to many
 questions of their own choice: only noise is (`privacy.ledger`).
 """
@@ -17,7 +20,7 @@ questions of their own choice: only noise is (`privacy.ledger`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,17 +46,24 @@ class DisclosureRules:
     """The rules that sums without noise obey at one site (`contracts.Disclosure`).
 
     Attributes:
-        least_rows: the least number of rows, and of units, that contribute to a sum.
-        largest_share: the largest share of a row, or unit, in the sum of all absolute contributions.
+        least: the least number of persons, and of units, that contribute to a sum.
+        largest_share: the largest share of a person, or unit, in the sum of all absolute contributions.
+        rows_each: the most rows that one person has.
 
     Examples:
-        >>> rules = DisclosureRules(least_rows=3, largest_share=0.5)
+        >>> rules = DisclosureRules(least=3, largest_share=0.5)
         >>> rules.allow(np.array([[1.0], [1.1], [0.9], [1.0]])), rules.allow(np.array([[9.0], [0.1], [0.1], [0.1]]))
         (True, False)
     """
 
-    least_rows: int = LEAST_ROWS
+    least: int = LEAST_ROWS
     largest_share: float = LARGEST_SHARE
+    rows_each: int = 1
+
+    @property
+    def least_rows(self) -> int:
+        """The least number of rows that are always of `least` persons."""
+        return (self.least - 1) * self.rows_each + 1
 
     def allow(self, contributions: Floats, dominance_only: bool = False) -> bool:
         """Return whether the sums of contributions [n, k] may be told; one without any tells of nobody.
@@ -68,23 +78,25 @@ class DisclosureRules:
             return False
         # most sums of many rows are even enough by far, which is seen without an order of the rows
         with np.errstate(over="ignore"):
-            unclear = (largest > 0) & (largest * (2 + self.least_rows / self.largest_share) > sizes.sum(axis=0))
+            bound = self.rows_each * (2 + self.least / self.largest_share)
+            unclear = (largest > 0) & (largest * bound > sizes.sum(axis=0))
         # in units of the largest one, so that no total overflows
         return all(self._allow(sizes[:, place] / largest[place], dominance_only) for place in np.flatnonzero(unclear))
 
     def _allow(self, sizes: Floats, dominance_only: bool) -> bool:
         """Return whether a sum of contributions [n] of 0 to 1 may be told."""
-        fewer = self.least_rows - 1
+        fewer, one, two = self.least_rows - 1, self.rows_each, 2 * self.rows_each
         if not dominance_only and np.count_nonzero(sizes) <= fewer:
             return False
-        count = min(max(fewer, 2), len(sizes))
+        count = min(max(fewer, two), len(sizes))
         leading = np.sort(np.partition(sizes, len(sizes) - count)[len(sizes) - count :])[::-1]
         total = float(sizes.sum()) * (1 + _SLACK)
         even = bool(
-            leading[0] <= total * self.largest_share
-            and leading[:2].sum() <= total * min(_PAIR * self.largest_share, 1.0)
+            leading[:one].sum() <= total * self.largest_share
+            and leading[:two].sum() <= total * min(_PAIR * self.largest_share, 1.0)
         )
-        return even and (dominance_only or bool(leading[:fewer].sum() <= total * fewer / self.least_rows))
+        share = (self.least - 1) / self.least
+        return even and (dominance_only or bool(leading[:fewer].sum() <= total * share))
 
     def allow_counts(self, counts: Floats | Ints) -> bool:
         """Return whether counts of rows may be told: each is of no row, or of enough of them."""
@@ -97,16 +109,17 @@ class DisclosureRules:
 
         Args:
             contributions: of rows, to some sums at a time [n, k].
-            units: whose each row is [n], such as a person; contributions of one unit count together as well.
+            units: what each row belongs to [n], such as a ward; contributions of one unit count together as well.
             dominance_only: see `allow`.
 
         Raises:
             Withheld: a rule is broken.
         """
         numbers = None if units is None else np.unique(units, return_inverse=True)[1]
+        of_units = replace(self, rows_each=1)
         for block in contributions:
-            of_units = [] if numbers is None else [_summed(block, numbers)]
-            if not all(self.allow(part, dominance_only) for part in (block, *of_units)):
+            allowed = self.allow(block, dominance_only)
+            if not allowed or not (numbers is None or of_units.allow(_summed(block, numbers), dominance_only)):
                 raise Withheld
 
     def check_counts(self, counts: Floats | Ints) -> None:

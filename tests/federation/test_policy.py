@@ -173,7 +173,7 @@ def test_counts_by_class_leave_a_site_only_where_its_policy_names_them() -> None
     for wrong in (answer.vectors["confusion"] * 2, answer.vectors["confusion"][:50], -answer.vectors["confusion"]):
         assert query.reject_reason(dataclasses.replace(answer, vectors={"confusion": wrong}), plan.work) is not None
     hiding = Policy(queries=["confusion"], least_rows=2)
-    told, reason = Gate(hiding, plan.work, plan.clients, 0).checked(task, answer)
+    told, reason = Gate(hiding, plan.work, plan.clients, 0, hiding.disclosure()).checked(task, answer)
     assert told is None
     assert "the answer is about fewer than the 2 rows that this site demands" in (reason or "")
 
@@ -231,7 +231,7 @@ def test_updates_are_checked_before_they_leave(longer: dict[str, int], says: str
     task = Task(1, 0, 0, {"model": plan.work.initial[:size], "control": control})
     sizes = {"model": size, "control": len(control), "rows": 4}
     update = Update({name: torch.zeros(sizes[name] + more) for name, more in longer.items()}, 1, 1, {})
-    left, reason = Gate(Policy(), plan.work, plan.clients, 0).checked(task, update)
+    left, reason = Gate(Policy(), plan.work, plan.clients, 0, Policy().disclosure()).checked(task, update)
     assert (left is None) == (reason is not None) == (says is not None)
     assert (says or "") in (reason or "")
 

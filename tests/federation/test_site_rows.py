@@ -213,12 +213,15 @@ def test_a_stated_key_knows_rows_whose_columns_change(tmp_path: Path) -> None:
     assert first == in_order
 
 
-def test_a_key_is_a_column_of_a_table(place: Path) -> None:
+@pytest.mark.parametrize("role", ["key", "person"])
+def test_a_key_and_a_person_are_columns_of_a_table(role: str, place: Path) -> None:
     for source, columns in (("my_data.py:pair", {}), ("own.npz", {}), ("all.csv", TABLE)):
-        with pytest.raises(SettingError, match=r"key names columns of a table|no column .visit."):
-            read(place, source=source, key="visit", **columns)
-    found = read(place, RunRows(CLASSES, columns={"features": ["a", "b"]}), source="all.csv", key="a", **TABLE)
+        with pytest.raises(SettingError, match=rf"{role} names columns of a table|no column .visit."):
+            read(place, source=source, **{role: "visit"}, **columns)
+    found = read(place, RunRows(CLASSES, columns={"features": ["a", "b"]}), source="all.csv", **{role: "a"}, **TABLE)
     assert found.rows(0, "train").x.shape[1] == 2  # features may name it
+    whole, without = (read(place, source="all.csv", **named, **TABLE) for named in ({}, {role: "a"}))
+    assert without.rows(0, "train").x.shape[1] == whole.rows(0, "train").x.shape[1] - 1  # else it is no input
 
 
 def test_a_saved_hugging_face_data_set(place: Path) -> None:

@@ -421,7 +421,7 @@ def test_what_nobody_declared_stays(name: str) -> None:
 
 
 def gate_of(work: ClientWork) -> Gate:
-    return Gate(Policy(), work, clients(), 0)
+    return Gate(Policy(), work, clients(), 0, None)
 
 
 # -- the list

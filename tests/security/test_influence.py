@@ -12,13 +12,20 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from piebald import recipes
 from piebald.contracts import SUM, Task
+from piebald.core.moments import keys_of
+from piebald.data.clients.own_rows import RunRows
 from piebald.data.partition import clients_from
 from piebald.data.preparation.answers import KindsAnswer, ValuesAnswer
+from piebald.data.preparation.settings import PrepareSettings
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.site_rows import SiteSource, own_rows
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.models import Logistic
@@ -379,6 +386,73 @@ def test_rows_of_one_person_count_together() -> None:
     DisclosureRules().check([contributions])
     with pytest.raises(Withheld):
         DisclosureRules().check([contributions], people)
+
+
+@given(
+    arrays(np.float64, st.integers(12, 120), elements=st.floats(0, 1e6)), st.integers(1, 7), st.booleans(),
+    st.randoms(use_true_random=False),
+)  # fmt: skip
+def test_whoever_has_the_rows_no_person_has_a_large_share(
+    sizes: Any, rows_each: int, dominance_only: bool, random: Any
+) -> None:
+    """The rules hold for persons in whatever way rows belong to them, the largest to one person first of all."""
+    rules, of_persons = DisclosureRules(rows_each=rows_each), DisclosureRules()
+    if not rules.allow(sizes[:, None], dominance_only):
+        return
+    mixed = np.arange(len(sizes))
+    random.shuffle(mixed)
+    for order in (np.argsort(-sizes), mixed):
+        persons = np.add.reduceat(sizes[order], np.arange(0, len(sizes), rows_each))
+        assert of_persons.allow(persons[:, None], dominance_only)
+
+
+def test_rows_of_a_person_count_as_one_row() -> None:
+    """Of ten persons with three rows each, as of ten rows."""
+    assert DisclosureRules(rows_each=3).allow(np.ones((30, 1)))
+    assert not DisclosureRules(rows_each=3).allow(np.ones((27, 1)))
+    assert DisclosureRules(rows_each=3).allow_counts(np.array([0, 28]))
+    assert not DisclosureRules(rows_each=3).allow_counts(np.array([27]))
+
+
+PERSONAL = {
+    "a moment of which a person has most": StatisticsQuery(),
+    "a count of one person": StatisticsQuery(keys=tuple(map(tuple, keys_of(np.full((2, 2), [50.0, 1e6])).tolist()))),
+    "the name of a category of one person": PrepareNamesQuery(question={
+        "about": "values", "kinds": {"ward": "category"}, "scale": {}, "gaps": [], "forms": {}, "least_rows": 1}),
+    "scores of a model of one person's rows": Evaluate(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", PERSONAL)
+def test_a_person_with_several_rows_is_hidden_where_the_site_names_the_column(asked: str, tmp_path: Path) -> None:
+    """One patient has 12 of 140 rows, with most of each sum; without the column no row has much of it."""
+    rng, one = np.random.default_rng(4), np.arange(140) < 12
+    frame = pandas.DataFrame({
+        "patient": np.where(one, "p0", [f"p{row}" for row in range(140)]),
+        "dose": np.where(one, 100.0, rng.random(140)),
+        "ward": np.where(one, "isolation", "main"), "y": np.where(one, 90.0, rng.random(140)),
+    })  # fmt: skip
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    prepared, told = asked.startswith("the name"), {}
+    blank = clients_from({"a": (np.ones((20, 1), np.float32), np.arange(20, dtype=np.float32))}, regression=True)
+    plan = prepare(recipes.fedavg(), blank, Logistic([1], 1), RunOptions())
+    for person in (None, "patient"):
+        features = ["dose", "ward"] if prepared else ["dose"]
+        source = SiteSource(source="rows.csv", target="y", regression=True, person=person, features=features, test=0.0,
+                            validation=0.0)  # fmt: skip
+        run = RunRows(numbers=True, prepare=PrepareSettings() if prepared else None)
+        own = own_rows(source, tmp_path, "a", run, ["a"])
+        assert own.rows_each == (1 if person is None else 12)
+        policy = Policy(queries=["statistics", "prepare_names", "evaluate"])
+        where = TaskRunner(SiteClient(plan.work, own, 0, records=own.records, rows_each=own.rows_each), policy, "cpu")
+        told[person] = ask(where, PERSONAL[asked])
+    assert told[None][0] is not None
+    answer, _ = told["patient"]
+    if prepared:
+        assert "isolation" in unpacked(told[None][0].vectors["told"]).categories["ward"].names
+        assert unpacked(answer.vectors["told"]).categories["ward"].names == ["main"]
+    else:
+        assert answer is None or "global/loss" not in answer.metrics
 
 
 def test_a_million_rows_are_checked_in_blocks() -> None:

@@ -26,6 +26,7 @@ from piebald.data.clients.row_identity import (
     row_digests,
 )
 from piebald.data.clients.table_files import is_table, read_table
+from piebald.data.partition.split import Ints
 from piebald.data.partition.split_settings import division_of
 from piebald.data.partition.three_way_split import SPLITS
 from piebald.data.preparation.preparation import Preparation
@@ -215,9 +216,16 @@ def records_of(owners: Sequence[Owner], site: str, kind: str | None = None, key:
         owners: who gave rows; those of the site's name count alone, where one of them has it.
         site, kind, key: see `Owner.digests`.
     """
+    return counted_records(owners, site, kind, key)[0]
+
+
+def counted_records(
+    owners: Sequence[Owner], site: str, kind: str | None = None, key: str | None = None
+) -> tuple[Digests, Ints]:
+    """Return `records_of` and how many rows have each of the digests; arguments are the same."""
     own = [owner for owner in owners if owner.name == site] or owners
     digests = [owner.digests(site, kind, key) for owner in own]
-    return np.unique(np.concatenate(digests)) if all(map(len, digests)) else UNKNOWN
+    return np.unique(np.concatenate(digests) if all(map(len, digests)) else UNKNOWN, return_counts=True)
 
 
 def read_owners(source: Any, client: str | None = None, *, pair: bool = False, parts: bool = False) -> list[Owner]:

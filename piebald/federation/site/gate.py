@@ -29,6 +29,7 @@ from piebald.federation.site.policy import Policy, rows_read
 from piebald.federation.site.release_list import noises
 from piebald.federation.site.site_rows import SPLITS
 from piebald.methods.client_work import ClientWork
+from piebald.privacy.disclosure import DisclosureRules
 from piebald.privacy.secure_aggregation.client_side import Outcome
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.version import __version__
@@ -51,13 +52,16 @@ class Gate:
         work: the run, with the models of all clients.
         clients: all clients' names, and this site's rows.
         client: this site's client number.
+        rules: what answers without noise obey, None for nothing.
 
     Attributes:
         rows: how many rows the site has of each split.
     """
 
-    def __init__(self, policy: Policy, work: ClientWork, clients: Clients, client: int) -> None:
-        self._policy, self._work, self._clients, self._client = policy, work, clients, client
+    def __init__(
+        self, policy: Policy, work: ClientWork, clients: Clients, client: int, rules: DisclosureRules | None
+    ) -> None:
+        self._policy, self._work, self._clients, self._client, self._rules = policy, work, clients, client, rules
         self.rows = {split: len(clients.rows(client, split)) for split in SPLITS}
         # as the policy saw them: what a trainer declares later does not count
         self._declared = {"model", *work.of(client).uploads()}
@@ -104,7 +108,7 @@ class Gate:
             return f"{REFUSED}the answer is as long as the model, beside {hiding}"
         if len(answer.metrics) > _NUMBERS:
             return f"{REFUSED}the answer carries {len(answer.metrics)} numbers, at most {_NUMBERS} are allowed"
-        rules = None if hidden is not None and hidden.noise else self._policy.disclosure
+        rules = None if hidden is not None and hidden.noise else self._rules
         fewest = None if rules is None else query.fewest_rows(answer)
         if rules is not None and fewest is not None and fewest < rules.least_rows:
             return f"{REFUSED}the answer is about fewer than the {rules.least_rows} rows that this site demands"

@@ -188,12 +188,15 @@ class Policy(BaseModel):
         """Whether the policy itself says that small numbers of rows are hidden."""
         return self.least_rows is not None and self.least_rows > 1
 
-    @property
-    def disclosure(self) -> DisclosureRules | None:
-        """The rules of sums that leave without noise, None where the site's owner has taken them away."""
+    def disclosure(self, rows_each: int = 1) -> DisclosureRules | None:
+        """Return the rules of sums that leave without noise, None where the site's owner has taken them away.
+
+        Args:
+            rows_each: the most rows of one person at this site.
+        """
         if self.least_rows == 1:
             return None
-        return DisclosureRules(self.least_rows or LEAST_ROWS, self.largest_share)
+        return DisclosureRules(self.least_rows or LEAST_ROWS, self.largest_share, rows_each)
 
     def most_asked(self, query: Query) -> int | None:
         """Return how many questions like this one are answered about the same rows, None for any number."""
@@ -304,7 +307,7 @@ class Policy(BaseModel):
 
     def rounds(self, work: ClientWork) -> bool:
         """Return whether exact numbers leave with few digits in a run: where anything protects rows or updates."""
-        return any((self.disclosure, self.budget, self.training, self.protection(work)))
+        return any((self.disclosure(), self.budget, self.training, self.protection(work)))
 
     def query_reject_reason(self, query: Query, work: ClientWork) -> str | None:
         """Return the reason why a query about this site's rows is not answered in a run, or None."""
@@ -342,10 +345,11 @@ class Policy(BaseModel):
             return "this site's policy has no budget for noisy answers: budget = { epsilon = ..., delta = ... }"
         return None
 
-    def few_rows_reason(self, query: Query, work: ClientWork, rows: Mapping[Split, int]) -> str | None:
+    def few_rows_reason(
+        self, query: Query, work: ClientWork, rows: Mapping[Split, int], rules: DisclosureRules | None
+    ) -> str | None:
         """Return the reason why a noisy answer is not given by a site that has so many rows of each split, or None."""
         fewest = min((rows[split] for split in rows_read(query, work)), default=0)
-        rules = self.disclosure
         if query.hiding() is None or rules is None or fewest >= rules.least_rows:
             return None
         return f"this site has fewer than the {rules.least_rows} rows that an answer must be about"

@@ -152,7 +152,7 @@ def answer_mechanism(policy: Policy, query: Query) -> tuple[Mechanism, str]:
         return Mechanism.NOISED, f"Gaussian, with a deviation {stated} times what one row changes{total}"
     if hidden is not None and hidden.masked:
         return Mechanism.MASKED, f"only sums over at least {policy.sum_demands.least} sites; {asked}"
-    rules = policy.disclosure
+    rules = policy.disclosure()
     if query.names_only:
         named = "" if rules is None else f", of those that at least {rules.least_rows} rows have"
         return Mechanism.OPEN, f"kinds and names of columns, names of classes and categories{named}; {asked}"

@@ -76,7 +76,9 @@ def _rows(work: SiteWork) -> Check:
     if (missing := missing_source(data, work.folder, allowed)) is not None:
         return Check("rows", False, missing)
     try:
-        return Check("rows", True, described(rows_before_a_run(data, work.folder, work.credentials.party), 0))
+        held = rows_before_a_run(data, work.folder, work.credentials.party)
+        persons = "" if data.person is None else f"; one {data.person} has up to {held.rows_each:,} of them"
+        return Check("rows", True, f"{described(held, 0)}{persons}")
     except Exception as error:  # whatever a file holds
         return _unusable(error)
 

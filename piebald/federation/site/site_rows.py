@@ -21,7 +21,7 @@ from piebald.core.stored_vectors import blocks
 from piebald.data.clients.client_tables import files_of
 from piebald.data.clients.data_source import DataSource
 from piebald.data.clients.own_rows import RunRows, client_among
-from piebald.data.clients.owner import Owner, read_owners, records_of
+from piebald.data.clients.owner import Owner, counted_records, read_owners, records_of
 from piebald.data.clients.prepared import PreparedClients, coded_rows, columns_of, warn_of_values
 from piebald.data.clients.published_rows import with_published
 from piebald.data.clients.row_identity import UNKNOWN, Digests
@@ -46,12 +46,15 @@ class SiteSource(DataSource):
         key: the column of a table by which a row is known, whatever else it holds, so that questions about it are
             counted on when columns are added or values corrected; no input unless features name it.  By default a row
             is known by all that it holds.
+        person: the column of a table that says whose a row is, where a person has several: no person then has more
+            than the stated share of a sum that leaves without noise; no input unless features name it.
         target, features, regression, tokens: for a table, those of the experiment's [data] by default.
         side, channels, seconds: of images and recordings in a folder, by default those of the run's inputs.
         test, validation: shares of the rows to hold out, where they are not divided yet.
     """
 
     key: str | None = None
+    person: str | None = None
     test: float = Field(default=0.2, ge=0, lt=1)
     validation: float = Field(default=0.1, ge=0, lt=1)
 
@@ -72,13 +75,26 @@ class SiteSource(DataSource):
     @property
     def apart(self) -> tuple[str, ...]:
         """See `DataSource`."""
-        return () if self.key is None else (self.key,)
+        return tuple(name for name in (self.key, self.person) if name is not None)
 
     def records(self, owners: Sequence[Owner], site: str) -> Digests:
         """Return the digests of the rows of a site, see `owner.records_of`."""
         if not all(owner.is_table for owner in owners):
-            self._refuse("key")
+            self._refuse("key", "person")
         return records_of(owners, site, self.client, self.key)
+
+    def rows_each(self, owners: Sequence[Owner], site: str) -> int:
+        """Return the most rows that one person has at a site.
+
+        Raises:
+            SettingError: the column of persons does not tell them apart.
+        """
+        if self.person is None:
+            return 1
+        _, counts = counted_records(owners, site, self.client, self.person)
+        if not len(counts):
+            raise SettingError(f"column {self.person!r} names no persons: correct person in [data] of site.toml")
+        return int(counts.max())
 
     def division(self, split: SplitSettings | None) -> SplitSettings:
         """Return how the rows are divided among parts: as a run says, in sizes that the site states."""
@@ -96,6 +112,7 @@ class SiteRows:
 
     Attributes:
         records: digests of these rows as the site has them, each once; none where nothing identifies them.
+        rows_each: the most rows of one person, 1 where nothing says whose a row is.
         division: how the run says that they are divided, None where it does not.
     """
 
@@ -111,7 +128,7 @@ class SiteRows:
     ):
         self.names, self.classes, self.division = names, classes, division
         self.common: Rows | None = None
-        self.public_rows, self.records = public, records
+        self.public_rows, self.records, self.rows_each = public, records, 1
         self._number, self._rows = number, rows
         # no rows, but with the shapes and types of rows
         self._none = rows["train"][:0]
@@ -144,13 +161,13 @@ class UnpreparedRows(SiteRows):
 
     def __init__(
         self, names: Sequence[str], number: int, clients: Clients, columns: CodedTable, classes: Sequence[str] | None,
-        records: Digests, length: int | None,
+        length: int | None,
     ) -> None:  # fmt: skip
         kind = torch.float32 if classes is None else torch.int64
         form = torch.zeros(1) if length is None else torch.zeros(length, dtype=torch.int64)  # numbers, or token ids
         blank = {split: Rows(form.repeat(n := len(clients.rows(0, split)), 1), torch.zeros(n, dtype=kind))
                  for split in SPLITS}  # fmt: skip
-        super().__init__(names, number, blank, classes, records=records)
+        super().__init__(names, number, blank, classes)
         self._clients, self._columns = clients, columns
 
     def table(self, client: int, split: Split) -> Table:
@@ -188,13 +205,23 @@ def own_rows(
         SettingError: they cannot be read, or have another form.
     """
     owners, records = _owners(source, folder, site, run)
+    rows = _rows_for_run(owners, source, folder, site, run, names, number)
+    rows.records, rows.rows_each = records, source.rows_each(owners, site)
+    return rows
+
+
+def _rows_for_run(
+    owners: Sequence[Owner], source: SiteSource, folder: Path, site: str, run: RunRows, names: Sequence[str],
+    number: int,
+) -> SiteRows:  # fmt: skip
+    """Return a site's own rows as a run has them; arguments are those of `own_rows`."""
     clients, client = _client(owners, source, folder, site, run, number)
     if (columns := columns_of(clients)) is not None:
         agreed = None if run.prepare is None else run.prepare.agreed
         if agreed is None:
             warn_of_values(clients, columns, run.prepare or PrepareSettings(), f"the rows {source.where}")
             length = None if run.prepare is None else run.prepare.length
-            return UnpreparedRows(names, number, clients, columns, run.classes, records, length)
+            return UnpreparedRows(names, number, clients, columns, run.classes, length)
         prepared = PreparedClients(clients, columns, agreed, computed=False)
         prepared.names = [names[number]]  # by which numbers are harmonised
         clients = prepared
@@ -205,7 +232,7 @@ def own_rows(
             rows["train"][:0],
         )
         rows = {"train": none, "validation": none, "test": whole}
-    return SiteRows(names, number, rows, run.classes, public_rows_of(clients), records, run.split)
+    return SiteRows(names, number, rows, run.classes, public_rows_of(clients), division=run.split)
 
 
 def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
@@ -228,9 +255,10 @@ def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
         for table in tables.values():  # refuses a word among amounts now
             for rows in blocks(len(table)):
                 parsed_numbers(table[rows], kinds, [], {})
-    return SiteRows(
-        [site], 0, {split: clients.rows(client, split) for split in SPLITS}, clients.classes, records=records
-    )
+    own = {split: clients.rows(client, split) for split in SPLITS}
+    held = SiteRows([site], 0, own, clients.classes, records=records)
+    held.rows_each = source.rows_each(owners, site)
+    return held
 
 
 def _owners(source: SiteSource, folder: Path, site: str, run: RunRows) -> tuple[list[Owner], Digests]:

@@ -98,7 +98,8 @@ class TaskRunner:
         self._threshold_of_all: dict[int, dict[str, Any]] = {}  # of the newest version that has one
         if ledger is not None:
             self.ledger = ledger
-        self.gate = Gate(policy, self.every, prepared.clients, prepared.client)
+        self._rules = policy.disclosure(prepared.rows_each)
+        self.gate = Gate(policy, self.every, prepared.clients, prepared.client, self._rules)
         self.rows = self.gate.rows
         self._examined = ExaminedModels()
         self._initial_state = work.initial_state()
@@ -170,7 +171,7 @@ class TaskRunner:
         refused = (
             self._policy.query_reject_reason(query, self.work)
             or self._policy.work.steps_reject_reason(query.most_steps())
-            or self._policy.few_rows_reason(query, self.work, self.rows)
+            or self._policy.few_rows_reason(query, self.work, self.rows, self._rules)
         )
         if refused is not None:
             return None, refused
@@ -215,9 +216,9 @@ class TaskRunner:
     def _digest(self, task: Task, query: Query, state: Mapping[str, Tensor] | None) -> str:
         """Return the digest of all that the answer to a query follows from."""
         numbers = [task.version, task.rng_version, task.committed, task.client]
-        # the policy as well: what stricter rules would not tell is not told from the store
+        # the policy and its rules as well: what stricter ones would not tell is not told from the store
         values = [query.table(), numbers, self._terms, self._work_digest, self.ledger.rows, self._rows_digest]
-        values.append(self._policy.digest)
+        values += [self._policy.digest, repr(self._rules)]
         state_vectors = {f"state/{name}": tensor for name, tensor in (state or {}).items()}
         task_vectors = {f"task/{name}": tensor for name, tensor in task.vectors.items()}
         return shown_digest(values, {**state_vectors, **task_vectors}).hex()
@@ -399,7 +400,7 @@ class TaskRunner:
             # alone.  Nobody needs this secret twice: what is sent again are the bytes that were made with it.
             secret=secrets.token_hex(32),
             # noise hides what the rules are about, and what a site asks itself leaves nowhere
-            disclosure=None if task.query is None or hides_by_noise(task.query) else self._policy.disclosure,
+            disclosure=None if task.query is None or hides_by_noise(task.query) else self._rules,
         )
 
     def _first_state(self, task: Task) -> Mapping[str, Tensor]:
