@@ -29,6 +29,7 @@ from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.hub.run_terms import RunTerms, terms
 from piebald.federation.site.site_process import SiteSettings, SiteWork
 from piebald.methods.recipe import Recipe
+from piebald.methods.training.client_settings import ClientSettings
 from piebald.methods.transforms import Transform
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation.alike import CLIENT_FIELDS
@@ -129,6 +130,30 @@ def test_a_site_refuses_terms_in_which_members_are_not_alike(
     work = SiteWork(site, SiteSettings.model_validate({"policy": STRICT}), tmp_path)
     with pytest.raises(SettingError, match=r"contributions that are alike, and .*, or drop secure_aggregation"):
         work(values)
+
+
+@pytest.mark.parametrize("name", ClientSettings.model_fields)
+def test_every_setting_that_a_client_may_have_of_its_own_is_refused(
+    name: str, site: Credentials, masked_terms: dict[str, Any], tmp_path: Path
+) -> None:
+    values = copy.deepcopy(masked_terms)
+    of_others({name: 1})(values)
+    work = SiteWork(site, SiteSettings.model_validate({"policy": STRICT}), tmp_path)
+    with pytest.raises(SettingError, match="says something of single clients"):
+        work(values)
+
+
+@pytest.mark.parametrize(
+    ("before", "scheduling", "reason"),
+    [([{"kind": "top_k", "share": 0.5}], "synchronous", "sends other numbers"), ([], "asynchronous", "synchronous")],
+    ids=["what a compressor has not sent yet", "a version of its own"],
+)
+def test_what_a_member_remembers_of_earlier_rounds_is_no_part_of_a_sum(
+    before: list[Any], scheduling: str, reason: str
+) -> None:
+    """Else terms that name nobody could leave one member a contribution by when it was asked before."""
+    with pytest.raises(SettingError, match=reason):
+        recipes.fedavg().with_(scheduling=scheduling, transforms=[*before, "secure_aggregation"])
 
 
 def test_a_site_takes_part_where_all_are_alike(site: Credentials, masked_terms: dict[str, Any], tmp_path: Path) -> None:
