@@ -37,6 +37,7 @@ from piebald.methods.recipe import Recipe
 from piebald.methods.sharing.layers import Full
 from piebald.report.page.wording import names, plural
 from piebald.report.paired import Scores, difference, probability_within
+from piebald.report.result_table import ResultTable
 from piebald.report.row_noise import COUNTED, imbalance
 from piebald.report.tables import History
 from piebald.report.verdict import ScoreVerdict
@@ -293,7 +294,7 @@ def _answer(
         gain_together=None if together is None or together is chosen else difference(chosen.last, together.last),
         losers=losers(chosen, alone, finished, higher),
         reasons=[*reasons(chosen, alone, together, runs), *better],
-        table=_table(runners, best, runs),
+        tried=_tried(runners, best, runs),
         curve={rounds: table.of_seeds(table.seeds[:1]).mean for rounds, table in sorted(chosen.scores.items())},
         cost=chosen.run or Cost(),
         spent=spent,
@@ -385,7 +386,7 @@ def _traffic(runner: Runner) -> int:
     return runner.run.bytes if runner.run else 0
 
 
-def _table(runners: Sequence[Runner], best: Runner, runs: TrialRuns) -> list[dict[str, Any]]:
+def _tried(runners: Sequence[Runner], best: Runner, runs: TrialRuns) -> ResultTable:
     sign = -1 if runs.higher_is_better else 1
     rows = []
     # those that went furthest first: a score after few rounds is no rank among later ones
@@ -402,4 +403,4 @@ def _table(runners: Sequence[Runner], best: Runner, runs: TrialRuns) -> list[dic
              "seeds": len(runner.last.seeds), "trials": runner.tried,
              "what became of it": runner.state if not runner.why else f"{runner.state}: {runner.why}"}
         )  # fmt: skip
-    return rows
+    return ResultTable(rows)

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic_core import to_jsonable_python
 from rich.filesize import decimal as size
 
-from piebald.advice.answer_page import Axis, PlainTable, page
+from piebald.advice.answer_page import Axis, page
 from piebald.advice.client_gains import ClientGain, table
 from piebald.advice.differences import FOUND, SHARES, in_points, nearness
 from piebald.advice.ensemble import Ensemble
@@ -24,15 +24,15 @@ from piebald.advice.more_data import More, outlook, sentences
 from piebald.advice.screen import Part, fitting, screen, short
 from piebald.advice.tuning.budget import Cost
 from piebald.core.errors import SettingError
-from piebald.core.plain_text import html_text, printable, wrap
+from piebald.core.plain_text import printable, wrap
 from piebald.core.private_files import write_private
 from piebald.methods import recipes
 from piebald.methods.recipe import Recipe
 from piebald.privacy.secure_aggregation.transform import SecureAggregation
 from piebald.report.crossed_effects import ERROR_RATE
-from piebald.report.page.markup import html_table, plain_cell
 from piebald.report.page.wording import MetricFormat, duration, names, plural
 from piebald.report.paired import Difference, common_seeds, difference
+from piebald.report.result_table import ResultTable, Tabular, plain_cell
 from piebald.report.verdict import ScoreVerdict
 from piebald.settings.toml_document import dumps
 
@@ -52,7 +52,7 @@ EPSILON, _DELTA = 3.0, 1e-5  # of the privacy whose cost is told
 
 
 @dataclass(frozen=True, eq=False)
-class Advice:
+class Advice(Tabular):
     """The answer of `advise`.
 
     Attributes:
@@ -71,7 +71,7 @@ class Advice:
             where it is that method.
         losers: clients that lose by joining, beyond noise.
         reasons: one sentence each, from measurements.
-        table: one row for each method that was tried.
+        tried: one row for each method that was tried, the best first.
         curve: the recommendation's mean on validation rows after each rung, by server steps.
         cost: of a run of the recommendation.
         spent: by the whole search.
@@ -107,7 +107,7 @@ class Advice:
     gain_together: Difference | None
     losers: Sequence[Loser]
     reasons: Sequence[str]
-    table: Sequence[Mapping[str, Any]]
+    tried: ResultTable
     curve: Mapping[int, float]
     cost: Cost
     spent: Cost
@@ -394,7 +394,7 @@ class Advice:
             "probability_within_one_point": self.probability,
             "gain": {"alone": self.gain_alone, "together": self.gain_together},
             "more_data": self.more,
-            "methods": self.table,
+            "methods": list(self.tried),
             "tested": {
                 checked.label: {
                     "mean": checked.scores.mean,
@@ -446,17 +446,19 @@ class Advice:
 
     def page(self) -> str:
         """The answer as a page of HTML."""
-        heading, rows = table(self.clients)
-        tables: dict[str, PlainTable] = {}
+        tables: dict[str, ResultTable] = {}
         if self.tested:
-            caption = f"Scores on test rows{', and the gain with its 95 % interval' if 'gain' in heading else ''}."
-            tables["Each client"] = caption, heading, self._in_points(heading, rows, self.clients[0].scores)
-        tried = self._in_points(_COLUMNS, self.rows(), ("score",))
-        tables["What was tried"] = (
-            f"The best first, by {MetricFormat(self.metric).name} on validation rows; error is the standard error of "
-            "how far a method is behind the best, for other clients.",
+            gains = table(self.clients)
+            gains.title = (
+                f"Scores on test rows{', and the gain with its 95 % interval' if 'gain' in gains.columns else ''}."
+            )
+            tables["Each client"] = self._in_points(gains, self.clients[0].scores)
+        tried = self.table()
+        tables["What was tried"] = ResultTable(
+            [[label, title_of(label), *row] for label, *row in (row.values() for row in tried)],
             ["method", "in words", *(_HEADINGS.get(name, name) for name in _COLUMNS[1:])],
-            [[label, title_of(label), *row] for label, *row in tried],
+            title=f"The best first, by {MetricFormat(self.metric).name} on validation rows; error is the standard "
+            "error of how far a method is behind the best, for other clients.",
         )
         parts = {heading: text for heading, text, _ in self.parts()[1:] if text}
         return page(
@@ -484,38 +486,28 @@ class Advice:
             }
         return curves
 
-    def rows(self) -> list[list[Any]]:
-        """The methods that were tried, the best first, as rows under `columns`."""
-        return [[row.get(name) for name in self.columns] for row in self.table]
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The heading of `rows`."""
-        return _COLUMNS
+    def table(self) -> ResultTable:
+        """Return the methods that were tried, the best first, below the answer and above what else is to be said."""
+        tried = self._in_points(self.tried.only(*_COLUMNS), ("score",))
+        tried.title = self.headline()
+        tried.notes = tuple(f"{heading}: {text}" for heading, text, _ in self.parts()[1:] if text)
+        return tried
 
     def __repr__(self) -> str:
         return f"<Advice: {self.headline()}>"
 
-    def _repr_html_(self) -> str:
-        rows = html_table(("", ""), [(heading, text) for heading, text, _ in self.parts()[1:] if text])
-        tried = html_table(self.columns, self._in_points(self.columns, self.rows(), ("score",)))
-        return f"<p>{html_text(self.headline())}</p>{rows}{tried}"
-
-    def _in_points(
-        self, heading: Sequence[str], rows: Sequence[Sequence[Any]], scores: Container[str]
-    ) -> list[list[Any]]:
-        """Rows of a table with scores in per cent and differences in points, where the metric is a share."""
-        if self.metric not in SHARES:
-            return [list(row) for row in rows]
+    def _in_points(self, table: ResultTable, scores: Container[str]) -> ResultTable:
+        """Return a table with scores in per cent and differences in points, where the metric is a share."""
 
         def shown(name: str, value: Any) -> Any:
-            if not isinstance(value, float):
+            if not isinstance(value, float) or self.metric not in SHARES:
                 return value
             if name in scores:
                 return f"{100 * value:.1f} %"
             return self._points(value, name in ("gain", "from", "to")) if name in _DIFFERENCES else value
 
-        return [[shown(name, value) for name, value in zip(heading, row, strict=True)] for row in rows]
+        rows = [{name: shown(name, value) for name, value in row.items()} for row in table]
+        return ResultTable(rows, table.columns, title=table.title)
 
     def _points(self, value: float, signed: bool = False, unit: str = " points") -> str:
         return in_points(self.metric, value, signed, unit)

@@ -10,10 +10,10 @@ from piebald.report.page import markup
 from piebald.report.page.document import document
 from piebald.report.page.markup import Cell
 from piebald.report.page.wording import MINUS
+from piebald.report.result_table import ResultTable, plain_cell
 
 _LONG = 24  # letters of a cell, beyond which it breaks over several lines
 _DRAWN = 40  # clients of a picture: beyond, those in the middle are left out
-PlainTable = tuple[str, Sequence[str], Sequence[Sequence[Any]]]  # its caption, its heading and its rows
 Axis = tuple[float, Callable[[float], str], str]  # where it begins, a value as text, and what that means
 
 
@@ -25,7 +25,7 @@ def page(
     details: Sequence[str],
     curves: Mapping[str, Mapping[str, float]],
     axis: Axis,
-    tables: Mapping[str, PlainTable],
+    tables: Mapping[str, ResultTable],
     look: str,
 ) -> str:
     """Return the answer as a page.
@@ -49,8 +49,9 @@ def page(
         ("answer", "Answer", markup.section("answer", "In short", "", facts)),
         ("curves", "Curves", markup.section("curves", heading, "", markup.charts(figures)) if figures else ""),
     ]
-    for number, (head, (caption, columns, rows)) in enumerate(tables.items()):
-        body = markup.table(caption, columns, [[_cell(value) for value in row] for row in rows], kind="list")
+    for number, (head, table) in enumerate(tables.items()):
+        rows = [[_cell(row[name]) for name in table.columns] for row in table]
+        body = markup.table(table.title, table.columns, rows, kind="list")
         sections.append((f"table-{number}", markup.text(head), markup.section(f"table-{number}", head, "", body)))
     sentences = "".join(f"<p>{markup.text(line)}</p>" for line in details)
     sections.append(("details", "Details", markup.section("details", "How it was measured", "", sentences)))
@@ -63,7 +64,7 @@ def page(
 
 def _cell(value: Any) -> Cell:
     """Return a value as a cell; a long text breaks over several lines."""
-    cell = markup.plain_cell(value)
+    cell = plain_cell(value)
     return markup.name(cell) if len(cell) > _LONG else cell
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from piebald.advice.evidence import Checked
 from piebald.advice.tuning.trial_runs import TrialRuns
 from piebald.report.paired import difference
+from piebald.report.result_table import ResultTable
 from piebald.report.row_noise import row_differences
 
 Floats = NDArray[np.float64]
@@ -137,12 +137,13 @@ def shrunken(gains: Floats, errors: Floats) -> tuple[Floats, Floats]:
     return gains - factors * (gains - mean), np.sqrt(squares)
 
 
-def table(clients: Sequence[ClientGain]) -> tuple[list[str], list[list[Any]]]:
-    """Heading and rows of the table of clients; gains only where there are any."""
+def table(clients: Sequence[ClientGain]) -> ResultTable:
+    """Return the scores of each client; gains only where there are any."""
     labels = list(clients[0].scores) if clients else []
     gained = any(client.gain is not None for client in clients)
-    return ["client", "test rows", *labels, *(["gain", "from", "to"] if gained else [])], [
+    rows = [
         [client.client, client.rows, *client.scores.values()]
         + ([client.gain, client.low, client.high] if gained else [])
         for client in clients
     ]
+    return ResultTable(rows, ["client", "test rows", *labels, *(["gain", "from", "to"] if gained else [])])

@@ -14,10 +14,10 @@ import typer
 from piebald.cli.app import SharedOptions, command, end_on_term
 from piebald.cli.experiment_files import common_options, guarded, load_settings, out_folder
 from piebald.cli.printing import print_json, print_table
-from piebald.cli.statistics import print_narrow
 from piebald.core.errors import RunFolderError, SettingError
-from piebald.core.plain_text import errors_alone, printable
+from piebald.core.plain_text import WIDTH, errors_alone, printable
 from piebald.core.reading.files import read_json
+from piebald.report.result_table import ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +52,8 @@ def look(
     counts = [
         [site["site"], site["rows"], f"{site['gaps']:.0%}", *map(site[target].get, classes)] for site in seen.sites
     ]
-    print_narrow(["site", "rows", "gaps", *(f"{target} {name}" for name in classes)], counts)
+    heading = ["site", "rows", "gaps", *(f"{target} {name}" for name in classes)]
+    print_table(ResultTable(counts, heading), width=WIDTH)
     print()
     for row in seen.columns:
         gaps = f", {row['gaps']} gaps ({row['most gaps']})" if row["gaps"] else ""
@@ -231,7 +232,7 @@ def _advise(settings: ExperimentSettings, folder: Path, options: SharedOptions, 
     if more:
         columns = ("method", "score", "behind", "error", "lr", "megabytes", "steps", "rounds", "seeds")
         print()
-        print_table(columns, [[row.get(name) for name in columns] for row in chosen.table], options.wide)
+        print_table(chosen.tried.only(*columns), options.wide)
         print(f"\n{chosen.details()}", end="")
 
 
@@ -263,8 +264,7 @@ def _print(tuning: Tuning, folder: Path, options: SharedOptions) -> None:
     if options.as_json:
         print_json({**tuning.plain(), "out": str(folder)})
     elif not options.quiet:
-        rows = tuning.table()
-        print_table(list(rows[0]), [list(row.values()) for row in rows], options.wide)
+        print_table(tuning.table(), options.wide)
         print(f"\nchosen by validation rows; all trials are in {folder}")
         for budget in tuning.privacy:
             print(printable(budget["meaning"]))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from piebald.cli.printing import print_table
-from piebald.core.plain_text import WIDTH, cut, printable, wrap
+from piebald.core.plain_text import WIDTH, wrap
 from piebald.report.comparison import Comparison
 from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.findings import notes
 from piebald.report.page.wording import MINUS, MetricFormat, is_significant, megabytes, names
+from piebald.report.result_table import ResultTable
 from piebald.report.row_noise import row_differences
-
-_SHORTEST = 8  # letters of a label
 
 
 def base_of(comparison: Comparison) -> str:
@@ -26,28 +25,30 @@ def print_comparison(comparison: Comparison, wide: bool) -> None:
     rows = comparison.summary()
     pairs = comparison.paired(base_of(comparison))
     if wide:
-        print_table(list(rows[0]), [list(row.values()) for row in rows])
+        print_table(rows)
         if pairs:
             print("\ndifferences of the means on the same clients and seeds")
-            print_table(list(pairs[0]), [list(row.values()) for row in pairs])
+            print_table(pairs)
     else:
-        _print_narrow(comparison, rows, {row["label"]: row for row in pairs})
+        print_table(_narrow(comparison, rows, {row["label"]: row for row in pairs}), width=WIDTH)
     if divisions := comparison.by_division():
         print()
-        print_table(list(divisions[0]), [list(row.values()) for row in divisions])
+        print_table(divisions)
     if against := comparison.against_pooled():
         print("\nbeside all rows in one place, sent compressed: points lost, times less sent")
         shown, columns = MetricFormat(comparison.metric), ("label", "rounds", "lost", "MB", "gain")
         cells = [(_plain(shown.difference(row["lost"])), megabytes(row["mb"]), f"{row['gain']:.3g}") for row in against]
-        print_table(columns, [[row["label"], row["rounds"], *rest] for row, rest in zip(against, cells, strict=True)])
+        lines = [[row["label"], row["rounds"], *rest] for row, rest in zip(against, cells, strict=True)]
+        print_table(ResultTable(lines, columns))
     sentences = [comparison.headline() + ".", *notes(comparison), *_notes(comparison, rows)]
     sentences += [budget["meaning"] for budget in comparison.privacy]
     print("\n" + "\n".join(row for line in sentences for row in wrap(line)))
 
 
-def _print_narrow(comparison: Comparison, rows: list[dict[str, Any]], pairs: Mapping[str, Mapping[str, Any]]) -> None:
-    from rich.cells import cell_len
-
+def _narrow(
+    comparison: Comparison, rows: Sequence[Mapping[str, Any]], pairs: Mapping[str, Mapping[str, Any]]
+) -> ResultTable:
+    """Return the main figures of each label, and those of answers that need no model."""
     shown, base = MetricFormat(comparison.metric), base_of(comparison)
     body: list[list[str]] = []
     for row in rows:
@@ -60,13 +61,7 @@ def _print_narrow(comparison: Comparison, rows: list[dict[str, Any]], pairs: Map
         body.append([name.removeprefix("the "), shown.value(table.mean), "", "", ""])
     base_name = "alone" if base == comparison.made_by("local") else base
     head = ["label", shown.name, f"against {base_name}", "worst tenth", "MB"]
-    body = [[_plain(cell) for cell in cells] for cells in body]
-    # cells and not letters, as some letters take two of them on a terminal
-    room = WIDTH - sum(max(cell_len(printable(cells[column])) for cells in [head, *body]) + 2 for column in range(1, 5))
-    head[2] = cut(head[2], cell_len(printable(head[2])) + min(0, room - _SHORTEST))
-    for cells in body:
-        cells[0] = cut(cells[0], max(_SHORTEST, room))
-    print_table(head, body)
+    return ResultTable([[_plain(cell) for cell in cells] for cells in body], head)
 
 
 def _mean(shown: MetricFormat, row: Mapping[str, Any]) -> str:
@@ -79,7 +74,7 @@ def _mean(shown: MetricFormat, row: Mapping[str, Any]) -> str:
     return f"{shown.value(row['mean'])} \N{PLUS-MINUS SIGN} {shown.size(half)}"
 
 
-def _notes(comparison: Comparison, rows: list[dict[str, Any]]) -> list[str]:
+def _notes(comparison: Comparison, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the sentences that explain the table."""
     shown, base = MetricFormat(comparison.metric), base_of(comparison)
     kinds = {row["kind"] for row in rows} - {None}

@@ -18,12 +18,13 @@ import typer
 
 from piebald.cli.app import LOG, PAGE, SharedOptions, app, command
 from piebald.cli.experiment_files import load_settings, out_folder
-from piebald.cli.printing import print_json, print_table
+from piebald.cli.printing import print_facts, print_json, print_table
 from piebald.cli.queueing import serve_queue
 from piebald.cli.serving import federation_flags, locked, page_address, relayed, serving, with_sites
 from piebald.cli.train import carry_out
 from piebald.core.errors import SettingError, shown
 from piebald.core.plain_text import printable
+from piebald.report.result_table import ResultTable
 
 if TYPE_CHECKING:
     from piebald.federation.operate.machine_checks import Check
@@ -57,7 +58,7 @@ def provision(
         if not renew:
             if options.as_json:
                 return print_json({"revoked": times})
-            return print_table(("revoked", "at"), list(times.items()))
+            return print_table(ResultTable(times.items(), ("revoked", "at")))
     kits: dict[str, Path] = {}
 
     def hand_out(credentials: provisioning.Credentials) -> None:
@@ -78,10 +79,8 @@ def provision(
             for p in parties
         ]
         return print_json({"made": rows, "authority": str(out / "authority")})
-    print_table(
-        ("new credentials of", "expires", "for its machine"),
-        [(p.party, f"{p.expires:%Y-%m-%d}", kits.get(p.party, out / p.party)) for p in parties],
-    )
+    lines = [(p.party, f"{p.expires:%Y-%m-%d}", kits.get(p.party, out / p.party)) for p in parties]
+    print_table(ResultTable(lines, ("new credentials of", "expires", "for its machine")))
     print(
         f"\nGive each kit to its own site only, which starts it with piebald site up KIT; keep {out / 'authority'} in "
         "a safe place: it makes further credentials."
@@ -236,7 +235,7 @@ def _checked(work: SiteWork, options: SharedOptions) -> tuple[list[Check], int]:
         checks = check_site(work, met=met)
     code = _print_checks(checks)
     print(f"\n{title}\n")
-    print_table(("release", "about", "mechanism", "when"), [line.cells for line in lines])
+    print_table(ResultTable([line.cells for line in lines], ("release", "about", "mechanism", "when")))
     return checks, code
 
 
@@ -295,13 +294,11 @@ def status(
         return print_json(status_values(folder))
     values = read_status(folder)
     sites = values.pop("sites", [])
-    print_table(
-        ("", ""), [("until" if name == "ends" else name, v) for name, v in values.items() if v not in (None, [])]
-    )
+    print_facts({"until" if name == "ends" else name: v for name, v in values.items() if v not in (None, [])})
     if sites:
         names = sorted(sites[0], key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
         print()
-        print_table(names, [[_short(site.get(name)) for name in names] for site in sites], options.wide)
+        print_table(ResultTable([[_short(site.get(name)) for name in names] for site in sites], names), options.wide)
 
 
 @command()
@@ -337,7 +334,8 @@ def _to_terminal(line: str) -> None:
 
 def _print_checks(checks: Sequence[Check]) -> int:
     """Print a table of ticks and crosses, and return the exit code."""
-    print_table(("", "", ""), [(check.mark, check.what, check.told) for check in checks])
+    rows = [(check.mark, check.what, check.told) for check in checks]
+    print_table(ResultTable(rows, ("mark", "what", "told"), headed=False))
     return 2 if any(check.fine is False for check in checks) else 0
 
 

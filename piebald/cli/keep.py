@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from piebald.cli.app import SharedOptions, check_run, command
-from piebald.cli.printing import print_json, print_result, print_table
+from piebald.cli.printing import print_facts, print_json, print_result
 
 
 @command("as_json")
@@ -61,7 +61,7 @@ def approve(
     if waiting is None:
         return print(f"nothing waits for approval in {credentials}")
     waiting["questions"] = waiting["questions"] or "none: nothing is answered, sites only train"
-    print_table(("", ""), [(name, value) for name, value in waiting.items() if value])
+    print_facts({name: value for name, value in waiting.items() if value})
     print(f"\napprove it with: piebald approve {credentials} {waiting['terms']}")
 
 
@@ -86,7 +86,7 @@ def audit(
     facts = {"log": str(path), "lines": log.lines, "first": log.first, "last": log.last, "head": log.head}
     if options.as_json:
         return print_json({**facts, "agrees": agrees})
-    print_table(("", ""), list(facts.items()))
+    print_facts(facts)
     if not log.lines:
         return print(f"\nNothing has been written yet: {path.parent} has not taken part in anything.")
     print(f"\nThe chain holds{', and agrees with ' if agrees else ''}{'; '.join(agrees)}.")

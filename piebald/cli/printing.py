@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_jsonable_python
 
 from piebald.core.plain_text import printable
-
-_NO_TERMINAL = 10_000  # letters of a line where nobody looks at it
-_SHORTEST = 12  # letters of a cell that is cut
+from piebald.report.result_table import ResultTable
 
 if TYPE_CHECKING:
     from piebald.cli.app import SharedOptions
@@ -35,69 +34,26 @@ def print_result(options: SharedOptions, value: Mapping[str, Any], line: str) ->
         options.say(line)
 
 
-def print_table(
-    heading: Sequence[str], rows: Sequence[Sequence[Any]], wide: bool = True, width: int | None = None
-) -> None:
-    """Print rows under a heading, with a dash for None.
-
-    Cells are printed as they are: square brackets in a name are no markup, and no name moves the cursor.
+def print_table(table: ResultTable, wide: bool = True, width: int | None = None) -> None:
+    """Print a table; square brackets in a name are no markup, and no name moves the cursor.
 
     Args:
-        heading: names of the columns, the most important ones first.
-        rows: the cells of each row.
-        wide: whether all columns are printed, and long cells go on below; else the columns that have a value, as far
-            as they fit.
-        width: letters of a line; by default those of the terminal, or of the variable COLUMNS where not all columns
-            are wanted.  Output that is no terminal has lines as long as it takes, for grep.
+        table: what is printed.
+        wide: whether all columns are printed; else those that have a value, as far as they fit beside each other.
+        width: columns of the terminal; by default those that it has, or the variable COLUMNS where not all columns are
+            wanted.  Output that is no terminal has lines as long as it takes, for grep.
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from piebald.report.page.markup import plain_cell
-
-    sized = sys.stdout.isatty() or (not wide and os.environ.get("COLUMNS", "").isdecimal())
-    console = Console(width=width if width or sized else _NO_TERMINAL, highlight=False)
-    cells = [[printable(plain_cell(cell)) for cell in row] for row in rows]
-    heading = [printable(name) for name in heading]
-    shown = list(range(len(heading)))
-    if not wide and console.width < _NO_TERMINAL:
-        shown, cells = _fitting(heading, cells, console.width)
-    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(heading))
-    for column in shown:
-        table.add_column(Text(heading[column]), no_wrap=not wide)
-    for row in cells:
-        table.add_row(*(Text(row[column]) for column in shown))
-    with console.capture() as printed:
-        console.print(table)
-    # rich fills lines with blanks up to the width
-    print(*(line.rstrip() for line in printed.get().splitlines()), sep="\n")
-    if lost := [name for column, name in enumerate(heading) if column not in shown]:
-        print(f"\nnot shown: {', '.join(lost)} (--wide shows them)")
+    if width is None and (sys.stdout.isatty() or (not wide and os.environ.get("COLUMNS", "").isdecimal())):
+        width = shutil.get_terminal_size().columns
+    shown = table if wide else table.fitting(width)
+    print(shown.text(width))
+    if lost := [name for name in table.columns if name not in shown.columns]:
+        print(f"\nnot shown: {', '.join(map(printable, lost))} (--wide shows them)")
 
 
-def _fitting(heading: Sequence[str], cells: list[list[str]], width: int) -> tuple[list[int], list[list[str]]]:
-    """Return the columns that fit, and the cells; only sentences and the first column are cut, all else is left out."""
-    shown, room = list[int](), width
-    for column, name in enumerate(heading):
-        values = [row[column] for row in cells]
-        # never the first, without which a row has no name
-        if column and set(values) <= {"-", ""}:
-            continue
-        longest = max(map(len, [name, *values]))
-        space = room - (2 if shown else 0)
-        sentences = all(" " in value for value in values if len(value) > space)
-        if (longest > space >= max(len(name), _SHORTEST) and sentences) or not shown:
-            longest = min(longest, space)
-            values = [
-                value if len(value) <= longest else f"{value[: longest - 1]}\N{HORIZONTAL ELLIPSIS}" for value in values
-            ]
-            cells = [[*row[:column], value, *row[column + 1 :]] for row, value in zip(cells, values, strict=True)]
-        elif longest > space:
-            continue
-        shown.append(column)
-        room = space - longest
-    return shown, cells
+def print_facts(values: Mapping[str, Any]) -> None:
+    """Print values beside their names."""
+    print_table(ResultTable.of_facts(values))
 
 
 def facts(history: History) -> dict[str, Any]:
@@ -144,7 +100,7 @@ def print_run(history: History, options: SharedOptions) -> None:
             if name in cells:
                 reasons = {client: reason for client, reason in cells[name].items() if reason}
                 cells[name] = _listed(reasons) if reasons else None
-        print_table(("", ""), list(cells.items()))
+        print_facts(cells)
 
 
 def _listed(reasons: Mapping[str, str]) -> str:

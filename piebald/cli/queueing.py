@@ -22,6 +22,7 @@ from piebald.cli.experiment_files import free_folder, label_of
 from piebald.cli.printing import print_json, print_result, print_run, print_table
 from piebald.cli.serving import federation_flags, locked, name_run, sites_flags, with_sites
 from piebald.core.errors import DeviceLost, PiebaldError, SettingError
+from piebald.report.result_table import ResultTable
 
 if TYPE_CHECKING:
     from piebald.experiments.file import ExperimentSettings
@@ -90,7 +91,7 @@ def list_(options: SharedOptions, credentials: Annotated[Path, _SERVER]) -> None
     if options.as_json:
         return print_json({"server": serves, "experiments": rows})
     if rows:
-        print_table(tuple(rows[0]), [tuple(row.values()) for row in rows], options.wide)
+        print_table(ResultTable(rows), options.wide)
     else:
         print("the queue is empty")
     if not serves and any(row["state"] in ("waiting", "interrupted") for row in rows):

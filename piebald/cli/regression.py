@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from piebald.cli.app import ROWS, SharedOptions, command
+from piebald.cli.printing import print_table
 from piebald.cli.statistics import (
     Source,
     asked_rows,
@@ -17,11 +18,12 @@ from piebald.cli.statistics import (
     bounds_of,
     categories_of,
     print_model,
-    print_narrow,
     refuse_local_flags,
     site_flags,
 )
 from piebald.core.errors import SettingError
+from piebald.core.plain_text import WIDTH
+from piebald.report.result_table import ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -151,7 +153,7 @@ def survival(
         heading = ["time", "at risk", "events", "survival", "std. error", "2.5 %", "97.5 %"]
         # about a dozen lines of each curve
         shown = range(0, len(curve.times), max(len(curve.times) // 12, 1))
-        print_narrow(heading, [[f"{column[place]:.6g}" for column in columns] for place in shown])
+        print_table(ResultTable([[f"{column[k]:.6g}" for column in columns] for k in shown], heading), width=WIDTH)
         print()
     print_model(options, model, _about_survival)
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from piebald.cli.app import SharedOptions, check_run, command, is_transfer, pair
-from piebald.cli.printing import print_json, print_result, print_table, recipe_toml
+from piebald.cli.printing import print_facts, print_json, print_result, print_table, recipe_toml
 from piebald.core.errors import SettingError
+from piebald.report.result_table import ResultTable
 
 if TYPE_CHECKING:
     from piebald.data.clients.data_source import DataSource
@@ -63,13 +64,12 @@ def errors(
         right, count = sum(row["right"] for row in rows), sum(row["rows"] for row in rows)
         print(f"{right:,} of {count:,} {history.split} rows right")
         mistakes = [f"{row['taken_for']} ({row['mistaken']:,})" if row["taken_for"] else "-" for row in rows]
-        print_table(
-            ("class", "rows", "right", "share", "most often taken for", "others taken for it"),
-            [
-                [row["class"], row["rows"], row["right"], f"{row['share']:.0%}", mistaken, row["wrong"]]
-                for row, mistaken in zip(rows, mistakes, strict=True)
-            ],
-        )
+        lines = [
+            [row["class"], row["rows"], row["right"], f"{row['share']:.0%}", mistaken, row["wrong"]]
+            for row, mistaken in zip(rows, mistakes, strict=True)
+        ]
+        heading = ("class", "rows", "right", "share", "most often taken for", "others taken for it")
+        print_table(ResultTable(lines, heading))
     return None
 
 
@@ -115,7 +115,8 @@ def recipes(
     if options.as_json:
         print_json(listing)
     elif name is None:
-        print_table(("recipe", "what it does", "paper"), [[e["name"], e["summary"], e["paper"]] for e in listing])
+        rows = [[entry["name"], entry["summary"], entry["paper"]] for entry in listing]
+        print_table(ResultTable(rows, ("recipe", "what it does", "paper")))
     else:
         print(recipe_toml(listing[0]), end="")
 
@@ -161,9 +162,9 @@ def data(
         print_json(listing)
     elif name is None:
         rows = [[entry["name"], entry.get("rows", "-"), entry.get("licence", ""), _origin(entry)] for entry in listing]
-        print_table(("data set", "rows", "licence", "source"), rows)
+        print_table(ResultTable(rows, ("data set", "rows", "licence", "source")))
     else:
-        print_table(("", ""), list(listing[0].items()))
+        print_facts(listing[0])
 
 
 def _show(source: DataSource, partition: str | None, options: SharedOptions, **measures: Any) -> None:
@@ -174,10 +175,9 @@ def _show(source: DataSource, partition: str | None, options: SharedOptions, **m
     if options.as_json:
         return print_json(asdict(preview))
     rows = [(measure, number, preview.units[measure]) for measure, number in preview.federation.items()]
-    print_table(("federation", "", "unit"), rows)
+    print_table(ResultTable(rows, ("federation", "", "unit")))
     print()
-    heading = columns(preview.clients)
-    print_table(heading, [[row[column] for column in heading] for row in preview.clients[:20]])
+    print_table(ResultTable(preview.clients[:20], columns(preview.clients)))
     if len(preview.clients) > 20:
         print(f"and {len(preview.clients) - 20} more clients (--json has all)")
     for path in preview.files:

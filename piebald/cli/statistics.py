@@ -11,14 +11,14 @@ import typer
 from piebald.cli.app import ROWS, SharedOptions, command
 from piebald.cli.printing import print_json, print_table
 from piebald.core.errors import SettingError, shown
-from piebald.core.plain_text import printable
+from piebald.core.plain_text import WIDTH, printable
+from piebald.report.result_table import ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from piebald.statistics import FederatedStatistics, Ledger
 
-_WIDTH = 80
 _LISTED = 12  # categories, bins and clients in one table
 Source = Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file, or a .csv, .tsv or .parquet table.")]
 
@@ -249,15 +249,13 @@ def print_model(options: SharedOptions, model: Any, about: Callable[[Any], str])
     """Print what was fitted, and sentences about it."""
     if options.as_json:
         return print_json(model.plain())
-    heading, *rows = model.table()
-    print_narrow(heading, rows)
+    print_table(model.table(), width=WIDTH)
     print("\n" + about(model))
 
 
 def _print(answer: FederatedStatistics) -> None:
-    heading, *rows = answer.table()
-    if rows:
-        print_narrow(heading, rows)
+    if answer.numbers:
+        print_table(answer.table(), width=WIDTH)
     for name, column in answer.numbers.items():
         if column.counts:
             print(f"\n{printable(name)}")
@@ -270,17 +268,17 @@ def _print(answer: FederatedStatistics) -> None:
         counts += [*([("(other)", text.other)] if text.other else []), ("(missing)", text.missing)]
         _print_long(("value", "count"), [(value, round(count)) for value, count in counts])
     for (first, second), table in answer.tables.items():
-        print(f"\n{printable(first)} by {printable(second)}")
+        print()
         columns = list(next(iter(table.values()), {}))
         lines = [(value, *(round(line[name]) for name in columns)) for value, line in table.items()]
-        _print_long(("", *columns), lines)
+        _print_long((f"{first} by {second}", *columns), lines)
     for client, columns_of_client in answer.by_client.items():
         print(f"\n{printable(client)}")
         lines_of_client = [
             (name, round(column.present), round(column.missing), *_spread(column))
             for name, column in columns_of_client.items()
         ]
-        print_narrow(["column", "count", "missing", "mean", "sd"], lines_of_client)
+        print_table(ResultTable(lines_of_client, ("column", "count", "missing", "mean", "sd")), width=WIDTH)
     print("\n" + _accuracy_notes(answer))
 
 
@@ -304,32 +302,9 @@ def _accuracy_notes(answer: FederatedStatistics) -> str:
     return "\n".join(lines)
 
 
-def print_narrow(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table within 80 columns: names are cut, and columns that do not fit come in further tables."""
-    from piebald.report.page.markup import plain_cell
-
-    cells = [[printable(plain_cell(cell)) for cell in row] for row in rows]
-    widths = [max(len(row[place]) for row in [heading, *cells]) + 2 for place in range(len(heading))]
-    first = min(widths[0], 26)
-    parts: list[list[int]] = [[]]
-    for place in range(1, len(heading)):
-        # no empty table before a column that is too wide for any
-        if first + sum(widths[column] for column in parts[-1]) + widths[place] > _WIDTH and parts[-1]:
-            parts.append([])
-        parts[-1].append(place)
-    for number, part in enumerate(parts):
-        if number:
-            print()
-        shortened = [f"{row[0][: first - 3]}…" if len(row[0]) > first - 2 else row[0] for row in cells]
-        print_table(
-            [heading[0], *(heading[place] for place in part)],
-            [[name, *(row[place] for place in part)] for name, row in zip(shortened, cells, strict=True)],
-        )
-
-
 def _print_long(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print the first rows of a table."""
-    print_narrow(heading, rows[:_LISTED])
+    print_table(ResultTable(rows[:_LISTED], heading), width=WIDTH)
     if len(rows) > _LISTED:
         print(f"and {len(rows) - _LISTED} more (--json has all)")
 

@@ -24,6 +24,7 @@ from piebald.cli.experiment_files import common_options, guarded, load_settings,
 from piebald.cli.printing import facts, print_json, print_run, print_table
 from piebald.cli.serving import resumed
 from piebald.core.errors import SettingError
+from piebald.report.result_table import ResultTable
 
 if TYPE_CHECKING:
     from piebald.experiments.file import ExperimentSettings
@@ -175,12 +176,12 @@ def transfer(
     _print_transfer(*vertical.start(settings, party, options.progress, options.say), options)
 
 
-def _print_transfer(result: TransferResult, rows: Sequence[tuple[str, str]], options: SharedOptions) -> None:
+def _print_transfer(result: TransferResult, table: ResultTable, options: SharedOptions) -> None:
     """Print the results of vertical training between two parties."""
     if options.as_json:
-        print_json(result.table())
+        print_json(result.plain())
     elif not options.quiet:
-        print_table(("", ""), rows)
+        print_table(table)
 
 
 @command("plugins", *LOG, *PAGE, "as_json", "quiet")
@@ -245,5 +246,5 @@ def adapt(
     elif not options.quiet:
         columns = ("method", "parameters fitted", "epochs", "validation loss", f"validation {adapted.metric}")
         cells = [[m.name, m.fitted, m.epochs, m.loss, m.validation, m.test, m.gain] for m in adapted.methods]
-        print_table((*columns, f"test {adapted.metric}", "gain"), cells)
+        print_table(ResultTable(cells, (*columns, f"test {adapted.metric}", "gain")))
         print(f"\nbest on the validation rows: {adapted.best}, since {adapted.why}")

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from piebald.cli.app import SharedOptions, command, end_on_term
-from piebald.cli.printing import print_json
-from piebald.cli.statistics import Source, asks_sites, print_narrow, site_flags
+from piebald.cli.printing import print_json, print_table
+from piebald.cli.statistics import Source, asks_sites, site_flags
 from piebald.core.errors import SettingError
+from piebald.core.plain_text import WIDTH
+from piebald.report.result_table import ResultTable
 
 if TYPE_CHECKING:
     from piebald.core.progress import Bar
@@ -71,10 +73,10 @@ def _shown_on(bar: Bar) -> Any:
 
 
 def _print(boosted: BoostedTrees, out: Path | None) -> None:
-    heading, *rows = boosted.table()
-    print_narrow(heading, rows)
+    print_table(boosted.table(), width=WIDTH)
     print()
-    print_narrow(["column", "share of gain"], [[*item] for item in list(boosted.importances.items())[:_LISTED]])
+    gains = list(boosted.importances.items())[:_LISTED]
+    print_table(ResultTable(gains, ("column", "share of gain")), width=WIDTH)
     dropped = f" ({boosted.dropped:,} without a target left out)" if boosted.dropped else ""
     print(
         f"\n{boosted.name}, {boosted.target.objective}: {len(boosted.boosted.forest):,} trees in {boosted.rounds} "

@@ -14,11 +14,10 @@ from pydantic import Field
 
 from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError, unknown
-from piebald.core.plain_text import html_text
 from piebald.privacy.spending import together
 from piebald.report.learning_curves import Axis, Band, Over, Point, band_of, bands_of
-from piebald.report.page.markup import html_table
 from piebald.report.paired import Difference, Level, RowMoments, Scores, level, ranking
+from piebald.report.result_table import ResultTable, Tabular
 from piebald.report.row_noise import COUNTED, answers
 from piebald.report.tables import History, mean
 from piebald.report.verdict import ScoreVerdict, compared
@@ -61,7 +60,7 @@ class Interval:
 
 
 @checked_class
-class Comparison:
+class Comparison(Tabular):
     """Runs of one objective, grouped by label.
 
     Args:
@@ -131,10 +130,11 @@ class Comparison:
         """Scores of answers that need no model, on the same rows, by name; see `report.naive`."""
         return answers(self.runs, scores_of)
 
-    def _repr_html_(self) -> str:
-        shown = [{name: row[name] for name in _SHOWN} for row in self.summary()]
-        table = html_table(_SHOWN, [list(row.values()) for row in shown])
-        return f"<p><strong>{html_text(self.headline())}.</strong></p>{table}"
+    def table(self) -> ResultTable:
+        """Return the finding, and the main columns of the summary."""
+        table = self.summary().only(*_SHOWN)
+        table.title = f"{self.headline()}."
+        return table
 
     @property
     def labels(self) -> list[str]:
@@ -197,7 +197,7 @@ class Comparison:
 
     # ------------------------------------------------------------------------------------------------------- tables
 
-    def summary(self) -> list[dict[str, Any]]:
+    def summary(self) -> ResultTable:
         """One row for each label, the best mean first: seeds, parameters of the model, the mean with its interval, sd
         over clients, worst decile, quantiles over clients (`q10`, `median`, `q90`, the worst first), score on the
         common test set, costs, and the mean over clients that were unseen until the end.
@@ -207,7 +207,7 @@ class Comparison:
         range of two seeds ("range"); one seed has none.  Megabytes are millions of bytes.  All figures are means over
         seeds, None where they do not exist.
         """
-        rows = []
+        rows = list[dict[str, Any]]()
         for label in self.ordered:
             finals = self.finals[label]
             average = {
@@ -219,9 +219,9 @@ class Comparison:
                 | {"parameters": self.by_label[label][0].meta.get("parameters")}
                 | _ends(self.levels.get(label)) | average | megabytes
             )  # fmt: skip
-        return rows
+        return ResultTable(rows)
 
-    def by_division(self) -> list[dict[str, Any]]:
+    def by_division(self) -> ResultTable:
         """One row for each division of the rows, such as a fold: the mean of each label over the clients that count.
 
         Means are over clients and seeds; empty where rows are divided once.
@@ -234,10 +234,10 @@ class Comparison:
                     means.setdefault(run.division, []).append(final["mean"])
             for title, values in means.items():
                 rows.setdefault(title, {"division": title})[label] = sum(values) / len(values)
-        return list(rows.values()) if len(rows) > 1 else []
+        return ResultTable(rows.values() if len(rows) > 1 else ())
 
     @checked
-    def paired(self, base: str) -> list[dict[str, Any]]:
+    def paired(self, base: str) -> ResultTable:
         """One row for each other label: the mean difference to the base label, with its 95% interval.
 
         Only seeds and clients that both labels have are compared, each with itself, see `report.verdict.compared`;
@@ -255,7 +255,7 @@ class Comparison:
                 ends = _ends(gap, None if bounds is None else bounds[1] - bounds[0])
                 row = {"label": label, "base": base, "seeds": gap.seeds, "clients": gap.clients}
                 rows.append(row | {"difference": ends.pop("mean")} | ends | {"noise": gap.noise, "p": gap.p})
-        return rows
+        return ResultTable(rows)
 
     @checked
     def per_client(self, label: str, base: str) -> list[float]:
@@ -305,13 +305,13 @@ class Comparison:
         return float(f"{easier(value / unit + (1e-9 if self.higher_is_better else -1e-9)) * unit:.12g}")
 
     @checked
-    def to_target(self, value: float) -> list[dict[str, Any]]:
+    def to_target(self, value: float) -> ResultTable:
         """One row for each label: in how many of its runs the mean over clients reached a value, and at what cost.
 
         Rounds, megabytes, seconds of the run's clock and of real time are means over the runs that reached it, None if
         none did.
         """
-        rows = []
+        rows = list[dict[str, Any]]()
         for label, runs in self.by_label.items():
             reached = [point for history in runs if (point := history.to_target(value))]
             costs: dict[str, list[float]] = {
@@ -322,9 +322,9 @@ class Comparison:
             }
             means = {name: mean(values) for name, values in costs.items()}
             rows.append({"label": label, "runs": len(runs), "reached": len(reached)} | means)
-        return rows
+        return ResultTable(rows)
 
-    def against_pooled(self) -> list[dict[str, Any]]:
+    def against_pooled(self) -> ResultTable:
         """One row for each evaluation of each label, beside a label that has all training rows in one place.
 
         `lost` is how much worse the mean over clients is than that label's final one, and `gain` is how many times less
@@ -334,7 +334,7 @@ class Comparison:
         central = next((label for label, runs in self.by_label.items() if runs[0].gathered_bytes is not None), None)
         rows, sign = list[dict[str, Any]](), 1 if self.higher_is_better else -1
         if central is None:
-            return rows
+            return ResultTable(rows)
         for label in (label for label in self.labels if label != central):
             points: dict[int, list[tuple[float, int, int]]] = {}
             for run, base in (pairs := self._pairs(label, central)):
@@ -347,7 +347,7 @@ class Comparison:
                 if len(seen) == len(pairs) and sent:
                     row = {"label": label, "rounds": version, "lost": lost, "mb": sent / 1e6, "gain": gathered / sent}
                     rows.append(row | {"seeds": len(seen)})
-        return rows
+        return ResultTable(rows)
 
     # ------------------------------------------------------------------------------------------------------- curves
 

@@ -26,8 +26,8 @@ from piebald.core.objective import METRICS
 from piebald.core.thresholds import METRICS as METRICS_AT_THRESHOLDS
 from piebald.report.class_rows import ClassRow, Counts, class_rows, matrices
 from piebald.report.learning_curves import Over, Point
-from piebald.report.page.markup import html_table
 from piebald.report.paired import RowMoments
+from piebald.report.result_table import ResultTable, Tabular
 from piebald.storage.run_folder import recorded_choices
 from piebald.storage.schema import COLUMNS, DATABASE, unpacked_values
 from piebald.storage.store import RunStore
@@ -63,7 +63,7 @@ class Score(NamedTuple):
 
 
 @checked_class
-class History:
+class History(Tabular):
     """One run, for reading.  Each table is read once, when it is first used.
 
     Args:
@@ -226,10 +226,10 @@ class History:
 
         return plot([self], metric, over, ax)
 
-    def _repr_html_(self) -> str:
+    def table(self) -> ResultTable:
+        """Return the final figures under their names, without those that do not exist."""
         final = {name: value for name, value in self.final.items() if name != "per_client" and value is not None}
-        shown = {self.metric if name == "mean" else name: value for name, value in final.items()}
-        return html_table(("", ""), shown.items())
+        return ResultTable.of_facts({self.metric if name == "mean" else name: value for name, value in final.items()})
 
     # -------------------------------------------------------------------------------------------------------- results
 

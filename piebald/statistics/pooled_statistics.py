@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
@@ -16,13 +15,13 @@ from piebald.core.errors import SettingError, unknown
 from piebald.core.moments import Floats
 from piebald.data.clients.standardise import Standardisation
 from piebald.privacy.accounting import PrivacyBudget
-from piebald.report.page.markup import html_table, text
+from piebald.report.result_table import ResultTable, Tabular
 
 Table = Mapping[str, Mapping[str, float]]  # rows by the category of one column and of another
 Mode = Literal["exact", "secure", "private", "secure and private"]
 
 
-class PooledResult(ABC):
+class PooledResult(Tabular):
     """A result over clients, which notebooks show as a table.
 
     Attributes:
@@ -31,25 +30,16 @@ class PooledResult(ABC):
 
     left_out: Mapping[str, str]
 
-    @abstractmethod
-    def table(self) -> list[list[Any]]:
-        """Return the result as a table, with its heading as the first row."""
-
     @property
-    def left_out_sentence(self) -> str:
-        """Who is left out, and why; empty where nobody is."""
+    def notes(self) -> list[str]:
+        """A sentence on who is left out, and why, where anybody is."""
         clients = ", ".join(f"{name} ({reason})" for name, reason in self.left_out.items())
-        return f"Left out: {clients}." if clients else ""
+        return [f"Left out: {clients}."] if clients else []
 
     @property
     def _fewer(self) -> str:
         """The number of clients that are left out, for a line about the result."""
         return f", {len(self.left_out)} left out" if self.left_out else ""
-
-    def _repr_html_(self) -> str:
-        heading, *rows = self.table()
-        sentence = f"<p>{text(self.left_out_sentence)}</p>" if self.left_out else ""
-        return html_table(heading, rows) + sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +180,8 @@ class FederatedStatistics(PooledResult):
         by_client = {client: {name: held[name] for name in numbers} for client, held in self.by_client.items()}
         return replace(self, numbers=numbers, texts=texts, by_client=by_client)
 
-    def table(self) -> list[list[Any]]:
-        """Return a table of the columns of numbers, with its heading as the first row."""
+    def table(self) -> ResultTable:
+        """Return a table of the columns of numbers."""
         shares = next(iter(self.numbers.values())).quantiles if self.numbers else {}
         heading = ["column", "count", "missing", "mean", "sd", *(f"{100 * share:g}%" for share in shares)]
         # most columns have none, so their count is shown only where it is not 0
@@ -202,7 +192,7 @@ class FederatedStatistics(PooledResult):
             counts = [column.present, column.missing, *([column.infinite] if infinite else [])]
             values = [column.mean, column.deviation, *(column.quantiles[share] for share in shares)]
             rows.append([name, *(round(count) for count in counts), *map(plain_value, values)])
-        return [heading, *rows]
+        return ResultTable(rows, heading, notes=self.notes)
 
     @checked
     def standardisation(self, columns: Sequence[str] | None = None) -> Standardisation:
@@ -313,18 +303,18 @@ class Estimates(PooledResult):
         half = float(stats.t.isf((1 - level) / 2, self.degrees)) * self.errors
         return np.stack([self.coefficients - half, self.coefficients + half], axis=1)
 
-    def table(self) -> list[list[Any]]:
-        """Return a table of the coefficients, with its heading as the first row."""
+    def table(self) -> ResultTable:
+        """Return a table of the coefficients."""
         letter = self.letter if math.isinf(self.degrees) else "t"
         columns = (self.coefficients, self.errors, self.statistics, self.p_values, *self.interval().T)
         rows = zip(self.names, *(column.tolist() for column in columns), strict=True)
-        return [["", "coefficient", "std. error", letter, "p", "2.5 %", "97.5 %"], *map(list, rows)]
+        heading = ("", "coefficient", "std. error", letter, "p", "2.5 %", "97.5 %")
+        return ResultTable(rows, heading, notes=self.notes)
 
     def plain(self) -> dict[str, Any]:
         """Return the estimates as JSON values."""
-        heading, *rows = self.table()
         names = [field.name for field in fields(self) if field.name not in _OF_COEFFICIENTS]
-        coefficients = {row[0]: dict(zip(heading[1:], row[1:], strict=True)) for row in rows}
+        coefficients = {row.pop(""): row for row in self.table()}
         return {"coefficients": coefficients, **plain_value({name: getattr(self, name) for name in names})}
 
 

@@ -19,6 +19,7 @@ from piebald.core.arguments import Count, checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.privacy.accounting import PrivacyBudget
+from piebald.report.result_table import ResultTable
 from piebald.statistics.linear_models import ModelOfRows
 from piebald.statistics.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
 from piebald.statistics.models.fitting import Maximum
@@ -105,15 +106,13 @@ class Cox(Estimates):
         """The likelihood-ratio test of all columns together."""
         return ChiSquare(2 * (self.log_likelihood - self.null_log_likelihood), len(self.names))
 
-    def table(self) -> list[list[Any]]:
+    def table(self) -> ResultTable:
         """Return a table of the coefficients, with hazard ratios and the p-value of proportional hazards."""
-        heading, *rows = Estimates.table(self)
-        tests = [self.proportional[name].p_value for name in self.names]
-        columns = zip(rows, self.hazard_ratios.tolist(), tests, strict=True)
-        return [
-            [*heading[:2], "hazard ratio", *heading[2:], "p (proportional)"],
-            *([*row[:2], ratio, *row[2:], test] for row, ratio, test in columns),
-        ]
+        table = Estimates.table(self)
+        for row, ratio, name in zip(table, self.hazard_ratios.tolist(), self.names, strict=True):
+            row |= {"hazard ratio": ratio, "p (proportional)": self.proportional[name].p_value}
+        first, rest = table.columns[:2], table.columns[2:]
+        return table.only(*first, "hazard ratio", *rest, "p (proportional)")
 
     def plain(self) -> dict[str, Any]:
         """Return the model as JSON values."""
@@ -214,13 +213,14 @@ class Survival(PooledResult):
     privacy: PrivacyBudget | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
 
-    def table(self) -> list[list[Any]]:
-        """Return a table of the groups, with its heading as the first row."""
+    def table(self) -> ResultTable:
+        """Return a table of the groups."""
         rows = []
         for (name, curve), expected in zip(self.curves.items(), self.expected.tolist(), strict=True):
             ends = [plain_value(end) for end in (curve.median, *curve.median_interval)]
             rows.append([name, curve.rows, int(curve.events.sum()), expected, *ends])
-        return [["", "rows", "events", "expected", "median", "2.5 %", "97.5 %"], *rows]
+        heading = ("", "rows", "events", "expected", "median", "2.5 %", "97.5 %")
+        return ResultTable(rows, heading, notes=self.notes)
 
     def plain(self) -> dict[str, Any]:
         """Return the curves and the test as JSON values."""

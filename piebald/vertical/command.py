@@ -10,6 +10,7 @@ from typing import Any
 
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.progress import Bar
+from piebald.report.result_table import ResultTable
 from piebald.vertical import transfer_runs as runs
 from piebald.vertical.party_store import read_settings
 from piebald.vertical.protocol import ROLES
@@ -26,10 +27,8 @@ class Stopped(PiebaldError):
     exit_code = 130
 
 
-def start(
-    settings: TransferSettings, role: str | None, bar: bool, say: Say
-) -> tuple[TransferResult, list[tuple[str, str]]]:
-    """Train as the settings say, both parties or one; return the result and its rows for a table.
+def start(settings: TransferSettings, role: str | None, bar: bool, say: Say) -> tuple[TransferResult, ResultTable]:
+    """Train as the settings say, both parties or one; return the result and its table.
 
     `say` is called with the statements of the run about its secrecy before it starts.
     """
@@ -42,16 +41,16 @@ def start(
             finished = runs.run(settings, out=folder, watch=watch, tell=_caution)
         else:
             finished = runs.run_party("source" if role == "source" else "target", settings, folder, watch, _caution)
-    return finished, result_rows(finished)
+    return finished, reported(finished)
 
 
-def resume(folder: Path, bar: bool, say: Say) -> tuple[TransferResult, list[tuple[str, str]]]:
+def resume(folder: Path, bar: bool, say: Say) -> tuple[TransferResult, ResultTable]:
     """Continue an interrupted run."""
     settings = read_settings(folder)
     _announce(settings, is_simulated(folder), say)
     with progress(settings, folder, bar) as watch:
         finished = runs.resume(folder, watch, _caution)
-    return finished, result_rows(finished)
+    return finished, reported(finished)
 
 
 def _announce(settings: TransferSettings, simulated: bool, say: Say) -> None:
@@ -63,28 +62,12 @@ def _caution(sentence: str) -> None:
     print(f"warning: {sentence}", file=sys.stderr)
 
 
-def result_rows(finished: TransferResult) -> list[tuple[str, str]]:
-    """Write the report page if both parties' folders are here; return the result as rows for a table."""
-    rows = []
-    if finished.score is not None:
-        score = finished.score
-        rows += [("AUC", f"{score.auc:.4f}"), ("F1", f"{score.f1:.4f}"), ("precision", f"{score.precision:.4f}")]
-    for name, value in finished.last.items():
-        rows.append((f"{name}, first to last", f"{finished.first[name]:.4g} to {value:.4g}"))
-    rows += [
-        ("steps", str(finished.steps)),
-        ("seconds per step", f"{finished.seconds:.3f}"),
-        ("kB per step to the target", f"{finished.bytes_to_target / 1000:,.1f}"),
-        ("kB per step to the source", f"{finished.bytes_to_source / 1000:,.1f}"),
-        ("privacy", finished.statement),
-        *finished.secrecy.items(),
-    ]
-    folder = finished.folder
-    if folder is not None:
-        rows.append(("run", str(folder)))
-        if all((folder / role / "after.safetensors").exists() for role in ROLES):
-            rows.append(("page", str(write_page(folder)[0])))
-    return rows
+def reported(finished: TransferResult) -> ResultTable:
+    """Write the report page if both parties' folders are here; return the table of the result."""
+    table, folder = finished.table(), finished.folder
+    if folder is not None and all((folder / role / "after.safetensors").exists() for role in ROLES):
+        table.append({"name": "page", "value": str(write_page(folder)[0])})
+    return table
 
 
 @contextmanager

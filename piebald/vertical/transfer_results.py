@@ -22,6 +22,7 @@ from piebald.report.page import markup
 from piebald.report.page.document import document
 from piebald.report.page.markup import LIGHT, Cell
 from piebald.report.page.wording import duration
+from piebald.report.result_table import ResultTable, Tabular
 from piebald.storage.schema import explained
 from piebald.vertical.disclosure_ledger import LEDGER, DisclosureLedger
 from piebald.vertical.kernels import PolynomialKernel, mmd2
@@ -68,7 +69,7 @@ def transfer_score(scores: Tensor, labels: Tensor, rate: float) -> TransferScore
 
 @checked_class
 @dataclass(frozen=True, slots=True)
-class TransferResult:
+class TransferResult(Tabular):
     """A finished transfer.
 
     Attributes:
@@ -96,7 +97,25 @@ class TransferResult:
     secrecy: dict[str, str]
     folder: Path | None
 
-    def table(self) -> dict[str, Any]:
+    def table(self) -> ResultTable:
+        """Return the score, the losses, the costs and what is said about secrecy."""
+        facts: dict[str, str] = {}
+        if self.score is not None:
+            facts |= {"AUC": f"{self.score.auc:.4f}", "F1": f"{self.score.f1:.4f}"}
+            facts["precision"] = f"{self.score.precision:.4f}"
+        for name, value in self.last.items():
+            facts[f"{name}, first to last"] = f"{self.first[name]:.4g} to {value:.4g}"
+        facts |= {
+            "steps": str(self.steps),
+            "seconds per step": f"{self.seconds:.3f}",
+            "kB per step to the target": f"{self.bytes_to_target / 1000:,.1f}",
+            "kB per step to the source": f"{self.bytes_to_source / 1000:,.1f}",
+            "privacy": self.statement,
+            **self.secrecy,
+        }
+        return ResultTable.of_facts(facts if self.folder is None else facts | {"run": str(self.folder)})
+
+    def plain(self) -> dict[str, Any]:
         """Return plain values, as in `result.json`."""
         return asdict(self) | {"folder": None if self.folder is None else str(self.folder)}
 
@@ -170,7 +189,7 @@ def make_result(
 def write_result(finished: TransferResult) -> None:
     """Write result.json into the run folder, if there is one."""
     if finished.folder is not None:
-        write_private(finished.folder / "result.json", json.dumps(finished.table(), indent=1) + "\n")
+        write_private(finished.folder / "result.json", json.dumps(finished.plain(), indent=1) + "\n")
 
 
 def secrecy(settings: TransferSettings, simulated: bool, partner: str | None = None) -> dict[str, str]:

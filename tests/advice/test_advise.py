@@ -239,7 +239,7 @@ def test_the_simplest_of_equals_is_recommended() -> None:
         alike(), network, rounds=4, families=["fedavg"], methods={"twin": recipes.fedprox(mu=0.0, lr=0.05, batch=5)},
         seeds=(0,), training={"batch": 5}, budget=20, more_data=False,
     )  # fmt: skip
-    scores = {row["method"]: row["score"] for row in found.table}
+    scores = {row["method"]: row["score"] for row in found.tried}
     assert scores["twin"] == scores["fedavg"]
     assert found.recommended != "twin"
 
@@ -388,7 +388,7 @@ def test_numbers_to_predict_and_what_more_data_would_change(tmp_path: Path) -> N
         clients, line, rounds=4, budget=80, families=["fedavg"], seeds=(0,), training={"batch": 10},
         methods={"joined": recipes.fedavg(batch=10, epochs=4)}, out=tmp_path / "advice",
     )  # fmt: skip
-    errors = {row["method"]: row["score"] for row in found.table}
+    errors = {row["method"]: row["score"] for row in found.tried}
     assert not found.higher_is_better
     assert found.best == min(errors, key=lambda label: errors[label])
     text = " ".join(found.details().split())

@@ -25,6 +25,7 @@ from piebald.advice.screen import screen
 from piebald.advice.tuning.budget import Cost
 from piebald.methods import recipes
 from piebald.report.paired import Difference, Scores
+from piebald.report.result_table import ResultTable
 from piebald.report.verdict import ScoreVerdict
 
 LONG = "university hospital of the district of {} and its surroundings (department of cardiology)"
@@ -70,7 +71,7 @@ def answer(
         "metric": metric, "higher_is_better": True, "pays": evidence.pays, "evidence": evidence, "verdict": verdict,
         "against_naive": against, "imbalance": f"One class has over 70% of the judged rows at {names[0]}.",
         "probability": 0.8, "gain_alone": None, "gain_together": None, "losers": [], "reasons": [], "unusable": {},
-        "table": [{"method": label, "score": scores.mean} for label, scores in table.items()],
+        "tried": ResultTable({"method": label, "score": scores.mean} for label, scores in table.items()),
         "curve": {2: 0.6, 20: 0.7}, "cost": Cost(20, 10**7, 0.2, 500, 90.0), "spent": Cost(400, 10**9, 90.0, 10**5),
         "tested": tested, "clients": with_shrunk(clients) if chosen != "local" else [], "rounds": 20, "seeds": [0],
         "folder": None, "settings": None, "more": [More("rows", step), More("clients", step, clients=2)],
@@ -109,7 +110,7 @@ def test_the_same_sentence_in_every_place(size: float, start: str) -> None:
     assert sentence.startswith(start)
     assert sentence in " ".join(given.text().split())
     assert repr(given) == f"<Advice: {sentence}>"
-    assert f"<p>{html.escape(sentence)}</p>" in given._repr_html_()
+    assert f"<p><strong>{html.escape(sentence)}</strong></p>" in given._repr_html_()
     assert f"<h1>{html.escape(sentence)}</h1>" in given.page()
     assert json.loads(json.dumps(given.plain()))["headline"] == sentence
     assert sentence in given.toml()

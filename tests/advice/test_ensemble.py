@@ -57,7 +57,7 @@ def test_it_is_scored_on_validation_rows_and_offered_as_a_file(tmp_path: Path) -
     right = (shares.argmax(2) == truth).mean(1)
     assert found.ensemble.score == pytest.approx(right.mean())
     assert found.ensemble.gain.noise == "rows"
-    chosen = next(row["score"] for row in found.table if row["method"] == found.recommended)
+    chosen = next(row["score"] for row in found.tried if row["method"] == found.recommended)
     assert found.ensemble.gain.mean == pytest.approx(right.mean() - chosen)
     said = " ".join(found.details().split())
     assert "the mean of the predictions of " in said

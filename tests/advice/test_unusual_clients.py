@@ -68,7 +68,7 @@ def test_one_client_has_nobody_to_train_with(tmp_path: Path, capsys: pytest.Capt
 def test_two_clients_have_no_half_to_learn_from() -> None:
     sizes = {"train": 60, "validation": 30, "test": 30}
     found = advised(clients_of([sizes] * 2), budget=16, more_data=True, look=True)
-    assert {"local", "fedavg"} == {row["method"] for row in found.table}
+    assert {"local", "fedavg"} == {row["method"] for row in found.tried}
     assert [one.client for one in found.clients] == ["site 0", "site 1"]
     assert "2 clients with 60 to 60 training rows" in (found.look or "")
     alone = "every client trains alone" if found.recommended == "local" else "there are 2 clients"
@@ -98,7 +98,7 @@ def test_a_client_with_one_row_trains_with_it() -> None:
 def test_a_budget_for_not_even_one_rung_still_trains_the_measure_of_the_others() -> None:
     some = {"train": 40, "validation": 20, "test": 20}
     found = advised(clients_of([some] * 3), rounds=4, budget=1, more_data=True)
-    assert {row["method"] for row in found.table if row["rounds"] == 4} == {"local", "fedavg"}
+    assert {row["method"] for row in found.tried if row["rounds"] == 4} == {"local", "fedavg"}
     assert "What more rows would change was not tried: the budget was used up." in " ".join(found.details().split())
 
 
@@ -163,7 +163,7 @@ def test_survival_is_judged_by_concordance_whose_noise_is_known_of_each_client()
     found = advised(clients, line(1), loss="survival")
     assert (found.metric, found.higher_is_better) == ("concordance", True)
     assert "always the Kaplan-Meier curve 0.5" in " ".join(found.text().split())  # one for all rows ranks nobody
-    assert all(0 <= row["score"] <= 1 for row in found.table)
+    assert all(0 <= row["score"] <= 1 for row in found.tried)
     assert found.losers == []
     assert all(client.error for client in found.clients if client.gain)
 

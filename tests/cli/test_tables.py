@@ -1,10 +1,15 @@
-"""Tables of the command line at several widths."""
+"""Tables at several widths."""
 
 from __future__ import annotations
 
+import json
+
+import pandas
 import pytest
+from rich.cells import cell_len
 
 from piebald.cli.printing import print_table
+from piebald.report.result_table import ResultTable
 
 LONG = "its policy has no such recipe, " * 3
 HEADING = ("site", "state", "heard", "nothing", "added", "refused", "megabytes")
@@ -20,45 +25,64 @@ ROWS = [
         3.25,
     ],
 ]
+TABLE = ResultTable(ROWS, HEADING)
 
 
-def lines(capsys: pytest.CaptureFixture[str], width: int, wide: bool) -> list[str]:
-    print_table(HEADING, ROWS, wide, width)
-    return capsys.readouterr().out.splitlines()
+@pytest.mark.parametrize("width", [60, 80, 120, 250])
+def test_a_table_fits_any_width_and_cuts_no_word(width: int) -> None:
+    text = TABLE.text(width)
+    assert max(map(cell_len, text.splitlines())) <= width
+    words = text.split()
+    for cell in [*HEADING, *(str(cell) for row in ROWS for cell in row if cell is not None)]:
+        assert {*cell.split()} <= {*words}
+    if width == 250:
+        assert len(text.splitlines()) == 3
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 120])
-def test_a_table_fits_and_says_what_it_leaves_out(width: int, capsys: pytest.CaptureFixture[str]) -> None:
-    found = lines(capsys, width, wide=False)
-    table, note = (found[:3], found[-1]) if "not shown" in found[-1] else (found, "")
-    assert len(table) == 3  # no row goes on below
-    assert all(len(line.rstrip()) <= width for line in table)
-    shown = table[0].split()
+def test_a_narrow_table_says_what_it_leaves_out(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(TABLE, wide=False, width=width)
+    head, *lines = capsys.readouterr().out.splitlines()
+    shown, note = head.split(), lines[-1] if "not shown" in lines[-1] else ""
+    assert cell_len(head) <= width
     assert shown[0] == "site"
     assert "nothing" not in shown  # it has no value
     for name in HEADING:
         assert (name in shown) != (name in note)
-    if width == 80:
-        assert shown == ["site", "state", "heard", "refused"]  # a time is whole, or not shown
-        assert table[2].rstrip().endswith("\N{HORIZONTAL ELLIPSIS}")
-    if width == 120:
-        assert shown == ["site", "state", "heard", "added", "refused"]
-        assert "2026-11-23T03:19:28+00:00" in table[2]
-
-
-def test_a_wide_table_has_all_columns_and_all_letters(capsys: pytest.CaptureFixture[str]) -> None:
-    found = lines(capsys, 250, wide=True)
-    assert found[0].split() == list(HEADING)
-    assert LONG.strip() in found[2]
-    assert "not shown" not in "".join(found)
 
 
 def test_output_that_is_no_terminal_is_whole_for_grep(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    print_table(HEADING, ROWS, wide=False)
+    print_table(TABLE, wide=False)
     assert LONG.strip() in capsys.readouterr().out
     monkeypatch.setenv("COLUMNS", "60")
-    print_table(HEADING, ROWS, wide=False)
+    print_table(TABLE, wide=False)
     assert LONG.strip() not in capsys.readouterr().out
+
+
+def test_letters_of_two_columns_are_counted_as_two() -> None:
+    table = ResultTable([["東京都立病院 " * 4, 0.5]], ("site", "score"))
+    assert max(map(cell_len, table.text(30).splitlines())) <= 30
+
+
+def test_the_same_rows_in_every_format() -> None:
+    table = ResultTable(
+        [["a|<b>", float("nan"), 2], ["=cmd", 0.25, None]], ("site", "score", "MB"), title="Two.", notes=["Out: c."]
+    )
+    assert table.html().startswith("<p><strong>Two.</strong></p><table><thead>")
+    assert "<td>a|&lt;b&gt;</td>" in table.html()
+    assert table.html().endswith("<p>Out: c.</p>")
+    assert table.markdown().splitlines()[2] == "| a\\|<b> | nan | 2 |"
+    assert json.loads(table.json())[0] == {"site": "a|<b>", "score": None, "MB": 2}
+    assert table.csv().splitlines() == ["site,score,MB", "a|<b>,,2.0", "'=cmd,0.25,"]
+    pandas.testing.assert_frame_equal(table.frame(), pandas.DataFrame(table))
+    assert table.text().splitlines()[0] == "Two."
+    units = ResultTable([[1]], ("sent",), units={"sent": "MB"})
+    assert units.text().splitlines()[0] == "sent (MB)"
+
+
+def test_an_empty_table_has_its_heading() -> None:
+    assert ResultTable([], ("site", "score")).text() == "site  score"
+    assert ResultTable().text() == ""

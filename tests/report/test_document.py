@@ -15,6 +15,7 @@ from piebald.federation.operate import status_page
 from piebald.federation.operate.run_view import RunView
 from piebald.report.page import markup
 from piebald.report.page.document import document
+from piebald.report.result_table import ResultTable
 from tests.report.test_page import Outline
 
 EVIL = "</style></script><b onclick='x'>&\"$policy ${x}"
@@ -23,7 +24,7 @@ EVIL = "</style></script><b onclick='x'>&\"$policy ${x}"
 def answer() -> str:
     curves, row = {EVIL: {EVIL: 0.25, "all": 0.5}}, [EVIL, None, 0.123456]
     gains = with_shrunk([ClientGain(EVIL, 20, {}, 0.1, 0.02)])
-    tables = {EVIL: (EVIL, [EVIL, "", "score"], [row])}
+    tables = {EVIL: ResultTable([row], [EVIL, "", "score"], title=EVIL)}
     return answer_page(EVIL, {EVIL: EVIL}, gains, 100, [EVIL], curves, (0.0, str, EVIL), tables, EVIL)
 
 

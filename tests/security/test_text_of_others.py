@@ -19,6 +19,7 @@ from piebald.core.plain_text import printable
 from piebald.federation.link.wire_format import pack_update, unpack_update
 from piebald.federation.link.wire_messages import Hello, decode
 from piebald.federation.operate.logs import OneLine
+from piebald.report.result_table import ResultTable
 from tests.fakes import few
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m[red]north\u202e[/red]\r\n2026 all is well\x00\u200b"
@@ -67,7 +68,7 @@ def test_a_failure_arrives_as_plain_text() -> None:
 
 def test_a_table_prints_text_and_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     """Before, `[/red]` raised rich's MarkupError in `piebald status`, and escape sequences reached the terminal."""
-    print_table(("site", "[b]refused"), [("north", HOSTILE), ("[/link]", None)])
+    print_table(ResultTable([("north", HOSTILE), ("[/link]", None)], ("site", "[b]refused")))
     out = capsys.readouterr().out
     assert SHOWN in out
     assert "[b]refused" in out

@@ -24,7 +24,7 @@ from piebald.data.clients.sources import clients_of
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipe_settings import plain
 from piebald.privacy.spending import together
-from piebald.report.page.markup import html_table
+from piebald.report.result_table import ResultTable, Tabular
 from piebald.runs.prepare import Model
 from piebald.storage.schema import DATABASE
 from piebald.storage.store import RunStore
@@ -36,7 +36,7 @@ _OUTCOME = ("label", "recipe", "settings", "score", "trials", "rounds", "megabyt
 
 
 @dataclass(frozen=True, eq=False)
-class Tuning:
+class Tuning(Tabular):
     """The settings that were chosen for each recipe, and all trials.
 
     Attributes:
@@ -55,15 +55,15 @@ class Tuning:
     folder: Path | None
     privacy: Sequence[Mapping[str, Any]] = ()
 
-    def table(self) -> list[dict[str, Any]]:
+    def table(self) -> ResultTable:
         """One row for each recipe: the settings that were chosen, their score, and what the search cost."""
         rows = []
         for label, trial in self.chosen.items():
             tried = [trial for trial in self.trials if trial.label == label]
             cost = sum((trial.cost for trial in tried), Cost())
             row = (label, self.recipes[label].name, words(trial.settings), trial.score, len(tried))
-            rows.append(dict(zip(_OUTCOME, (*row, cost.rounds, cost.bytes / 1e6, cost.minutes), strict=True)))
-        return rows
+            rows.append((*row, cost.rounds, cost.bytes / 1e6, cost.minutes))
+        return ResultTable(rows, _OUTCOME)
 
     def plain(self) -> dict[str, Any]:
         """The table, and all trials, as JSON values."""
@@ -80,9 +80,6 @@ class Tuning:
             f"{row['label']}: {row['settings']} ({self.metric} {row['score']:.4g})" for row in self.table()
         )
         return f"<Tuning of {len(self.chosen)} recipes, {len(self.trials)} trials: {outcomes}>"
-
-    def _repr_html_(self) -> str:
-        return html_table(_OUTCOME, [list(row.values()) for row in self.table()])
 
 
 @checked

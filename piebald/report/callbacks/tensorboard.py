@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from piebald.report.callbacks.callback import RunStart
 from piebald.report.callbacks.tracker import Tracker, Writer
+from piebald.report.result_table import ResultTable
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
@@ -39,8 +40,8 @@ class _Events:
         self._writer, self._version = writer, 0
 
     def describe(self, parameters: Mapping[str, str | int | float | bool]) -> None:
-        rows = "\n".join(f"| {name} | {value} |" for name, value in parameters.items())
-        self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}")
+        settings = ResultTable(parameters.items(), ("setting", "value"))
+        self._writer.add_text("settings", settings.markdown())
 
     def scalars(self, values: Mapping[str, float], version: int) -> None:
         for name, value in values.items():

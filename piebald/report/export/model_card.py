@@ -12,6 +12,7 @@ from typing import Any
 
 from piebald.core.plain_text import printable
 from piebald.report.page.wording import MetricFormat, megabytes, plural
+from piebald.report.result_table import ResultTable
 from piebald.report.tables import History, mean
 
 LISTED = 50  # clients named one by one; of more, only the groups are shown
@@ -92,18 +93,16 @@ def _scores(history: History, names: dict[int, str], client: int | None) -> Iter
     if not scores:
         yield from ["The run evaluated no client.", ""]
         return
-    note = " (each with its personal model, where it has one)"
-    yield from [f"| clients{note} | {history.metric} |", "|---|---|"]
-    yield f"| mean of {len(scores)} | {shown.value(history.score.value)} |"
-    yield f"| worst tenth | {shown.value(history.final['worst_decile'])} |"
+    rows = [(f"mean of {len(scores)}", history.score.value), ("worst tenth", history.final["worst_decile"])]
     for cluster, members in sorted(_clusters(history).items()):
         of_members = [scores[member] for member in members if member in scores]
-        yield f"| cluster {cluster}, {plural(len(members), 'client')} | {shown.value(mean(of_members))} |"
+        rows.append((f"cluster {cluster}, {plural(len(members), 'client')}", mean(of_members)))
     listed = [client] if client is not None else sorted(scores) if len(scores) <= LISTED else []
-    for number in listed:
-        yield f"| {_cell(names.get(number, f'client {number}'))} | {shown.value(scores.get(number))} |"
+    rows += [(names.get(number, f"client {number}"), scores.get(number)) for number in listed]
     if history.common is not None:
-        yield f"| common test set, global model | {shown.value(history.common)} |"
+        rows.append(("common test set, global model", history.common))
+    heading = ("clients (each with its personal model, where it has one)", history.metric)
+    yield ResultTable([(name, shown.value(value)) for name, value in rows], heading).markdown()
     yield ""
 
 
@@ -134,7 +133,3 @@ def _name(row: dict[str, Any]) -> str:
     # a name may have line breaks or control characters, which would end the line of a table
     name = printable(str(row["client"] if row["name"] is None else row["name"]))
     return f"client {name}" if name.isdecimal() else name
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")

@@ -146,31 +146,6 @@ def _sort(cell: Cell) -> str:
     return f' data-sort="{cell.sort:.6g}"' if isinstance(cell, Markup) and cell.sort is not None else ""
 
 
-def plain_cell(value: object) -> str:
-    """Return a value as the cell of a plain table: four digits of a number, a dash for None.
-
-    Examples:
-        >>> plain_cell(0.123456), plain_cell(None), plain_cell(12)
-        ('0.1235', '-', '12')
-    """
-    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def html_table(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a plain table in HTML, as notebooks show it; each cell is shown as text.
-
-    Examples:
-        >>> html_table(("", ""), [("<north>", 0.25)])
-        '<table><tbody><tr><td>&lt;north&gt;</td><td>0.25</td></tr></tbody></table>'
-    """
-
-    def line(cells: Sequence[Any], tag: str) -> str:
-        return f"<tr>{''.join(f'<{tag}>{text(plain_cell(cell))}</{tag}>' for cell in cells)}</tr>"
-
-    head = f"<thead>{line(heading, 'th')}</thead>" if any(heading) else ""
-    return f"<table>{head}<tbody>{''.join(line(row, 'td') for row in rows)}</tbody></table>"
-
-
 def sorted_by(cell: Cell, number: float) -> Markup:
     """Return a cell that a sortable table sorts by a number."""
     return Markup(text(cell), number)

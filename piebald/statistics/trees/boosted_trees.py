@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import SettingError
+from piebald.report.result_table import ResultTable
 from piebald.statistics.pooled_statistics import PooledResult, plain_value
 from piebald.statistics.trees.client_rows import OBJECTIVES, margins_of
 from piebald.statistics.trees.encoding import Encoding
@@ -140,15 +141,15 @@ class BoostedTrees(PooledResult):
         scores = {"together": self.together, "alone": self.alone, "pooled": self.pooled}
         return {name: of_clients for name, of_clients in scores.items() if of_clients}
 
-    def table(self) -> list[list[Any]]:
-        """Return a table of the main score of each client, with its heading as the first row and means as the last."""
+    def table(self) -> ResultTable:
+        """Return a table of the main score of each client, with means as the last row."""
         heading = ["client", "rows", *(f"{self.metric} {name}" for name in self._scores)]
         rows: list[list[Any]] = [
             [client, count, *(plain_value(scores[place][self.metric]) for scores in self._scores.values())]
             for place, (client, count) in enumerate(zip(self.clients, self.rows, strict=True))
         ]
         means = [plain_value(mean(scores, self.metric)) for scores in self._scores.values()]
-        return [heading, *rows, ["(mean)", self.training_rows, *means]]
+        return ResultTable([*rows, ["(mean)", self.training_rows, *means]], heading, notes=self.notes)
 
     def plain(self) -> dict[str, Any]:
         """Return the result as JSON values."""
