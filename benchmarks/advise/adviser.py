@@ -18,10 +18,10 @@ from known import Entry, Known, tuned
 from single_rows import Right
 
 from piebald.advice.adviser import choose
+from piebald.advice.client_gains import own_methods
 from piebald.advice.evidence import Checked, Evidence, whether_it_pays
 from piebald.advice.families import entrants
 from piebald.advice.more_data import SHARE
-from piebald.advice.own_methods import own_methods
 from piebald.advice.race import Race, Runner, methods_of
 from piebald.advice.tuning.budget import Budget
 from piebald.advice.tuning.trial_runs import TrialRuns

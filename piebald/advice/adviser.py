@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from piebald.advice.answer import Advice
-from piebald.advice.client_gains import client_gains
+from piebald.advice.client_gains import client_gains, own_methods
 from piebald.advice.differences import in_points, nearness
 from piebald.advice.ensemble import ensemble
 from piebald.advice.evidence import check, losers, whether_it_pays
@@ -19,7 +19,6 @@ from piebald.advice.look import look as look_at
 from piebald.advice.more_data import SHARE
 from piebald.advice.more_data import more_data as train_with_parts
 from piebald.advice.odd_sites import far_targets, misfits, odd_sites, over_rows
-from piebald.advice.own_methods import own_methods
 from piebald.advice.race import Race, Runner, lag_behind, methods_of
 from piebald.advice.reasons import reasons
 from piebald.advice.tuning.budget import Budget, Cost, rungs_of
@@ -30,6 +29,7 @@ from piebald.contracts import Clients, Personalizes
 from piebald.core.arguments import Count, PathLike, Seeds, checked
 from piebald.core.errors import RuntimeFault, SettingError
 from piebald.core.progress import line_writer
+from piebald.core.result_table import ResultTable
 from piebald.data.clients.sources import clients_of
 from piebald.experiments.file import ExperimentSettings
 from piebald.methods.clustering.single_cluster import SingleCluster
@@ -37,7 +37,6 @@ from piebald.methods.recipe import Recipe
 from piebald.methods.sharing.layers import Full
 from piebald.report.page.wording import names, plural
 from piebald.report.paired import Scores, difference, probability_within
-from piebald.report.result_table import ResultTable
 from piebald.report.row_noise import COUNTED, imbalance
 from piebald.report.tables import History
 from piebald.report.verdict import ScoreVerdict

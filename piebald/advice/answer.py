@@ -26,13 +26,13 @@ from piebald.advice.tuning.budget import Cost
 from piebald.core.errors import SettingError
 from piebald.core.plain_text import printable, wrap
 from piebald.core.private_files import write_private
+from piebald.core.result_table import ResultTable, Tabular, plain_cell
 from piebald.methods import recipes
 from piebald.methods.recipe import Recipe
 from piebald.privacy.secure_aggregation.transform import SecureAggregation
 from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.page.wording import MetricFormat, duration, names, plural
 from piebald.report.paired import Difference, common_seeds, difference
-from piebald.report.result_table import ResultTable, Tabular, plain_cell
 from piebald.report.verdict import ScoreVerdict
 from piebald.settings.toml_document import dumps
 

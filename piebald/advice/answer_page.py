@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from piebald.advice.client_gains import ClientGain
+from piebald.core.result_table import ResultTable, plain_cell
 from piebald.report.page import markup
 from piebald.report.page.document import document
 from piebald.report.page.markup import Cell
 from piebald.report.page.wording import MINUS
-from piebald.report.result_table import ResultTable, plain_cell
 
 _LONG = 24  # letters of a cell, beyond which it breaks over several lines
 _DRAWN = 40  # clients of a picture: beyond, those in the middle are left out

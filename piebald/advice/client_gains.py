@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from piebald.advice.evidence import Checked
 from piebald.advice.tuning.trial_runs import TrialRuns
-from piebald.report.paired import difference
-from piebald.report.result_table import ResultTable
+from piebald.core.result_table import ResultTable
+from piebald.report.paired import Scores, difference
 from piebald.report.row_noise import row_differences
 
 Floats = NDArray[np.float64]
 _QUANTILE = 1.96  # of the normal distribution, for intervals of 95 %
+FEWEST = 5  # clients that say how much clients differ
 _ROUNDS = 20  # of the iteration for the variance between clients, which settles within a few
 
 
@@ -147,3 +148,35 @@ def table(clients: Sequence[ClientGain]) -> ResultTable:
         for client in clients
     ]
     return ResultTable(rows, ["client", "test rows", *labels, *(["gain", "from", "to"] if gained else [])])
+
+
+def own_methods(
+    scores: Mapping[str, Scores], usual: str, higher_is_better: bool = True, errors: float = 0.0
+) -> dict[str, str]:
+    """Choose a method for each client: another than the usual one where its gain is above 0 after shrinkage.
+
+    Where clients are alike, nobody leaves the others by luck.
+
+    Args:
+        scores: on validation rows, by label.
+        usual: the label of the recommendation.
+        higher_is_better: whether a larger value of the metric is better.
+        errors: standard errors that the gain must be above 0.
+
+    Returns:
+        The label for each client: the usual one where clients are few, or the noise of single clients is not known.
+    """
+    sign = 1 if higher_is_better else -1
+    clients = list(scores[usual].clients)
+    best = {name: (0.0, usual) for name in clients}
+    for label, table in scores.items():
+        # without an error a gain cannot be shrunk, and the largest of many noisy gains is one by chance
+        known = {name: gap for name, gap in row_differences(table, scores[usual]).items() if gap.error}
+        if label == usual or len(known) < FEWEST:
+            continue
+        measured, noise = (np.array([getattr(gap, of) for gap in known.values()]) for of in ("mean", "error"))
+        gains, deviations = shrunken(sign * measured, noise)
+        for name, gain, deviation in zip(known, gains.tolist(), deviations.tolist(), strict=True):
+            if gain > max(best[name][0], errors * deviation):
+                best[name] = gain, label
+    return {name: label for name, (_, label) in best.items()}

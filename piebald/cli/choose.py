@@ -17,7 +17,7 @@ from piebald.cli.printing import print_json, print_table
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.core.plain_text import WIDTH, errors_alone, printable
 from piebald.core.reading.files import read_json
-from piebald.report.result_table import ResultTable
+from piebald.core.result_table import ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,11 +7,11 @@ from typing import Any
 
 from piebald.cli.printing import print_table
 from piebald.core.plain_text import WIDTH, wrap
+from piebald.core.result_table import ResultTable
 from piebald.report.comparison import Comparison
 from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.findings import notes
 from piebald.report.page.wording import MINUS, MetricFormat, is_significant, megabytes, names
-from piebald.report.result_table import ResultTable
 from piebald.report.row_noise import row_differences
 
 

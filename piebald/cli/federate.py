@@ -24,7 +24,7 @@ from piebald.cli.serving import federation_flags, locked, page_address, relayed,
 from piebald.cli.train import carry_out
 from piebald.core.errors import SettingError, shown
 from piebald.core.plain_text import printable
-from piebald.report.result_table import ResultTable
+from piebald.core.result_table import ResultTable
 
 if TYPE_CHECKING:
     from piebald.federation.operate.machine_checks import Check

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_jsonable_python
 
 from piebald.core.plain_text import printable
-from piebald.report.result_table import ResultTable
+from piebald.core.result_table import ResultTable
 
 if TYPE_CHECKING:
     from piebald.cli.app import SharedOptions
@@ -34,7 +34,7 @@ def print_result(options: SharedOptions, value: Mapping[str, Any], line: str) ->
         options.say(line)
 
 
-def print_table(table: ResultTable, wide: bool = True, width: int | None = None) -> None:
+def print_table(table: ResultTable, wide: bool = True, width: int | None = None, most: int | None = None) -> None:
     """Print a table; square brackets in a name are no markup, and no name moves the cursor.
 
     Args:
@@ -42,13 +42,16 @@ def print_table(table: ResultTable, wide: bool = True, width: int | None = None)
         wide: whether all columns are printed; else those that have a value, as far as they fit beside each other.
         width: columns of the terminal; by default those that it has, or the variable COLUMNS where not all columns are
             wanted.  Output that is no terminal has lines as long as it takes, for grep.
+        most: rows that are printed; all by default.
     """
     if width is None and (sys.stdout.isatty() or (not wide and os.environ.get("COLUMNS", "").isdecimal())):
         width = shutil.get_terminal_size().columns
     shown = table if wide else table.fitting(width)
-    print(shown.text(width))
+    print(shown.first(most).text(width))
     if lost := [name for name in table.columns if name not in shown.columns]:
         print(f"\nnot shown: {', '.join(map(printable, lost))} (--wide shows them)")
+    if most is not None and len(table) > most:
+        print(f"and {len(table) - most} more (--json has all)")
 
 
 def print_facts(values: Mapping[str, Any]) -> None:

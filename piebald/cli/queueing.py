@@ -22,7 +22,7 @@ from piebald.cli.experiment_files import free_folder, label_of
 from piebald.cli.printing import print_json, print_result, print_run, print_table
 from piebald.cli.serving import federation_flags, locked, name_run, sites_flags, with_sites
 from piebald.core.errors import DeviceLost, PiebaldError, SettingError
-from piebald.report.result_table import ResultTable
+from piebald.core.result_table import ResultTable
 
 if TYPE_CHECKING:
     from piebald.experiments.file import ExperimentSettings

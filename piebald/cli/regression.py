@@ -23,7 +23,7 @@ from piebald.cli.statistics import (
 )
 from piebald.core.errors import SettingError
 from piebald.core.plain_text import WIDTH
-from piebald.report.result_table import ResultTable
+from piebald.core.result_table import ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -13,7 +13,7 @@ import typer
 from piebald.cli.app import SharedOptions, check_run, command, is_transfer, pair
 from piebald.cli.printing import print_facts, print_json, print_result, print_table, recipe_toml
 from piebald.core.errors import SettingError
-from piebald.report.result_table import ResultTable
+from piebald.core.result_table import ResultTable
 
 if TYPE_CHECKING:
     from piebald.data.clients.data_source import DataSource
@@ -177,9 +177,7 @@ def _show(source: DataSource, partition: str | None, options: SharedOptions, **m
     rows = [(measure, number, preview.units[measure]) for measure, number in preview.federation.items()]
     print_table(ResultTable(rows, ("federation", "", "unit")))
     print()
-    print_table(ResultTable(preview.clients[:20], columns(preview.clients)))
-    if len(preview.clients) > 20:
-        print(f"and {len(preview.clients) - 20} more clients (--json has all)")
+    print_table(ResultTable(preview.clients, columns(preview.clients)), most=20)
     for path in preview.files:
         print(path)
 

@@ -12,10 +12,10 @@ from piebald.cli.app import ROWS, SharedOptions, command
 from piebald.cli.printing import print_json, print_table
 from piebald.core.errors import SettingError, shown
 from piebald.core.plain_text import WIDTH, printable
-from piebald.report.result_table import ResultTable
+from piebald.core.result_table import ResultTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from piebald.statistics import FederatedStatistics, Ledger
 
@@ -260,18 +260,18 @@ def _print(answer: FederatedStatistics) -> None:
         if column.counts:
             print(f"\n{printable(name)}")
             bins = zip(column.edges, column.edges[1:], map(round, column.counts), strict=False)
-            _print_long(("from", "to", "count"), list(bins))
+            _print_long(bins, ("from", "to", "count"))
     for name, text in answer.texts.items():
         print(f"\n{printable(name)}")
         # a stable sort: values that are equally frequent stay in their order
         counts = sorted(text.counts.items(), key=lambda item: -item[1])
         counts += [*([("(other)", text.other)] if text.other else []), ("(missing)", text.missing)]
-        _print_long(("value", "count"), [(value, round(count)) for value, count in counts])
+        _print_long([(value, round(count)) for value, count in counts], ("value", "count"))
     for (first, second), table in answer.tables.items():
         print()
         columns = list(next(iter(table.values()), {}))
         lines = [(value, *(round(line[name]) for name in columns)) for value, line in table.items()]
-        _print_long((f"{first} by {second}", *columns), lines)
+        _print_long(lines, (f"{first} by {second}", *columns))
     for client, columns_of_client in answer.by_client.items():
         print(f"\n{printable(client)}")
         lines_of_client = [
@@ -280,6 +280,11 @@ def _print(answer: FederatedStatistics) -> None:
         ]
         print_table(ResultTable(lines_of_client, ("column", "count", "missing", "mean", "sd")), width=WIDTH)
     print("\n" + _accuracy_notes(answer))
+
+
+def _print_long(rows: Iterable[Sequence[Any]], heading: Sequence[str]) -> None:
+    """Print the first rows of a table."""
+    print_table(ResultTable(rows, heading), width=WIDTH, most=_LISTED)
 
 
 def _spread(column: Any) -> tuple[float | None, float | None]:
@@ -300,13 +305,6 @@ def _accuracy_notes(answer: FederatedStatistics) -> str:
             f"Noise on a count: sd {answer.noise:.3g}."
         )
     return "\n".join(lines)
-
-
-def _print_long(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print the first rows of a table."""
-    print_table(ResultTable(rows[:_LISTED], heading), width=WIDTH)
-    if len(rows) > _LISTED:
-        print(f"and {len(rows) - _LISTED} more (--json has all)")
 
 
 def _print_constants(answer: FederatedStatistics, columns: list[str] | None, as_json: bool) -> None:

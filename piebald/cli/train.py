@@ -24,7 +24,7 @@ from piebald.cli.experiment_files import common_options, guarded, load_settings,
 from piebald.cli.printing import facts, print_json, print_run, print_table
 from piebald.cli.serving import resumed
 from piebald.core.errors import SettingError
-from piebald.report.result_table import ResultTable
+from piebald.core.result_table import ResultTable
 
 if TYPE_CHECKING:
     from piebald.experiments.file import ExperimentSettings

@@ -12,7 +12,7 @@ from piebald.cli.printing import print_json, print_table
 from piebald.cli.statistics import Source, asks_sites, site_flags
 from piebald.core.errors import SettingError
 from piebald.core.plain_text import WIDTH
-from piebald.report.result_table import ResultTable
+from piebald.core.result_table import ResultTable
 
 if TYPE_CHECKING:
     from piebald.core.progress import Bar

@@ -14,10 +14,10 @@ from pydantic import Field
 
 from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError, unknown
+from piebald.core.result_table import ResultTable, Tabular
 from piebald.privacy.spending import together
 from piebald.report.learning_curves import Axis, Band, Over, Point, band_of, bands_of
 from piebald.report.paired import Difference, Level, RowMoments, Scores, level, ranking
-from piebald.report.result_table import ResultTable, Tabular
 from piebald.report.row_noise import COUNTED, answers
 from piebald.report.tables import History, mean
 from piebald.report.verdict import ScoreVerdict, compared

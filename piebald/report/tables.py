@@ -23,11 +23,11 @@ from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import RunFolderError, SettingError, unknown
 from piebald.core.metrics import SHARES
 from piebald.core.objective import METRICS
+from piebald.core.result_table import ResultTable, Tabular
 from piebald.core.thresholds import METRICS as METRICS_AT_THRESHOLDS
 from piebald.report.class_rows import ClassRow, Counts, class_rows, matrices
 from piebald.report.learning_curves import Over, Point
 from piebald.report.paired import RowMoments
-from piebald.report.result_table import ResultTable, Tabular
 from piebald.storage.run_folder import recorded_choices
 from piebald.storage.schema import COLUMNS, DATABASE, unpacked_values
 from piebald.storage.store import RunStore

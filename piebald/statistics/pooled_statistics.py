@@ -13,9 +13,9 @@ from pydantic_core import to_jsonable_python
 from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError, unknown
 from piebald.core.moments import Floats
+from piebald.core.result_table import ResultTable, Tabular
 from piebald.data.clients.standardise import Standardisation
 from piebald.privacy.accounting import PrivacyBudget
-from piebald.report.result_table import ResultTable, Tabular
 
 Table = Mapping[str, Mapping[str, float]]  # rows by the category of one column and of another
 Mode = Literal["exact", "secure", "private", "secure and private"]

@@ -18,8 +18,8 @@ from piebald.contracts import Query, Split
 from piebald.core.arguments import Count, checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
+from piebald.core.result_table import ResultTable
 from piebald.privacy.accounting import PrivacyBudget
-from piebald.report.result_table import ResultTable
 from piebald.statistics.linear_models import ModelOfRows
 from piebald.statistics.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
 from piebald.statistics.models.fitting import Maximum

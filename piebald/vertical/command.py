@@ -10,7 +10,7 @@ from typing import Any
 
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.progress import Bar
-from piebald.report.result_table import ResultTable
+from piebald.core.result_table import ResultTable
 from piebald.vertical import transfer_runs as runs
 from piebald.vertical.party_store import read_settings
 from piebald.vertical.protocol import ROLES

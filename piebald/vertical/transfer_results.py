@@ -17,12 +17,12 @@ from torch import Tensor
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import RunFolderError
 from piebald.core.private_files import write_private
+from piebald.core.result_table import ResultTable, Tabular
 from piebald.report.figures import picture
 from piebald.report.page import markup
 from piebald.report.page.document import document
 from piebald.report.page.markup import LIGHT, Cell
 from piebald.report.page.wording import duration
-from piebald.report.result_table import ResultTable, Tabular
 from piebald.storage.schema import explained
 from piebald.vertical.disclosure_ledger import LEDGER, DisclosureLedger
 from piebald.vertical.kernels import PolynomialKernel, mmd2

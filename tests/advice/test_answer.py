@@ -23,9 +23,9 @@ from piebald.advice.more_data import More
 from piebald.advice.reasons import reasons
 from piebald.advice.screen import screen
 from piebald.advice.tuning.budget import Cost
+from piebald.core.result_table import ResultTable
 from piebald.methods import recipes
 from piebald.report.paired import Difference, Scores
-from piebald.report.result_table import ResultTable
 from piebald.report.verdict import ScoreVerdict
 
 LONG = "university hospital of the district of {} and its surroundings (department of cardiology)"

@@ -13,8 +13,8 @@ import pytest
 
 import piebald
 from piebald.advice.adviser import _same_rung
+from piebald.advice.client_gains import own_methods
 from piebald.advice.odd_sites import far_targets, misfits, odd_sites, over_rows
-from piebald.advice.own_methods import own_methods
 from piebald.methods import recipes
 from piebald.report.paired import Scores
 

@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 
 from piebald.cli.printing import print_table
-from piebald.report.result_table import ResultTable
+from piebald.core.result_table import ResultTable
 
 LONG = "its policy has no such recipe, " * 3
 HEADING = ("site", "state", "heard", "nothing", "added", "refused", "megabytes")

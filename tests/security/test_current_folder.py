@@ -85,7 +85,6 @@ COMMANDS = {
     "status": "status federated",
     "site up": "",  # by `up`
     "stop": "",  # of a run that runs
-    "ui": "",  # serves until it is stopped
 }
 
 

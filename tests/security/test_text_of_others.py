@@ -16,10 +16,10 @@ from piebald.cli.printing import print_table
 from piebald.contracts import Update
 from piebald.core.errors import SettingError
 from piebald.core.plain_text import printable
+from piebald.core.result_table import ResultTable
 from piebald.federation.link.wire_format import pack_update, unpack_update
 from piebald.federation.link.wire_messages import Hello, decode
 from piebald.federation.operate.logs import OneLine
-from piebald.report.result_table import ResultTable
 from tests.fakes import few
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m[red]north\u202e[/red]\r\n2026 all is well\x00\u200b"

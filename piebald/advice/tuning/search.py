@@ -20,11 +20,11 @@ from piebald.core.errors import RunFolderError, SettingError
 from piebald.core.private_files import write_private
 from piebald.core.progress import line_writer
 from piebald.core.reading.files import read_json
+from piebald.core.result_table import ResultTable, Tabular
 from piebald.data.clients.sources import clients_of
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipe_settings import plain
 from piebald.privacy.spending import together
-from piebald.report.result_table import ResultTable, Tabular
 from piebald.runs.prepare import Model
 from piebald.storage.schema import DATABASE
 from piebald.storage.store import RunStore

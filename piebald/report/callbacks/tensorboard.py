@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from piebald.core.result_table import ResultTable
 from piebald.report.callbacks.callback import RunStart
 from piebald.report.callbacks.tracker import Tracker, Writer
-from piebald.report.result_table import ResultTable
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter

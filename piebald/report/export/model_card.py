@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from piebald.core.plain_text import printable
+from piebald.core.result_table import ResultTable
 from piebald.report.page.wording import MetricFormat, megabytes, plural
-from piebald.report.result_table import ResultTable
 from piebald.report.tables import History, mean
 
 LISTED = 50  # clients named one by one; of more, only the groups are shown

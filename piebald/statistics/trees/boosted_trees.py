@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import SettingError
-from piebald.report.result_table import ResultTable
+from piebald.core.result_table import ResultTable
 from piebald.statistics.pooled_statistics import PooledResult, plain_value
 from piebald.statistics.trees.client_rows import OBJECTIVES, margins_of
 from piebald.statistics.trees.encoding import Encoding

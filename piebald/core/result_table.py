@@ -76,7 +76,13 @@ class ResultTable(list[dict[str, Any]]):
 
     def only(self, *columns: str) -> ResultTable:
         """Return the table of some columns alone, in this order; a row that lacks one has None in it."""
-        rows = [[row.get(name) for name in columns] for row in self]
+        return self._with([[row.get(name) for name in columns] for row in self], columns)
+
+    def first(self, most: int | None) -> ResultTable:
+        """Return the table of the first rows; of all where no number is given."""
+        return self._with(self[:most], self.columns)
+
+    def _with(self, rows: Iterable[Mapping[str, Any] | Sequence[Any]], columns: Sequence[str]) -> ResultTable:
         return ResultTable(rows, columns, units=self.units, title=self.title, notes=self.notes, headed=self.headed)
 
     # ---------------------------------------------------------------------------------------------------- as text
