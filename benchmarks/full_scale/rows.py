@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-METHODS = ("FedAvg", "Local", "LG-Net (fine-tuning)", "K-Cluster (K = 5)", "DistFL")
-TABLE_2 = {  # DistFL, table 2: the mean accuracy over the five types, per cent, in the order of METHODS
-    "vgg": (33.97, 79.36, 83.32, 88.63, 91.08),
-    "resnet": (30.29, 71.60, 78.00, 72.39, 85.41),
-}
-TABLE_6 = {  # DistFL, table 6: accuracy and the attack's success, per cent
-    "FedAvg": (31.84, 56.15), "credit": (72.68, 2.26), "irls": (72.63, 2.35), "gra": (71.53, 2.48),
-    "DistFL": (72.69, 2.22),
-}  # fmt: skip
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.stored import printed
+
+DISTFL, METIS, TABLE_3 = printed("distfl"), printed("metis"), printed("hdafl")["table_3"]
 CLASSES = ("IID", "Non-IID(5)", "Non-IID(3)")
-TABLE_I_200 = {"FedAvg": (71.13, 64.07, 48.69), "DVW": (77.09, 71.63, 61.91)}  # Metis, power law, after 200 rounds
-TABLE_I_14K = {  # the same after 14,000 seconds with slow clients
-    "SyncFedAvg": (51.49, 30.16, 12.02), "SyncDVW": (72.21, 62.81, 35.46), "AsyncFedAvg": (65.07, 42.45, 14.61),
-    "FedAsync": (72.48, 56.72, 42.05), "AsyncDVW": (75.37, 68.07, 55.17), "AsyncDVW, adaptive": (76.82, 69.48, 57.03),
-}  # fmt: skip
-CGAU = {"plain": "0.780 with all shuffled; else a plot", "CGAU": "0.785 with all shuffled; else a plot"}
-HDAFL = {  # table 3 prints the ends of Fig. 3's curves: clients a round, HDAFL, FedAvg, per cent
-    "writer": {10: (79.61, 78.00), 20: (79.97, 78.88), 50: (80.47, 79.06)},
-    "disjoint": {10: (97.53, 17.44), 20: (97.80, 18.99), 31: (97.78, 19.51)},
+LABELS = {  # of the columns of Metis' table I, by the part of its results
+    "synchronous": ("rounds_200", ("FedAvg", "DVW")),
+    "uneven": ("seconds_14k", ("SyncFedAvg", "SyncDVW", "AsyncFedAvg", "FedAsync", "AsyncDVW", "AsyncDVW, adaptive")),
 }
-# The test accuracy, per cent, that the authors of FedSpeed (Sun et al. 2023, ICLR) publish with their program
-# (github.com/woodenchild95/FL-Simulator, README): CIFAR-10, ResNet-18 with group norm, Dirichlet 0.1, ten of 100
-# clients a round, batch 50, five local epochs, 1,000 rounds.  There, each client draws its classes and all have as many
-# rows.
-DIRICHLET = {"fedavg": 77.31, "fedprox": 76.86, "scaffold": 79.92, "fedadam": 77.58, "feddyn": 78.96}
 
 
 # Seconds of a run on one H100: of "distfl vgg" measured beside two others, with TF32; of the rest, arithmetic from the
@@ -76,25 +63,23 @@ def expected_seconds(row: Row) -> int:
 
 def table_2(seed: int) -> Iterator[Row]:
     """DistFL's table 2: five methods with each network."""
-    for part, figures in TABLE_2.items():
-        for method, figure in zip(METHODS, figures, strict=True):
+    for part in ("vgg", "resnet"):
+        for method, figure in zip(DISTFL["table_2"]["methods"], DISTFL["table_2"][part], strict=True):
             yield Row("DistFL, Table 2, full width", "distfl", (part, method), seed, f"{figure:.2f}")
 
 
 def metis() -> Iterator[Row]:
     """The column of Metis' table I for sizes by a power law."""
-    for place, classes in reversed([*enumerate(CLASSES)]):
-        for label, figures in TABLE_I_200.items():
-            about = ("synchronous", classes, label)
-            yield Row("Metis, Table I, power law, batch 100", "metis", about, 1990, f"{figures[place]:.2f}")
-        for label, figures in TABLE_I_14K.items():
-            about = ("uneven", classes, label)
-            yield Row("Metis, Table I, power law, batch 100", "metis", about, 1990, f"{figures[place]:.2f}")
+    for classes in reversed(CLASSES):
+        for part, (table, labels) in LABELS.items():
+            for label, figure in zip(labels, METIS[table][f"power law, {classes}"], strict=True):
+                about = (part, classes, label)
+                yield Row("Metis, Table I, power law, batch 100", "metis", about, 1990, f"{figure:.2f}")
 
 
 def table_6(seed: int) -> Iterator[Row]:
     """DistFL's table 6: one client of fifty replaces the model."""
-    for method, (accuracy, success) in TABLE_6.items():
+    for method, (accuracy, success) in DISTFL["table_6"].items():
         figure = f"{accuracy:.2f} / {success:.2f}"
         yield Row("DistFL, Table 6: accuracy / attack success", "distfl", ("replacement", method), seed, figure)
 
@@ -102,21 +87,21 @@ def table_6(seed: int) -> Iterator[Row]:
 def fig_2b(seed: int) -> Iterator[Row]:
     """CGAU's Fig. 2b, first its ends."""
     for shuffle in ("0.0", "1.0", "0.4", "0.2", "0.6", "0.8"):
-        for method, figure in CGAU.items():
+        for method, figure in printed("cgau")["fig_2b"].items():
             yield Row("CGAU, Fig. 2b", "cgau", (f"shuffle {shuffle}", method), seed, figure)
 
 
 def fig_3(seed: int) -> Iterator[Row]:
     """HDAFL's Fig. 3, 400 rounds."""
-    for setting, figures in HDAFL.items():
-        for cohort, (ours, base) in figures.items():
+    for setting in ("writer", "disjoint"):
+        for cohort, (ours, base) in TABLE_3[setting].items():
             for label, figure in (("HDAFL", ours), ("FedAvg", base)):
-                yield Row("HDAFL, Fig. 3, 400 rounds", "hdafl", (setting, str(cohort), label), seed, f"{figure:.2f}")
+                yield Row("HDAFL, Fig. 3, 400 rounds", "hdafl", (setting, cohort, label), seed, f"{figure:.2f}")
 
 
 def dirichlet(seed: int) -> Iterator[Row]:
     """CIFAR-10 with Dirichlet 0.1 and ResNet-18 with group norm."""
-    for recipe, figure in DIRICHLET.items():
+    for recipe, figure in printed("fedspeed")["dirichlet"].items():
         said = f"{figure:.2f} with equal sizes"
         yield Row("CIFAR-10, Dirichlet 0.1, ResNet-18 with group norm", "dirichlet", (recipe,), seed, said)
 

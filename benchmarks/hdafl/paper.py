@@ -10,25 +10,18 @@ from __future__ import annotations
 
 import settings
 from settings import Scale
+from shared.stored import printed as printed_figures
 
+PRINTED = printed_figures("hdafl")
 # Accuracy in per cent after 400 rounds, by setting and clients per round: HDAFL, FedAvg.
-TABLE_3: dict[str, dict[int, tuple[float, float]]] = {
-    "iid": {10: (74.90, 78.26), 20: (75.37, 79.00), 50: (75.89, 79.03)},
-    "writer": {10: (79.61, 78.00), 20: (79.97, 78.88), 50: (80.47, 79.06)},
-    "disjoint": {10: (97.53, 17.44), 20: (97.80, 18.99), 31: (97.78, 19.51)},
+TABLE_3 = {
+    setting: {int(cohort): tuple(both) for cohort, both in by_cohort.items()}
+    for setting, by_cohort in PRINTED["table_3"].items()
 }
 # Rounds and MB to 78 %, by clients per round: HDAFL's rounds and MB, FedAvg's rounds and MB.
-TABLE_4: dict[int, tuple[int, float, int, float]] = {
-    10: (139, 86.8, 259, 171.7),
-    20: (110, 137.5, 157, 208.2),
-    50: (83, 259.3, 115, 381.2),
-}
+TABLE_4 = {int(cohort): tuple(figures) for cohort, figures in PRINTED["table_4"].items()}
 # Points lost to the centralised model and the communication gain, by rounds: FedAvg's, then HDAFL's.
-TABLE_5: dict[int, tuple[float, float, float, float]] = {
-    4: (2.0, 28.9, 1.2, 32.9),
-    8: (1.6, 14.5, 0.4, 16.5),
-    20: (1.7, 5.8, 0.5, 6.6),
-}
+TABLE_5 = {int(rounds): tuple(figures) for rounds, figures in PRINTED["table_5"].items()}
 
 
 def gains(setting: str) -> list[float]:

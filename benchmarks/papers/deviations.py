@@ -1,8 +1,8 @@
 """Write each paper's conditions beside ours into its page: python benchmarks/papers/deviations.py [PAPER ...].
 
-What the paper prints stands below; ours is read from the recipe, the clients and the model that the benchmark's own
-program would run for the table (`shared.capture`).  The row of a table whose data set is not in `PIEBALD_DATA` stays
-as it is.
+What the paper prints stands in conditions.toml; ours is read from the recipe, the clients and the model that the
+benchmark's own program would run for the table (`shared.capture`).  The row of a table whose data set is not in
+`PIEBALD_DATA` stays as it is.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 import numpy as np
 from shared.capture import Case, capture, dealt
 from shared.markdown import block, cells, put, table
+from shared.stored import table as stored
 
 from piebald.core.errors import SettingError
 
@@ -29,24 +30,13 @@ Labels = Iterable[str]
 Cell = tuple[str, dict[str, str], Callable[[], Any], int, Labels]  # table, the paper's, what runs it, seeds, methods
 
 WEIGHTS = {"equal_weighted": "equal", "example_weighted": "by rows", "dvw": "by validation score"}
-DISTFL = {
-    "local training": "5 epochs", "lr": "0.01", "momentum": "0.9", "rounds": "50", "seeds": "3", "weights": "equal",
-    "private": "nothing", "validation": "none", "in a round": "all", "data": "cifar10",
-    "methods": "DistFL / FedAvg / Local / LG-Net / K-Cluster",
-}  # fmt: skip
-HDAFL = {
-    "local training": "1 epoch", "rounds": "400", "seeds": "6", "weights": "by rows", "private": "classifier",
-    "validation": "none", "network": "2 convolutions, 2 linear layers, 66 kB", "data": "FEMNIST",
-    "methods": "HDAFL / FedAvg",
-}  # fmt: skip
-METIS = {
-    "local training": "4 epochs", "lr": "0.05", "momentum": "0.75", "batch": "100", "seeds": "1", "private": "nothing",
-    "weights": "by validation score", "clients": "10", "validation": "5% of the rows", "classes each": "3 to 8",
-    "network": "2 convolutions of TensorFlow's tutorial", "data": "cifar10", "rows each": "5,000 on average",
-}  # fmt: skip
-CGAU = {
-    "weights": "by rows", "private": "conditioning", "clients": "10", "in a round": "all", "methods": "CGAU / plain",
-}  # fmt: skip
+PRINTED = stored(Path(__file__).with_name("conditions.toml"))
+
+
+def tables(paper: str) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """The part of the benchmark, the name, and what the paper prints of each of its tables."""
+    for one in PRINTED[paper]["tables"]:
+        yield one["part"], one["name"], PRINTED[paper]["all"] | one["printed"]
 
 
 def distfl() -> Iterator[Cell]:
@@ -55,25 +45,10 @@ def distfl() -> Iterator[Cell]:
     import run
 
     federations.data = lambda name, load=federations.data: dealt(load(name))
-    attacks = {"data": "cifar10", "methods": "DistFL / FedAvg / Credit / IRLS / GRA"}
-    printed = {
-        "category": ("Table 2, a small network", {"clients": "100", "rows each": "40", "classes each": "2",
-                     "network": "VGG-11 with pooling; ResNet-18"}),
-        "vgg": ("Table 2, VGG-11", {"clients": "100", "rows each": "40", "classes each": "2",
-                "network": "VGG-11 with pooling", "lr": "0.0001"}),
-        "domains": ("Table 3", {"clients": "20", "rows each": "388 to 710", "classes each": "65",
-                    "network": "ResNet-50, pre-trained", "data": "Office-Home"}),
-        "people": ("Table 4", {"clients": "20", "rows each": "270 on average", "classes each": "6",
-                   "network": "2 convolutions", "data": "har"}),
-        "attacks": ("Table 5", {"clients": "50", "rows each": "1,000", "classes each": "10", "network": "VGG-11"}
-                    | attacks),
-        "replacement": ("Table 6", {"clients": "50", "rows each": "1,000", "classes each": "10",
-                        "network": "ResNet-18"} | attacks),
-    }  # fmt: skip
-    for part, (name, paper) in printed.items():
+    for part, name, paper in tables("distfl"):
         every = [*run.jobs(part, 0)]
         job, labels = next(job for job in every if job[1] == "DistFL"), [job[1] for job in every]
-        yield name, DISTFL | paper, lambda part=part, job=job: run.run_job(part, *job, 0), 3, labels
+        yield name, paper, lambda part=part, job=job: run.run_job(part, *job, 0), 3, labels
 
 
 def hdafl() -> Iterator[Cell]:
@@ -82,24 +57,11 @@ def hdafl() -> Iterator[Cell]:
     import settings
 
     scale = settings.SCALES["small"]
-    flows = {"clients": "2", "in a round": "all", "classes each": "35", "rounds": "4, 8, 20", "network": "1-D CNN",
-             "data": "Huawei's flows", "methods": "HDAFL / FedAvg / centralised"}  # fmt: skip
-    printed = {
-        "iid": ("Table 3, i.i.d.", {"clients": "100", "in a round": "10", "classes each": "62"}),
-        "writer": ("Table 3, by writer", {"clients": "100", "in a round": "10", "classes each": "up to 62"}),
-        settings.MANY_ROWS: (
-            "Table 3, by writer, 480 rows each",
-            {"clients": "100", "in a round": "10", "classes each": "up to 62"},
-        ),
-        "disjoint": ("Table 3, disjoint", {"clients": "31", "in a round": "10", "classes each": "2"}),
-        settings.APPS: ("Table 3, disjoint apps", {"clients": "31", "in a round": "10", "classes each": "2"}),
-        "own_apps": ("Table 5", flows),
-    }
     every = [*jobs.paper_jobs(scale), *jobs.traffic_jobs(scale)]
-    for setting, (name, paper) in printed.items():
+    for setting, name, paper in tables("hdafl"):
         job = next(job for job in every if (job.setting, job.label) == (setting, "HDAFL"))
         labels = [job.label for job in every if job.setting == setting]
-        yield name, HDAFL | paper, lambda job=job: jobs.run_job(job, NOWHERE), len(scale.paper_seeds), labels
+        yield name, paper, lambda job=job: jobs.run_job(job, NOWHERE), len(scale.paper_seeds), labels
 
 
 def metis() -> Iterator[Cell]:
@@ -107,17 +69,12 @@ def metis() -> Iterator[Cell]:
     import run
 
     scale = run.SCALES["cells"]
-    for part, label, length, methods in (
-        ("synchronous", "DVW", "200", "FedAvg / DVW"),
-        ("uneven", "AsyncDVW", "14,000 s",
-         "SyncFedAvg / SyncDVW / AsyncFedAvg / FedAsync / AsyncDVW / AsyncDVW, adaptive"),
-    ):  # fmt: skip
-        case = (part, "power law", "Non-IID(3)")
+    for part, name, paper in tables("metis"):
+        case, label = (part, "power law", "Non-IID(3)"), {"synchronous": "DVW", "uneven": "AsyncDVW"}[part]
         cell = [job for job in run.all_jobs(scale, [0]) if (job.part, job.sizes, job.classes) == case]
         job = next(job for job in cell if job.label == label)
         begin = lambda job=job: run.run_job(job, scale, NOWHERE, "cpu")  # noqa: E731
-        paper = {"rounds": length, "in a round": "all", "methods": methods}
-        yield f"Table I, {part}, power law Non-IID(3)", METIS | paper, begin, 3, [job.label for job in cell]
+        yield name, paper, begin, 3, [job.label for job in cell]
 
 
 def cgau() -> Iterator[Cell]:
@@ -126,17 +83,10 @@ def cgau() -> Iterator[Cell]:
     import jobs
 
     federations.embed = lambda network, x, **_: x.flatten(1)[:, :512].numpy().astype(np.float32)
-    paper = CGAU | {"local training": "10 steps or an epoch"}
-    printed = {
-        "Fig. 2a": (jobs.rare, {"rounds": "1000", "seeds": "12", "network": "2 gated layers of 64", "batch": "32",
-                    "classes each": "2", "validation": "5% of the rows", "data": "FSD Kaggle 2018"}),
-        "Fig. 2b": (jobs.more_rows, {"rounds": "500", "seeds": "5", "network": "2 gated layers of 128", "batch": "32",
-                    "classes each": "10", "validation": "20% of the rows", "lr": "0.01",
-                    "data": "cifar10 behind Inception"}),
-    }  # fmt: skip
-    for name, (every, own) in printed.items():
-        job, labels = next(job for job in every() if job.method == "CGAU"), [job.method for job in every()]
-        yield name, paper | own, lambda job=job: jobs.run_job(job, NOWHERE), 3, labels
+    for part, name, paper in tables("cgau"):
+        every = [*jobs.JOBS[part]()]
+        job = next(job for job in every if job.method == "CGAU")
+        yield name, paper, lambda job=job: jobs.run_job(job, NOWHERE), 3, [job.method for job in every]
 
 
 def smmd() -> Iterator[tuple[str, dict[str, str], dict[str, str], int, Labels]]:

@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
 import results
 import torch
 from jobs import NETWORKS, SEEDS, Job, jobs

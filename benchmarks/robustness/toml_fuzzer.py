@@ -21,77 +21,8 @@ from rows import Row, tallied
 
 from piebald.cli import main
 
-FILES = {
-    "a run": """\
-rounds = 1
-seed = 0
-keep = "last"
-unseen = 0
-measure = "data"
-label = "x"
-checkpoint_every = 1
-longest_step = 1000.0
-
-[stop]
-updates = 2
-
-[data]
-name = "digits"
-
-[partition]
-kind = "dirichlet"
-clients = 3
-alpha = 5.0
-limit = 60
-validation = 0.1
-
-[fleet]
-kind = "homogeneous"
-seconds_per_step = 0.01
-
-[model]
-name = "mlp"
-hidden = [4]
-
-[recipe]
-name = "hdafl"
-lr = 0.05
-epochs = 1
-batch = 10
-lr_schedule = { kind = "step_decay", every = 2 }
-scheduling = { kind = "synchronous", cohort = 2 }
-transforms = [{ kind = "gaussian", clip = 1.0, noise = 0.1 }]
-
-[runtime]
-kind = "simulator"
-engine = "sequential"
-workers = 0
-
-[evaluate]
-every = 1
-split = "test"
-clients = 2
-metrics = ["accuracy"]
-""",
-    "a comparison": """\
-rounds = 1
-seeds = [0]
-partition = { kind = "iid", clients = 3, limit = 60 }
-model = { name = "logistic" }
-runtime = { engine = "sequential", workers = 0 }
-
-[[recipes]]
-name = "fedavg"
-label = "b"
-
-[[recipes]]
-name = "fedprox"
-mu = 1.0
-
-[grid]
-"recipe.lr" = [0.05, 0.1]
-""",
-}
+HERE = Path(__file__).parent
+FILES = {name: (HERE / f"{name.replace(' ', '_')}.toml").read_text("utf-8") for name in ("a run", "a comparison")}
 # ruff: noqa: E501 - hostile values are long
 VALUES = (
     '""', '"x"', '"5"', "true", "-1", "0", "2.5", "nan", "inf", "-inf", "1e308", "1e-320", "9" * 30, "9" * 5000, "0x" + "f" * 400,

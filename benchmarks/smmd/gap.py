@@ -14,6 +14,7 @@ import numpy as np
 import tables as shown
 import torch
 from shared.intervals import interval
+from shared.stored import printed
 
 from piebald.vertical import party_data
 from piebald.vertical.party_data import PartyHolding
@@ -21,20 +22,7 @@ from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_results import transfer_score
 from piebald.vertical.transfer_settings import TransferSettings
 
-# Zhang, Chen, Wang, tables 1 to 3: F-score, AUC, precision on credit, then on census.
-PAPER: dict[str, tuple[float, ...]] = {
-    "linear, encrypted": (0.684, 0.722, 0.695, 0.781, 0.845, 0.791),
-    "linear, without encryption": (0.693, 0.730, 0.698, 0.790, 0.853, 0.799),
-    "polynomial (0, 2), encrypted": (0.678, 0.721, 0.687, 0.782, 0.846, 0.790),
-    "polynomial (0, 2), without encryption": (0.685, 0.729, 0.688, 0.790, 0.854, 0.798),
-    "polynomial (0, 3), encrypted": (0.671, 0.723, 0.678, 0.783, 0.845, 0.791),
-    "polynomial (0, 3), without encryption": (0.674, 0.728, 0.679, 0.789, 0.855, 0.797),
-    "Gaussian, sigma 1, encrypted": (0.688, 0.724, 0.696, 0.787, 0.851, 0.793),
-    "Gaussian, sigma 1, without encryption": (0.702, 0.739, 0.703, 0.795, 0.868, 0.799),
-    "Gaussian, sigma 2, encrypted": (0.686, 0.725, 0.697, 0.786, 0.859, 0.796),
-    "Gaussian, sigma 2, without encryption": (0.711, 0.743, 0.709, 0.801, 0.867, 0.808),
-    "source only": (0.665, 0.701, 0.662, 0.754, 0.817, 0.763),
-}
+PAPER = printed("smmd")["tables"]  # tables 1 to 3: F-score, AUC, precision on credit, then on census
 ROWS = {"credit": 10000, "census": 15000}  # co-occurring rows where there are many
 BASE = "features as in reality, 5 and 8 in common"
 CHANGES: dict[str, dict[str, Any]] = {
