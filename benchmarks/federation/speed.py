@@ -10,12 +10,12 @@ from typing import Any
 
 from piebald.contracts import Task
 from piebald.experiments.file import ExperimentSettings
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation import Federation
 from piebald.federation.hub.server_runtime import FederationServer
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.client_work import ClientWork
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 
 SIZES = {"tiny": [16], "4 MB": [970, 970], "200 MB": [7000, 7000]}  # widths of the hidden layers
@@ -40,7 +40,7 @@ def opened(made: ExperimentSettings, folder: Path) -> tuple[Any, FederationServe
     plan = made.plan()
     where = plan.runtime
     assert isinstance(where, Federation)
-    options = RunOptions(runtime=where.model_copy(update={"folder": str(folder / "federation")}))
+    options = RunSettings(runtime=where.model_copy(update={"folder": str(folder / "federation")}))
     ready = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, options)
     runtime = ready.runtime.open(ready.work, ready.clients)
     assert isinstance(runtime, FederationServer)

@@ -14,6 +14,7 @@ from typing import Any
 
 from piebald.contracts import Checkpoint, Result, Task
 from piebald.experiments.file import ExperimentSettings
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation import Federation
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.local_federation import free_port
@@ -22,7 +23,6 @@ from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_process import SiteSettings, SiteWork
 from piebald.federation.site.site_rows import SiteSource
 from piebald.federation.site.task_runner import SiteClient
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import PreparedRun, prepare
 
 _PREPARING = threading.Lock()  # PyTorch makes one model of a process at a time where parameters are counted
@@ -80,7 +80,7 @@ class Tasks:
         plan = made.plan()
         where = plan.runtime
         assert isinstance(where, Federation)
-        options = RunOptions(runtime=where.model_copy(update={"credentials": str(folder / "server")}))
+        options = RunSettings(runtime=where.model_copy(update={"credentials": str(folder / "server")}))
         self.ready: PreparedRun = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, options)
         self.runtime: Any = self.ready.runtime.open(self.ready.work, self.ready.clients)
         self.sites = [Site(folder / f"site-{number + 1}", port) for number, port in enumerate(ports)]

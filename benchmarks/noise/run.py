@@ -22,11 +22,11 @@ import piebald
 from piebald import recipes
 from piebald.contracts import Task
 from piebald.data.partition import clients_from
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.queries import Evaluate
 from piebald.models import Logistic
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 
 EPSILONS, DELTA, REPEATS = (1.0, 3.0, 8.0), 1e-6, 12
@@ -150,7 +150,7 @@ def main() -> None:
 def measured(name: str, rows: pandas.DataFrame) -> None:
     """Print by how much answers of sites about a trained model are off, whose noise is that of 200 questions."""
     clients = clients_from(rows, client="client", target="target")
-    recipe, model, options = recipes.fedavg(lr=0.1), Logistic([rows.shape[1] - 2], 2), RunOptions(rounds=5, seed=1)
+    recipe, model, options = recipes.fedavg(lr=0.1), Logistic([rows.shape[1] - 2], 2), RunSettings(rounds=5, seed=1)
     plan = prepare(recipe, clients, model, options)
     trained = piebald.run(recipe, clients, model, rounds=5, seed=1).cluster_models[0]
     task = Task(1, 0, 5, {"model": trained[: plan.work.layout.shared]}, Evaluate())

@@ -25,6 +25,7 @@ from hostile_bytes import mutated, mutated_head
 from rows import Row
 
 from piebald.experiments.file import ExperimentSettings
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.server_runtime import FederationServer
 from piebald.federation.hub.server_state import Timeouts
@@ -34,7 +35,6 @@ from piebald.federation.link.wire_messages import Piece, Reply, decode, encode
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.server import ServerLoop
 from piebald.storage.store import RunStore
@@ -186,7 +186,7 @@ class Federation:
         table["recipe"].pop("limits")
         settings = ExperimentSettings.of_table(table, "the fuzzer's settings")
         plan = settings.plan()
-        options = RunOptions(seed=seed, evaluate_every=7)
+        options = RunSettings.of_keywords({"seed": seed, "evaluate_every": 7})
         self.plan = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, options)
         self.hub = Hub(seed)
         self.store = RunStore.create(folder / "run", self.plan.meta)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from piebald.advice.answer import Advice
 from piebald.advice.client_gains import client_gains, own_methods
@@ -26,12 +26,13 @@ from piebald.advice.tuning.search import ROUNDS, claim, spent_together
 from piebald.advice.tuning.trial import words
 from piebald.advice.tuning.trial_runs import TrialRuns, recipes_by_label
 from piebald.contracts import Clients, Personalizes
-from piebald.core.arguments import Count, PathLike, Seeds, checked
+from piebald.core.arguments import Count, PathLike, Seeds
 from piebald.core.errors import RuntimeFault, SettingError
 from piebald.core.progress import line_writer
 from piebald.core.result_table import ResultTable
 from piebald.data.clients.sources import clients_of
 from piebald.experiments.file import ExperimentSettings
+from piebald.experiments.run_settings import SearchKeywords, takes
 from piebald.methods.clustering.single_cluster import SingleCluster
 from piebald.methods.recipe import Recipe
 from piebald.methods.sharing.layers import Full
@@ -55,7 +56,7 @@ class AdviceSettings(ExperimentSettings):
     needs_recipe: ClassVar[bool] = False
 
 
-@checked
+@takes(SearchKeywords)
 def advise(
     clients: Clients | Any,
     model: Model,
@@ -71,7 +72,7 @@ def advise(
     look: bool = False,
     more_data: bool = True,
     settings: Mapping[str, Any] | None = None,
-    **options: Any,
+    **keywords: Unpack[SearchKeywords],
 ) -> Advice:
     """Choose a method for clients that are not alike: whether to train together, how, and who loses by it.
 
@@ -101,7 +102,7 @@ def advise(
         more_data: keep a tenth of the budget to train the recommendation with half and a quarter of the rows, and of
             the clients, and say what more of them has changed.
         settings: plain values kept with the search, from which the command line rebuilds it to go on.
-        options: other options of `run`.
+        keywords: settings of all runs, see `RunSettings`.
 
     Raises:
         SettingError: a setting is wrong, there is one client, or no method can be trained by these
@@ -117,7 +118,7 @@ def advise(
     check_training(shared)
     raced_too = recipes_by_label(methods) if methods else {}
     limit = Budget.of(BUDGET * rounds if budget is None else budget)
-    runs = TrialRuns.of({}, federation, model, rungs_of(rounds, RUNGS, FACTOR), options)
+    runs = TrialRuns.of({}, federation, model, rungs_of(rounds, RUNGS, FACTOR), keywords)
     judge = Judge(runs)
     # recipes that these clients cannot train drop out before any budget is spent on them
     field, unusable = entrants(federation, _fleet(runs), shared, raced_too, families, refused=judge.refused)
@@ -178,8 +179,7 @@ class Judge:
 
 def _look_text(runs: TrialRuns, model: Model) -> str:
     """Return the text of the look at the clients, before any training."""
-    judged = {name: runs.options[name] for name in ("loss", "metrics") if name in runs.options}
-    return look_at(runs.choosing.opened(), model, fleet=_fleet(runs), **judged).text()
+    return look_at(runs.choosing.opened(), model, fleet=_fleet(runs), **runs.objective).text()
 
 
 def _conditions(runs: TrialRuns, unusable: Mapping[str, str]) -> list[str]:

@@ -93,11 +93,10 @@ def ensemble(finished: Sequence[Runner], chosen: Runner, runs: TrialRuns) -> Ens
 
 def _of_seed(members: Sequence[Runner], seed: int, runs: TrialRuns) -> list[tuple[float, Floats]]:
     """The metric of the mean prediction on each client's validation rows, and its values of rows."""
-    judged: dict[str, Any] = {name: runs.options[name] for name in ("loss", "metrics") if name in runs.options}
     with ExitStack() as stack:
         trained = [
             stack.enter_context(
-                opened(x.folders[seed], runs.choosing, runs.model_of(x.label), recipe=x.recipe, **judged)
+                opened(x.folders[seed], runs.choosing, runs.model_of(x.label), recipe=x.recipe, **runs.objective)
             )
             for x in members
         ]

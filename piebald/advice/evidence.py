@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -208,6 +208,5 @@ def _scored(runner: Runner, seed: int, copy: Path, runs: TrialRuns, split: Split
             interval, count, _ = store.meta["evaluate"]
             store.set_meta(evaluate=[interval, count, split], per_class=None, status="running")
         partial.rename(copy)
-    judged: dict[str, Any] = {name: runs.options[name] for name in ("loss", "metrics") if name in runs.options}
     # nothing is left to train, so resuming only evaluates
-    resume(copy, runs.choosing.opened(), runs.model_of(runner.label), recipe=runner.recipe, **judged).close()
+    resume(copy, runs.choosing.opened(), runs.model_of(runner.label), recipe=runner.recipe, **runs.objective).close()

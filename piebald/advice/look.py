@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,9 @@ from piebald.core.arguments import Fraction, Seed, checked
 from piebald.core.errors import SettingError
 from piebald.core.plain_text import printable
 from piebald.data.clients.sources import clients_of
+from piebald.experiments.run_settings import Loss, Metrics, RunSettings
 from piebald.methods import recipes as all_recipes
 from piebald.methods.recipe import Recipe
-from piebald.runs.options import Metrics, RunOptions
 from piebald.runs.prepare import Model, prepare
 
 WIDTH = 80
@@ -155,8 +155,8 @@ def look(
     fleet: Fleet | None = None,
     recipes: Mapping[str, Recipe | str] | None = None,
     disagreement: Fraction = DISAGREEMENT,
-    loss: Any = None,
-    metrics: Metrics | None = None,
+    loss: Loss = None,
+    metrics: Metrics = None,
     seed: Seed = 0,
 ) -> Look:
     """Look at clients before any training: sizes, detectable differences, unlikeness, recipes that cannot be used.
@@ -191,7 +191,7 @@ def look(
     refused: dict[str, str] = {}
     tried = {} if model is None else every_recipe() if recipes is None else dict(recipes)
     if model is not None:
-        refused = unusable(held, model, tried, RunOptions(loss=loss, metrics=metrics, seed=seed))
+        refused = unusable(held, model, tried, RunSettings.of_call({"loss": loss, "metrics": metrics, "seed": seed}))
     return Look(
         names=[printable(name) for name in held.names],
         sizes={split: _sizes(held, split) for split in SPLITS},
@@ -221,7 +221,7 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(printable(text), WIDTH - 2, initial_indent="  ", subsequent_indent="    ")
 
 
-def unusable(clients: Clients, model: Model, asked: Mapping[str, Recipe | str], options: RunOptions) -> dict[str, str]:
+def unusable(clients: Clients, model: Model, asked: Mapping[str, Recipe | str], options: RunSettings) -> dict[str, str]:
     """The recipes that would be refused before the first round, each with the sentence that refuses it.
 
     Args:
@@ -232,7 +232,7 @@ def unusable(clients: Clients, model: Model, asked: Mapping[str, Recipe | str], 
     at_sites = isinstance(clients, RowsAtSites) and clients.elsewhere
     # An engine is named, or the simulator would train some steps for each recipe to find the fastest.
     runtime = {"kind": "federation"} if at_sites else {"kind": "simulator", "engine": "sequential"}
-    options = replace(options, runtime=runtime)
+    options = options.model_copy(update={"runtime": runtime})
     refused = {}
     for label, recipe in asked.items():
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from piebald.cli.app import SharedOptions, command, end_on_term
-from piebald.cli.experiment_files import common_options, guarded, load_settings, out_folder
+from piebald.cli.experiment_files import guarded, load_settings, out_folder
 from piebald.cli.printing import print_json, print_table
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.core.plain_text import WIDTH, errors_alone, printable
@@ -255,9 +255,11 @@ def search_options(settings: ExperimentSettings, plan: Plan) -> dict[str, Any]:
             raise SettingError(
                 f"{name} does not fit a search, whose runs have all clients and one length: leave it out"
             )
-    options = common_options(settings, plan)
-    names = ("runtime", "evaluate_clients", "loss", "metrics", "max_examples", "max_weight", "longest_step", "settings")
-    return {name: options[name] for name in names if name in options}
+    from piebald.experiments.run_settings import SearchKeywords
+
+    shared = settings.run_keywords(plan, SearchKeywords)
+    del shared["trackers"]  # they would be told of every trial
+    return shared
 
 
 def _print(tuning: Tuning, folder: Path, options: SharedOptions) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from piebald.cli.app import Interrupted, SharedOptions
 from piebald.core.errors import SettingError
 
 if TYPE_CHECKING:
     from piebald.experiments.file import ExperimentSettings
-    from piebald.experiments.plan import Plan
 
 
 def load_settings(
@@ -41,31 +40,6 @@ def load_settings(
     return (kind or ExperimentSettings).load(
         file, changes, out=options.out, runtime=options.runtime, scale=options.scale, text=text
     )
-
-
-def common_options(settings: ExperimentSettings, plan: Plan) -> dict[str, Any]:
-    """Return the options that a run and a comparison share."""
-    return {
-        "rounds": settings.rounds,
-        "stop": plan.stop,
-        "runtime": plan.runtime,
-        "evaluate_every": settings.evaluate.every,
-        "evaluate_clients": settings.evaluate.clients,
-        "evaluate_split": settings.evaluate.split,
-        "per_class": settings.evaluate.per_class,
-        "threshold": settings.evaluate.threshold,
-        "loss": settings.loss,
-        "metrics": settings.evaluate.metrics,
-        "keep": settings.keep,
-        "unseen": settings.unseen,
-        "checkpoint_every": settings.checkpoint_every,
-        "measure": settings.measure,
-        "max_examples": settings.max_examples,
-        "max_weight": settings.max_weight,
-        "trackers": settings.trackers,
-        "settings": settings.table(),
-        **({} if settings.longest_step is None else {"longest_step": settings.longest_step}),
-    }
 
 
 def label_of(settings: ExperimentSettings, otherwise: str) -> str:

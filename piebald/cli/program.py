@@ -82,6 +82,7 @@ def _usage(error: typer.TyperException) -> str:
     """Return what is wrong with the options; those that are keys of an experiment file are given by --set."""
     from piebald.core.wording import plain
     from piebald.experiments.fields import ExperimentFields
+    from piebald.experiments.run_settings import KEYS
     from piebald.methods.training import Sgd
 
     context: Any = getattr(error, "ctx", None)
@@ -89,9 +90,12 @@ def _usage(error: typer.TyperException) -> str:
     if message.startswith("Usage:"):  # a group alone, whose help is not one sentence
         return f"{context.command_path} needs a command: {', '.join(context.command.list_commands(context))}"
     option = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
-    for fields, key in ((ExperimentFields.model_fields, option), (Sgd.model_fields, f"recipe.{option}")):
-        if option in fields and message.startswith("No such option"):
-            return f"there is no option --{option}: write --set {key}=VALUE"
+    keys = {name: f"recipe.{name}" for name in Sgd.model_fields} | {
+        name: name for name in ExperimentFields.model_fields
+    }
+    keys |= {name: ".".join(key) for name, key in KEYS.items()}
+    if option in keys and message.startswith("No such option"):
+        return f"there is no option --{option}: write --set {keys[option]}=VALUE"
     return message
 
 

@@ -20,7 +20,7 @@ from piebald.cli.app import (
     is_transfer,
 )
 from piebald.cli.choose import resumed_search, tuned_first
-from piebald.cli.experiment_files import common_options, guarded, load_settings, out_folder
+from piebald.cli.experiment_files import guarded, load_settings, out_folder
 from piebald.cli.printing import facts, print_json, print_run, print_table
 from piebald.cli.serving import resumed
 from piebald.core.errors import SettingError
@@ -86,7 +86,7 @@ def carry_out(
             progress=options.progress,
             callbacks=callbacks,
             start_from=options.start_from,
-            **common_options(settings, plan),
+            **settings.run_keywords(plan),
         )
     print_run(history, options)
 
@@ -136,7 +136,7 @@ def _compare(
                 out=folder / folder_name(title) if len(divisions) > 1 else folder,
                 progress=options.progress,
                 callbacks=callbacks,
-                **common_options(divided, plan),
+                **divided.run_keywords(plan),
             ).runs
     comparison = Comparison(runs)
     from piebald.cli.comparing import base_of, print_comparison

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Annotated, Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, InstanceOf, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from piebald.core.errors import SettingError, shown, unknown
@@ -273,7 +273,9 @@ def strict(annotation: Any) -> Any:
     if origin in (typing.Union, types.UnionType):
         return typing.Union[tuple(strict(kind) for kind in inner)]  # noqa: UP007 - made of types known at run time only
     if origin is Annotated:
-        return Annotated[(strict(inner[0]), *inner[1:])]
+        # all classes are taken by their instances
+        rules = [rule for rule in inner[1:] if not isinstance(rule, InstanceOf)]  # type: ignore[misc]
+        return Annotated[(strict(inner[0]), *rules)] if rules else strict(inner[0])
     if origin is typing.Literal:
         return annotation
     if origin is collections.abc.Callable or annotation is collections.abc.Callable:

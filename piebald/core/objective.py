@@ -148,7 +148,7 @@ class InUnit:
 
     def __init__(self, metric: Any, mean: float, deviation: float) -> None:
         self.metric, self._mean, self._deviation = metric, mean, deviation
-        if _accumulates(metric):
+        if accumulates(metric):
             self.update, self.compute, self.reset = self._update, metric.compute, metric.reset
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Any:
@@ -262,7 +262,7 @@ def objective_for(
     if metrics is not None:
         metrics = named_metrics(metrics, objective.name)
         for name, metric in metrics.items():
-            if not callable(metric) and not _accumulates(metric):
+            if not callable(metric) and not accumulates(metric):
                 raise SettingError(f"metric {name!r} must be a function or a torchmetrics object, got {shown(metric)}")
         objective = replace(objective, metrics=dict(metrics), higher_is_better=_higher_is_better(metrics))
     if objective.name in ("classification", "token_classification", "language_modelling"):
@@ -355,7 +355,7 @@ def _check_classes(name: str, targets: Tree) -> None:
         raise SettingError(f"{name} needs targets [batch, length], got rows {list(targets.shape[1:])}")
 
 
-def _accumulates(metric: object) -> bool:
+def accumulates(metric: object) -> bool:
     """Return whether a metric accumulates examples and is computed at the end, as torchmetrics objects are."""
     return all(hasattr(metric, name) for name in ("update", "compute", "reset"))
 

@@ -37,6 +37,7 @@ _PLAIN = (
     (r"must be an? (valid )?boolean[^']*?(?=,? got|$)", "must be true or false"),
     (r"must be a valid dictionary or instance of (\w+).*", r"must be a component of \1"),
     (r"must be an? (valid )?(dictionary|mapping)[^']*?(?=,? got|$)", "must be a table"),
+    (r"'str' instances are not allowed as a Sequence value|must be an instance of Sequence", "must be a list"),
     (r"must be an? (valid )?(list|tuple|set)\b", "must be a list"),
     (r"must be a valid (\w+).*", r"must be a \1"),
 )
@@ -116,7 +117,8 @@ def type_in_words(annotation: Any) -> str:
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         words = [type_in_words(kind) for kind in inner if kind not in (None, type(None))]
-        return " or ".join(dict.fromkeys(words))
+        # lists last, as theirs are followed by the types of their entries
+        return " or ".join(sorted(dict.fromkeys(words), key=lambda word: word.startswith("a list")))
     if origin is Annotated:
         rules = [rule for extra in inner[1:] if isinstance(extra, FieldInfo) for rule in extra.metadata]
         limits = [words(rule) for rule in rules for kind, words in _LIMITS.items() if isinstance(rule, kind)]

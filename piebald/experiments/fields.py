@@ -16,19 +16,17 @@ from piebald.data.clients.data_source import DataSource
 from piebald.data.clients.sites import RemotePartition
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.preparation.settings import PrepareSettings
+from piebald.experiments.run_settings import RunSettings
 from piebald.experiments.sections import (
     AdviseSection,
     ComparedRecipe,
-    Evaluation,
     Kind,
     Named,
     RecipeSection,
     RuntimeSection,
-    Section,
     TuneSection,
     combinations,
 )
-from piebald.methods.choice.final_models import Keep
 from piebald.settings.plugins import read
 from piebald.settings.setting_places import SettingPlaces
 from piebald.settings.toml_document import Document, Key
@@ -43,17 +41,11 @@ def _settings(value: Any) -> Any:
     return PrepareSettings(**value) if isinstance(value, Mapping) else value
 
 
-class ExperimentFields(Section):
-    """The fields of an experiment file, with the document and the author that they came from.
+class ExperimentFields(RunSettings):
+    """The fields of an experiment file, those of a run and more, with the document and the author they came from.
 
     Attributes:
-        rounds: server steps, 10 where nothing else ends the run.
-        stop: other limits: updates, seconds, wall_seconds, bytes, target, patience.
-        checkpoint_every: server steps between checkpoints; by default as often as costs little.
-        seed: the seed of one run.
         seeds: the seeds of each recipe in a comparison.
-        measure: heterogeneity measures before training: of "data", of "weights" after one epoch as well, or "none".
-        label: the name of the run in reports.
         plugins: modules that register components and recipes of your own, or have what "module:name" names.
         data: the data set by name, or a source of your own rows.
         prepare: how columns of tables become inputs: "federated", the default for tables, as the clients agree from
@@ -61,53 +53,31 @@ class ExperimentFields(Section):
         partition: how rows are divided among clients; by the owners of `data.client` where that is given.
         split: how each client's rows are divided into those for training, validation and testing; text is the name of
             a column that says it of each row.
-        loss: the name of an objective, a table of its name and the settings of its loss, or "module:name" for a
-            function (outputs, targets); chosen by the targets by default.
         out: the run folder.
         recipe: the recipe of one run.
         recipes: the recipes of a comparison; one with `model`, a name or a table, has a model of its own.
         client_settings: `[clients."ward *"]`, settings of single clients by name or pattern, see `Recipe.for_clients`.
         grid: lists of values for settings of the recipe, by name; a comparison tries all combinations.
-        keep: the models to end with: those of the last server step, the best by validation loss, or the best for each
-            client by its own validation rows, or its model with its nearest rows ("knn_per", or a table with a kind).
-        unseen: a number of clients, a share, or names, that are held out until the end and then adapted to.
         extractor: a frozen network that each client runs once; the model is trained on its outputs.
-        longest_step: leave an update out whose norm exceeds this many times the model's, 1000 by default.
-        max_examples, max_weight: the most rows that a client counts, and the largest share of one update in a step.
-        trackers: experiment trackers, each a name ("tensorboard", "mlflow", "wandb") or a table with a kind.
         tune, advise: the search for settings of the recipes, and for the best method.
         trees: the settings of `piebald trees`, the component "trees" on the axis "section".
     """
 
-    rounds: int | None = Field(default=None, ge=1)
-    stop: dict[str, Any] | None = None
-    checkpoint_every: int | None = Field(default=None, ge=1)
-    seed: int = Field(default=0, ge=0)
     seeds: SeedList | None = None
-    measure: Literal["none", "data", "weights"] = "data"
-    label: str | None = None
     out: str | None = None
     plugins: list[Text] = []  # noqa: RUF012 - a pydantic field
     data: DataSource = DataSource(name="digits")
     prepare: Annotated[Literal["federated", "none"] | PrepareSettings | None, BeforeValidator(_settings)] = None
     partition: Kind | None = None
     split: Annotated[SplitSettings | None, BeforeValidator(_split)] = None
-    loss: Text | dict[str, Any] | None = None
     model: Named
     recipe: RecipeSection | None = None
     recipes: list[ComparedRecipe] | None = Field(default=None, min_length=1)
     client_settings: dict[str, dict[str, Any]] | None = Field(default=None, alias="clients")
     grid: dict[str, Any] | None = None
-    keep: Keep | dict[str, Any] = "last"
-    unseen: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0)] | list[str] = 0
     extractor: Text | None = None
-    longest_step: float | None = Field(default=None, gt=0)
-    max_examples: int | None = Field(default=None, ge=1)
-    max_weight: float = Field(default=1.0, gt=0, le=1)
-    trackers: list[Text | dict[str, Any]] = []  # noqa: RUF012 - a pydantic field
     fleet: Kind | None = None
-    runtime: RuntimeSection = RuntimeSection()
-    evaluate: Evaluation = Evaluation()
+    runtime: RuntimeSection = RuntimeSection()  # type: ignore[assignment]  # a file has its table
     tune: TuneSection | None = None
     advise: AdviseSection | None = None
     trees: dict[str, Any] | None = None

@@ -24,6 +24,7 @@ from piebald.experiments.fields import ExperimentFields
 from piebald.experiments.plan import Plan, check_trackers, noise_of, question_section, runtime_of, stopping_criteria
 from piebald.experiments.recipes import located, models_of, recipes_of
 from piebald.experiments.run_models import Model
+from piebald.experiments.run_settings import ComparedKeywords
 from piebald.experiments.sections import file_text, place_source
 from piebald.methods.recipe import Recipe
 from piebald.settings.setting_places import of_document
@@ -147,6 +148,12 @@ class ExperimentSettings(ExperimentFields):
                 models |= dict.fromkeys(labels, model)
         stop = stopping_criteria(self)
         return Plan(recipes, clients, self.model_for(clients), runtime, stop, models, on_all_rows, pooled)
+
+    def run_keywords(self, plan: Plan, names: type[Any] = ComparedKeywords) -> dict[str, Any]:
+        """Return the settings of runs as keywords of `piebald.run`, or of a search, by `names`, see `run_settings`."""
+        built = {"runtime": plan.runtime, "stop": plan.stop}
+        shared = {name: built.get(name, value) for name, value in self.keywords(names).items()}
+        return {**shared, "settings": self.table()}
 
     def built_recipes(self) -> dict[str, Recipe]:
         """Build the recipes alone, by their labels; no data is read."""

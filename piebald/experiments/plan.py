@@ -74,8 +74,8 @@ def noise_of(recipe: Recipe) -> str | None:
 
 def stopping_criteria(fields: ExperimentFields) -> StoppingCriteria | None:
     """Build the limits of a run besides its rounds."""
-    if fields.stop is None:
-        return None
+    if not isinstance(fields.stop, Mapping):
+        return fields.stop
     fields.places.check_names(("stop",), fields.stop, [*StoppingCriteria.model_fields], "stop")
     with fields.errors_placed("stop", fields.stop):
         return StoppingCriteria(**fields.stop)

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from piebald.contracts import Split
 from piebald.contracts.component import Component
 from piebald.core.arguments import SeedList
 from piebald.core.discovery import imported
@@ -101,29 +100,6 @@ class RuntimeSection(Kind):
     """The runtime; fields without a kind are those of the simulator."""
 
     kind: Text = "simulator"
-
-
-class Evaluation(Section):
-    """Evaluation of models during a run.
-
-    Attributes:
-        every: server steps between two evaluations, 0 for none.
-        clients: the number of clients to evaluate on, all by default.
-        split: the split to evaluate on.
-        per_class: whether right and wrong answers are counted by class at the end; by default only in simulations.
-        metrics: names of metrics, or "module:name", or tables of a name and settings, the main metric first; chosen by
-            the targets by default.
-        threshold: the criterion of thresholds of two classes, such as "f1" or "sensitivity=0.9", which are chosen on
-            validation rows and at which models are scored beside a half, for each client or, as "pooled f1", for all
-            together; none by default.
-    """
-
-    every: int = Field(default=1, ge=0)
-    clients: int | None = Field(default=None, ge=1)
-    split: Split = "test"
-    per_class: bool | None = None
-    metrics: list[Text | dict[str, Any]] | None = Field(default=None, min_length=1)
-    threshold: Text | None = None
 
 
 class TuneSection(Section):

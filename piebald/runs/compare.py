@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from piebald.contracts import Clients, HoldsRows
-from piebald.core.arguments import PathLike, Seeds, check_some, checked
+from piebald.core.arguments import PathLike, Seeds
 from piebald.core.errors import SettingError, check_names
-from piebald.core.references import USERS
 from piebald.data.clients.prepared import rows_of_recipe
 from piebald.data.clients.sources import clients_of
 from piebald.data.partition.split_settings import division_of
+from piebald.experiments.run_settings import ComparedKeywords, RunSettings, takes
 from piebald.methods import recipes
 from piebald.methods.recipe import Recipe
+from piebald.report.callbacks import Callback
 from piebald.report.comparison import Comparison
 from piebald.report.tables import History
 from piebald.runs.finished_run import Run
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import Model, check_repeats, prepare
 from piebald.runs.run import resume, run
 from piebald.storage.schema import DATABASE
 from piebald.storage.store import RunStore
 
-_OWN = {"recipe", "clients", "model", "seed", "out", "label", "progress"}  # arguments of run that are not passed on
 
-
-@checked
+@takes(ComparedKeywords)
 def compare(
     methods: Mapping[str, Recipe | str] | Sequence[Recipe | str],
     clients: Clients | Any,
@@ -39,8 +36,11 @@ def compare(
     pooled: Sequence[str] = (),
     seeds: Seeds = (0,),
     out: PathLike | None = None,
+    start_from: PathLike | None = None,
     progress: bool = False,
-    **options: Any,
+    settings: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    **keywords: Unpack[ComparedKeywords],
 ) -> Comparison:
     """Run several recipes on the same clients and seeds, so that their results can be paired.
 
@@ -48,9 +48,9 @@ def compare(
 
     Args:
         methods: recipes or their names, by label or in a list.
-        clients, options: see `run`.  If the clients are a function of the seed, each seed has its own partition, the
-            same for all recipes.  A list of `data.cross_validation` has the same clients with other divisions of their
-            rows; all recipes run on each.
+        clients: see `run`.  If they are a function of the seed, each seed has its own partition, the same for all
+            recipes.  A list of `data.cross_validation` has the same clients with other divisions of their rows; all
+            recipes run on each.
         model: see `run`, for all recipes; or a mapping from labels to models, where recipes need different ones.  If it
             is a function of the seed, each seed has its own initial model, the same for all recipes that share it.
         on_all_rows: labels of recipes that need no validation rows and whose clients train on theirs as well, as FedAvg
@@ -60,7 +60,8 @@ def compare(
             own.
         seeds: each recipe runs once for each seed; they must differ.
         out: a folder for the run folders; finished runs in it are not repeated, interrupted ones are resumed.
-        progress: show a progress bar for each run.
+        start_from, progress, settings, callbacks: see `run`, for each run.
+        keywords: the settings of the runs, see `RunSettings`; all have the same.
 
     Raises:
         SettingError: an option is wrong, or a recipe cannot be run on these clients: the message names the recipe.
@@ -79,13 +80,11 @@ def compare(
         runs: list[History] = []
         for title, division in [(_title(division), division) for division in clients]:
             place = None if out is None else Path(out) / folder_name(title)
-            of_all = {"seeds": seeds, "out": place, "progress": progress, **options}
-            runs += compare(methods, division, model, on_all_rows=on_all_rows, pooled=pooled, **of_all).runs
+            runs += compare(
+                methods, division, model, on_all_rows=on_all_rows, pooled=pooled, seeds=seeds, out=place,
+                start_from=start_from, progress=progress, settings=settings, callbacks=callbacks, **keywords,
+            ).runs  # fmt: skip
         return Comparison(runs)
-    names = inspect.signature(run).parameters.keys() - _OWN
-    check_names("option of compare", options, names)
-    check_some(run, options)
-    options = USERS.mark(options)
     methods = _by_label(methods)
     if not methods:
         raise SettingError("a comparison needs at least one recipe, got none")
@@ -98,8 +97,9 @@ def compare(
     check_names("recipe of this comparison", [*on_all_rows, *pooled], methods)
     planned = list(_planned(methods, clients, _models(model, methods), on_all_rows, pooled, seeds, out))
     for run_plan in planned:
-        run_plan.check(options)
-    return Comparison([run_plan.made(options, progress) for run_plan in planned])
+        run_plan.check(keywords, settings)
+    of_call = {"start_from": start_from, "progress": progress, "settings": settings, "callbacks": callbacks}
+    return Comparison([run_plan.made(keywords, of_call) for run_plan in planned])
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,34 +117,27 @@ class _Planned:
     def exists(self) -> bool:
         return self.folder is not None and (self.folder / "run.db").exists()
 
-    def check(self, options: Mapping[str, Any]) -> None:
+    def check(self, keywords: ComparedKeywords, settings: Mapping[str, Any] | None) -> None:
         """Refuse what could not be run, or what was run otherwise, in a sentence that names the recipe."""
-        run_options = RunOptions.among(options, seed=self.seed, label=self.label)
+        options = RunSettings.of_call({**keywords, "seed": self.seed, "label": self.label}, settings)
         try:
             if self.folder is not None and self.exists:
                 with RunStore.open_read_only(self.folder) as store:
-                    check_repeats(self.folder, store.meta, self.recipe, run_options)
-            prepare(self.recipe, self.clients, self.model, run_options)
+                    check_repeats(self.folder, store.meta, self.recipe, options)
+            prepare(self.recipe, self.clients, self.model, options)
         except SettingError as error:
             advice = f"nothing was trained: correct {self.label!r}, or leave it out of the comparison"
             raise SettingError(f"recipe {self.label!r}: {error}; {advice}") from error
 
-    def made(self, options: Mapping[str, Any], progress: bool) -> Run:
-        """Run it, or resume it where its folder has begun."""
+    def made(self, keywords: ComparedKeywords, of_call: Mapping[str, Any]) -> Run:
+        """Run it, or resume it where its folder has begun; `of_call` has the arguments of `run` beside settings."""
         if self.folder is not None and self.exists:
-            # these may be functions, which no folder keeps; all other options are in it
-            repeated = {name: options[name] for name in ("loss", "metrics", "callbacks") if name in options}
-            return resume(self.folder, self.clients, self.model, recipe=self.recipe, progress=progress, **repeated)
-        return run(
-            self.recipe,
-            self.clients,
-            self.model,
-            seed=self.seed,
-            out=self.folder,
-            label=self.label,
-            progress=progress,
-            **options,
-        )
+            # these may be functions, which no folder keeps; all else is in it
+            given: dict[str, Any] = {**of_call, **keywords}
+            again = {name: given[name] for name in ("progress", "callbacks", "loss", "metrics") if name in given}
+            return resume(self.folder, self.clients, self.model, recipe=self.recipe, **again)
+        named: dict[str, Any] = {"seed": self.seed, "label": self.label, "out": self.folder}
+        return run(self.recipe, self.clients, self.model, **named, **of_call, **keywords)
 
 
 def _planned(

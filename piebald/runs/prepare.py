@@ -45,6 +45,7 @@ from piebald.data.partition.split_settings import division_of
 from piebald.data.preparation import Preparation
 from piebald.experiments.run_models import GivenModels, copied_for_run, outputs_of
 from piebald.experiments.run_models import Model as Model
+from piebald.experiments.run_settings import RunSettings
 from piebald.methods import recipes
 from piebald.methods.aggregation.linear import FixedShares
 from piebald.methods.choice import own_choice
@@ -61,7 +62,7 @@ from piebald.privacy.spending import Spending, told_together
 from piebald.report.callbacks import Tracker, trackers_of
 from piebald.runs.adaptation import check_newcomers, hold_out
 from piebald.runs.adaptation.held_out import ClientSubset
-from piebald.runs.options import RunOptions, models_without_inputs
+from piebald.runs.missing_inputs import models_without_inputs
 from piebald.runtimes.base import RuntimeSettings, SimulatesDevices
 from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
 from piebald.server.evaluation import class_query, row_query, threshold_query, totals_query
@@ -115,9 +116,8 @@ class PreparedRun:
 
 
 @existing_objects_frozen()
-def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOptions) -> PreparedRun:
+def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunSettings) -> PreparedRun:
     """Check everything and make all choices now, so that no avoidable error appears in a later round."""
-    options = options.with_whole_counts()
     rounds, stop = options.length()
     check = ResultChecks(
         longest_step=options.longest_step, max_examples=options.max_examples, max_weight=options.max_weight
@@ -142,7 +142,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     tell_of_lacking_rows(
         federation,
         work.objective,
-        options.evaluate_split if options.evaluate_every else None,
+        options.evaluate.split if options.evaluate.every else None,
         lambda client: plain.batch if isinstance(plain := work.trainer_of(client), Sgd) else 0,
         lambda client: mixes(work.number(client)),
     )
@@ -151,7 +151,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
             "all training rows in one place (pooled = true) give all clients one model, and this recipe leaves parts "
             "at clients: choose one without, such as 'fedavg'"
         )
-    if options.evaluate_split == "train" and work.protection is not None:
+    if options.evaluate.split == "train" and work.protection is not None:
         raise SettingError(
             f"scores on training rows tell what {work.protection} hides, and no privacy budget counts them: evaluate "
             "on split 'test' or 'validation', got 'train'"
@@ -164,7 +164,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
         check_newcomers(unseen)
     _check_fit(adapted, federation, len(training), work)
     if options.checkpoint_every is None and not runtime.repeats:
-        options = replace(options, checkpoint_every=1)
+        options = options.model_copy(update={"checkpoint_every": 1})
     if not runtime.repeats and options.checkpoint_every != 1 and adapted.noises_mean:
         raise SettingError(
             "checkpoint_every must be 1 where gaussian adds noise at a real server: one that goes back over several "
@@ -186,7 +186,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     meta["standardise"] = None if constants is None else constants.model_dump()
     features, target = column_names(all_clients)
     meta["features"] = None if features is None else list(features)
-    meta["target"] = target or ((options.settings or {}).get("data") or {}).get("target")
+    meta["target"] = target or ((options.experiment or {}).get("data") or {}).get("target")
     meta["rows"] = row_form(_whole_rows(federation))
     meta["split"] = None if division is None else division.model_dump(exclude_defaults=True)
     meta["division"] = "" if division is None else division.title
@@ -201,7 +201,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     return plan
 
 
-def _unlike_reason(work: ClientWork, clients: Clients, options: RunOptions) -> str | None:
+def _unlike_reason(work: ClientWork, clients: Clients, options: RunSettings) -> str | None:
     """Return why the members of a sum under masks would not all do the same, or None."""
     if work.masking is None:
         return None
@@ -210,14 +210,14 @@ def _unlike_reason(work: ClientWork, clients: Clients, options: RunOptions) -> s
     tables = {name: section.model_dump() for name, section in sections.items() if section is not None}
     numbers = range(len(clients))
     works = ((id(work.trainer_of(c)), work.number(c), lacked_inputs(clients, c)) for c in numbers)
-    return unlike_reason(work.trainer, tables, options.settings or {}, works)
+    return unlike_reason(work.trainer, tables, options.experiment or {}, works)
 
 
 # how a run is described, computed and watched, and when it ends: it goes on with the same noise when that is changed
 _NO_INFLUENCE = frozenset(
     ("piebald", "torch", "python", "machine", "label", "plugins", "metric", "metrics", "per_class", "runtime",
      "checkpoint_every", "settings", "rounds", "stop", "evaluate", "keep", "threshold", "trackers", "privacy",
-     "higher_is_better", "paper", "gathered_bytes")
+     "higher_is_better", "paper", "gathered_bytes", "measure")
 )  # fmt: skip
 
 
@@ -289,7 +289,7 @@ def _runtime(recipe: Recipe, clients: Clients, known: int, work: ClientWork, run
     return chosen.resolved(work, clients, cohort_size(cohort, known))
 
 
-def _check_rows_are_here(runtime: RuntimeSettings, clients: Clients, options: RunOptions) -> None:
+def _check_rows_are_here(runtime: RuntimeSettings, clients: Clients, options: RunSettings) -> None:
     if runtime.simulates and isinstance(clients, RowsAtSites) and clients.elsewhere:
         raise SettingError(
             "partition 'sites' means that rows are at their sites, so there is nothing to simulate: run it with "
@@ -318,28 +318,35 @@ def _check_fit(recipe: Recipe, clients: Clients, known: int, work: ClientWork) -
 
 
 def _measuring(
-    clients: Clients, work: ClientWork, runtime: RuntimeSettings, options: RunOptions, stop: StoppingCriteria | None
+    clients: Clients, work: ClientWork, runtime: RuntimeSettings, options: RunSettings, stop: StoppingCriteria | None
 ) -> EvaluationPlan:
-    interval = options.evaluate_every
+    interval = options.evaluate.every
     if stop is not None and stop.measures and not interval:
         raise SettingError("stop uses scores but evaluate_every is 0: set it to 1 or more, or remove the target")
     global_model = not work.layout.private and clients.common is not None and len(clients.common) > 0
     common = Evaluate(personal=False) if global_model else None
     validate = _validate(options.keep, interval, clients)
-    query, higher = Evaluate(split=options.evaluate_split), work.objective.higher_is_better
-    clients_asked = min(options.evaluate_clients or len(clients), len(clients)) if interval else 0
-    count = class_query(options.per_class, work, clients, options.evaluate_split, clients_asked, runtime.simulates)
-    rows = row_query(work, clients, options.evaluate_split, clients_asked, runtime.simulates)
-    thresholds = threshold_query(options.threshold, work, clients, options.evaluate_split, clients_asked)
-    asked = (query, interval, options.evaluate_clients, common, higher, validate, count, rows, totals_query(rows, work))
+    query, higher = Evaluate(split=options.evaluate.split), work.objective.higher_is_better
+    clients_asked = min(options.evaluate.clients or len(clients), len(clients)) if interval else 0
+    count = class_query(
+        options.evaluate.per_class, work, clients, options.evaluate.split, clients_asked, runtime.simulates
+    )
+    rows = row_query(work, clients, options.evaluate.split, clients_asked, runtime.simulates)
+    thresholds = threshold_query(options.evaluate.threshold, work, clients, options.evaluate.split, clients_asked)
+    asked = (query, interval, options.evaluate.clients, common, higher, validate, count, rows, totals_query(rows, work))
     return EvaluationPlan(*asked, thresholds)
 
 
 def _meta(
-    recipe: Recipe, clients: Clients, training: Clients, work: ClientWork, runtime: RuntimeSettings, options: RunOptions
+    recipe: Recipe,
+    clients: Clients,
+    training: Clients,
+    work: ClientWork,
+    runtime: RuntimeSettings,
+    options: RunSettings,
 ) -> dict[str, Any]:
     """The description of the run for its folder, as plain values."""
-    metrics, objective = options.metrics, work.objective
+    objective = work.objective
     of_users = [*recipe.components, maker(recipe), work.model, objective.loss, objective.metrics]
     of_users += trackers_of(options.trackers)
     return {
@@ -349,11 +356,8 @@ def _meta(
         "machine": machine(),
         "recipe": {"name": recipe.name, "fields": dict(recipe.fields), "table": recipe.model_dump()},
         "paper": recipe.paper,
-        "label": options.label or recipe.name,
-        "seed": options.seed,
-        "loss": _plain(options.loss),
         "objective": objective.name,
-        "plugins": [list(plugin) for plugin in needed_by(of_users, [options.settings, recipe.name])],
+        "plugins": [list(plugin) for plugin in needed_by(of_users, [options.experiment, recipe.name])],
         "metric": objective.metric,
         "higher_is_better": objective.higher_is_better,
         "model": type(work.model).__name__,
@@ -366,12 +370,9 @@ def _meta(
         "public_rows": work.public_digest,
         "classes": list(clients.classes) if clients.classes is not None else None,
         "clients": len(clients),
+        **options.record(),
+        "label": options.label or recipe.name,
         "runtime": runtime.table(),
-        "per_class": options.per_class,
-        "metrics": None if metrics is None or isinstance(metrics, Mapping) else list(metrics),
-        "checkpoint_every": options.checkpoint_every,
-        "settings": dict(options.settings) if options.settings is not None else None,
-        **options.recorded(),
     }
 
 
@@ -412,7 +413,7 @@ def work_without_rows(
     table: Sequence[Mapping[str, Any]],
     model: Model,
     recipe: Recipe,
-    options: RunOptions,
+    options: RunSettings,
     reason: str,
 ) -> tuple[ClientWork, Clients, Recipe]:
     """Return the work of a finished run, and its clients without rows, from what its folder keeps.
@@ -430,22 +431,22 @@ def work_without_rows(
     agreed = meta.get("preparation")
     clients: Clients = recorded if agreed is None else SitesPrepared(recorded, Preparation(**agreed))
     with recorded.forms():
-        work, adapted = _work(recipe, clients, model, replace(options, keep="last"))
+        work, adapted = _work(recipe, clients, model, options.model_copy(update={"keep": "last"}))
     for name, value in (("layout", [[slot.name, list(slot.shape)] for slot in work.layout.slots]),
                         ("own_models", None if work.own_models is None else work.own_models.plain()),
                         ("frozen", frozen_digest(work.model))):  # fmt: skip
         if meta.get(name) != value:
             raise SettingError(f"the models of this run need its rows: {reason}")
-    choice = own_choice(options.keep, options.evaluate_split if options.evaluate_every else None)
+    choice = own_choice(options.keep, options.evaluate.split if options.evaluate.every else None)
     return replace(work, choice=choice), clients, adapted
 
 
-def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -> tuple[ClientWork, Recipe]:
+def _work(recipe: Recipe, clients: Clients, model: Model, options: RunSettings) -> tuple[ClientWork, Recipe]:
     models = GivenModels.of(model, clients.names, options.seed)
     module = models.modules[0]
     layout = Layout.of(module, recipe.sharing.private(module))
     rows, outputs = _tried(module, clients)
-    objective = in_own_unit(objective_named(rows.y, options.loss, options.metrics), preparation_of(clients))
+    objective = in_own_unit(objective_named(rows.y, options.loss, options.evaluate.metrics), preparation_of(clients))
     _check_validation(recipe, clients)
     initial = layout.flatten(module)
     # Refuses a model with room for fewer clients.
@@ -458,7 +459,7 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
         module, layout, initial, objective, options.seed, shape, outputs, public_rows=count, public_digest=digest
     )
     check_targets(clients, spec, _target_column(options))
-    judged = options.evaluate_split if options.evaluate_every else None
+    judged = options.evaluate.split if options.evaluate.every else None
     for component in recipe.components:
         if reason := component.unsupported_clients(clients.names):
             raise SettingError(reason)
@@ -499,16 +500,11 @@ def _own_trainers(trainer: Trainer, names: Sequence[str]) -> dict[int, Trainer]:
     return {number: made.setdefault(own_trainer.model_dump_json(), own_trainer) for number, own_trainer in own.items()}
 
 
-def _target_column(options: RunOptions) -> str | None:
+def _target_column(options: RunSettings) -> str | None:
     """Return the name of the column of targets, where an experiment file names it."""
-    data = (options.settings or {}).get("data")
+    data = (options.experiment or {}).get("data")
     target = data.get("target") if isinstance(data, Mapping) else None
     return target if isinstance(target, str) else None
-
-
-def _plain(loss: Any) -> Any:
-    """A loss as plain values for the run folder: its name, or its table; None for a function."""
-    return dict(loss) if isinstance(loss, Mapping) else loss if isinstance(loss, str) else None
 
 
 def _check_validation(recipe: Recipe, clients: Clients) -> None:
@@ -524,7 +520,7 @@ def _has_validation(clients: Clients) -> bool:
     return any(clients.size(client, "validation") != 0 for client in range(len(clients)))
 
 
-def check_repeats(folder: Path, meta: Mapping[str, Any], recipe: Recipe, options: RunOptions) -> None:
+def check_repeats(folder: Path, meta: Mapping[str, Any], recipe: Recipe, options: RunSettings) -> None:
     """Refuse to reuse the run in a folder if its settings differ from the wanted ones.
 
     Args:
@@ -534,7 +530,7 @@ def check_repeats(folder: Path, meta: Mapping[str, Any], recipe: Recipe, options
     """
     if not is_recorded(recipe, meta):
         raise SettingError(f"{folder} holds a run with another recipe: choose another folder, or delete that one")
-    for name, value in options.recorded().items():
+    for name, value in options.repeated().items():
         if _text(value) != _text(meta[name]):
             raise SettingError(f"{folder} holds a run with another {name}: choose another folder, or delete that one")
 

@@ -4,133 +4,68 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Unpack
 
 import piebald.runtimes  # noqa: F401 - registers the runtimes
-from piebald.contracts import Clients, HoldsRows, RowsAtSites, Split
-from piebald.contracts.component import Component
+from piebald.contracts import Clients, HoldsRows, RowsAtSites
 from piebald.contracts.data import blank_row
-from piebald.core.arguments import Count, Fraction, PathLike, Positive, Seed, Share, Whole, checked
-from piebald.core.errors import RunFolderError, SettingError, check_names, unknown
+from piebald.core.arguments import Count, PathLike, Positive, Share, checked
+from piebald.core.errors import RunFolderError, SettingError, check_names
 from piebald.core.machine import differences
 from piebald.core.plain_text import errors_alone
 from piebald.core.references import USERS, Outside, of_folder
 from piebald.data.clients.owner import is_frame
 from piebald.data.clients.sites import RecordedClients
 from piebald.data.clients.standardise import as_in_run
-from piebald.data.measures.weight_divergence import Measure
 from piebald.data.partition import clients_from
 from piebald.data.preparation.tokens import with_kept_tokenizer
+from piebald.experiments.run_settings import RunKeywords, RunSettings, takes
 from piebald.methods import recipes
-from piebald.methods.choice.final_models import Keep
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
-from piebald.report.callbacks import Callback, Tracker
+from piebald.report.callbacks import Callback
 from piebald.runs import adaptation
 from piebald.runs.adaptation import Adaptation
 from piebald.runs.execution import describe, execute, with_mapped_start
 from piebald.runs.finished_run import Run
 from piebald.runs.lineage import FinishedRun, Inheritance, inherit
-from piebald.runs.options import Metrics, RunOptions
 from piebald.runs.prepare import Model, PreparedRun, is_recorded, prepare, work_without_rows
-from piebald.server import StoppingCriteria
 from piebald.server.cluster_state import ModelSnapshot
-from piebald.server.result_checks import LONGEST_STEP
-from piebald.settings.plugins import read, use_recorded
+from piebald.settings.plugins import use_recorded
 from piebald.storage.store import RunStore
 
 _log = logging.getLogger(__name__)
 _OBJECTIVE = ("loss", "metrics")
 
 
-@checked
+@takes(RunKeywords)
 def run(
     recipe: Recipe | str,
     clients: Clients | Any,
     model: Model,
     *,
-    rounds: Count | None = None,
-    stop: StoppingCriteria | Mapping[str, Any] | None = None,
-    seed: Seed = 0,
-    runtime: str | Component | Mapping[str, Any] = "simulator",
     out: PathLike | None = None,
     start_from: PathLike | None = None,
-    loss: str | Mapping[str, Any] | Callable[..., Any] | None = None,
-    metrics: Metrics | None = None,
-    evaluate_every: Whole = 1,
-    evaluate_clients: Count | None = None,
-    evaluate_split: Split = "test",
-    per_class: bool | None = None,
-    threshold: str | None = None,
-    keep: Keep | Mapping[str, Any] = "last",
-    unseen: float | Sequence[str] = 0,
-    checkpoint_every: Count | None = None,
-    measure: Measure = "data",
-    label: str | None = None,
     progress: bool = False,
     settings: Mapping[str, Any] | None = None,
-    longest_step: Positive = LONGEST_STEP,
-    max_examples: Count | None = None,
-    max_weight: Fraction = 1.0,
-    trackers: Sequence[str | Tracker | Mapping[str, Any]] = (),
     callbacks: Sequence[Callback] = (),
+    **keywords: Unpack[RunKeywords],
 ) -> Run:
     """Run a recipe.
 
-    Args: Training
+    Args:
         recipe: a recipe or the name of one.
         clients: a `Clients` value, or anything that `clients_from` accepts.
         model: a module, or a function of the seed that makes one.  It is copied, not changed.
-        loss: the name of an objective ("classification", "regression", "l1", "huber", "multilabel",
-            "token_classification", "language_modelling", "survival", "model"), a table of its name and the settings
-            of its loss, or a function (outputs, targets) -> [batch]; None chooses by the targets.
-        seed: the seed of all randomness.
-
-    Args: Length and place
-        rounds: server steps; 10 by default, or no limit where `stop` is given.
-        stop: other limits, e.g. ``{"seconds": 3600, "target": 0.9}``, see `server.StoppingCriteria`; the first one that
-            is reached ends the run.
-        runtime: a runtime's name, table or value, e.g. ``Simulator(engine="vmapped")``.
-        longest_step: an update is left out of its step if its norm exceeds this many times the model's.
-        start_from: the folder of a finished run whose models, and what else fits, this one begins with.
-        max_examples, max_weight: the most rows that a client counts, and the largest share of one update in a step, in
-            (0, 1].
-
-    Args: Evaluation
-        metrics: names ("accuracy", "auc"), or a mapping from names to functions (outputs, targets) -> [batch] or
-            torchmetrics objects; the first one is the main metric.
-        evaluate_every: server steps between evaluations, 0 for none.
-        evaluate_clients: the number of clients to evaluate on, None for all.
-        evaluate_split: the split to evaluate on.
-        per_class: count each client's rows by class and by what its model takes them for, at the end, see
-            `Run.class_errors`; by default in simulations of at most 1,000 clients and 100 classes.
-        threshold: of two classes, score each client's model at the end at the threshold that is best on the client's
-            validation rows by "accuracy", "balanced_accuracy" or "f1", or that leaves a least share, "sensitivity=0.9"
-            or "specificity=0.9"; one for all clients with "pooled f1"; see `Run.at_thresholds`.
-        keep: the models that the run ends with: those after the "last" server step; the "best" ones, from the evaluated
-            version with the lowest loss on all clients' validation rows; or "best_for_each" client the last global
-            model, that of its cluster, its personal, a fine-tuned, a mixed, or a local one trained alone with the same
-            work, whichever is best on its own validation rows by more than luck, see `Run.choices`; or "knn_per", which
-            interpolates each client's model with its own nearest rows (`choice.KnnPer`), or its table with settings.
-        unseen: a number of clients, a share of them, or their names: they are held out until the end, and the models
-            are then adapted to each of them, see `adapt` and `Run.newcomers`.
-
-    Args: Records and display
         out: the run folder, new or empty; None keeps the run in memory, where it cannot be resumed.
-        checkpoint_every: server steps between checkpoints; None saves as often as costs at most 2 % of the run's time,
-            and after every step where lost work cannot be repeated (a real federation).
-        measure: heterogeneity measures to keep in the run folder: "data" for measures of data in memory
-            (`partition.survey`), "weights" for weight divergence after one epoch as well (`weight_divergence.diverge`),
-            or "none".
-        label: the run's name in tables, the recipe's name by default.
+        start_from: the folder of a finished run whose models, and what else fits, this one begins with.
         progress: show a progress bar on a terminal.
         settings: plain values kept with the run, from which the command line rebuilds clients and model to resume it.
-        trackers: experiment trackers by name ("tensorboard", "mlflow", "wandb"), table or value; kept with the run, so
-            that a resumed run goes on with them.
         callbacks: listeners, see `callbacks.Callback`; they cannot change the run and are not kept with it.
+        keywords: the settings of the run, see `RunSettings`, such as `rounds`, `seed`, `evaluate_every` and `keep`.
 
     Raises:
         SettingError: a setting is wrong or settings do not fit together; raised before training.
@@ -145,25 +80,17 @@ def run(
         ('finished', 2, 'accuracy')
     """
     finished = None if start_from is None else FinishedRun.at(Path(start_from))
-    seed = seed if finished is None else finished.fresh_seed(seed)
-    options = RunOptions(
-        rounds=rounds, stop=stop, seed=seed, runtime=read(runtime, USERS), loss=USERS.mark(loss),
-        metrics=USERS.mark(metrics), evaluate_every=evaluate_every, evaluate_clients=evaluate_clients,
-        evaluate_split=evaluate_split, keep=keep, unseen=unseen, checkpoint_every=checkpoint_every, label=label,
-        settings=settings, longest_step=longest_step, max_examples=max_examples, max_weight=max_weight,
-        trackers=read(trackers, USERS), per_class=per_class, threshold=threshold,
-    )  # fmt: skip
+    seed = keywords.get("seed", 0) if finished is None else finished.fresh_seed(keywords.get("seed", 0))
+    options = RunSettings.of_call({**keywords, "seed": seed}, settings)
     plan = prepare(recipe, clients, model, options)
     keeps_models = plan.work.initial_state() or plan.work.layout.private
     # a comparison has many runs, with labels, and would say so for each
-    if out is None and label is None and plan.runtime.simulates and keeps_models:
+    if out is None and keywords.get("label") is None and plan.runtime.simulates and keeps_models:
         _log.warning("clients' own models are kept only with out='some/folder': run.model(client=...) has none here")
     _log.info("%s: runtime %s", plan.meta["label"], json.dumps(plan.meta["runtime"]))
-    if measure not in get_args(Measure):
-        raise unknown("measure", measure, get_args(Measure))
     started = None if finished is None else inherit(finished, plan.recipe, plan.work, plan.clients)
     plan = plan if started is None else plan.going_on_from(started.about)
-    store = RunStore.create(out, {**plan.meta, "measure": measure}, None if started is None else started.body)
+    store = RunStore.create(out, plan.meta, None if started is None else started.body)
     try:
         describe(plan, store)
     except BaseException:
@@ -394,7 +321,7 @@ def _prepared_again(
         recipe = recipes.rebuild(meta["recipe"]["table"])
     elif not is_recorded(recipe, meta):
         raise SettingError(f"the recipe is not that of the run in {path}: give it the same again, or none")
-    plan = prepare(recipe, clients, model, RunOptions.of_folder(meta, objective))
+    plan = prepare(recipe, clients, model, RunSettings.of_folder(meta, objective))
     _check_same(plan.meta, meta, path)
     return plan.going_on_from(meta["lineage"]) if meta.get("lineage") else plan
 
@@ -429,7 +356,7 @@ def _without_source(
         with blank.forms():
             model = settings.plan(blank).model_of(meta["label"])
     recipe = recipe or recipes.rebuild(meta["recipe"]["table"])
-    return work_without_rows(meta, table, model, recipe, RunOptions.of_folder(meta, objective), reason)
+    return work_without_rows(meta, table, model, recipe, RunSettings.of_folder(meta, objective), reason)
 
 
 def _check_same(now: Mapping[str, Any], recorded: Mapping[str, Any], path: Path | str) -> None:

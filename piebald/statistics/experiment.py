@@ -30,11 +30,11 @@ from piebald.data.preparation.preparation import Preparation
 from piebald.data.preparation.settings import PrepareSettings
 from piebald.experiments.clients import wants_preparation
 from piebald.experiments.file import ExperimentSettings
+from piebald.experiments.run_settings import RunSettings
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes import fedavg
 from piebald.privacy import SecureAggregation
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.statistics.models.clients import ModelClients, ModelColumns
 from piebald.statistics.models.rows import ModelPlan
@@ -137,7 +137,7 @@ def open_sites(
         recipe = fedavg().with_(transforms=tuple(masks))
         settings = as_read(QuestionExperiment.load(file, [*flags, "recipe={ name = 'fedavg' }"]))
         plan = settings.plan(blank)
-    ready = prepare(recipe, plan.clients, plan.model, RunOptions(seed=settings.first_seed, runtime=plan.runtime))
+    ready = prepare(recipe, plan.clients, plan.model, RunSettings(seed=settings.first_seed, runtime=plan.runtime))
     stated = tuple(question.stated() for question in questions(settings, ready.clients))
     # questions are stated before any is asked, so that a site approves or refuses the whole of them
     runtime = ready.runtime.open(replace(ready.work, questions=stated, trains=False), ready.clients)
@@ -411,7 +411,7 @@ def agreed_at_sites(
     trained = next(iter(plan.recipes.values()))
     masks = tuple(masks) or _masks_of(trained)
     recipe = question_recipe(trained, masks) or fedavg().with_(transforms=masks)
-    ready = prepare(recipe, plan.clients, plan.model, RunOptions(seed=settings.first_seed, runtime=plan.runtime))
+    ready = prepare(recipe, plan.clients, plan.model, RunSettings(seed=settings.first_seed, runtime=plan.runtime))
     stated = tuple(preparation_questions(settings.wanted, plan.clients.classes is None, bool(masks)))
     runtime = ready.runtime.open(replace(ready.work, questions=stated, trains=False), ready.clients)
     try:

@@ -117,7 +117,10 @@ def _name(client: int) -> str:
 
 
 class RunMeta(TypedDict, total=False):
-    """The description of a run.  Other names may come along; none of these has to be there."""
+    """The description of a run, as far as results are shown by it; none of this has to be there.
+
+    All settings come along, which `RunSettings.of_folder` checks where a run goes on.
+    """
 
     __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # type: ignore[misc]
 
@@ -134,11 +137,9 @@ class RunMeta(TypedDict, total=False):
     label: str | None
     seed: int | None
     rounds: int | None
-    stop: dict[str, Any] | None
     evaluate: list[Any]
     keep: str | dict[str, Any]
     best: int | None
-    unseen: float | list[str]
     split: dict[str, Any] | None
     division: str
     newcomers: list[dict[str, Any]] | None
@@ -146,7 +147,6 @@ class RunMeta(TypedDict, total=False):
     objective: str | None
     metric: str
     metrics: list[str | dict[str, Any]] | None
-    per_class: bool | None
     threshold: str | None
     higher_is_better: bool
     model: str
@@ -158,14 +158,8 @@ class RunMeta(TypedDict, total=False):
     plugins: list[list[str | None]] | None
     privacy: list[dict[str, Any]] | None
     runtime: dict[str, Any]
-    checkpoint_every: int | None
     settings: dict[str, Any] | None
-    longest_step: float
-    max_examples: int | None
-    max_weight: float
-    measure: str
     units: dict[str, str]
-    trackers: list[dict[str, Any]]
     lineage: dict[str, Any] | None
 
 

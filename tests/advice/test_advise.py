@@ -320,7 +320,7 @@ def test_a_client_that_loses_is_named() -> None:
         ({"families": ["hdafll"]}, "no family called 'hdafll': did you mean 'hdafl'"),
         ({"budget": {"minutes": -1}}, "budget: minutes must be a number above 0, got -1"),
         ({"seeds": ()}, "seeds must be a list of different seeds"),
-        ({"stop": {"updates": 3}}, "no option of a search called 'stop'"),
+        ({"stop": {"updates": 3}}, "no argument of advise called 'stop'"),
     ],
 )
 def test_a_bad_argument_is_refused_in_one_sentence(options: dict[str, Any], why: str) -> None:

@@ -198,7 +198,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a strange sampler": ({"sampler": "tpee"}, "sampler must be 'tpe' or 'random' or 'grid', got 'tpee'"),
     "factor one": ({"factor": 1}, "factor must be at least 2"),
     "a seed twice": ({"seeds": [1, 1]}, "seeds must be a list of different seeds"),
-    "a split": ({"evaluate_split": "test"}, "no option of a search called 'evaluate_split'"),
+    "a split": ({"evaluate_split": "test"}, "no argument of tune called 'evaluate_split'"),
     "a recipe that does not fit": ({"methods": ["fedavg", "fedbn"]}, "recipe 'fedbn': .*batch"),
 }
 

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 import piebald
 from piebald.core import pytree
 from piebald.core.parameters import copied
-from piebald.runs.options import RunOptions
+from piebald.experiments.run_settings import RunSettings
 from piebald.runs.prepare import prepare
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def started(case: Any) -> str:
     names = {"rounds", "stop", "metrics", "evaluate_every", "longest_step", "checkpoint_every"} & case.options.keys()
     seed = case.options.get("seed", (case.options.get("seeds") or (0,))[0])
     plainly = piebald.Simulator(engine="sequential", workers=0)  # measures no engine
-    given = RunOptions(seed=seed, runtime=plainly, **{name: case.options[name] for name in names})
+    given = RunSettings.of_keywords({"seed": seed, "runtime": plainly} | {name: case.options[name] for name in names})
     plan = prepare(case.recipe, case.clients, case.model, given)
     module = plan.work.model
     if str(module) not in STEPPED:

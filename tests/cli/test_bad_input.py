@@ -92,6 +92,7 @@ LINES = {
     "group": ("queue", "piebald queue needs a command: add, list, stop, resume"),
     "option": ("run --ot x", "No such option: --ot"),
     "option of the file": ("run --rounds 3", "there is no option --rounds: write --set rounds=VALUE"),
+    "option of a section": ("run --evaluate-every 3", "there is no option --evaluate_every: write --set evaluate.every="),
     "option of the recipe": ("compare FILE --epochs 3", "there is no option --epochs: write --set recipe.epochs=VALUE"),
     "data name of others": ("data emnist", "there is no data set 'emnist': femnist has EMNIST's letters and digits"),
     "option value": ("run --out", "Option '--out' requires an argument"),

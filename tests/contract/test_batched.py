@@ -17,9 +17,9 @@ from piebald.engines import engine_choice
 from piebald.engines.batched_layers import FactoredDense
 from piebald.engines.factored.factors import Factor
 from piebald.engines.stepper import Stepper
+from piebald.experiments.run_settings import RunSettings
 from piebald.methods.training import Sgd
 from piebald.models import build_model
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 
 from .conftest import assert_same, carry_out, plain_network
@@ -360,7 +360,7 @@ def test_an_engine_that_misreads_the_model_is_not_chosen(
     rows = federation((6,), False)
     train = Lists(np.arange(60), np.arange(0, 61, 12))
     clients = PooledClients(rows.x, rows.y, {"train": train}, classes=list("abcd"))
-    options = RunOptions(runtime=Simulator(engine="sequential", workers=0))
+    options = RunSettings(runtime=Simulator(engine="sequential", workers=0))
     work = prepare(recipes.fedavg(lr=0.1, batch=8), clients, make(), options).work
     found = engine_choice.fastest(work, clients, torch.device("cpu"), False, range(5), (1, 5))
     assert found[:2] == chosen

@@ -23,7 +23,7 @@ from piebald.engines.factored import client_state
 from piebald.engines.factored.client_state import StatePacker
 from piebald.engines.factored.factors import ClientRowFactor, Factor, MatrixTerm, Weights
 from piebald.engines.factored.vectors import FactoredVectors
-from piebald.runs.options import RunOptions
+from piebald.experiments.run_settings import RunSettings
 from piebald.runs.prepare import prepare
 from piebald.storage.store import RunStore
 
@@ -266,7 +266,7 @@ def test_a_private_layer_has_no_variate(packing: list[Any]) -> None:
 
 def engines(clients: PooledClients) -> tuple[Any, Any]:
     """A batched and a sequential engine of one federation."""
-    work = prepare(recipes.scaffold(lr=0.1, batch=8), clients, MODELS["dense"][0](), RunOptions()).work
+    work = prepare(recipes.scaffold(lr=0.1, batch=8), clients, MODELS["dense"][0](), RunSettings()).work
     made = [make_engine(name, work, clients, torch.device("cpu"), False) for name in ("batched", "sequential")]
     return made[0], made[1]
 

@@ -16,9 +16,9 @@ from piebald.core.objective import METRICS, OBJECTIVES, has_value_for_each
 from piebald.data.partition import Lists, PooledClients
 from piebald.engines import scoring
 from piebald.engines.engine_choice import make_engine
+from piebald.experiments.run_settings import RunSettings
 from piebald.methods.aggregation.linear import Linear
 from piebald.methods.recipe import Recipe
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 
 from .conftest import assert_same, carry_out, federation, method, network, vector
@@ -38,7 +38,7 @@ def clients() -> PooledClients:
 
 
 def engine_of(name: str, clients: PooledClients, **options: Any) -> Any:
-    work = prepare(method("fedavg"), clients, network(), RunOptions(rounds=1, **options)).work
+    work = prepare(method("fedavg"), clients, network(), RunSettings.of_keywords({"rounds": 1, **options})).work
     return make_engine(name, work, clients, torch.device("cpu"), False)
 
 

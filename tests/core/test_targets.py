@@ -20,9 +20,9 @@ from piebald.core.errors import SettingError
 from piebald.core.metrics import Auc, Concordance
 from piebald.core.objective import METRICS, OBJECTIVES, objective_for
 from piebald.experiments.file import ExperimentSettings
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.site.site_process import _check_targets
 from piebald.federation.site.site_rows import SiteRows
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from tests.fakes import seeded, simulate
 
@@ -294,6 +294,6 @@ def test_a_column_of_a_file_is_named(tmp_path: Path) -> None:
     )
     settings = ExperimentSettings.load(tmp_path / "run.toml")
     plan = settings.plan()
-    options = RunOptions(rounds=1, loss="multilabel", settings=settings.table())
+    options = RunSettings.of_keywords({"rounds": 1, "loss": "multilabel"}, settings.table())
     with pytest.raises(SettingError, match="client 'north', train rows, column 'grade': targets must be 0 or 1"):
         prepare(plan.recipes["fedavg"], plan.clients, plan.model, options)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 import piebald
-from piebald.cli.experiment_files import common_options
 from piebald.core.errors import SettingError
 from piebald.core.references import USERS
 from piebald.data.clients.prepared import preparation_of
@@ -136,7 +135,7 @@ def test_a_run_folder_that_is_moved_reads_text_with_its_own_copy(tmp_path: Path)
     )  # fmt: skip
     plan = settings.plan()
     run = piebald.run(
-        plan.recipes["fedavg"], plan.clients, plan.model, out=tmp_path / "run", **common_options(settings, plan)
+        plan.recipes["fedavg"], plan.clients, plan.model, out=tmp_path / "run", **settings.run_keywords(plan)
     )
     rows = notes(4)[["note"]]
     expected, archive = run.predict(rows), tmp_path / "run.tar"
@@ -185,7 +184,7 @@ def test_a_federation_that_was_cut_off_and_moved_ends_as_the_simulator_does(tmp_
             "notes.toml", USERS,
         )  # fmt: skip
         plan = settings.plan()
-        options = common_options(settings, plan)
+        options = settings.run_keywords(plan)
         return piebald.run(plan.recipes["fedavg"], plan.clients, plan.model, out=out, callbacks=callbacks, **options)
 
     whole = trained(tmp_path / "whole", {"kind": "simulator", "engine": "sequential", "workers": 0})

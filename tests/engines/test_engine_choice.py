@@ -12,7 +12,7 @@ import piebald
 from piebald import recipes
 from piebald.engines import engine_choice
 from piebald.engines.engine_choice import EngineChoice
-from piebald.runs.options import RunOptions
+from piebald.experiments.run_settings import RunSettings
 from piebald.runs.prepare import prepare
 from piebald.runtimes.simulation import simulator
 from tests.fakes import classified, seeded
@@ -49,7 +49,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def chosen(model: nn.Module | None = None, **simulator: Any) -> dict[str, Any]:
     trained = seeded(Wrapped) if model is None else model
-    options = RunOptions(runtime=piebald.Simulator(workers=0, **simulator))
+    options = RunSettings(runtime=piebald.Simulator(workers=0, **simulator))
     table: dict[str, Any] = prepare(RECIPE, classified(*range(6, 20)), trained, options).meta["runtime"]
     return {name: table[name] for name in ("engine", "stack")}
 
@@ -61,7 +61,7 @@ def test_large_stacks_are_measured_only_of_tiny_models_and_where_each_core_gets_
     cpu, many = torch.device("cpu"), 3 * 4 * 250
     monkeypatch.setattr(engine_choice, "count_cores", lambda: 3)
     tiny, larger = (
-        prepare(RECIPE, classified(*range(6, 20)), seeded(make), RunOptions(runtime=piebald.Simulator(workers=0))).work
+        prepare(RECIPE, classified(*range(6, 20)), seeded(make), RunSettings(runtime=piebald.Simulator(workers=0))).work
         for make in (Wrapped, lambda: nn.Sequential(nn.Linear(4, 5000), nn.Linear(5000, 2)))
     )
     few = engine_choice.stack_sizes(tiny, cpu, 10)
@@ -71,7 +71,7 @@ def test_large_stacks_are_measured_only_of_tiny_models_and_where_each_core_gets_
 
 def test_stacks_and_lanes_that_are_measured_on_a_gpu_share_out_a_cohort_evenly() -> None:
     """The last stack of a cohort of 10 would have two clients if the others had eight."""
-    work = prepare(RECIPE, classified(6, 7), seeded(Wrapped), RunOptions(runtime=piebald.Simulator(workers=0))).work
+    work = prepare(RECIPE, classified(6, 7), seeded(Wrapped), RunSettings(runtime=piebald.Simulator(workers=0))).work
     for expected, stacks, lanes in (
         (10, (1, 5, 10), (2, 4, 5, 10)),
         (100, (1, 8, 25, 100), (2, 4, 8, 15)),

@@ -14,6 +14,7 @@ import pytest
 from piebald import recipes
 from piebald.core.errors import SettingError
 from piebald.data import partition
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.operate.machine_checks import (
     Check,
@@ -33,7 +34,6 @@ from piebald.federation.site.site_process import site_work
 from piebald.federation.site.site_rows import SiteSource, rows_before_a_run
 from piebald.models import Logistic
 from piebald.privacy import SecureAggregation
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from tests import processes
 
@@ -203,7 +203,7 @@ def test_the_list_of_a_run_has_its_numbers() -> None:
     policy = Policy(training={"epsilon": 3.0, "delta": 1e-6})
     found = {}
     for name, recipe in {"noisy": noisy, "summed": summed}.items():
-        plan = prepare(recipe, partition.clients_from(TABLES, test=0.25, seed=0), Logistic([2], 2), RunOptions(seed=1))
+        plan = prepare(recipe, partition.clients_from(TABLES, test=0.25, seed=0), Logistic([2], 2), RunSettings(seed=1))
         lines = declared(policy, plan.work, stated_rows(plan.work, {"train": 30, "validation": 0, "test": 10}))
         found[name] = {line.cells[0]: line for line in lines}
     update, counts = found["noisy"]["update model"], found["noisy"]["row numbers"]

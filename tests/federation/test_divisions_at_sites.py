@@ -18,6 +18,7 @@ from piebald.core.errors import SettingError
 from piebald.data.clients.own_rows import RunRows
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.experiments.file import ExperimentSettings
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.site.policy import Policy
@@ -27,7 +28,6 @@ from piebald.federation.site.site_rows import SPLITS, SiteSource, own_rows
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.queries import Evaluate
 from piebald.privacy.ledger import RowLedger
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 
 from .conftest import provisioned
@@ -89,7 +89,7 @@ def test_a_site_may_refuse_that_a_run_divides_its_rows(place: Path, tmp_path: Pa
     same: dict[str, Any] = {"model": {"name": "logistic"}, "recipe": {"name": "fedavg"}, "split": {"group": "patient"}}
     here = {"source": str(place / "all.csv"), "client": "hospital", **COLUMNS}
     plan = ExperimentSettings.of_table(same | {"data": here}, "the test's settings").plan()
-    ready = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, RunOptions(rounds=1))
+    ready = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, RunSettings(rounds=1))
     sites = {"kind": "sites", "clients": NAMES, "inputs": [2], "classes": ["no", "yes"]}
     values = json.loads(
         terms(
@@ -122,7 +122,7 @@ def test_rows_that_a_policy_protects_are_divided_by_no_run_unless_it_says_so(
 ) -> None:
     """Else a second run with another [split] could score the rows that the first one trained on."""
     clients = piebald.clients_from(str(place / "all.csv"), client="hospital", split={"test": 0.5}, **COLUMNS)
-    work = prepare("fedavg", clients, piebald.models.build_model("logistic", (2,), 2), RunOptions(rounds=1)).work
+    work = prepare("fedavg", clients, piebald.models.build_model("logistic", (2,), 2), RunSettings(rounds=1)).work
     reason = Policy.model_validate(policy).split_reject_reason(work)
     assert (reason is not None) == refused
     assert reason is None or "accept_split = true" in reason
@@ -136,7 +136,7 @@ def test_scores_of_rows_that_a_run_has_chosen_otherwise_are_another_question(pla
             str(place / "all.csv"), client="hospital", split={"order": "day", "test": tests}, **COLUMNS
         )
         model = piebald.models.build_model("logistic", (2,), 2)
-        work = prepare("fedavg", clients, model, RunOptions(rounds=1)).work
+        work = prepare("fedavg", clients, model, RunSettings(rounds=1)).work
         records = np.arange(1, 9, dtype=np.uint64)  # the site's rows are the same ones in each run
         ledger = RowLedger(records, [tmp_path], "east")
         runner = TaskRunner(

@@ -25,6 +25,7 @@ from piebald.cli import main, queueing
 from piebald.cli.app import SharedOptions
 from piebald.contracts import Task
 from piebald.core.errors import RunFolderError, SettingError
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials import party_files, provisioning
 from piebald.federation.credentials.audit import AuditLog
 from piebald.federation.credentials.expiry import ExpiryWatch
@@ -44,7 +45,6 @@ from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_check import check_site, site_machine
 from piebald.federation.site.site_process import site_work
 from piebald.privacy.ledger import RowLedger
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.storage.lock import RunLock
 from piebald.storage.store import RunStore
@@ -462,7 +462,9 @@ def test_rows_that_disappear_are_one_sentence_at_both_ends(tmp_path: Path, caplo
     assert all(one.fine for one in site_machine(work))
     made = described("fedavg")
     plan = made.plan()
-    run = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, RunOptions(seed=1, runtime="federation"))
+    run = prepare(
+        next(iter(plan.recipes.values())), plan.clients, plan.model, RunSettings(seed=1, runtime="federation")
+    )
     names = ["north", "south", "east"]
     values = json.loads(terms(run.work, made.table(), names, names, plan.clients.classes))
     assert work(values).client == 0

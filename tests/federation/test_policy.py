@@ -16,6 +16,7 @@ from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from pydantic import ValidationError
 
 from piebald.contracts import ClientContext, Task, TrainInput, TrainOutput, Update
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.site.gate import Gate
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_client import SiteClient
@@ -27,7 +28,6 @@ from piebald.methods.queries.scores import Validate
 from piebald.methods.queries.threshold_scores import ThresholdCounts
 from piebald.methods.training import Sgd
 from piebald.privacy.ledger import TRAINING, Limit, OverBudget, RowLedger
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 
 from .conftest import settings
@@ -40,7 +40,7 @@ def prepared(recipe: dict[str, Any]) -> Any:
 @functools.cache
 def _prepared(recipe: str) -> Any:
     plan = settings(json.loads(recipe)).plan()
-    return prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, RunOptions(seed=1))
+    return prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, RunSettings(seed=1))
 
 
 def work(recipe: dict[str, Any]) -> ClientWork:

@@ -17,6 +17,7 @@ import piebald
 from piebald.contracts import Task
 from piebald.core.errors import SettingError
 from piebald.experiments.file import ExperimentSettings
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.run_terms import RunTerms, terms
 from piebald.federation.link.wire_format import digest, task_body
@@ -30,7 +31,6 @@ from piebald.federation.site.site_process import SiteSettings, SiteWork
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.choice import BestForEach, KnnPer
 from piebald.methods.queries import Evaluate
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import PreparedRun, prepare
 
 from .conftest import SITES, Sites, provisioned, settings
@@ -49,7 +49,7 @@ def described(recipe: Mapping[str, Any], keep: str = "best_for_each") -> Experim
 
 def planned(recipe: Mapping[str, Any], keep: str = "best_for_each") -> PreparedRun:
     plan = described(recipe, keep).plan()
-    return prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, RunOptions(seed=1, keep=keep))  # type: ignore[arg-type]
+    return prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, RunSettings(seed=1, keep=keep))  # type: ignore[arg-type]
 
 
 class Wire:

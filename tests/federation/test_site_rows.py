@@ -21,6 +21,7 @@ from piebald.core.errors import SettingError
 from piebald.data.clients.own_rows import RunRows
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.experiments.file import ExperimentSettings
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.site.site_process import SiteSettings, SiteWork, site_work
@@ -32,7 +33,6 @@ from piebald.federation.site.site_rows import (
     own_rows,
     rows_before_a_run,
 )
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 
 from .conftest import provisioned
@@ -342,7 +342,7 @@ def test_a_site_takes_part_with_them(place: Path, tmp_path: Path) -> None:
     same: dict[str, Any] = {"model": {"name": "logistic"}, "recipe": {"name": "fedavg", "lr": 0.1}}
     here = {"source": str(place / "all.csv"), **TABLE, "classes": CLASSES}
     plan = ExperimentSettings.of_table(same | {"data": here}, "the test's settings").plan()  # for the work alone
-    ready = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, RunOptions(rounds=1, seed=0))
+    ready = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, RunSettings(rounds=1, seed=0))
     sites = ["south", "north"]
     table = same | {"partition": {"kind": "sites", "clients": sites, "inputs": [3], "classes": CLASSES}}
     values = json.loads(terms(ready.work, table, sites, sites, CLASSES))

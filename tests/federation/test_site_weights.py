@@ -16,6 +16,7 @@ from piebald.contracts import Task
 from piebald.core.errors import SettingError
 from piebald.core.parameters import frozen_digest
 from piebald.experiments.file import ExperimentSettings
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.operate.machine_checks import Check
@@ -25,7 +26,6 @@ from piebald.federation.site.site_client import SiteClient
 from piebald.federation.site.site_process import SiteSettings, SiteWork
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.client_work import ClientWork
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 
 from .conftest import SITES, provisioned
@@ -60,7 +60,7 @@ def planned(weights: Path) -> tuple[ClientWork, dict[str, Any]]:
     }  # fmt: skip
     made = ExperimentSettings.of_table(table, "the test's settings")
     plan = made.plan()
-    ready = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, RunOptions(rounds=1, seed=1))
+    ready = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, RunSettings(rounds=1, seed=1))
     table["model"]["weights"] = NAME
     return ready.work, json.loads(terms(ready.work, table, plan.clients.names, SITES, plan.clients.classes))
 

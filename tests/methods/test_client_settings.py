@@ -16,11 +16,11 @@ from piebald import recipes
 from piebald.contracts import Update
 from piebald.core.errors import SettingError
 from piebald.experiments.file import ExperimentSettings
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.hub.run_terms import RunTerms, terms
 from piebald.federation.site.work_limits import WorkLimits
 from piebald.methods.aggregation.linear import Linear
 from piebald.methods.recipe import Recipe
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from tests.fakes import seeded, simulate
 
@@ -161,7 +161,7 @@ share = 0.25
 
 
 def prepared(recipe: Recipe) -> Any:
-    return prepare(recipe, ROWS, model(), RunOptions(rounds=1))
+    return prepare(recipe, ROWS, model(), RunSettings(rounds=1))
 
 
 def test_a_site_learns_its_own_settings_alone_and_its_policy_caps_them() -> None:

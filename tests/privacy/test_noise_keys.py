@@ -80,6 +80,7 @@ VARIED: dict[str, dict[str, Any]] = {
     "checkpoint_every": {"checkpoint_every": 2},
     "evaluate": {"evaluate_every": 0},
     "label": {"label": "another"},
+    "measure": {"measure": "none"},
     "metrics": {"metrics": ["accuracy", "auc"]},
     "metric": {"metrics": {"error": lambda outputs, targets: (outputs.argmax(1) != targets).float()}},
     "per_class": {"per_class": True},

@@ -17,6 +17,7 @@ import piebald
 from piebald import recipes
 from piebald.contracts import Result
 from piebald.core.errors import SettingError
+from piebald.experiments.run_settings import RunSettings
 from piebald.methods.recipe import Recipe
 from piebald.methods.transforms import Gaussian
 from piebald.privacy.accounting import LossAccountant, fixed_cohorts
@@ -25,7 +26,6 @@ from piebald.report.callbacks.callback import Callback
 from piebald.report.comparison import Comparison
 from piebald.report.page.charts import spent as spent_chart
 from piebald.report.tables import History
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.server.result_checks import ResultChecks
 from tests.fakes import classified, seeded, simulate
@@ -113,7 +113,7 @@ def test_the_client_that_spends_most_is_another_one_after_more_rounds() -> None:
     ids=["rows", "few rows", "local", "server"],
 )
 def test_a_site_counts_the_noise_that_a_task_adds_there(recipe: Recipe, rows: int, mechanism: Any) -> None:
-    work = prepare(recipe, CLIENTS, model(), RunOptions(rounds=1)).work
+    work = prepare(recipe, CLIENTS, model(), RunSettings(rounds=1)).work
     assert task_mechanism(work, rows) == mechanism
 
 

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 import piebald
 from piebald import Simulator, recipes
 from piebald.data.partition import Homogeneous, Trace
+from piebald.experiments.run_settings import RunSettings
 from piebald.methods.recipe import Recipe
 from piebald.methods.transforms import Gaussian
 from piebald.privacy.accounting import ORDERS, LossAccountant, NoisySteps, gaussian_epsilon, of_rows
 from piebald.privacy.spending import Spending
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from tests.fakes import classified, seeded, simulate
 
@@ -128,7 +128,7 @@ KNOWN, ROUNDS = 50, 400
 
 def stated(recipe: Recipe, fleet: Any = None) -> float:
     """Epsilon of a simulation on these devices."""
-    options = RunOptions(rounds=ROUNDS, runtime=Simulator(engine="sequential", workers=0, fleet=fleet))
+    options = RunSettings(rounds=ROUNDS, runtime=Simulator(engine="sequential", workers=0, fleet=fleet))
     plan = prepare(recipe, classified(*[4] * KNOWN), seeded(lambda: nn.Linear(4, 2)), options)
     return float(plan.meta["privacy"][0]["epsilon_pld"])
 

@@ -12,10 +12,10 @@ import torch
 import piebald
 from piebald import data, recipes
 from piebald.core.errors import SettingError
+from piebald.experiments.run_settings import RunSettings
 from piebald.methods.aggregation.linear import EqualWeighted
 from piebald.methods.transforms.gaussian import Gaussian
 from piebald.runs.compare import compare
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 
 HERE = piebald.Simulator(engine="sequential")
@@ -126,7 +126,7 @@ def test_privacy_is_that_of_the_clients_that_train() -> None:
     rng, noise = np.random.default_rng(0), Gaussian(noise=1.0, clip=1.0)
     recipe = recipes.fedavg(cohort=2).with_(aggregation=EqualWeighted()).with_(transforms=(noise,))
     rows = {str(number): (rng.normal(size=(8, 2)), [0, 1] * 4) for number in range(6)}
-    options = RunOptions(rounds=5)
+    options = RunSettings(rounds=5)
     apart = prepare(recipe, piebald.clients_from(rows, split={"test_only": ["4", "5"]}), model(), options)
     few = prepare(recipe, piebald.clients_from({name: rows[name] for name in "0123"}), model(), options)
     assert apart.meta["privacy"] == few.meta["privacy"]

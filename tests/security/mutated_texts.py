@@ -25,12 +25,12 @@ from piebald.contracts.component import build
 from piebald.core.errors import PiebaldError
 from piebald.core.references import USERS, list_file
 from piebald.experiments.file import ExperimentSettings
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.link.wire_format import task_body, unpack_task
 from piebald.federation.operate.experiment_queue import Queued
 from piebald.federation.site.site_process import SiteSettings, SiteWork
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.runs.run import opened
 from piebald.settings.toml_document import dumps
@@ -146,7 +146,7 @@ def main(folder: Path) -> None:
     plan = settings.plan()
     recipe = next(iter(plan.recipes.values()))
     objective: dict[str, Any] = {"loss": settings.loss, "metrics": settings.evaluate.metrics}
-    ready = prepare(recipe, plan.clients, plan.model, RunOptions(seed=1, **objective))
+    ready = prepare(recipe, plan.clients, plan.model, RunSettings.of_keywords({"seed": 1, **objective}))
     honest = json.loads(terms(ready.work, settings.table(), SITES, SITES, plan.clients.classes))
     site = SiteWork(cast(Credentials, SimpleNamespace(party="site-1", folder=folder)), SiteSettings(), folder)
     assert len(site(honest).clients) == 2  # so that refusals are about the changed text

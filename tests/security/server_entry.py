@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import Query, Result, Task, Update
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.server_runtime import FederationServer
 from piebald.federation.hub.server_state import Timeouts
 from piebald.federation.link.messaging import serve
 from piebald.federation.link.wire_format import digest, pack_update
 from piebald.federation.link.wire_messages import PROTOCOL, Hello, Piece, Reply, Welcome, decode, encode
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import PreparedRun, prepare
 from piebald.version import __version__
 from tests.federation.conftest import provisioned, settings
@@ -122,7 +122,7 @@ def prepared(recipe: str) -> tuple[PreparedRun, dict[str, Any]]:
     """A small run with this recipe, and the settings that it was made from."""
     made = settings(json.loads(recipe), model={"name": "mlp", "hidden": [4]})
     plan = made.plan()
-    return prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, RunOptions(seed=1)), made.table()
+    return prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, RunSettings(seed=1)), made.table()
 
 
 def true_update(entry: Entry, **fields: Any) -> Update:

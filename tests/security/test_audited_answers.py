@@ -19,12 +19,12 @@ from torch import Tensor
 from piebald import recipes
 from piebald.contracts import Query, Task
 from piebald.core.noise import NoiseSource
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.queries import Evaluate
 from piebald.models import Logistic
 from piebald.privacy.accounting import gaussian_epsilon
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.statistics.models.rows import ModelPlan
 from piebald.statistics.queries import columns, models
@@ -54,7 +54,7 @@ def site_of(canary: float | None) -> SiteClient:
     if canary is not None:
         x[0], y[0] = canary, 1
     clients = federation((x.astype(np.float32), y), classes=["a", "b"])
-    plan = prepare(recipes.fedavg(lr=0.1), clients, Logistic([2], 2), RunOptions(seed=1))
+    plan = prepare(recipes.fedavg(lr=0.1), clients, Logistic([2], 2), RunSettings(seed=1))
     return SiteClient(plan.work, plan.clients, 0)
 
 

@@ -50,7 +50,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no stopping rule": (lambda parts: piebald.run("fedavg", *parts, stop={"second": 1}), "stop called 'second'"),
     "one path for a list": (lambda parts: piebald.write_report("folder", "out"), "write run_paths=['folder']"),
     "one seed": (lambda parts: piebald.compare(["fedavg"], *parts, seeds=5), "seeds must be a list"),
-    "an option that is none": (lambda parts: piebald.compare(["fedavg"], *parts, seed=5), "there is no option"),
+    "an option that is none": (lambda parts: piebald.compare(["fedavg"], *parts, seed=5), "did you mean 'seeds'"),
     "an argument that is none": (lambda parts: piebald.run("fedavg", *parts, rondus=5), "did you mean 'rounds'"),
     "a missing argument": (lambda parts: piebald.run("fedavg"), "missing a required argument: 'clients'"),
     "text for a rate": (lambda parts: recipes.fedavg(lr="0.1"), "lr must be a number, got '0.1'"),

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from piebald import recipes
 from piebald.contracts import Cohort, ServerContext, Task
 from piebald.core.errors import SettingError
+from piebald.experiments.run_settings import RunSettings
 from piebald.methods.recipe import Recipe
 from piebald.privacy.accounting import central, fixed_cohorts, of_recipe
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.server.client_pool import ClientPool
 from piebald.server.cluster_models import ClusterModels
@@ -226,6 +226,6 @@ def test_a_real_server_does_not_publish_a_step_twice() -> None:
     clients, model = classified(8, 8), seeded(lambda: nn.Linear(4, 2))
     real = {"kind": "federation", "experiment": {}}
     with pytest.raises(SettingError, match="checkpoint_every must be 1 where gaussian adds noise at a real server"):
-        prepare(recipe(), clients, model, RunOptions(rounds=2, runtime=real, checkpoint_every=5))
-    assert prepare(recipe(), clients, model, RunOptions(rounds=2, runtime=real)).checkpoint_every == 1
-    assert prepare(recipe(), clients, model, RunOptions(rounds=2, checkpoint_every=5)).checkpoint_every == 5
+        prepare(recipe(), clients, model, RunSettings(rounds=2, runtime=real, checkpoint_every=5))
+    assert prepare(recipe(), clients, model, RunSettings(rounds=2, runtime=real)).checkpoint_every == 1
+    assert prepare(recipe(), clients, model, RunSettings(rounds=2, checkpoint_every=5)).checkpoint_every == 5

@@ -81,16 +81,16 @@ def test_two_processes_on_a_busy_machine_end_with_equal_bits() -> None:
 
 def test_nothing_is_measured_where_choices_are_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     clients, trained = classified(*range(6, 40)), model()
-    from piebald.runs.options import RunOptions
+    from piebald.experiments.run_settings import RunSettings
     from piebald.runs.prepare import prepare
 
     no_clock(monkeypatch)
     made = recipes.fedavg(lr=0.2, batch=5)
-    plan = prepare(made, clients, trained, RunOptions(runtime=piebald.Simulator(deterministic=True)))
+    plan = prepare(made, clients, trained, RunSettings(runtime=piebald.Simulator(deterministic=True)))
     chosen = plan.meta["runtime"]
     assert (chosen["engine"], chosen["stack"], chosen["workers"]) == ("batched", 25, 0)
     with pytest.raises(SettingError, match="a time was measured"):  # so the test would notice
-        prepare(made, clients, trained, RunOptions(runtime=piebald.Simulator()))
+        prepare(made, clients, trained, RunSettings(runtime=piebald.Simulator()))
 
 
 @pytest.mark.parametrize(

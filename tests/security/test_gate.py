@@ -25,6 +25,7 @@ from piebald.contracts import SUM, Clients, Task, Update
 from piebald.contracts.component import Component
 from piebald.core.errors import CannotTrain, Declined
 from piebald.data.partition import clients_from
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.server_runtime import FederationServer
 from piebald.federation.link.frames import Connection, FrameKind, decode_frame
@@ -52,7 +53,6 @@ from piebald.methods.queries import Evaluate
 from piebald.methods.recipe import Recipe
 from piebald.models import Logistic
 from piebald.privacy import SecureAggregation
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.runtimes.base import RuntimeSettings
 from tests.federation.site_threads import connected
@@ -277,7 +277,7 @@ def frames(stream: bytearray) -> Iterator[tuple[FrameKind, str, memoryview]]:
 
 
 def hidden(recipe: Recipe) -> ClientWork:
-    return prepare(recipe, clients(), Logistic([4], 2), RunOptions(seed=1)).work
+    return prepare(recipe, clients(), Logistic([4], 2), RunSettings(seed=1)).work
 
 
 HIDING = {"DP-SGD": RUNS["DP-SGD"][0], "noise on updates": RUNS["noise on updates"][0], "masks": RUNS["masks"][0]}

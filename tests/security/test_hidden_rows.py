@@ -18,13 +18,13 @@ from piebald import recipes
 from piebald.contracts import Task
 from piebald.engines.row_gradients import RowGradients
 from piebald.experiments.file import ExperimentSettings
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_process import site_work
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.transforms import Gaussian
 from piebald.privacy.secure_aggregation.client_side import counted_rows
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from tests.fakes import classified, federation, seeded, simulate
 from tests.federation.conftest import provisioned
@@ -358,7 +358,7 @@ def test_a_site_takes_part_where_the_loss_cannot_take_a_rows_target(row: int, ta
     }
     settings = ExperimentSettings.of_table(table, "the test's settings")
     plan = settings.plan()
-    options = RunOptions(seed=1, runtime="federation", loss="multilabel")
+    options = RunSettings(seed=1, runtime="federation", loss="multilabel")
     run = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, options)
     values = json.loads(terms(run.work, settings.table(), SITES, SITES, plan.clients.classes))
     folder = provisioned(tmp_path / "credentials", SITES) / "north"

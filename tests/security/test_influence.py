@@ -23,6 +23,7 @@ from piebald.data.clients.own_rows import RunRows
 from piebald.data.partition import clients_from
 from piebald.data.preparation.answers import KindsAnswer, ValuesAnswer
 from piebald.data.preparation.settings import PrepareSettings
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_client import SiteClient
 from piebald.federation.site.site_rows import SiteSource, own_rows
@@ -30,7 +31,6 @@ from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.models import Logistic
 from piebald.privacy.disclosure import DisclosureRules, Withheld
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.statistics.models.influence import _CONTRIBUTIONS
 from piebald.statistics.models.rows import Ask, ModelPlan, ModelRows, Scale
@@ -59,7 +59,7 @@ def site(policy: Policy, x: Any = None, y: Any = None) -> TaskRunner:
     own = rows() if x is None else (x, y)
     parts = {name: own if name == "a" else rows(7 + place) for place, name in enumerate("abc")}
     clients = clients_from(parts, test=0.0, validation=0.0, regression=True)
-    run = prepare(recipes.fedavg(), clients, Logistic([len(NUMBERS)], 1), RunOptions(seed=1))
+    run = prepare(recipes.fedavg(), clients, Logistic([len(NUMBERS)], 1), RunSettings(seed=1))
     return TaskRunner(SiteClient(run.work, run.clients, 0), policy, "cpu")
 
 
@@ -286,7 +286,7 @@ def scored(policy: Policy, rows_of_one: int, flipped: float | None = None) -> Ta
     if flipped is not None:
         y = np.where(np.isclose(x[:, 0], flipped), 1 - y, y)
     clients = clients_from({"a": (x[:rows_of_one], y[:rows_of_one]), "b": (x[100:], y[100:])}, test=0.5)
-    run = prepare(recipes.fedavg(lr=0.1), clients, Logistic([2], 2), RunOptions(seed=1))
+    run = prepare(recipes.fedavg(lr=0.1), clients, Logistic([2], 2), RunSettings(seed=1))
     return TaskRunner(SiteClient(run.work, run.clients, 0), policy, "cpu")
 
 
@@ -435,7 +435,7 @@ def test_a_person_with_several_rows_is_hidden_where_the_site_names_the_column(as
     frame.to_csv(tmp_path / "rows.csv", index=False)
     prepared, told = asked.startswith("the name"), {}
     blank = clients_from({"a": (np.ones((20, 1), np.float32), np.arange(20, dtype=np.float32))}, regression=True)
-    plan = prepare(recipes.fedavg(), blank, Logistic([1], 1), RunOptions())
+    plan = prepare(recipes.fedavg(), blank, Logistic([1], 1), RunSettings())
     for person in (None, "patient"):
         features = ["dose", "ward"] if prepared else ["dose"]
         source = SiteSource(source="rows.csv", target="y", regression=True, person=person, features=features, test=0.0,

@@ -28,6 +28,7 @@ from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.moments import keys_of
 from piebald.data.partition import clients_from
 from piebald.experiments.fields import ExperimentFields
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials.audit import FILE as LOG
 from piebald.federation.credentials.audit import AuditLog
 from piebald.federation.credentials.provisioning import read
@@ -58,7 +59,6 @@ from piebald.privacy.ledger import (
     RowLedger,
     noise_for,
 )
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.statistics.queries.columns import NoisySumsQuery, StatisticsQuery
 from tests.federation.conftest import provisioned
@@ -67,7 +67,7 @@ RNG = np.random.default_rng(5)
 X = RNG.normal(size=(300, 3)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64)
 CLIENTS = clients_from({name: (X[k::3], Y[k::3]) for k, name in enumerate("abc")}, test=0.4, validation=0.2)
-PLAN = prepare(recipes.fedavg(lr=0.1), CLIENTS, Logistic([3], 2), RunOptions(seed=1))
+PLAN = prepare(recipes.fedavg(lr=0.1), CLIENTS, Logistic([3], 2), RunSettings(seed=1))
 WORK = PLAN.work
 MODEL = torch.linspace(-0.5, 0.5, WORK.layout.shared)  # a model as drawn may have one row in a cell, by chance
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -158,7 +158,7 @@ def test_every_field_of_the_terms_names_another_answer_and_costs(tmp_path: Path)
 
 def works() -> dict[str, Any]:
     """The run with each field of what a client computes changed, by the field's name."""
-    other = prepare(recipes.fedavg(lr=0.1), CLIENTS, Logistic([3], 2), RunOptions(seed=2)).work
+    other = prepare(recipes.fedavg(lr=0.1), CLIENTS, Logistic([3], 2), RunSettings(seed=2)).work
     deeper = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 2), torch.nn.Tanh())
     return {
         "model": deeper,
@@ -395,7 +395,7 @@ def test_whatever_copies_are_restored_the_greater_count_wins(
 def test_a_budget_does_not_come_back_with_new_credentials_a_lost_folder_or_a_backup(lost: str, tmp_path: Path) -> None:
     """Before, 7.29 of 8 were spent twice, and 8 and 5 of 8 updates left."""
     plan = prepare(
-        recipes.make("dp_sgd", lr=0.1, noise=2.0, batch=4, steps=2), CLIENTS, Logistic([3], 2), RunOptions(seed=1)
+        recipes.make("dp_sgd", lr=0.1, noise=2.0, batch=4, steps=2), CLIENTS, Logistic([3], 2), RunSettings(seed=1)
     )
     policy = Policy(training={"epsilon": 8.0, "delta": 1e-6}, updates=5)  # type: ignore[arg-type]
     place, state = tmp_path / "rows", tmp_path / "state"
@@ -481,7 +481,7 @@ PROTECTS = {
 def test_scores_leave_with_four_digits_wherever_something_protects(protected: str, tmp_path: Path) -> None:
     """Before, sites that protect otherwise than by `least_rows` sent float64, whose last bits tell of single rows."""
     policy, recipe = PROTECTS[protected]
-    where = site(tmp_path, policy, prepare(recipe, CLIENTS, Logistic([3], 2), RunOptions(seed=1)).work)
+    where = site(tmp_path, policy, prepare(recipe, CLIENTS, Logistic([3], 2), RunSettings(seed=1)).work)
     for version in range(5):
         answer, reason = ask(where, version=version, model=MODEL + version)
         assert reason is None

@@ -14,6 +14,7 @@ from piebald import recipes
 from piebald.contracts import ClientContext, Query, ResultForm, Split, SumDemands, Task, TrainInput, TrainOutput, Trains
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import SettingError
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_client import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
@@ -22,7 +23,6 @@ from piebald.methods.queries.scores import Validate
 from piebald.methods.queries.server_rows import RootLoss, RootTraining
 from piebald.methods.recipe import Recipe
 from piebald.methods.training.lowest_loss import LowestLoss
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import PreparedRun, prepare
 from tests.fakes import classified, seeded
 
@@ -51,7 +51,9 @@ DEMANDING = {
 
 
 def prepared(recipe: Recipe, **options: Any) -> PreparedRun:
-    return prepare(recipe, CLIENTS, seeded(lambda: torch.nn.Linear(4, 2)), RunOptions(seed=1, **options))
+    return prepare(
+        recipe, CLIENTS, seeded(lambda: torch.nn.Linear(4, 2)), RunSettings.of_keywords({"seed": 1, **options})
+    )
 
 
 def runner(policy: Policy, recipe: Recipe | None = None, **work: Any) -> TaskRunner:

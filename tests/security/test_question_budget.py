@@ -33,6 +33,7 @@ from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.moments import keys_of
 from piebald.core.noise import NoiseSource
 from piebald.data.partition import clients_from
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.site import consent
 from piebald.federation.site.policy import UNTRAINED, Policy
 from piebald.federation.site.site_client import SiteClient, rows_of
@@ -45,7 +46,6 @@ from piebald.methods.recipe import Recipe
 from piebald.models import Logistic
 from piebald.privacy import SecureAggregation
 from piebald.privacy.ledger import FILE, OverLimit, RowLedger
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.server.client_queries import ClientQueries
 from piebald.statistics.experiment import open_sites, question_recipe
@@ -63,7 +63,7 @@ RNG = np.random.default_rng(3)
 X = RNG.normal(size=(200, 3)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64)
 CLIENTS = clients_from({name: (X[k::3], Y[k::3]) for k, name in enumerate("abc")}, test=0.4, validation=0.1)
-PLAN = prepare(recipes.fedavg(lr=0.1), CLIENTS, Logistic([3], 2), RunOptions(seed=1))
+PLAN = prepare(recipes.fedavg(lr=0.1), CLIENTS, Logistic([3], 2), RunSettings(seed=1))
 MODEL = torch.linspace(-0.5, 0.5, PLAN.work.layout.shared)  # a model as drawn has other counts in each process
 
 

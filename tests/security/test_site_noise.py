@@ -12,11 +12,11 @@ from piebald.contracts import Task
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.serve_stack import serve
 from piebald.engines.stack import ClientStack
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_client import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.recipe import Recipe
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import PreparedRun, prepare
 from tests.fakes import classified, seeded
 
@@ -26,7 +26,7 @@ ROWS = recipes.dp_sgd(lr=1.0, clip=0.5, noise=1.0, batch=12)
 
 
 def planned(recipe: Recipe) -> PreparedRun:
-    return prepare(recipe, classified(24, 24), seeded(lambda: nn.Linear(4, 2)), RunOptions(rounds=1))
+    return prepare(recipe, classified(24, 24), seeded(lambda: nn.Linear(4, 2)), RunSettings(rounds=1))
 
 
 def site(recipe: Recipe, policy: Policy | None = None) -> TaskRunner:
@@ -94,7 +94,7 @@ def test_what_is_drawn_for_hidden_rows_is_known_to_the_site_alone(drawn: str) ->
 
     def again() -> Tensor:
         model = seeded(lambda: nn.Sequential(*layers, nn.Linear(4, 2)))
-        plan = prepare(recipe, classified(24, 24), model, RunOptions(rounds=1))
+        plan = prepare(recipe, classified(24, 24), model, RunSettings(rounds=1))
         return upload(TaskRunner(SiteClient(plan.work, plan.clients, 0), Policy(), "cpu"))
 
     assert not torch.equal(again(), again())

@@ -12,6 +12,7 @@ import numpy as np
 from piebald import recipes
 from piebald.contracts import Result, Task, Update
 from piebald.data.partition import clients_from
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.link.wire_format import pack_update, task_body, unpack_task, unpack_update
 from piebald.federation.link.wire_messages import Refused
 from piebald.federation.site.client_store import ClientStore
@@ -21,7 +22,6 @@ from piebald.federation.site.task_runner import TaskRunner
 from piebald.models import Logistic
 from piebald.privacy.secure_aggregation.client_side import SimulatedSigner
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import PreparedRun, prepare
 
 Change = Callable[[Update], Update]
@@ -101,7 +101,7 @@ def plan(recipe: Any = None, rows: int = 40) -> PreparedRun:
     rng = np.random.default_rng(5)
     made = {name: (rng.normal(k, 2, (rows, 2)), rng.integers(0, 3, rows)) for k, name in enumerate("abc")}
     clients = clients_from(made, test=0.25)
-    return prepare(recipe or recipes.fedavg(), clients, Logistic([2], 3), RunOptions(seed=1))
+    return prepare(recipe or recipes.fedavg(), clients, Logistic([2], 3), RunSettings(seed=1))
 
 
 def coded_plan(recipe: Any = None, rows: int = 40) -> PreparedRun:
@@ -112,4 +112,4 @@ def coded_plan(recipe: Any = None, rows: int = 40) -> PreparedRun:
         codes, numbers = rng.integers(0, 3, rows), rng.normal(shift, 2, rows)
         made[name] = np.stack([codes, numbers, rng.integers(0, 2, rows)], 1), (codes + rng.integers(0, 2, rows)) % 3
     clients = clients_from(made, test=0.25)
-    return prepare(recipe or recipes.fedavg(), clients, Logistic([3], 3), RunOptions(seed=1))
+    return prepare(recipe or recipes.fedavg(), clients, Logistic([3], 3), RunSettings(seed=1))

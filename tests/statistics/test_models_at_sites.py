@@ -20,9 +20,9 @@ from piebald.contracts import SUM, Update
 from piebald.core.errors import PiebaldError, RuntimeFault, SettingError
 from piebald.data.partition import clients_from
 from piebald.experiments.file import ExperimentSettings
+from piebald.experiments.run_settings import RunSettings
 from piebald.models import Logistic
 from piebald.privacy import SecureAggregation
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import PreparedRun, prepare
 from piebald.statistics.linear_models import GlmOptions, fit_glm
 from piebald.statistics.models.clients import ModelClients, ModelColumns
@@ -50,7 +50,7 @@ def plan(
         parts["abc"[place]] = inputs, falls.astype(np.float32) + np.float32(0.0)
     masks = (SecureAggregation(bits=64),) if secure else ()
     clients = clients_from(parts, test=0.0, validation=0.0, regression=True)
-    return prepare(recipes.fedavg().with_(transforms=masks), clients, Logistic([5], 1), RunOptions(seed=1))
+    return prepare(recipes.fedavg().with_(transforms=masks), clients, Logistic([5], 1), RunSettings(seed=1))
 
 
 PLANS = {secure: plan(secure) for secure in (False, True)}

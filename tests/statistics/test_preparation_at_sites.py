@@ -17,6 +17,7 @@ from piebald.core.errors import PiebaldError, SettingError
 from piebald.data.partition import clients_from
 from piebald.data.preparation import Preparation, PrepareSettings, tokens
 from piebald.experiments.file import ExperimentSettings
+from piebald.experiments.run_settings import RunSettings
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.link.wire_format import pack_update
 from piebald.federation.site.site_client import SiteClient
@@ -24,7 +25,6 @@ from piebald.federation.site.site_process import SiteSettings, SiteWork
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.recipes import fedavg
 from piebald.privacy import SecureAggregation
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import PreparedRun, prepare
 from piebald.statistics.experiment import _values_at_sites, asked_sites
 from piebald.statistics.queries.models import from_limbs
@@ -86,7 +86,7 @@ class Sites:
     def ready(self, settings: ExperimentSettings, masks: tuple[SecureAggregation, ...] = ()) -> PreparedRun:
         plan = settings.plan()
         recipe = fedavg().with_(transforms=masks)
-        return prepare(recipe, plan.clients, plan.model, RunOptions(seed=0, runtime=plan.runtime))
+        return prepare(recipe, plan.clients, plan.model, RunSettings(seed=0, runtime=plan.runtime))
 
     def at(self, ready: PreparedRun, asks: bool = False) -> list[SiteClient]:
         """What each site makes of the terms."""

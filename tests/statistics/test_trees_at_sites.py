@@ -16,8 +16,8 @@ from piebald import recipes
 from piebald.contracts import Task, Update
 from piebald.core.errors import PiebaldError
 from piebald.data.partition import clients_from
+from piebald.experiments.run_settings import RunSettings
 from piebald.models import Logistic
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import PreparedRun, prepare
 from piebald.statistics.queries.trees import TreesQuery
 from piebald.statistics.trees.boosted_trees import BoostedTrees
@@ -44,7 +44,7 @@ def plan(classes: int = 2, recipe: Any = None) -> PreparedRun:
         x = rng.normal(0, 1, (40, 2))
         rows[name] = (x, (x[:, 0] + rng.normal(0, 0.5, 40) > 0).astype(int) + (x[:, 1] > 1) * (classes > 2))
     clients = clients_from(rows, test=0.25, validation=0.1)
-    return prepare(recipe or recipes.fedavg(), clients, Logistic([2], classes), RunOptions(seed=1))
+    return prepare(recipe or recipes.fedavg(), clients, Logistic([2], classes), RunSettings(seed=1))
 
 
 PLAN = plan()

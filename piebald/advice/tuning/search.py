@@ -8,20 +8,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from piebald.advice.tuning.budget import Budget, Cost, rungs_of
 from piebald.advice.tuning.space import SearchSpace, has_setting, with_settings
 from piebald.advice.tuning.trial import Sampler, Trial, best_of, words
 from piebald.advice.tuning.trial_runs import TrialRuns, recipes_by_label
 from piebald.contracts import Clients
-from piebald.core.arguments import Count, PathLike, Seed, Seeds, checked
+from piebald.core.arguments import Count, PathLike, Seed, Seeds
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.core.private_files import write_private
 from piebald.core.progress import line_writer
 from piebald.core.reading.files import read_json
 from piebald.core.result_table import ResultTable, Tabular
 from piebald.data.clients.sources import clients_of
+from piebald.experiments.run_settings import SearchKeywords, takes
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipe_settings import plain
 from piebald.privacy.spending import together
@@ -82,7 +83,7 @@ class Tuning(Tabular):
         return f"<Tuning of {len(self.chosen)} recipes, {len(self.trials)} trials: {outcomes}>"
 
 
-@checked
+@takes(SearchKeywords)
 def tune(
     methods: Mapping[str, Recipe | str] | Sequence[Recipe | str] | Recipe | str,
     clients: Clients | Any,
@@ -99,7 +100,7 @@ def tune(
     out: PathLike | None = None,
     progress: bool = False,
     settings: Mapping[str, Any] | None = None,
-    **options: Any,
+    **keywords: Unpack[SearchKeywords],
 ) -> Tuning:
     """Choose the settings of recipes by validation rows, each recipe with the same budget.
 
@@ -115,7 +116,7 @@ def tune(
             or lists; those that a recipe does not have are left out for it.  The learning rate by default.
         rounds: server steps of a whole run.
         seeds: each trial has a run for each.
-        options: other options of `run`.
+        keywords: settings of all runs, see `RunSettings`.
 
     Args: How
         budget: of each recipe: a number of server steps over all its trials, words such as "10 minutes", or
@@ -147,7 +148,7 @@ def tune(
     recipes = recipes_by_label(methods)
     federation = clients_of(clients(seeds[0]) if callable(clients) else clients)
     steps = rungs_of(rounds, rungs, factor)
-    runs = TrialRuns.of(recipes, federation, model, steps, options)
+    runs = TrialRuns.of(recipes, federation, model, steps, keywords)
     spaces = spaces_of(recipes, space)
     limit = Budget.of(10 * rounds * len(seeds) if budget is None else budget)
     if sampler == "grid":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,36 +14,20 @@ from numpy.typing import NDArray
 from piebald.advice.tuning.budget import Cost
 from piebald.advice.tuning.chosen_rows import WithoutTestRows, without_test_rows
 from piebald.contracts import Clients, Split
-from piebald.core.errors import SettingError, unknown
-from piebald.core.references import USERS
+from piebald.core.errors import SettingError
+from piebald.experiments.run_settings import RunSettings, SearchKeywords, marked
 from piebald.methods import recipes
 from piebald.methods.recipe import Recipe
 from piebald.report.paired import Scores
 from piebald.report.row_noise import COUNTED, answer_names
 from piebald.report.tables import History
 from piebald.runs.finished_run import Run
-from piebald.runs.options import RunOptions
 from piebald.runs.prepare import Model, check_repeats, prepare
 from piebald.runs.run import resume, run
 from piebald.runtimes import Simulator
 from piebald.storage.schema import DATABASE
 
 Floats = NDArray[np.float64]
-
-_OWN = (
-    "rounds",
-    "seed",
-    "evaluate_every",
-    "evaluate_split",
-    "checkpoint_every",
-    "keep",
-    "label",
-    "settings",
-    "per_class",
-    "threshold",
-)
-_WHOLE = ("unseen", "stop")  # of a run whose length or clients are not those of the others
-OPTIONS = tuple(field.name for field in fields(RunOptions) if field.name not in (*_OWN, *_WHOLE))
 
 
 @dataclass(frozen=True)
@@ -55,7 +39,7 @@ class TrialRuns:
         model: the model, or a function of the seed that makes it; or one for each recipe, by its label.
         rungs: the server steps after which runs are judged, the last one at the end.
         every: server steps between evaluations.
-        options: options of `piebald.run`.
+        options: keywords of `piebald.run`.
         metric, higher_is_better: the metric by which runs are judged, and whether a larger value is better.
     """
 
@@ -75,21 +59,18 @@ class TrialRuns:
         clients: Clients,
         model: Model | Mapping[str, Model],
         rungs: tuple[int, ...],
-        options: Mapping[str, Any],
+        keywords: SearchKeywords,
     ) -> TrialRuns:
         """Check that each recipe can be trained by these clients, before the first one is.
 
         Raises:
-            SettingError: an option is unknown or wrong, or a recipe cannot be trained by these clients; it is named.
+            SettingError: a setting is wrong, or a recipe cannot be trained by these clients; it is named.
         """
-        for name in options:
-            if name not in OPTIONS:
-                raise unknown("option of a search called", name, OPTIONS)
         if isinstance(model, Mapping) and (missing := [label for label in methods if label not in model]):
             raise SettingError(f"model has none for recipe {missing[0]!r}: give one for each, or one for all")
         # test rows cannot be reached by any run of the search, so that nothing can be chosen by them even by mistake
         choosing = without_test_rows(clients)
-        options = USERS.mark(options)
+        options = marked(keywords)
         shared = {**options, "runtime": _repeating(options.get("runtime", "simulator"))}
         # the metric is a placeholder until the first recipe was judged
         runs = cls(clients, choosing, model, rungs, rungs[0], shared, "", True)
@@ -106,8 +87,13 @@ class TrialRuns:
         Raises:
             SettingError: the recipe cannot be trained by these clients.
         """
-        meta = prepare(recipe, self.choosing, self.model_of(label), RunOptions(**self._options(self.rungs[-1], 0))).meta
+        meta = prepare(recipe, self.choosing, self.model_of(label), self._settings(self.rungs[-1], 0)).meta
         return replace(self, metric=meta["metric"], higher_is_better=meta["higher_is_better"])
+
+    @property
+    def objective(self) -> dict[str, Any]:
+        """The loss and the metrics, which a run may need again since they may be functions."""
+        return {name: self.options[name] for name in ("loss", "metrics") if name in self.options}
 
     def model_of(self, label: str) -> Model:
         """The model of a recipe."""
@@ -118,16 +104,11 @@ class TrialRuns:
         if (folder / DATABASE).exists():
             with History(folder) as history:
                 # a folder of other options would go on under settings that its record does not state
-                check_repeats(
-                    folder, {**history.meta, "rounds": rounds}, recipe, RunOptions(**self._options(rounds, seed))
-                )
+                check_repeats(folder, {**history.meta, "rounds": rounds}, recipe, self._settings(rounds, seed))
                 # a run may be ahead of its record, where the search was stopped between the two: it is only read then
                 reached = max(rounds, history.meta["rounds"])
-            judged: dict[str, Any] = {name: self.options[name] for name in ("loss", "metrics") if name in self.options}
-            return resume(folder, self.choosing, self.model_of(label), recipe=recipe, rounds=reached, **judged)
-        # all runs of a search have the same rows, so measuring their heterogeneity in each would only repeat it
-        options = self._options(rounds, seed)
-        return run(recipe, self.choosing, self.model_of(label), out=folder, label=label, measure="none", **options)
+            return resume(folder, self.choosing, self.model_of(label), recipe=recipe, rounds=reached, **self.objective)
+        return run(recipe, self.choosing, self.model_of(label), out=folder, label=label, **self._options(rounds, seed))
 
     def scores(self, runs: Sequence[History], version: int) -> Scores:
         """The main metric of each client's validation rows after so many server steps, under the seeds of runs."""
@@ -191,7 +172,11 @@ class TrialRuns:
 
     def _options(self, rounds: int, seed: int) -> dict[str, Any]:
         of_run = {"rounds": rounds, "seed": seed, "evaluate_every": self.every, "evaluate_split": "validation"}
-        return {**self.options, **of_run, "per_class": False}
+        # all runs of a search have the same rows, so measuring their heterogeneity in each would only repeat it
+        return {**self.options, **of_run, "per_class": False, "measure": "none"}
+
+    def _settings(self, rounds: int, seed: int) -> RunSettings:
+        return RunSettings.of_keywords(self._options(rounds, seed))
 
 
 def _repeating(runtime: Any) -> Any:
