@@ -75,7 +75,7 @@ QUOTAS = {  # rooms are found by the names of their folders, wherever these lie 
     "transforms": 16,
 }
 LEFT_OUT = re.compile(
-    r"charts|curve_plot|figures|markup|notebook|page|palette|\w+_section|\w+_page|"
+    r"charts?|figures|plotly_chart|markup|notebook|page|palette|\w+_section|\w+_page|"
     r"backup|chosen_models|lock|run_folder|run_meta|schema|store|tensor_files"
 )
 TESTS = {

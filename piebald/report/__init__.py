@@ -42,9 +42,9 @@ def write_report(run_paths: Sequence[PathLike], out: PathLike, target: float | N
         ...     print(paths[0].name, len(paths) > 1)
         report.html True
     """
-    from piebald.report.comparison import (
-        Comparison,
-    )  # plotting packages are heavy, and most of Piebald does without them
+    # plotting packages are heavy, and most of Piebald does without them
+    from piebald.report.chart import Chart
+    from piebald.report.comparison import Comparison
     from piebald.report.figures import draw
     from piebald.report.page.report_page import render
     from piebald.report.tables import load
@@ -56,11 +56,12 @@ def write_report(run_paths: Sequence[PathLike], out: PathLike, target: float | N
     histories = load(run_paths)
     try:
         comparison = Comparison(histories)
-        page = render(comparison, target)
+        charts: list[Chart] = []
+        page = render(comparison, target, charts)
         with explained(f"the report cannot be written to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             write_private(folder / "report.html", page, lasting=False)
-            return [folder / "report.html", *draw(comparison, folder)]
+            return [folder / "report.html", *draw(charts, folder)]
     finally:
         for history in histories:
             history.close()

@@ -367,7 +367,7 @@ class Comparison(Tabular):
         Raises:
             SettingError: there is no such metric, or nothing has been evaluated.
         """
-        from piebald.report.curve_plot import plot
+        from piebald.report.figures import plot
 
         return plot(self.runs, metric, over, ax)
 

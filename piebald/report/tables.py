@@ -222,7 +222,7 @@ class History(Tabular):
     @checked
     def plot(self, metric: str | None = None, *, over: Over = "rounds", ax: Any = None) -> Any:
         """Draw the run's curve, see `Comparison.plot`."""
-        from piebald.report.curve_plot import plot
+        from piebald.report.figures import plot
 
         return plot([self], metric, over, ax)
 

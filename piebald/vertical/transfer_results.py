@@ -18,10 +18,11 @@ from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import RunFolderError
 from piebald.core.private_files import write_private
 from piebald.core.result_table import ResultTable, Tabular
+from piebald.report.chart import LIGHT
 from piebald.report.figures import picture
 from piebald.report.page import markup
 from piebald.report.page.document import document
-from piebald.report.page.markup import LIGHT, Cell
+from piebald.report.page.markup import Cell
 from piebald.report.page.wording import duration
 from piebald.storage.schema import explained
 from piebald.vertical.disclosure_ledger import LEDGER, DisclosureLedger
@@ -331,7 +332,7 @@ def _discrepancy(run: Path, stage: str) -> float | None:
 
 
 def _figure(paint: Callable[[Any], None]) -> bytes:
-    return picture(paint, columns=2, size=(9.6, 4.2), dpi=140, formulas=True) or b""
+    return picture(paint, columns=2, size=(9.6, 4.2), dpi=140, formulas=True)
 
 
 def _losses(axes: Any, run: Path) -> None:

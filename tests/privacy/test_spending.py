@@ -198,7 +198,7 @@ def test_a_run_that_goes_on_from_another_counts_both(tmp_path: Path) -> None:
     assert [total["epsilon"] for total in comparison.privacy] == [pytest.approx(three + one)]
     chart = spent_chart(comparison)
     assert chart is not None
-    assert sorted(trace["x"] for trace in chart.data) == [[1], [1, 2, 3]] or len(chart.data) == 1
+    assert sorted(list(line.x) for line in chart.marks) == [[1], [1, 2, 3]] or len(chart.marks) == 1
 
 
 @pytest.mark.parametrize(

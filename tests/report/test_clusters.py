@@ -14,8 +14,10 @@ import piebald
 from piebald import data, recipes
 from piebald.data.partition import Disjoint, FlipPairs, Iid
 from piebald.models import build_model
+from piebald.report.chart import Cells
 from piebald.report.comparison import Comparison
 from piebald.report.page import cluster_section, report_page, wording
+from piebald.report.page.plotly_chart import plotly_chart
 from piebald.report.tables import History
 
 TRAINING: dict[str, Any] = {"lr": 0.1, "epochs": 2, "batch": 10}
@@ -43,23 +45,24 @@ def test_the_page_shows_clusters_divergence_scores_and_excluded_updates(clustere
     drawn: list[Any] = []
     cluster_section.section(clustered, drawn)
     assert [chart.id for chart in drawn] == ["plot-clusters-1", "plot-cluster-scores-1", "plot-divergence-1"]
-    assert json.loads(json.dumps([chart.data for chart in drawn], allow_nan=False))
+    assert json.loads(json.dumps([plotly_chart(chart) for chart in drawn], allow_nan=False))
 
 
 def test_the_members_of_clusters_are_shown_by_name(clustered: Comparison) -> None:
     history = clustered.by_label["distfl"][0]
     chart = cluster_section.members(history, 0)
     assert chart is not None
-    (cells,) = chart.data
+    (cells,) = chart.marks
+    assert isinstance(cells, Cells)
     every = cluster_section.memberships(history)
     last = every[max(every)]
-    at_the_end = {name: int(row[-1]) for name, row in zip(cells["y"], cells["text"], strict=True)}
+    at_the_end = {name: int(row[-1]) for name, row in zip(cells.y, cells.texts, strict=True)}
     assert at_the_end == {history.names[client]: cluster for client, cluster in last.items()}
     html = report_page.render(clustered)
     for cluster in set(last.values()):
         own = [history.names[client] for client in sorted(last) if last[client] == cluster]
         assert wording.names(own, 60) in html
-    assert "$series" not in str(cells["colorscale"])  # the colours of clusters are not those of methods
+    assert "series" not in str(cells.groups)  # the colours of clusters are not those of methods
 
 
 @pytest.mark.parametrize(
@@ -97,9 +100,10 @@ def test_the_heat_map_is_the_matrix_sorted_by_cluster(clustered: Comparison) -> 
     assert chart is not None
     recorded = [row for row in history.notes if row["name"] == "divergence"][-1]["value"]
     place = {history.names[client]: row for row, client in enumerate(recorded["clients"])}
-    order = [place[name] for name in chart.data[0]["x"]]
-    assert np.array_equal(np.array(chart.data[0]["z"]), np.array(recorded["matrix"])[np.ix_(order, order)])
-    assert (chart.data[0]["zmin"], chart.data[0]["zmax"]) == (0, np.max(recorded["matrix"]))
+    (trace,) = plotly_chart(chart)["data"]
+    order = [place[name] for name in trace["x"]]
+    assert np.array_equal(np.array(trace["z"]), np.array(recorded["matrix"])[np.ix_(order, order)])
+    assert (trace["zmin"], trace["zmax"]) == (0, np.max(recorded["matrix"]))
 
 
 def test_settings_with_their_default_are_not_among_those_that_tell_recipes_apart(clustered: Comparison) -> None:

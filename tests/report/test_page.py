@@ -13,9 +13,10 @@ from html.parser import HTMLParser
 import pytest
 
 from piebald.core.errors import RunFolderError
-from piebald.report import write_report
+from piebald.report import chart, write_report
+from piebald.report.chart import series
 from piebald.report.comparison import Comparison
-from piebald.report.page import charts, markup
+from piebald.report.page import charts
 from piebald.report.page.report_page import render
 from piebald.report.paired import wilson
 from piebald.report.tables import History
@@ -80,6 +81,7 @@ def test_what_is_written(written):
         "clients.png",
         "gains_against_local.png",
         "gains_against_fedavg.png",
+        "requests.png",
         "partition.png",
     ]
     for path in written[1:]:
@@ -223,7 +225,7 @@ def test_many_clients_are_summed_up_and_many_labels_told_apart(run, monkeypatch)
     boxes = next(chart for chart in drawn(page) if chart["id"] == "plot-clients")["data"]
     assert all("q1" in box and "x" not in box for box in boxes)
     assert "the first 300 of 450" in words(page)
-    looks = {charts.series([f"method {i}" for i in range(10)], f"method {i}") for i in range(10)}
+    looks = {series([f"method {i}" for i in range(10)], f"method {i}") for i in range(10)}
     assert len(looks) == 10
     assert len(page) < 1_500_000
 
@@ -270,8 +272,8 @@ def test_unequal_work_is_a_banner(run):
 
 
 def test_colours_of_clusters_are_not_those_of_methods():
-    assert not set(markup.LIGHT) & set(markup.GROUPS_LIGHT)
-    assert not set(markup.DARK) & set(markup.GROUPS_DARK)
+    assert not set(chart.LIGHT) & set(chart.GROUPS_LIGHT)
+    assert not set(chart.DARK) & set(chart.GROUPS_DARK)
 
 
 def test_heat_maps_start_at_zero(page):

@@ -64,7 +64,7 @@ def test_otherwise_only_clients_that_arrived_count() -> None:
 def test_the_page_shows_the_charts() -> None:
     page = render(Comparison([history()]))
     assert 'id="participation"' in page
-    for chart in ("plot-requests", "plot-idle", "plot-weights-x"):
+    for chart in ("plot-requests", "plot-idle", "plot-weights-0"):
         assert f'id="{chart}-title"' in page
     assert "plot-staleness" not in page  # equal bars: a sentence says as much
     assert "Staleness of each client, the same for all that took part: x 1." in page

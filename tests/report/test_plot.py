@@ -14,9 +14,12 @@ from matplotlib import pyplot
 from matplotlib.colors import to_hex
 
 from piebald.core.errors import SettingError
-from piebald.report import figures
+from piebald.report import chart, figures
+from piebald.report.chart import Cells, Chart, ChartAxis, Line
 from piebald.report.comparison import Comparison
-from piebald.report.page import charts, markup
+from piebald.report.page import charts, client_section
+from piebald.report.page.plotly_chart import plotly_chart
+from piebald.report.page.report_page import render
 from piebald.report.tables import History
 from piebald.storage.store import RunStore
 
@@ -58,7 +61,7 @@ def test_a_comparison_has_the_pages_numbers_and_colours(metric: str | None, over
         values = [2.0, 1.0] if metric == "loss" else [scale * 0.2, scale * 0.5]
         np.testing.assert_allclose(line.get_xdata(), x)
         np.testing.assert_allclose(line.get_ydata(), [value + 0.01 * (np.mean(seeds) - 0.5) for value in values])
-        assert to_hex(line.get_color()) == markup.LIGHT[place]
+        assert to_hex(line.get_color()) == chart.LIGHT[place]
     assert len(ax.collections) == 1, "only one label has several seeds, and so a band"
     assert ax.get_ylabel() == f"Mean {metric or 'accuracy'} over clients"
     ax.figure.savefig(io.BytesIO())  # a dollar sign in a label is no formula
@@ -67,7 +70,7 @@ def test_a_comparison_has_the_pages_numbers_and_colours(metric: str | None, over
 def test_the_page_and_the_plot_draw_the_same() -> None:
     comparison = Comparison(runs())
     chart: Any = charts.curve(comparison, "version")
-    page = {trace["name"]: trace["y"] for trace in chart.data if "name" in trace}
+    page = {trace["name"]: trace["y"] for trace in plotly_chart(chart)["data"] if "name" in trace}
     drawn = {line.get_label(): list(line.get_ydata()) for line in comparison.plot().get_lines()}
     assert drawn == page
 
@@ -112,7 +115,9 @@ def runs_of_sites(clients: Sequence[str], classes: Sequence[str]) -> list[Histor
 def test_names_in_figures_are_no_formulas_and_may_have_letters_that_the_font_lacks(tmp_path: Path) -> None:
     """Before, a dollar sign in a client's name was a traceback, and a pictogram a warning on the terminal."""
     made = runs_of_sites(("$\\frac$", "\N{HOSPITAL} $x_{$"), ("$\\foo$", "\N{HOSPITAL}"))
-    drawn = figures.draw(Comparison(made), tmp_path)
+    page: list[Chart] = []
+    render(Comparison(made), drawn=page)
+    drawn = figures.draw(page, tmp_path)
     assert {"accuracy_over_rounds.png", "clients.png", "partition.png"} <= {path.name for path in drawn}
 
 
@@ -120,7 +125,27 @@ def test_names_in_figures_are_not_escaped_as_those_of_the_page() -> None:
     """Before, the site "A & B" was "A &amp; B" beside its dots."""
     made = Comparison(runs_of_sites(("A & B", "C"), ("<5", "more")))
     dots, cells = pyplot.subplots(1, 2)[1]
-    assert figures._clients(dots, made)
+    few, rows = client_section.dots(made), charts.partition(made.runs[0])
+    assert few is not None
+    assert rows is not None
+    figures.paint(dots, few)
     assert {"A & B", "C"} <= {label.get_text() for label in dots.get_yticklabels()}
-    assert figures._partition(cells, made)
+    figures.paint(cells, rows)
     assert [label.get_text() for label in cells.get_yticklabels()] == ["<5", "more"]
+
+
+@pytest.mark.parametrize("last", [2, 7, 300])
+def test_an_axis_of_rounds_has_whole_rounds(last: int) -> None:
+    line = Line(name="a", colour="series-0", x=range(last + 1), y=range(last + 1))
+    chart = Chart(id="plot", title="", caption="", marks=[line], x=ChartAxis(title="Rounds", whole=True))
+    ax = pyplot.subplots()[1]
+    figures.paint(ax, chart)
+    assert all(tick == round(tick) for tick in ax.get_xticks())
+    # plotly has at most ten ticks, so it writes fractions of few rounds alone
+    assert (plotly_chart(chart)["layout"]["xaxis"].get("dtick") == 1) == (last <= 10)
+
+
+def test_text_of_others_is_no_markup_of_the_page_and_as_it_is_in_a_picture() -> None:
+    cells = Cells(z=[[1, None]], x=["<b>a", "b"], y=["c"], hover="%{z}")
+    chart = Chart(id="plot", title="", caption="", marks=[cells], x=ChartAxis())
+    assert plotly_chart(chart)["data"][0]["x"] == ["&lt;b&gt;a", "b"]

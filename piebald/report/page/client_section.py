@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from piebald.report.chart import Chart, ChartAxis, Dots, series, short
 from piebald.report.comparison import Comparison
 from piebald.report.findings import client_gaps, headline, noise
 from piebald.report.page import markup
-from piebald.report.page.charts import series, short
-from piebald.report.page.markup import Cell, Chart
+from piebald.report.page.markup import Cell
 from piebald.report.page.wording import NONE, MetricFormat
 from piebald.report.paired import wilson
 from piebald.report.row_noise import COUNTED
@@ -136,53 +135,30 @@ def dots(comparison: Comparison) -> Chart | None:
     ranked = comparison.ranking()
     # the bars are of shares of rows, and need the number of rows of each client
     counted = shown.name == COUNTED and all(row.test for row in clients)
-    data: list[dict[str, Any]] = []
+    marks = []
     for place, label in enumerate(ranked):
         scored = [(position, row) for position, row in enumerate(clients) if label in row.values]
         # labels of a client are spread over half of its row
         lift = 0.56 * (0.5 - (place + 0.5) / len(ranked))  # dots of a client that would be behind each other
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": short(label),
-                "meta": label,
-                "x": [row.values[label] for _, row in scored],
-                "y": [position + lift for position, _ in scored],
-                "text": [short(row.name, 60) for _, row in scored],
-                "marker": {
-                    "color": series(comparison.labels, label)[0],
-                    "size": 10,
-                    "symbol": ["circle-open" if label in row.never else "circle" for _, row in scored],
-                },
-                "hovertemplate": f"%{{text}}: %{{x:{shown.plotly}}}",
-            }
-        )
-        if counted:
-            ends = [wilson(row.values[label], row.test or 1) for _, row in scored]
-            data[-1]["error_x"] = {
-                "array": [high - x for x, (_, high) in zip(data[-1]["x"], ends, strict=True)],
-                "arrayminus": [x - low for x, (low, _) in zip(data[-1]["x"], ends, strict=True)],
-                "symmetric": False, "thickness": 1, "width": 0, "color": f"{series(comparison.labels, label)[0]}/0.55",
-            }  # fmt: skip
+        ends = [wilson(row.values[label], row.test or 1) for _, row in scored] if counted else []
+        marks.append(
+            Dots(
+                name=short(label), label=label, colour=series(comparison.labels, label)[0],
+                x=[row.values[label] for _, row in scored], y=[position + lift for position, _ in scored],
+                names=[short(row.name, 60) for _, row in scored], hollow=[label in row.never for _, row in scored],
+                low=[low for low, _ in ends], high=[high for _, high in ends],
+            )
+        )  # fmt: skip
     seeds = max(len(runs) for runs in comparison.by_label.values())
     over = f", the mean over {seeds} seeds" if seeds > 1 else ""
     never = " Open dots are clients that never trained." if any(row.never for row in clients) else ""
     gaps = client_gaps(comparison)
     return Chart(
-        "plot-clients",
-        headline(comparison, gaps),
-        f"Final {shown.name} of each client{over}.{never}{BARS if counted else ''}{noise(gaps)}",
-        data,
-        {
-            "height": 90 + (22 + 11 * len(ranked)) * len(clients),
-            "xaxis": shown.axis,
-            "yaxis": {
-                "tickmode": "array",
-                "tickvals": list(range(len(clients))),
-                "ticktext": [short(row.name) for row in clients],
-                "range": [-0.6, len(clients) - 0.4],
-            },
-            "hovermode": "closest",
-        },
+        id="plot-clients",
+        title=headline(comparison, gaps),
+        caption=f"Final {shown.name} of each client{over}.{never}{BARS if counted else ''}{noise(gaps)}",
+        marks=marks,
+        x=ChartAxis(title=f"Final {shown.name}", percent=shown.percent),
+        y=ChartAxis(names=[short(row.name) for row in clients]),
+        height=90 + (22 + 11 * len(ranked)) * len(clients),
     )

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
+from piebald.report.chart import Cells, Chart, ChartAxis, Line, group, short
 from piebald.report.comparison import Comparison
 from piebald.report.learning_curves import thinned
 from piebald.report.page import markup, wording
-from piebald.report.page.charts import WIDE, group, heat_map, in_a_grid, line_trace, over_axis, short
-from piebald.report.page.markup import Cell, Chart
+from piebald.report.page.charts import WIDE
+from piebald.report.page.markup import Cell
 from piebald.report.page.wording import NONE, MetricFormat
 from piebald.report.tables import History, mean
 
@@ -71,44 +72,30 @@ def members(history: History, place: int) -> Chart | None:
         for before, after in pairwise(versions)
         for client in clusters_of[before]
     )
-    # plotly interpolates colours, so each cluster has its colour at both ends of its interval
-    steps = [(place / len(clusters), (place + 1) / len(clusters)) for place in range(len(clusters))]
-    colours = [[end, group(cluster)] for cluster, ends in zip(clusters, steps, strict=True) for end in ends]
     counts = Counter(last.values())
     sized = ", ".join(f"cluster {cluster}: {count}" for cluster, count in sorted(counts.items()))
     listed = clients[:WIDE]
     rest = f" The first {WIDE} of {len(clients):,} clients." if len(clients) > WIDE else ""
-    data = {
-        "type": "heatmap",
-        "z": [
-            [
-                clusters.index(clusters_of[version][client]) if client in clusters_of[version] else None
-                for version in versions
-            ]
+    cells = Cells(
+        z=[
+            [clusters.index(now[client]) if client in now else None for now in map(clusters_of.__getitem__, versions)]
             for client in listed
         ],
-        "text": [[str(clusters_of[version].get(client, "")) for version in versions] for client in listed],
-        "x": [str(version) for version in versions],
-        "y": [short(history.names[client]) for client in listed],
-        "colorscale": colours,
-        "zmin": -0.5,
-        "zmax": len(clusters) - 0.5,
-        "showscale": False,
-        "xgap": 1,
-        "ygap": 1 if len(listed) <= 100 else 0,
-        "texttemplate": "%{text}" if len(listed) <= 40 and len(versions) <= 12 else "",
-        "textfont": {"color": "$surface"},
-        "hoverongaps": False,
-        "hovertemplate": "%{y}, round %{x}: cluster %{text}<extra></extra>",
-    }
+        texts=[[str(clusters_of[version].get(client, "")) for version in versions] for client in listed],
+        x=[str(version) for version in versions],
+        y=[short(history.names[client]) for client in listed],
+        groups=[group(cluster) for cluster in clusters],
+        hover="%{y}, round %{x}: cluster %{text}",
+    )
     groups, moves = wording.plural(len(counts), "cluster"), wording.plural(moved, "move")
     return Chart(
-        f"plot-clusters-{place}",
-        f"{groups} at the end; {moves} between the rounds shown",
-        f"The cluster of each client (down) after each round (across), as of the last round in which it took part; "
-        f"blank before the first. At the end: {sized}.{rest}",
-        [data],
-        in_a_grid(max(240, min(900, 90 + 17 * len(listed))), "Rounds", ""),
+        id=f"plot-clusters-{place}",
+        title=f"{groups} at the end; {moves} between the rounds shown",
+        caption=f"The cluster of each client (down) after each round (across), as of the last round in which it took "
+        f"part; blank before the first. At the end: {sized}.{rest}",
+        marks=[cells],
+        x=ChartAxis(title="Rounds"),
+        height=max(240, min(900, 90 + 17 * len(listed))),
     )
 
 
@@ -139,23 +126,22 @@ def divergence(history: History, place: int) -> Chart | None:
     members = memberships(history).get(rows[-1]["version"], {})
     order = sorted(range(len(clients)), key=lambda place: (members.get(clients[place], 0), clients[place]))[:WIDE]
     names = [short(history.names[clients[place]]) for place in order]
-    largest = max(value for row in matrix for value in row)
+    cells = Cells(
+        z=[[matrix[row][column] for column in order] for row in order],
+        x=names,
+        y=names,
+        unit="nats",
+        hover="from %{y} to %{x}: %{z:.3~g} nats",
+    )
     return Chart(
-        f"plot-divergence-{place}",
-        f"Divergence of the clients' models, round {rows[-1]['version']}",
-        "KL divergence of the models' outputs on the synthetic inputs, mean per input in nats, from the row's client "
-        "to the column's client. Clients are sorted by cluster; pale blocks on the diagonal are models that agree.",
-        [
-            heat_map(
-                [[matrix[row][column] for column in order] for row in order],
-                names,
-                names,
-                largest or 1,
-                "nats",
-                "from %{y} to %{x}: %{z:.3~g} nats",
-            )
-        ],
-        in_a_grid(460, "Client", "", nticks=12),
+        id=f"plot-divergence-{place}",
+        title=f"Divergence of the clients' models, round {rows[-1]['version']}",
+        caption="KL divergence of the models' outputs on the synthetic inputs, mean per input in nats, from the row's "
+        "client to the column's client. Clients are sorted by cluster; pale blocks on the diagonal are models that "
+        "agree.",
+        marks=[cells],
+        x=ChartAxis(title="Client"),
+        height=460,
         wide=False,
     )
 
@@ -179,21 +165,23 @@ def accuracy(history: History, place: int) -> Chart | None:
     finals = {cluster: mean(points[newest]) or 0.0 for cluster, points in lines.items() if newest in points}
     low, high = min(finals, key=finals.__getitem__), max(finals, key=finals.__getitem__)
     ends = [f"cluster {high} ends at {shown.value(finals[high])}", f"cluster {low} at {shown.value(finals[low])}"]
+    marks = [
+        Line(
+            name=f"cluster {cluster}",
+            colour=group(cluster),
+            x=sorted(points),
+            y=[mean(points[version]) or 0.0 for version in sorted(points)],
+        )
+        for cluster, points in sorted(lines.items())
+    ]
     return Chart(
-        f"plot-cluster-scores-{place}",
-        ", ".join(ends[: len(finals)]).capitalize(),
-        f"{shown.name.capitalize()} over rounds: the mean over the clients that are in a cluster at the time.",
-        [
-            line_trace(
-                f"cluster {cluster}",
-                sorted(points),
-                [mean(points[version]) for version in sorted(points)],
-                group(cluster),
-            )
-            | {"hovertemplate": f"%{{y:{shown.plotly}}}"}
-            for cluster, points in sorted(lines.items())
-        ],
-        over_axis("Rounds", shown.axis, 460, rangemode="tozero"),
+        id=f"plot-cluster-scores-{place}",
+        title=", ".join(ends[: len(finals)]).capitalize(),
+        caption=f"{shown.name.capitalize()} over rounds: the mean over the clients that are in a cluster at the time.",
+        marks=marks,
+        x=ChartAxis(title="Rounds", zero=True, whole=True),
+        y=ChartAxis(percent=shown.percent),
+        height=460,
         wide=False,
     )
 

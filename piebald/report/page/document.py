@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from string import Template
-from typing import Any
 
 from piebald.core.plain_text import visible
+from piebald.report import chart
+from piebald.report.chart import Chart
 from piebald.report.page import markup
-from piebald.report.page.markup import Cell, Chart
+from piebald.report.page.markup import Cell
+from piebald.report.page.plotly_chart import plotly_chart
 
 # plotly.js 4.1.1 with lines, bars, boxes and heat maps alone (npm: plotly.js-cartesian-dist-min, MIT licence).  As
 # base64 of gzip, which the page unpacks, it has 0.66 MB in place of the 4.8 MB of all of plotly.js.
@@ -84,22 +86,14 @@ def _scripts(charts: Sequence[Chart]) -> tuple[str, str]:
     # plotly is unpacked here only to state its hash, by which the browser lets it run
     packed = files("piebald.report.page").joinpath(_PLOTLY).read_bytes() if charts else b""
     plotly, script = gzip.decompress(packed).decode() if charts else "", _asset("page.js")
-    plain: list[dict[str, Any]] = [{"id": chart.id, "data": chart.data, "layout": chart.layout} for chart in charts]
     # no "<" ends the script element, whatever a label is called
-    data = json.dumps(_seen(plain), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps([plotly_chart(chart) for chart in charts], allow_nan=False, separators=(",", ":")).replace(
+        "<", "\\u003c"
+    )
     elements = Template(_asset("scripts.html")).substitute(
         charts=data, plotly=base64.b64encode(packed).decode(), script=script
     )
     return elements, content_policy(plotly, script)
-
-
-def _seen(value: Any) -> Any:
-    """Return the values of charts, in which no text has what cannot be seen."""
-    if isinstance(value, str):
-        return visible(value)
-    if isinstance(value, dict):
-        return {name: _seen(inner) for name, inner in value.items()}
-    return [_seen(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 @cache
@@ -110,8 +104,8 @@ def _style() -> str:
         )
         return f":root {{ {' '.join(variables)} }}"
 
-    light = block(series=markup.LIGHT, group=markup.GROUPS_LIGHT)
-    dark = block(series=markup.DARK, group=markup.GROUPS_DARK)
+    light = block(series=chart.LIGHT, group=chart.GROUPS_LIGHT)
+    dark = block(series=chart.DARK, group=chart.GROUPS_DARK)
     return f"\n{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n{_asset('page.css')}\n"
 
 

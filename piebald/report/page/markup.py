@@ -10,18 +10,10 @@ import base64
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from piebald.core.plain_text import html_text
+from piebald.report.chart import COLOURS, Chart, line_style
 
-# Distinguishable with any kind of colour vision, with a contrast of at least 3 : 1 to the background.
-LIGHT = ("#737a86", "#1569c3", "#cc8251", "#006051", "#5b1576", "#916900", "#4f8bea", "#7b0c00")
-DARK = ("#98a0ab", "#00aafe", "#ee7500", "#c9f7bd", "#f6c5ff", "#f5b800", "#5d78ee", "#b56f69")
-# Of clusters and clients, so that none is taken for a label: other hues than those above.
-GROUPS_LIGHT = ("#0e8a8a", "#c2338a", "#5f8a00", "#7a5bd6", "#a8563f", "#3a7d57", "#9a3fb0", "#4c6a92")
-GROUPS_DARK = ("#3fd0cf", "#ff7cc4", "#b5e04a", "#b9a2ff", "#ff9e80", "#7fdcae", "#e08cf5", "#9fb4d8")
-COLOURS = len(LIGHT)  # further series repeat the colours with other dashes
-DASHES = ("solid", "dash", "dot", "dashdot")
 _STROKES = {"solid": "none", "dash": "5 3", "dot": "2 2", "dashdot": "6 2 2 2"}  # the same in SVG
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 360, 190, 52, 14, 10, 22  # of a line chart, in units of its picture
@@ -45,26 +37,6 @@ class Markup:
 Cell = str | Markup
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A chart that the page's script draws with plotly.
-
-    Attributes:
-        id: unique in the page.
-        title: the finding, in one sentence.
-        caption: how to read it.
-        data, layout: for plotly.
-        wide: takes the page's whole width.
-    """
-
-    id: str
-    title: str
-    caption: str
-    data: list[dict[str, Any]]
-    layout: dict[str, Any]
-    wide: bool = True
-
-
 def text(value: object) -> str:
     """Return any value as HTML, escaped unless it is markup.
 
@@ -75,12 +47,6 @@ def text(value: object) -> str:
         '<b>'
     """
     return value.html if isinstance(value, Markup) else html_text(value)
-
-
-def line_style(labels: Sequence[str], label: str) -> tuple[int, str]:
-    """Return the number of a label's colour and the name of its dash, the same in all charts and figures."""
-    place = labels.index(label)
-    return place % COLOURS, DASHES[place // COLOURS % len(DASHES)]
 
 
 # ------------------------------------------------------------------------------------------------------ text and tables
@@ -102,8 +68,8 @@ def key(labels: Sequence[str], label: str) -> Markup:
 
 
 def swatch(colour: str, label: str) -> Markup:
-    """Return a label with a sample of a colour of the charts, such as "$group-0"."""
-    square = f'<rect width="11" height="11" rx="2" fill="var(--{text(colour.removeprefix("$"))})"/>'
+    """Return a label with a sample of a colour of the charts, such as "group-0"."""
+    square = f'<rect width="11" height="11" rx="2" fill="var(--{text(colour)})"/>'
     return Markup(f'<svg class="key dot" viewBox="0 0 11 11" aria-hidden="true">{square}</svg>{text(label)}')
 
 
@@ -197,7 +163,7 @@ def figure(chart: Chart, heading: str = "h3") -> str:
         f'<{heading} id="{ident}-title">{text(chart.title)}</{heading}>'
         f'<p id="{ident}-note">{text(chart.caption)}</p></figcaption>'
         f'<div class="plot" id="{ident}" role="img" aria-labelledby="{ident}-title" aria-describedby="{ident}-note"'
-        f' style="height: {chart.layout["height"]}px"></div></figure>'
+        f' style="height: {chart.height}px"></div></figure>'
     )
 
 

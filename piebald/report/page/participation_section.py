@@ -6,11 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from piebald.core.plain_text import html_text
+from piebald.report.chart import COLOURS, Bars, Chart, ChartAxis, Share, group, series, short
 from piebald.report.comparison import Comparison
-from piebald.report.page import charts, markup
-from piebald.report.page.charts import over_axis, series, short
-from piebald.report.page.markup import COLOURS, GROUPS_LIGHT, Chart
+from piebald.report.page import markup
 from piebald.report.tables import History, mean
 
 Measure = Callable[[History], dict[int, float]]
@@ -34,7 +32,9 @@ def section(comparison: Comparison, drawn: list[Chart]) -> str:
         "idle": ("Idle time of each client", "Share of the run's clock without a task.", idle),
     }
     candidates = [_bars(comparison, name, *words) for name, words in described.items()]
-    candidates += [_weights(label, history) for label, history in firsts.items() if _moves(history)]
+    candidates += [
+        _weights(place, label, history) for place, (label, history) in enumerate(firsts.items()) if _moves(history)
+    ]
     present = [chart for chart in candidates if chart]
     drawn += present
     body = markup.charts(markup.figure(chart) for chart in present)
@@ -133,60 +133,45 @@ def _equal(comparison: Comparison, title: str, measure: Measure) -> str:
 
 
 def _bars(comparison: Comparison, name: str, title: str, caption: str, measure: Measure) -> Chart | None:
-    data, percent = [], measure is idle
+    bars, percent = [], measure is idle
     for label, runs in comparison.by_label.items():
         values = measure(runs[0])
         if not _uneven(values):
             continue
         # the largest first, since what is cut off at the end should be the least
         clients = sorted(values, key=lambda client: -values[client])[:SHOWN]
+        names = [short(runs[0].names.get(client, str(client))) for client in clients]
         colour, _ = series(comparison.labels, label)
-        data.append(
-            {
-                "type": "bar",
-                "name": html_text(label, quote=False),
-                "meta": label,
-                "x": [short(runs[0].names.get(client, str(client))) for client in clients],
-                "y": [values[client] for client in clients],
-                "marker": {"color": colour},
-                "hovertemplate": "%{y:.0%}" if percent else "%{y:.3~g}",
-            }
-        )
-    if not data:
+        bars.append(Bars(name=label, label=label, colour=colour, x=names, y=[values[client] for client in clients]))
+    if not bars:
         return None
-    ticks = 0 if max(len(bars["x"]) for bars in data) <= 20 else 12
-    up = {"title": {"text": "Share of time" if percent else "Number"}, "rangemode": "tozero"}
-    up |= {"tickformat": ".0%"} if percent else {}
     return Chart(
-        f"plot-{name}",
-        title,
-        caption,
-        data,
-        over_axis("Client", up, 320, type="category", tickangle="auto", nticks=ticks) | {"barmode": "group"},
+        id=f"plot-{name}",
+        title=title,
+        caption=caption,
+        marks=bars,
+        x=ChartAxis(title="Client"),
+        y=ChartAxis(title="Share of time" if percent else "Number", percent=percent, zero=True),
+        height=320,
         wide=False,
     )
 
 
-def _weights(label: str, history: History) -> Chart | None:
+def _weights(place: int, label: str, history: History) -> Chart | None:
     """The shares of clients in the global model over time, stacked."""
     at, share_of = shares(history)
     if len(at) < 3 or not 2 <= len(share_of) <= COLOURS * 4:
         return None
     # rounded up, so that there are never more points than allowed
     stride = -(-len(at) // POINTS)
-    data = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "stackgroup": "all",
-            "name": short(history.names.get(client, f"client {client}"), 40),
-            "x": at[::stride],
-            "y": values[::stride],
-            "line": {"width": 0.5, "color": charts.group(place), "shape": "hv"},
-            "fillcolor": f"{charts.group(place)}/{0.75 if place < len(GROUPS_LIGHT) else 0.4}",
-            "hovertemplate": "%{y:.1%}",
-        }
-        for place, (client, values) in enumerate(share_of.items())
+    layers = [
+        Share(
+            name=short(history.names.get(client, f"client {client}"), 40),
+            colour=group(number),
+            x=at[::stride],
+            y=values[::stride],
+        )
+        for number, (client, values) in enumerate(share_of.items())
     ]
     heaviest = max(share_of, key=lambda client: mean(share_of[client]) or 0.0)
     names = {client: history.names.get(client, f"client {client}") for client in share_of}
@@ -195,14 +180,12 @@ def _weights(label: str, history: History) -> Chart | None:
     clear = averages[0] > 1.1 * averages[1]  # a headline about a hair's breadth would be none
     over = "time" if history.final["seconds"] else "server steps"
     return Chart(
-        f"plot-weights-{html_text(label)}",
-        f"{label}: {heavy} has the largest weight" if clear else f"{label}: weight of each client",
-        f"Share of each client in the global model over {over}, {first} at the bottom.",
-        data,
-        over_axis(
-            "Seconds on the run's clock" if over == "time" else "Server steps",
-            {"title": {"text": "Share"}, "tickformat": ".0%", "range": [0, 1]},
-            320,
-        ),
+        id=f"plot-weights-{place}",
+        title=f"{label}: {heavy} has the largest weight" if clear else f"{label}: weight of each client",
+        caption=f"Share of each client in the global model over {over}, {first} at the bottom.",
+        marks=layers,
+        x=ChartAxis(title="Seconds on the run's clock" if over == "time" else "Server steps", whole=over != "time"),
+        y=ChartAxis(title="Share", percent=True),
+        height=320,
         wide=False,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from piebald.report import findings
+from piebald.report.chart import Chart
 from piebald.report.comparison import Comparison
 from piebald.report.findings import MEASURES, work_by_label
 from piebald.report.learning_curves import Axis, time_axis
@@ -22,7 +23,7 @@ from piebald.report.page import (
 )
 from piebald.report.page.details import heterogeneity, settings
 from piebald.report.page.document import document
-from piebald.report.page.markup import Cell, Chart
+from piebald.report.page.markup import Cell
 from piebald.report.page.wording import NONE, MetricFormat
 
 _CLOCKS: dict[Axis, str] = {"seconds": "Run's clock", "wall": "Real time"}
@@ -40,9 +41,15 @@ FOLDED = {
 }
 
 
-def render(comparison: Comparison, target: float | None = None) -> str:
-    """The page as HTML; `target` is the value whose cost is shown, see `Comparison.target`."""
-    drawn: list[Chart] = []
+def render(comparison: Comparison, target: float | None = None, drawn: list[Chart] | None = None) -> str:
+    """Return the page as HTML.
+
+    Args:
+        comparison: what it shows.
+        target: the value whose cost is shown, see `Comparison.target`.
+        drawn: a list to which the page's charts are added.
+    """
+    drawn = [] if drawn is None else drawn
     sections = [
         ("results", "Results", _results(comparison)),
         ("progress", "Progress", _progress(comparison, drawn)),

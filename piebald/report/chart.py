@@ -1,0 +1,215 @@
+"""What a chart shows, described once: the page draws it with plotly, and matplotlib draws it as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from piebald.report.learning_curves import AXES, Axis, Band
+from piebald.report.page.wording import MetricFormat
+
+# Distinguishable with any kind of colour vision, with a contrast of at least 3 : 1 to the background.
+LIGHT = ("#737a86", "#1569c3", "#cc8251", "#006051", "#5b1576", "#916900", "#4f8bea", "#7b0c00")
+DARK = ("#98a0ab", "#00aafe", "#ee7500", "#c9f7bd", "#f6c5ff", "#f5b800", "#5d78ee", "#b56f69")
+# Of clusters and clients, so that none is taken for a label: other hues than those above.
+GROUPS_LIGHT = ("#0e8a8a", "#c2338a", "#5f8a00", "#7a5bd6", "#a8563f", "#3a7d57", "#9a3fb0", "#4c6a92")
+GROUPS_DARK = ("#3fd0cf", "#ff7cc4", "#b5e04a", "#b9a2ff", "#ff9e80", "#7fdcae", "#e08cf5", "#9fb4d8")
+COLOURS = len(LIGHT)  # further series repeat the colours with other dashes
+DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What is drawn of one series.
+
+    Attributes:
+        name: as a legend shows it.
+        colour: "series-0" of a label, or "group-0" of a client or a cluster, see `markup`.
+        label: the label that the page hides it with, None where it is of none.
+    """
+
+    name: str
+    colour: str
+    label: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line(Mark):
+    """A line, or a dot where it has one point.
+
+    Attributes:
+        x, y: its points.
+        dash: "solid", "dash", "dot" or "dashdot".
+        low, high: the ends of a band around it, empty without one.
+    """
+
+    x: Sequence[float]
+    y: Sequence[float]
+    dash: str = "solid"
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share(Mark):
+    """A share of the whole, on top of those before it; it holds from each point to the next."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars(Mark):
+    """A bar at each of some names, beside those of other series."""
+
+    x: Sequence[str]
+    y: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box(Mark):
+    """The distribution of values, across; with a dot for each where `dots` says so."""
+
+    values: Sequence[float]
+    dots: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dots(Mark):
+    """Dots with names and, where they are given, error bars across from `low` to `high`."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    names: Sequence[str]
+    hollow: Sequence[bool]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cells:
+    """A heat map of named columns and, from the top down, named rows; the colours start at zero.
+
+    Attributes:
+        z: values by row and column, None for a blank cell; numbers of `groups` where these are given.
+        x, y: names of columns and rows.
+        unit: of the values.
+        hover: what is said of a cell, with %{x}, %{y}, %{z} and %{text}.
+        groups: colours of whole numbers, instead of shades.
+        texts: what stands in each cell, empty without texts.
+    """
+
+    z: Sequence[Sequence[float | None]]
+    x: Sequence[str]
+    y: Sequence[str]
+    unit: str = ""
+    hover: str
+    groups: Sequence[str] = ()
+    texts: Sequence[Sequence[str]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChartAxis:
+    """An axis.
+
+    Attributes:
+        title: what it shows.
+        percent: whether its values are shares.
+        signed: whether they are differences.
+        zero: whether it begins at zero.
+        whole: whether its values are whole numbers, such as rounds.
+        names: of the values 0, 1, ..., where it has names.
+    """
+
+    title: str = ""
+    percent: bool = False
+    signed: bool = False
+    zero: bool = False
+    whole: bool = False
+    names: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A chart.
+
+    Attributes:
+        id: unique in the page.
+        file: the name of its picture, without a suffix; by default that of its id.
+        title: the finding, in one sentence.
+        caption: how to read it.
+        marks: what is drawn, in this order.
+        x, y: the axes across and up.
+        height: in pixels of the page.
+        wide: takes the page's whole width.
+    """
+
+    id: str
+    title: str
+    caption: str
+    marks: Sequence[Mark | Cells]
+    x: ChartAxis
+    y: ChartAxis = ChartAxis()
+    height: int = 340
+    wide: bool = True
+    file: str = ""
+
+
+def line_style(labels: Sequence[str], label: str) -> tuple[int, str]:
+    """Return the number of a label's colour and the name of its dash, the same in all charts and figures."""
+    place = labels.index(label)
+    return place % COLOURS, DASHES[place // COLOURS % len(DASHES)]
+
+
+def series(labels: Sequence[str], label: str) -> tuple[str, str]:
+    """Return the colour and the dash of a label, the same in all charts."""
+    colour, dash = line_style(labels, label)
+    return f"series-{colour}", dash
+
+
+def group(number: int) -> str:
+    """Return the colour of a cluster or a client."""
+    return f"group-{number % len(GROUPS_LIGHT)}"
+
+
+def short(text: str, most: int = 20) -> str:
+    """Return a name for a tick or a legend, short enough for a phone."""
+    return text if len(text) <= most else f"{text[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def curves(labels: Sequence[str], bands: Mapping[str, Band], axis: Axis, metric: str) -> Chart:
+    """Return the mean over clients along an axis: a line for each label, with a band over its seeds.
+
+    Args:
+        labels: all labels, in the order of their colours.
+        bands: the curves of those that have one.
+        axis: the cost across.
+        metric: the metric's name.
+    """
+    shown, scale = MetricFormat(metric), 1e-6 if axis == "bytes" else 1.0
+    lines = []
+    for label, band in bands.items():
+        colour, dash = series(labels, label)
+        spread = band.seeds > 1 and not band.level
+        lines.append(
+            Line(
+                name=label, label=label, colour=colour, dash="dot" if band.level else dash,
+                x=[value * scale for value in band.x], y=band.mean,
+                low=band.low if spread else (), high=band.high if spread else (),
+            )
+        )  # fmt: skip
+    seeds = max((band.seeds for band in bands.values()), default=0)
+    over_seeds = f" Lines are means over {seeds} seeds, bands are their range." if seeds > 1 else ""
+    levels = ", ".join(label for label, band in bands.items() if band.level)
+    level = f" The horizontal line is the final value of {levels}, with almost no traffic." if levels else ""
+    title, over = AXES[axis]
+    return Chart(
+        id=f"plot-{axis}",
+        file=f"{metric}_over_{'rounds' if axis == 'version' else 'megabytes' if axis == 'bytes' else 'seconds'}",
+        title=f"{shown.name.capitalize()} {over}",
+        caption=f"Mean {shown.name} over clients.{over_seeds}{level}",
+        marks=lines,
+        x=ChartAxis(title=title, zero=True, whole=axis == "version"),
+        y=ChartAxis(title=f"Mean {shown.name} over clients", percent=shown.percent),
+        wide=axis == "version",
+    )
