@@ -17,15 +17,15 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+import piebald
 import piebald.data.partition
-import piebald.methods.recipes
 import piebald.runtimes
 from piebald import data, models
 from piebald.contracts.component import Component
 from piebald.federation.link.wire_messages import Leaving
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.release_list import declared
-from piebald.methods.recipes.recipe_help import allowed, documented
+from piebald.methods.catalog.recipe_help import allowed, documented
 
 sys.path.insert(0, str(Path(__file__).parent))
 from make_pictures import EXAMPLES, VERTICAL
@@ -148,7 +148,7 @@ def recipe_page() -> str:
     """docs/reference/recipes.md."""
     from piebald.methods.training import Sgd
 
-    listing = {entry["name"]: entry for entry in piebald.methods.recipes.listing()}
+    listing = {entry["name"]: entry for entry in piebald.recipes.listing()}
     text = [NOTICE, "# Recipes", ""]
     text += ["`recipes.NAME()` in Python, or `name` in the section `[recipe]` of a TOML file.  `piebald recipes` lists"]
     text += [
@@ -183,14 +183,14 @@ def recipe_page() -> str:
 
 def usual_defaults(recipe: str) -> dict[str, Any]:
     """Defaults of the settings of a recipe's components, which the page of components has."""
-    made = piebald.methods.recipes.make(recipe)
+    made = piebald.recipes.make(recipe)
     parts = [part for axis in AXES for part in (made.transforms if axis == "transforms" else [getattr(made, axis)])]
     return {name: info.default for part in parts for name, info in type(part).model_fields.items()}
 
 
 def parts_of(name: str) -> list[str]:
     """Links to the components in which a recipe differs from FedAvg."""
-    made, plain = piebald.methods.recipes.make(name), piebald.methods.recipes.make("fedavg")
+    made, plain = piebald.recipes.make(name), piebald.recipes.make("fedavg")
     found = []
     for axis in AXES:
         usual = getattr(plain, axis)

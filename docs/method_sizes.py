@@ -9,7 +9,7 @@ import tokenize
 from collections import Counter
 from pathlib import Path
 
-import piebald.methods.recipes
+import piebald
 from piebald.methods.recipe import Recipe
 
 _NO_CODE = {
@@ -21,11 +21,11 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
 def own_files() -> dict[str, list[Path]]:
     """The files of each recipe that no other one has."""
-    made = {name: piebald.methods.recipes.make(name) for name in piebald.methods.recipes.names()}
+    made = {name: piebald.recipes.make(name) for name in piebald.recipes.names()}
     files = {name: {file_of(type(one)) for one in components(recipe)} for name, recipe in made.items()}
     often = Counter(path for paths in files.values() for path in paths)
     return {
-        name: [file_of(getattr(piebald.methods.recipes, name)), *sorted(path for path in paths if often[path] == 1)]
+        name: [file_of(getattr(piebald.recipes, name)), *sorted(path for path in paths if often[path] == 1)]
         for name, paths in files.items()
     }
 

@@ -32,8 +32,17 @@ if TYPE_CHECKING:
     from piebald.data import partition as partition
     from piebald.data.partition import LazyClients as LazyClients
     from piebald.data.partition import clients_from as clients_from
-    from piebald.methods import recipes as recipes
+    from piebald.inference.describe import statistics as statistics
+    from piebald.inference.linear_models import Glm as Glm
+    from piebald.inference.linear_models import glm as glm
+    from piebald.inference.pooled_statistics import FederatedStatistics as FederatedStatistics
+    from piebald.inference.survival import cox as cox
+    from piebald.inference.survival import survival as survival
+    from piebald.inference.trees.boosted_trees import BoostedTrees as BoostedTrees
+    from piebald.inference.trees.experiment import trees as trees
+    from piebald.methods.catalog import recipes as recipes
     from piebald.methods.recipe import Recipe as Recipe
+    from piebald.privacy.ledger import Ledger as Ledger
     from piebald.report import write_report as write_report
     from piebald.report.comparison import Comparison as Comparison
     from piebald.report.export import load_weights as load_weights
@@ -46,15 +55,6 @@ if TYPE_CHECKING:
     from piebald.runs.run import run as run
     from piebald.runtimes import Ray as Ray
     from piebald.runtimes import Simulator as Simulator
-    from piebald.statistics import FederatedStatistics as FederatedStatistics
-    from piebald.statistics import Glm as Glm
-    from piebald.statistics import Ledger as Ledger
-    from piebald.statistics import cox as cox
-    from piebald.statistics import glm as glm
-    from piebald.statistics import statistics as statistics
-    from piebald.statistics import survival as survival
-    from piebald.statistics.trees import BoostedTrees as BoostedTrees
-    from piebald.statistics.trees import trees as trees
 
 __getattr__, _names = lazy_names(__name__)
 

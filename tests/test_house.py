@@ -82,6 +82,24 @@ def run_python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
+def test_every_module_is_found_under_its_name() -> None:
+    """No function of a package has the name of a module in it, by which `import X as m` would give the function."""
+    program = """
+import importlib, sys
+from types import ModuleType
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+for name in sys.argv[1:]:
+    space = {}
+    exec(f"import {name} as module", space)
+    if space["module"] is not sys.modules[name]:
+        print(name)
+"""
+    names = [name for name in PACKAGE if not name.endswith("__main__")]
+    hidden = subprocess.run([sys.executable, "-c", program, *names], capture_output=True, text=True, check=True)
+    assert hidden.stdout.split() == []
+
+
 def test_every_module_can_be_imported_and_has_a_docstring():
     assert [name for name in PACKAGE if not (importlib.import_module(name).__doc__ or "").strip()] == []
 

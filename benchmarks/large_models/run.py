@@ -123,7 +123,7 @@ def piebalds(
 
     began = time.process_time()
     piebald.run(
-        piebald.methods.recipes.fedavg(**{"lr": LR, "batch": BATCH} | training),
+        piebald.recipes.fedavg(**{"lr": LR, "batch": BATCH} | training),
         piebald.clients_from(held, test=0, validation=0),
         model,
         rounds=rounds,

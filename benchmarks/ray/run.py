@@ -79,7 +79,7 @@ def feed(name: str, method: str, engine: str, actors: int) -> dict[str, float]:
             marks.append(processor_seconds() | {"wall": time.perf_counter()})
 
     run = piebald.run(
-        piebald.methods.recipes.make(method, cohort=work.cohort, lr=0.05, batch=20, epochs=1),
+        piebald.recipes.make(method, cohort=work.cohort, lr=0.05, batch=20, epochs=1),
         work.data(),
         work.network(),
         rounds=FEED_ROUNDS,

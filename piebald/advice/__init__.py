@@ -6,6 +6,6 @@ Settings of recipes are chosen in `tuning`, which the race uses.  Nothing here t
 
 from piebald.advice.adviser import advise
 from piebald.advice.answer import Advice
-from piebald.advice.look import Look, look
+from piebald.advice.first_look import Look, look
 
 __all__ = ["Advice", "Look", "advise", "look"]

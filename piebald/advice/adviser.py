@@ -15,7 +15,7 @@ from piebald.advice.differences import in_points, nearness
 from piebald.advice.ensemble import ensemble
 from piebald.advice.evidence import check, losers, whether_it_pays
 from piebald.advice.families import ALONE, TOGETHER, check_training, entrants
-from piebald.advice.look import look as look_at
+from piebald.advice.first_look import look as look_at
 from piebald.advice.more_data import SHARE
 from piebald.advice.more_data import more_data as train_with_parts
 from piebald.advice.odd_sites import far_targets, misfits, odd_sites, over_rows

@@ -27,7 +27,7 @@ from piebald.core.errors import SettingError
 from piebald.core.plain_text import printable, wrap
 from piebald.core.private_files import write_private
 from piebald.core.result_table import ResultTable, Tabular, plain_cell
-from piebald.methods import recipes
+from piebald.methods.catalog import recipes
 from piebald.methods.recipe import Recipe
 from piebald.privacy.secure_aggregation.transform import SecureAggregation
 from piebald.report.crossed_effects import ERROR_RATE

@@ -19,7 +19,7 @@ from typing import Any
 from piebald.advice.tuning.space import has_setting, setting_of, with_settings
 from piebald.contracts import Clients, Fleet
 from piebald.core.errors import SettingError, unknown
-from piebald.methods import recipes
+from piebald.methods.catalog import recipes
 from piebald.methods.recipe import Recipe
 
 ALONE, TOGETHER = "local", "fedavg"

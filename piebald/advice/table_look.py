@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from piebald.advice.look import Look, look
+from piebald.advice.first_look import Look, look
 from piebald.advice.odd_sites import FAR, far_amounts
 from piebald.core.arguments import checked
 from piebald.core.errors import SettingError, shown, unknown

@@ -238,7 +238,7 @@ def _advise(settings: ExperimentSettings, folder: Path, options: SharedOptions, 
 
 def shared_training(recipes: Mapping[str, Recipe]) -> dict[str, Any]:
     """Return the settings of the file's first recipe that all methods share: those of FedAvg, without the rate."""
-    from piebald.methods.recipes import settings_of
+    from piebald.methods.catalog.registry import settings_of
 
     fields = next(iter(recipes.values())).fields if recipes else {}
     return {name: value for name, value in fields.items() if name in settings_of("fedavg") and name != "lr"}

@@ -28,10 +28,10 @@ from piebald.core.result_table import ResultTable
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from piebald.inference.linear_models import Glm, MixedGlm, PooledGlm
+    from piebald.inference.noisy_models import NoisyModel
+    from piebald.inference.survival import Cox, Survival
     from piebald.privacy.accounting import PrivacyBudget
-    from piebald.statistics.linear_models import Glm, MixedGlm, PooledGlm
-    from piebald.statistics.noisy_models import NoisyModel
-    from piebald.statistics.survival import Cox, Survival
 
 Offset = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="A column added to the predictor, as the log of an exposure.")
@@ -75,7 +75,7 @@ def glm(
     bounds: Bounds = None,
 ) -> None:
     """Fit a generalised linear model to the rows of all clients, as if they were pooled."""
-    from piebald.statistics.linear_models import GlmOptions, fit_glm
+    from piebald.inference.linear_models import GlmOptions, fit_glm
 
     settings: dict[str, Any] = {
         "target": target, "family": family, "offset": offset, "weights": weights, "robust": robust, "cluster": cluster,
@@ -112,7 +112,7 @@ def cox(
     ] = None,
 ) -> None:
     """Fit Cox's proportional-hazards model to the rows of all clients, stratified by client."""
-    from piebald.statistics.survival import CoxOptions, fit_cox
+    from piebald.inference.survival import CoxOptions, fit_cox
 
     settings: dict[str, Any] = {
         "time": time, "event": event, "offset": offset, "stratified": not pooled, "ties": ties, "robust": robust,
@@ -139,7 +139,7 @@ def survival(
     delta: Delta = None,
 ) -> None:
     """Estimate Kaplan-Meier curves of all clients' rows, and test by log-rank whether groups differ."""
-    from piebald.statistics.survival import SurvivalOptions, fit_survival
+    from piebald.inference.survival import SurvivalOptions, fit_survival
 
     settings: dict[str, Any] = {
         "time": time, "event": event, "group": group, "times": None if times is None else _times(times),
@@ -167,13 +167,13 @@ def _fitted(
     column: list[str] | None,
 ) -> Any:
     """Return what a command fits, of rows on this machine or at sites."""
-    from piebald.statistics.columns import TARGET
-    from piebald.statistics.models.clients import asked_tables
+    from piebald.inference.columns import TARGET
+    from piebald.inference.models.clients import asked_tables
 
     codes, wanted, part = categories_of(options), dict(wanted), options.split or "train"
     accepts_columns = "columns" in {field.name for field in fields(kind)}  # type: ignore[arg-type]
     if asks_sites(options):
-        from piebald.statistics.experiment import model_of_sites
+        from piebald.inference.experiment import model_of_sites
 
         refuse_local_flags(options.client, None, None)
         # "ties" tells Cox's model from curves, which are stratified or not as well
@@ -204,7 +204,7 @@ def _fitted(
 
 def _noise(epsilon: float | None, delta: float | None, bounds: list[str] | None, times: Sequence[float] = ()) -> Any:
     """Return the noise that is asked for, None where there is none."""
-    from piebald.statistics.noisy_models import ROUNDS, NoiseOptions
+    from piebald.inference.noisy_models import ROUNDS, NoiseOptions
 
     return NoiseOptions.of(epsilon, delta, dict(map(bounds_of, bounds or ())), ROUNDS, times)
 
@@ -238,8 +238,8 @@ def _spent(privacy: PrivacyBudget) -> str:
 
 def _about_glm(model: Glm | MixedGlm | PooledGlm | NoisyModel) -> str:
     """Return sentences about a model."""
-    from piebald.statistics.linear_models import Glm, MixedGlm
-    from piebald.statistics.noisy_models import NoisyModel
+    from piebald.inference.linear_models import Glm, MixedGlm
+    from piebald.inference.noisy_models import NoisyModel
 
     if isinstance(model, NoisyModel):
         return _about_noisy(model)
@@ -263,7 +263,7 @@ def _about_glm(model: Glm | MixedGlm | PooledGlm | NoisyModel) -> str:
 
 def _about_cox(model: Cox | NoisyModel) -> str:
     """Return sentences about a model."""
-    from piebald.statistics.noisy_models import NoisyModel
+    from piebald.inference.noisy_models import NoisyModel
 
     if isinstance(model, NoisyModel):
         return _about_noisy(model)

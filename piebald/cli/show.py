@@ -104,8 +104,8 @@ def recipes(
     name: Annotated[str | None, typer.Argument(help="Print this recipe's settings as TOML.")] = None,
 ) -> None:
     """List the recipes, with their papers and settings."""
-    from piebald.methods import recipes as registry
-    from piebald.methods.recipes.named import unknown_recipe
+    from piebald.methods.catalog import recipes as registry
+    from piebald.methods.catalog.registry import unknown_recipe
 
     listing = registry.listing()
     if name is not None:

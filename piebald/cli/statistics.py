@@ -17,7 +17,8 @@ from piebald.core.result_table import ResultTable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from piebald.statistics import FederatedStatistics, Ledger
+    from piebald.inference.pooled_statistics import FederatedStatistics
+    from piebald.privacy.ledger import Ledger
 
 _LISTED = 12  # categories, bins and clients in one table
 Source = Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file, or a .csv, .tsv or .parquet table.")]
@@ -48,7 +49,7 @@ def statistics(
     ] = False,
 ) -> None:
     """Count, and compute means, deviations, quantiles and tables over the rows of all clients."""
-    from piebald.statistics import statistics
+    from piebald.inference.describe import statistics
 
     counted = _ledger(ledger, budget, delta)
     if noise_at is not None and epsilon is None:
@@ -63,7 +64,7 @@ def statistics(
     }  # fmt: skip
     column = options.column
     if asks_sites(options):
-        from piebald.statistics.experiment import statistics_of_sites
+        from piebald.inference.experiment import statistics_of_sites
 
         refuse_local_flags(options.client, ledger, noise_at)
         answer = statistics_of_sites(file, site_flags(file, options), options.credentials, **question)
@@ -103,7 +104,7 @@ def site_flags(file: Path, options: SharedOptions) -> list[str]:
         return list(options.sets or ())
     from piebald.cli.serving import with_sites
     from piebald.federation.credentials.provisioning import read
-    from piebald.statistics.experiment import QuestionExperiment
+    from piebald.inference.experiment import QuestionExperiment
 
     return with_sites(file, options.sets, read(options.credentials).sites(), QuestionExperiment)
 
@@ -210,7 +211,7 @@ def refuse_local_flags(client: str | None, ledger: Path | None, noise_at: str | 
 
 def _ledger(file: Path | None, budget: float | None, delta: float | None) -> Ledger | None:
     """Return the file that counts the budget of all calls, None where none is wanted."""
-    from piebald.statistics import Ledger
+    from piebald.privacy.ledger import Ledger
 
     if file is None and budget is None:
         return None

@@ -60,7 +60,7 @@ def carry_out(
     if settings.compares:
         raise SettingError(f"{file or 'the built-in experiment'} describes several runs: use piebald compare")
     if settings.asks_sites:
-        from piebald.statistics.experiment import agreed_at_sites
+        from piebald.inference.experiment import agreed_at_sites
 
         settings = settings.with_agreed(agreed_at_sites(settings))
     if len(settings.divisions()) > 1 and folder is None and options.start_from is None:

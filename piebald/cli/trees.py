@@ -16,8 +16,8 @@ from piebald.core.result_table import ResultTable
 
 if TYPE_CHECKING:
     from piebald.core.progress import Bar
-    from piebald.statistics.trees import BoostedTrees
-    from piebald.statistics.trees.rounds import Boosted
+    from piebald.inference.trees.boosted_trees import BoostedTrees
+    from piebald.inference.trees.rounds import Boosted
 
 _LISTED = 8  # columns by their importance
 
@@ -44,7 +44,7 @@ def trees(
     end_on_term()
     from piebald.core.progress import Bar
     from piebald.data.clients.client_tables import is_table
-    from piebald.statistics.trees import experiment
+    from piebald.inference.trees import experiment
 
     columns: dict[str, Any] = {
         "target": target, "client": options.client, "objective": objective, "validation": validation, "test": test,

@@ -55,7 +55,7 @@ HOMES: Mapping[str, tuple[str, ...]] = {
         "piebald.methods.queries",
         "piebald.methods.choice",
         "piebald.privacy.secure_aggregation",
-        "piebald.statistics.queries",
+        "piebald.inference.queries",
     ),
     "partition": ("piebald.data.partition", "piebald.data.clients.sites"),
     "sizes": ("piebald.data.partition",),

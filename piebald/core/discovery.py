@@ -10,19 +10,9 @@ import functools
 import gc
 import importlib
 import pkgutil
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
-
-
-class NamedLikeModules(ModuleType):
-    """A package in which the name of a module is that of the function in it, whoever imports the module."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType) and callable(function := vars(value).get(name)):
-            value = function
-        super().__setattr__(name, value)
 
 
 def imported(module: str) -> ModuleType:
@@ -80,28 +70,33 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
 
     A name is imported when it is first used, so that `import piebald` and `piebald --help` are quick.
     """
-    sys.modules[package].__class__ = NamedLikeModules
 
     def offered(name: str) -> Any:
         homes = typed_imports(package)
         if name == "__all__":
             return sorted(homes)
-        if name in homes and homes[name] != package:
-            home = imported(homes[name])
-            return getattr(home, name) if hasattr(home, name) else imported(f"{homes[name]}.{name}")
+        if name in homes and homes[name] != (package, name):
+            module, there = homes[name]
+            home = imported(module)
+            return getattr(home, there) if hasattr(home, there) else imported(f"{module}.{there}")
         return module_of(package, name)
 
     return offered, lambda: sorted(typed_imports(package))
 
 
 @functools.cache
-def typed_imports(package: str) -> dict[str, str]:
-    """Return the module from which a package imports each name for type checkers."""
+def typed_imports(package: str) -> dict[str, tuple[str, str]]:
+    """Return, for each name that a package imports for type checkers, its module and its name there."""
     import ast  # not before a name is asked for, since `import piebald` is to be quick
 
     tree = ast.parse(pkgutil.get_data(package, "__init__.py") or b"")
     imports = [node for block in tree.body if isinstance(block, ast.If) for node in block.body]
-    return {name.name: str(node.module) for node in imports if isinstance(node, ast.ImportFrom) for name in node.names}
+    return {
+        name.asname or name.name: (str(node.module), name.name)
+        for node in imports
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
 
 
 def module_of(package: str, name: str) -> ModuleType:

@@ -54,7 +54,7 @@ def recipes_of(fields: ExperimentFields) -> dict[str, Recipe]:
 
 def located(fields: ExperimentFields, error: SettingError) -> SettingError:
     """Return an error with its place, if its message begins with the name of a setting of a recipe."""
-    from piebald.methods.recipes.named import lookup
+    from piebald.methods.catalog.registry import lookup
 
     *quoted, message = re.fullmatch(r"(?s)(?:recipe (?:'(.*?)'|\"(.*?)\"): )?(.*)", str(error)).groups()  # type: ignore[union-attr]
     label, word = next(filter(None, quoted), None), next(iter(re.findall(r"\w+", message)), "")
@@ -73,7 +73,7 @@ def _recipe(
     key: Key, table: dict[str, Any], changes: Mapping[str, Any], places: SettingPlaces, resolver: Resolver
 ) -> Recipe:
     """One recipe; `changes` are the settings that come from the grid."""
-    from piebald.methods.recipes.named import lookup, recipes_with
+    from piebald.methods.catalog.registry import lookup, recipes_with
 
     name = table.pop("name")
     try:

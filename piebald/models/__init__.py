@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from piebald.models.networks import build_model as build_model
     from piebald.models.networks import count_parameters as count_parameters
     from piebald.models.networks import names as names
-    from piebald.models.pretrained import PretrainedNetwork as PretrainedNetwork
-    from piebald.models.pretrained import pretrained as pretrained
+    from piebald.models.pretrained_networks import PretrainedNetwork as PretrainedNetwork
+    from piebald.models.pretrained_networks import pretrained as pretrained
     from piebald.models.resnet import Resnet18 as Resnet18
     from piebald.models.resnet import Resnet50 as Resnet50
     from piebald.models.resnet import Vgg11 as Vgg11

@@ -18,7 +18,7 @@ from piebald.core.reading.files import memory
 from piebald.core.references import USERS, Reference
 from piebald.models.convolutional import Cnn1d, Cnn1dBn, CnnBn, LeafCnn, Logistic, MetisCnn, Mlp, MlpBn, SmallCnn
 from piebald.models.gated import GatedClassifier, GatedCnn, PlainClassifier
-from piebald.models.pretrained import pretrained
+from piebald.models.pretrained_networks import pretrained
 from piebald.models.resnet import Resnet18, Resnet50, Vgg11
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {

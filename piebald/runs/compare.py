@@ -14,7 +14,7 @@ from piebald.data.clients.prepared import rows_of_recipe
 from piebald.data.clients.sources import clients_of
 from piebald.data.partition.split_settings import division_of
 from piebald.experiments.run_settings import ComparedKeywords, RunSettings, takes
-from piebald.methods import recipes
+from piebald.methods.catalog import recipes
 from piebald.methods.recipe import Recipe
 from piebald.report.callbacks import Callback
 from piebald.report.comparison import Comparison

@@ -22,7 +22,7 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError, shown
 from piebald.data.clients.owner import is_frame
 from piebald.data.clients.sources import clients_from
-from piebald.methods import recipes
+from piebald.methods.catalog import recipes
 from piebald.methods.choice.final_models import Keep
 from piebald.methods.recipe import Recipe
 from piebald.models import build_model

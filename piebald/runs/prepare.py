@@ -46,13 +46,13 @@ from piebald.data.preparation import Preparation
 from piebald.experiments.run_models import GivenModels, copied_for_run, outputs_of
 from piebald.experiments.run_models import Model as Model
 from piebald.experiments.run_settings import RunSettings
-from piebald.methods import recipes
 from piebald.methods.aggregation.linear import FixedShares
+from piebald.methods.catalog import recipes
+from piebald.methods.catalog.registry import maker
 from piebald.methods.choice import own_choice
 from piebald.methods.client_work import ClientWork
 from piebald.methods.queries.scores import Evaluate
 from piebald.methods.recipe import Recipe
-from piebald.methods.recipes.named import maker
 from piebald.methods.scheduling.base import HasCohort, cohort_size
 from piebald.methods.training.base import Trainer
 from piebald.methods.training.sgd import Sgd

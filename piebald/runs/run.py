@@ -23,7 +23,7 @@ from piebald.data.clients.standardise import as_in_run
 from piebald.data.partition import clients_from
 from piebald.data.preparation.tokens import with_kept_tokenizer
 from piebald.experiments.run_settings import RunKeywords, RunSettings, takes
-from piebald.methods import recipes
+from piebald.methods.catalog import recipes
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
 from piebald.report.callbacks import Callback

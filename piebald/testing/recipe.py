@@ -15,7 +15,7 @@ import piebald
 from piebald.contracts import Clients
 from piebald.contracts.component import Component
 from piebald.core.references import USERS
-from piebald.methods import recipes
+from piebald.methods.catalog import recipes
 from piebald.methods.clustering.base import Clustering
 from piebald.methods.recipe import Recipe
 from piebald.methods.scheduling.base import Scheduler

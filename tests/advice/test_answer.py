@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
+from piebald import recipes
 from piebald.advice.answer import Advice, noise_of_privacy
 from piebald.advice.answer_page import gain_picture
 from piebald.advice.client_gains import ClientGain, shrunken, with_shrunk
@@ -24,7 +25,6 @@ from piebald.advice.reasons import reasons
 from piebald.advice.screen import screen
 from piebald.advice.tuning.budget import Cost
 from piebald.core.result_table import ResultTable
-from piebald.methods import recipes
 from piebald.report.paired import Difference, Scores
 from piebald.report.verdict import ScoreVerdict
 

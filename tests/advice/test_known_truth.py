@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import piebald
+from piebald import recipes
 from piebald.advice.adviser import _same_rung
 from piebald.advice.client_gains import own_methods
 from piebald.advice.odd_sites import far_targets, misfits, odd_sites, over_rows
-from piebald.methods import recipes
 from piebald.report.paired import Scores
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "advise" / "simulated.py"

@@ -13,7 +13,7 @@ from statsmodels.duration.hazard_regression import PHReg
 
 import piebald
 from piebald.cli import main
-from tests.statistics.test_glm_inference import falls
+from tests.inference.test_glm_inference import falls
 
 
 def test_rates_with_exposure_are_those_of_the_pooled_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

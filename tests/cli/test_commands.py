@@ -143,7 +143,7 @@ def test_the_printed_settings_of_a_recipe_are_valid_in_a_file(command, good, nam
     from piebald.experiments.file import ExperimentSettings
 
     recipe = next(iter(ExperimentSettings.load(good).built_recipes().values()))
-    assert recipe.model_dump(exclude={"fields"}) == piebald.methods.recipes.make(name).model_dump(exclude={"fields"})
+    assert recipe.model_dump(exclude={"fields"}) == piebald.recipes.make(name).model_dump(exclude={"fields"})
 
 
 def test_data_sets_have_sources(command, monkeypatch):

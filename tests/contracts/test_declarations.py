@@ -50,7 +50,7 @@ def test_a_second_definition_of_a_kind_names_both_modules(tmp_path: Path) -> Non
                 return 1.0
         """)
     )
-    code = "import piebald.methods.recipes, mylab"
+    code = "from piebald import recipes; import mylab"
     done = processes.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
@@ -67,7 +67,7 @@ from piebald.methods.server_optimizer.base import ServerOptimizer
 try:
     class Momentum(ServerOptimizer):
         pass
-    import piebald.methods.recipes
+    from piebald.methods.catalog import recipes
 except Exception as error:
     print(error)
 """

@@ -185,7 +185,7 @@ def test_items_of_torch_data_sets_are_read_only_when_they_are_needed() -> None:
     assert not any(one.read for one in datasets.values())
     runtime = {"kind": "simulator", "engine": "sequential", "workers": 0}
     run = piebald.run(
-        piebald.methods.recipes.fedavg(cohort=1), clients, nn.Linear(3, 2), rounds=1, evaluate_every=0, runtime=runtime
+        piebald.recipes.fedavg(cohort=1), clients, nn.Linear(3, 2), rounds=1, evaluate_every=0, runtime=runtime
     )
     trained = {row["client"] for row in run.results}
     for number, (name, dataset) in enumerate(datasets.items()):

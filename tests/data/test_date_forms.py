@@ -13,8 +13,8 @@ from piebald.core.errors import SettingError
 from piebald.data.clients.table_files import read_table
 from piebald.data.preparation import written_forms
 from piebald.data.preparation.agreement import fitted
+from piebald.inference.describe import statistics
 from piebald.report.export import score
-from piebald.statistics import statistics
 
 pd = pytest.importorskip("pandas")
 CLEAR = [f"2024-{1 + day % 12:02}-{1 + day % 28:02}" for day in range(60)]

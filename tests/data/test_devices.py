@@ -102,7 +102,7 @@ def test_a_trace_runs_in_the_simulator(tmp_path) -> None:
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     simulator = piebald.Simulator(fleet=Trace(file=str(file)))
     run = piebald.run(
-        piebald.methods.recipes.fedavg(cohort=2), clients, model, rounds=2, out=tmp_path / "run", runtime=simulator
+        piebald.recipes.fedavg(cohort=2), clients, model, rounds=2, out=tmp_path / "run", runtime=simulator
     )
     assert run is not None
 

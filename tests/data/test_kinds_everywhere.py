@@ -10,7 +10,7 @@ import pytest
 
 import piebald
 from piebald.advice.table_look import look_at_table
-from piebald.statistics.trees.encoding import tree_data
+from piebald.inference.trees.encoding import tree_data
 
 KINDS = {"age": "number", "smoker": "boolean", "seen": "date", "id": "category"}
 

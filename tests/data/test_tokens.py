@@ -101,9 +101,7 @@ def test_a_model_with_an_embedding_trains_and_predicts_from_text(tmp_path: Path)
     )
     assert clients.rows(0, "train").x.dtype == torch.int64
     assert clients.rows(0, "train").x.shape[1:] == (6,)
-    run = piebald.run(
-        piebald.methods.recipes.fedavg(lr=1.0), clients, Bag(), rounds=30, out=tmp_path / "run", measure="none"
-    )
+    run = piebald.run(piebald.recipes.fedavg(lr=1.0), clients, Bag(), rounds=30, out=tmp_path / "run", measure="none")
     kept = json.loads((tmp_path / "run" / "preparation.json").read_text())["columns"][0]
     assert kept["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert "6 token ids" in write_report([tmp_path / "run"], tmp_path / "report")[0].read_text()
@@ -270,7 +268,7 @@ def test_an_exported_folder_scores_text_by_itself(tmp_path: Path) -> None:
     clients = piebald.clients_from(
         notes(24), client="site", target="ill", prepare={"tokenizer": str(path), "length": 4, "gaps": ["none"]}
     )
-    run = piebald.run(piebald.methods.recipes.fedavg(), clients, Bag(), rounds=1, out=tmp_path / "run", measure="none")
+    run = piebald.run(piebald.recipes.fedavg(), clients, Bag(), rounds=1, out=tmp_path / "run", measure="none")
     folder = run.save(tmp_path / "model")
     rows = pandas.DataFrame({"note": ["the cat sleeps and sleeps", None, " dog ", "none"]})
     if find_spec("onnx") and find_spec("skl2onnx"):

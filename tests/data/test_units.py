@@ -13,8 +13,8 @@ import piebald
 from piebald.core.errors import SettingError
 from piebald.data.clients.table_files import read_table
 from piebald.data.preparation.agreement import fitted
+from piebald.inference.describe import statistics
 from piebald.report.export import score
-from piebald.statistics import statistics
 
 pd = pytest.importorskip("pandas")
 SHARES = np.random.default_rng(0).normal(0.72, 0.08, 40).round(3)

@@ -113,7 +113,7 @@ def test_nothing_is_loaded_to_measure_a_million_clients() -> None:
         asked.add(client)
         return np.ones((4, 3), np.float32), np.array([0, 1, 0, 1])
 
-    recipe = piebald.methods.recipes.fedavg(cohort=2)
+    recipe = piebald.recipes.fedavg(cohort=2)
     seen = []
     for how in ("none", "data"):
         asked.clear()

@@ -18,6 +18,9 @@ from piebald.data.partition import Lists, PooledClients
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.serve_stack import serve
 from piebald.engines.stack import PRIVATE, ClientStack, StackResult
+from piebald.inference.queries.columns import MaskedSumsQuery, NoisySumsQuery, StatisticsQuery
+from piebald.inference.queries.trees import MaskedTreeSumsQuery, TreeScoresQuery, TreesQuery
+from piebald.inference.trees.settings import TreeSettings
 from piebald.methods.choice import BestForEach, KnnPer
 from piebald.methods.client_work import ClientWork
 from piebald.methods.queries.batch_norms import BatchStatistics
@@ -27,9 +30,6 @@ from piebald.methods.queries.server_rows import RootLoss, RootTraining
 from piebald.methods.queries.threshold_scores import ThresholdCounts, ThresholdScores
 from piebald.methods.transforms.compression import Compressor
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.statistics.queries.columns import MaskedSumsQuery, NoisySumsQuery, StatisticsQuery
-from piebald.statistics.queries.trees import MaskedTreeSumsQuery, TreeScoresQuery, TreesQuery
-from piebald.statistics.trees.settings import TreeSettings
 from tests.contract.conftest import TABLE, method, plain_network
 from tests.devices.there import ENGINES, NAME, assert_as_on_the_cpu, carry_out, equal_clients, there
 

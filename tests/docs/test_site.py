@@ -46,7 +46,7 @@ def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
 
 PUBLIC = (
     "advice", "advice.tuning", "contracts", "core.losses", "core.metrics", "data", "data.partition",
-    "methods.aggregation", "methods.attacks", "methods.clustering", "methods.recipes", "methods.scheduling",
+    "methods.aggregation", "methods.attacks", "methods.clustering", "methods.catalog.recipes", "methods.scheduling",
     "methods.server_optimizer", "methods.sharing", "methods.training", "methods.transforms", "models", "testing",
     "vertical",
 )  # fmt: skip

@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
 
 from piebald.federation.site.policy import Policy
-from piebald.statistics.request import statistics_request
-from piebald.statistics.statistics_at_sites import statistics_at_sites
-from piebald.statistics.trees.site_clients import trees_at_sites
-from tests.statistics.test_at_sites import InProcess
-from tests.statistics.test_trees_at_sites import PLAN, SETTINGS
+from piebald.inference.request import statistics_request
+from piebald.inference.statistics_at_sites import statistics_at_sites
+from piebald.inference.trees.site_clients import trees_at_sites
+from tests.inference.test_at_sites import InProcess
+from tests.inference.test_trees_at_sites import PLAN, SETTINGS
 
 from .site_threads import connected
 

@@ -24,12 +24,12 @@ from piebald.federation.hub.server_state import FederationState
 from piebald.federation.link.transfer import piece_at
 from piebald.federation.link.wire_format import digest, task_body
 from piebald.federation.link.wire_messages import Hello, Piece, TermsRequest, Welcome, encode
+from piebald.inference.experiment import statistics_of_sites
+from piebald.inference.queries.columns import MaskedSumsQuery
+from piebald.inference.trees import experiment as trees_of_experiment
 from piebald.privacy.secure_aggregation import server_side
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.transform import SecureAggregation
-from piebald.statistics.experiment import statistics_of_sites
-from piebald.statistics.queries.columns import MaskedSumsQuery
-from piebald.statistics.trees import experiment as trees_of_experiment
 
 from .conftest import Server, Sites, carry_out, provisioned, settings, until
 

@@ -15,7 +15,8 @@ from piebald.contracts import Rows
 from piebald.core.errors import SettingError
 from piebald.core.losses import cross_entropy, for_training
 from piebald.methods.recipe import Recipe
-from piebald.methods.recipes import dp_sgd, fedavg
+from piebald.methods.recipes.dp_sgd import dp_sgd
+from piebald.methods.recipes.fedavg import fedavg
 from piebald.methods.training.augmentation import GaussianNoise, HorizontalFlip, MixUp, RandomCrop
 from piebald.runs.finished_run import Run
 

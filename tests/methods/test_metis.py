@@ -332,7 +332,7 @@ def test_every_commit_of_dvw_is_that_of_a_program_of_its_own(waits: bool) -> Non
 
     def committed(version: int) -> Any:
         return piebald.run(
-            piebald.methods.recipes.make(name, lr=lr, epochs=2, batch=30), clients, start, rounds=version,
+            piebald.recipes.make(name, lr=lr, epochs=2, batch=30), clients, start, rounds=version,
             evaluate_every=0, runtime=piebald.Simulator(engine="sequential", workers=0, fleet=FastSlow(slow_factor=3)),
         )  # fmt: skip
 

@@ -291,7 +291,7 @@ NAMED = {
     "client_tables.py": {"Image", "DataFrame"},
     "owner.py": {"DataFrame"},  # classes of packages that are not imported for a look
     "prediction.py": {"classes", "labels", "places", "values"},  # what outputs are, of which there are no others
-    "pretrained.py": {"Conv1D"},
+    "pretrained_networks.py": {"Conv1D"},
     "table_files.py": {"OTU"},  # types of NumPy
     "verdict.py": {"interval"},
     "transformer.py": {"boolean"},  # a column of a preparation, of which there are no other kinds

@@ -160,7 +160,7 @@ def test_checkpointed_blocks_have_the_same_gradients_and_masks(tmp_path: Path, m
     counts = []
     for layers in ((), "*.layer.*", "auto"):
         passes.clear()
-        ends.append(trained(model, piebald.methods.recipes.fedavg(lr=0.1, batch=5, checkpointing=layers)).start())
+        ends.append(trained(model, piebald.recipes.fedavg(lr=0.1, batch=5, checkpointing=layers)).start())
         counts.append(len(passes))
     assert torch.equal(ends[0], ends[1])
     assert torch.equal(ends[0], ends[2])
@@ -171,7 +171,7 @@ def test_checkpointed_blocks_have_the_same_gradients_and_masks(tmp_path: Path, m
 @pytest.mark.parametrize("training", [None, DpSgd(lr=0.1, batch=5, clip=0.5, noise=0.0)], ids=["sgd", "dp_sgd"])
 def test_engines_and_workers_agree_on_adapters(folder: Path, training: DpSgd | None) -> None:
     model = models.pretrained(folder, outputs=2, adapter="lora", rank=2)
-    recipe = piebald.methods.recipes.make("fedavg", lr=0.1, batch=5)
+    recipe = piebald.recipes.make("fedavg", lr=0.1, batch=5)
     recipe = recipe if training is None else recipe.model_copy(update={"training": training})
     expected = trained(model, recipe, "reference").start()
     assert float((expected - Layout.of(model).flatten(model)).norm()) > 0.01
@@ -183,7 +183,7 @@ def test_private_adapters_stay_and_make_personal_models(folder: Path, tmp_path: 
     model = models.pretrained(folder, outputs=2, adapter="lora", rank=2)
     adapters = matching(model, ["adapter"])
     assert {name.split(".")[-3] for name in adapters} == {"lora_A", "lora_B"}
-    recipe = piebald.methods.recipes.make("fedavg", lr=0.1, batch=5)
+    recipe = piebald.recipes.make("fedavg", lr=0.1, batch=5)
     recipe = recipe.model_copy(update={"sharing": AllExcept(private_layers="adapter")})
     run = trained(model, recipe, out=tmp_path / "run")
     layout = run.work.layout
@@ -228,7 +228,7 @@ def test_exports_are_read_by_peft_and_come_back(folder: Path, tmp_path: Path) ->
 def test_ranks_may_differ_and_peft_reads_each(folder: Path, tmp_path: Path) -> None:
     """The factor on the adapters' output is everybody's, and peft's file of a lower rank says so, too."""
     model = models.pretrained(folder, outputs=2, adapter="lora", rank=4, alpha=6)
-    run = trained(model, piebald.methods.recipes.flexlora(ranks=(4, 2), lr=0.5, batch=5), out=tmp_path / "run")
+    run = trained(model, piebald.recipes.flexlora(ranks=(4, 2), lr=0.5, batch=5), out=tmp_path / "run")
     saved = run.save(tmp_path / "lower", client="c1")
     base = transformers.AutoModelForSequenceClassification.from_pretrained(
         folder, num_labels=2, ignore_mismatched_sizes=True
@@ -247,7 +247,7 @@ def test_inputs_with_names_are_recorded_with_names(folder: Path, tmp_path: Path)
     x, y = rows(12, 0)
     held = {f"c{i}": ({"input_ids": x, "attention_mask": (x != 0).long()}, y) for i in range(2)}
     run = piebald.run(
-        piebald.methods.recipes.fedavg(lr=0.1), piebald.clients_from(held, tokens=True),
+        piebald.recipes.fedavg(lr=0.1), piebald.clients_from(held, tokens=True),
         models.pretrained(folder, 2, adapter="lora", rank=2), rounds=1,
         runtime=Simulator(engine="sequential", workers=0),
     )  # fmt: skip

@@ -12,11 +12,10 @@ import pytest
 from rich.cells import cell_len
 
 import piebald
-from piebald import models, partition
+from piebald import models, partition, recipes
 from piebald.cli.comparing import print_comparison
 from piebald.core.errors import RunFolderError
 from piebald.core.plain_text import printable, visible
-from piebald.methods import recipes
 from piebald.report.comparison import Comparison
 from piebald.report.findings import partly_scored
 from piebald.report.page.report_page import render

@@ -36,15 +36,15 @@ def clients() -> Any:
 
 
 def test_all_recipes_are_checked_before_the_first_trains(clients: Any, tmp_path: Path) -> None:
-    good = piebald.methods.recipes.make("fedavg")
+    good = piebald.recipes.make("fedavg")
     for methods, options, words in (
         (
-            {"plain": good, "weighted": piebald.methods.recipes.make("sync_dvw")},
+            {"plain": good, "weighted": piebald.recipes.make("sync_dvw")},
             {},
             ["recipe 'weighted': ", "validation rows"],
         ),
         (
-            {"plain": good, "greedy": piebald.methods.recipes.make("fedavg", cohort=9)},
+            {"plain": good, "greedy": piebald.recipes.make("fedavg", cohort=9)},
             {},
             ["recipe 'greedy': cohort is 9"],
         ),
@@ -86,7 +86,7 @@ def test_an_error_inside_a_function_that_makes_a_model_is_its_own(clients: Any) 
 
 def _refused(clients: Any) -> str:
     with pytest.raises(SettingError) as error:
-        piebald.compare([piebald.methods.recipes.make("fedavg", cohort=9)], clients, network)
+        piebald.compare([piebald.recipes.make("fedavg", cohort=9)], clients, network)
     return str(error.value)
 
 

@@ -27,7 +27,7 @@ def clients(count: int = 3) -> Any:
 
 def trained(recipe: str, out: Path | None, count: int = 3, hidden: int = 8, **more: Any) -> piebald.Run:
     own = {name: more.pop(name) for name in ("cohort", "k", "lr") if name in more}
-    made = piebald.methods.recipes.make(recipe, **{"lr": 0.1} | own)
+    made = piebald.recipes.make(recipe, **{"lr": 0.1} | own)
 
     def model(seed: int) -> Any:
         return models.build_model("mlp", (1, 8, 8), 10, seed, hidden=[hidden])

@@ -505,7 +505,7 @@ def test_stacks_that_are_begun_while_results_are_taken_are_the_same_after_a_resu
     monkeypatch.setattr(Simulation, "_begin_full_stacks", watched)
     batched = {"engine": "batched", "stack": 3, "workers": workers}
     options: dict[str, Any] = {"simulator": batched, "evaluate_every": 0}
-    recipe = piebald.methods.recipes.fedavg(cohort=7, lr=0.1).with_(scheduling={"kind": "asynchronous", "cohort": 7})
+    recipe = piebald.recipes.fedavg(cohort=7, lr=0.1).with_(scheduling={"kind": "asynchronous", "cohort": 7})
     clients = classified(*range(5, 14))
     whole = simulate(recipe, clients, MODEL, rounds=12, **options)
     assert sum(ahead) > 1

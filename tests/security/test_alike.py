@@ -28,12 +28,12 @@ from piebald.federation.credentials import provisioning
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.hub.run_terms import RunTerms, terms
 from piebald.federation.site.site_process import SiteSettings, SiteWork
+from piebald.inference.queries.trees import MaskedTreeSumsQuery
 from piebald.methods.recipe import Recipe
 from piebald.methods.training.client_settings import ClientSettings
 from piebald.methods.transforms import Transform
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation.alike import CLIENT_FIELDS
-from piebald.statistics.queries.trees import MaskedTreeSumsQuery
 from tests.fakes import classified, seeded, simulate
 from tests.federation.conftest import SITES, provisioned, settings
 

@@ -22,14 +22,14 @@ from piebald.core.noise import NoiseSource
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.inference.models.rows import ModelPlan
+from piebald.inference.queries import columns, models
+from piebald.inference.queries.columns import NoisySumsQuery
+from piebald.inference.queries.models import NoisyModelSumsQuery
 from piebald.methods.queries import Evaluate
 from piebald.models import Logistic
 from piebald.privacy.accounting import gaussian_epsilon
 from piebald.runs.prepare import prepare
-from piebald.statistics.models.rows import ModelPlan
-from piebald.statistics.queries import columns, models
-from piebald.statistics.queries.columns import NoisySumsQuery
-from piebald.statistics.queries.models import NoisyModelSumsQuery
 from tests.fakes import federation
 
 from .audits import FAILED, Scores, from_outcomes

@@ -28,17 +28,17 @@ from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_client import SiteClient
 from piebald.federation.site.site_rows import SiteSource, own_rows
 from piebald.federation.site.task_runner import TaskRunner
+from piebald.inference.models.influence import _CONTRIBUTIONS
+from piebald.inference.models.rows import Ask, ModelPlan, ModelRows, Scale
+from piebald.inference.models.sums import client_sums
+from piebald.inference.queries.columns import MaskedSumsQuery, StatisticsQuery
+from piebald.inference.queries.models import ModelSumsQuery
+from piebald.inference.queries.prepare import PrepareNamesQuery, PrepareQuery, unpacked
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.models import Logistic
 from piebald.privacy.disclosure import DisclosureRules, Withheld
 from piebald.runs.prepare import prepare
-from piebald.statistics.models.influence import _CONTRIBUTIONS
-from piebald.statistics.models.rows import Ask, ModelPlan, ModelRows, Scale
-from piebald.statistics.models.sums import client_sums
-from piebald.statistics.queries.columns import MaskedSumsQuery, StatisticsQuery
-from piebald.statistics.queries.models import ModelSumsQuery
-from piebald.statistics.queries.prepare import PrepareNamesQuery, PrepareQuery, unpacked
-from tests.statistics.test_preparation_at_sites import Sites, table
+from tests.inference.test_preparation_at_sites import Sites, table
 
 ROWS, NUMBERS = 200, ["age", "dose", "arm", "time", "died", "log_days"]
 POLICIES = [

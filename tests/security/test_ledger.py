@@ -41,6 +41,7 @@ from piebald.federation.site.site_client import SiteClient, rows_of
 from piebald.federation.site.site_process import site_work
 from piebald.federation.site.site_rows import SiteRows, SiteSource, place_of, rows_before_a_run
 from piebald.federation.site.task_runner import TaskRunner
+from piebald.inference.queries.columns import NoisySumsQuery, StatisticsQuery
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.methods.queries.scores import Validate
 from piebald.methods.transforms.gaussian import Gaussian
@@ -60,7 +61,6 @@ from piebald.privacy.ledger import (
     noise_for,
 )
 from piebald.runs.prepare import prepare
-from piebald.statistics.queries.columns import NoisySumsQuery, StatisticsQuery
 from tests.federation.conftest import provisioned
 
 RNG = np.random.default_rng(5)

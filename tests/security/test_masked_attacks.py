@@ -18,11 +18,11 @@ from piebald.contracts.component import build
 from piebald.core.errors import PiebaldError
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.hub.run_terms import RunTerms
+from piebald.inference import experiment
+from piebald.inference.experiment import statistics_of_sites
 from piebald.privacy.secure_aggregation import transform
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.runs import prepare
-from piebald.statistics import experiment
-from piebald.statistics.experiment import statistics_of_sites
 
 from ..federation.conftest import Sites, carry_out, provisioned, settings
 

@@ -39,6 +39,13 @@ from piebald.federation.site.policy import UNTRAINED, Policy
 from piebald.federation.site.site_client import SiteClient, rows_of
 from piebald.federation.site.site_rows import SiteSource, rows_before_a_run
 from piebald.federation.site.task_runner import TaskRunner
+from piebald.inference.experiment import open_sites, question_recipe
+from piebald.inference.queries.columns import StatisticsQuery
+from piebald.inference.queries.prepare import PrepareQuery
+from piebald.inference.queries.trees import TreeScoresQuery
+from piebald.inference.request import statistics_request
+from piebald.inference.statistics_at_sites import stated_questions, statistics_at_sites
+from piebald.inference.trees.settings import TreeSettings
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.methods.queries.row_scores import NaiveScores, TrainingTotals
 from piebald.methods.queries.scores import Validate
@@ -48,16 +55,9 @@ from piebald.privacy import SecureAggregation
 from piebald.privacy.ledger import FILE, OverLimit, RowLedger
 from piebald.runs.prepare import prepare
 from piebald.server.client_queries import ClientQueries
-from piebald.statistics.experiment import open_sites, question_recipe
-from piebald.statistics.queries.columns import StatisticsQuery
-from piebald.statistics.queries.prepare import PrepareQuery
-from piebald.statistics.queries.trees import TreeScoresQuery
-from piebald.statistics.request import statistics_request
-from piebald.statistics.statistics_at_sites import stated_questions, statistics_at_sites
-from piebald.statistics.trees.settings import TreeSettings
 from tests import processes
 from tests.federation.conftest import ENVIRONMENT, Sites, provisioned, until
-from tests.statistics.sites import InProcess
+from tests.inference.sites import InProcess
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(200, 3)).astype(np.float32)

@@ -28,6 +28,7 @@ from piebald.experiments.file import ExperimentSettings
 from piebald.federation.hub import server_runtime
 from piebald.federation.hub.server_runtime import FederationServer
 from piebald.federation.link.wire_format import task_body, unpack_task
+from piebald.methods.catalog import registry
 from piebald.settings.plugins import objective_named
 from tests import processes
 from tests.federation.conftest import ENVIRONMENT, Sites, provisioned, settings, until
@@ -52,7 +53,7 @@ from piebald.methods.training import Sgd
 run = functools.partial(subprocess.run)
 loaded = nn.Identity()
 bound = Path.cwd
-ready = piebald.methods.recipes.fedavg(lr=0.3)
+ready = piebald.recipes.fedavg(lr=0.3)
 _hidden = 3
 
 class Net(nn.Linear):
@@ -172,7 +173,7 @@ def test_what_a_listed_module_defines_is_found(listed: str) -> None:
     made = build("training", marked({"kind": "steady", "lr_schedule": f"{listed}:falling"}))
     assert json.loads(json.dumps(made.table()))["lr_schedule"] == {"kind": "function", "function": f"{listed}:falling"}
     assert build("training", author.mark(json.loads(json.dumps(made.table())))) == made
-    assert recipes.named.lookup(marked(f"{listed}:ready"), author).make().training == recipes.fedavg(lr=0.3).training
+    assert registry.lookup(marked(f"{listed}:ready"), author).make().training == recipes.fedavg(lr=0.3).training
 
 
 def test_settings_are_checked_against_the_signature_before_anything_is_called(listed: str) -> None:
@@ -229,7 +230,7 @@ def test_only_the_front_door_gives_text_the_rights_of_the_user() -> None:
     place = Path(piebald.__file__).parent
     uses = {str(path.relative_to(place)) for path in place.rglob("*.py") if "USERS" in path.read_text()}
     assert uses == {
-        "core/references.py", "settings/plugins.py", "methods/recipe.py", "methods/recipes/named.py",
+        "core/references.py", "settings/plugins.py", "methods/recipe.py", "methods/catalog/registry.py",
         "models/networks.py", "data/embeddings/embedded.py", "data/sets/named.py", "runs/run.py", "runs/compare.py",
         "runs/adaptation/newcomer_file.py", "experiments/file.py", "experiments/preview.py", "cli/show.py",
         "advice/tuning/space.py", "advice/tuning/trial_runs.py", "federation/site/site_rows.py",

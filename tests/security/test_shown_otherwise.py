@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from piebald import recipes
 from piebald.contracts import SUM, ClientSecrets, Task, Update, runtime, shown_digest, task_digest
 from piebald.core.errors import SettingError
+from piebald.inference.queries.columns import MaskedSumsQuery
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation import masks, server_side, share_checks, transform
 from piebald.privacy.secure_aggregation.client_side import masked, replied
@@ -22,7 +23,6 @@ from piebald.privacy.secure_aggregation.key_exchange import KeyRound
 from piebald.privacy.secure_aggregation.key_material import rounding_seed
 from piebald.privacy.secure_aggregation.key_queries import DIGEST
 from piebald.privacy.secure_aggregation.server_side import SecureRound
-from piebald.statistics.queries.columns import MaskedSumsQuery
 from tests.fakes import few
 
 from .lying_server import Clients

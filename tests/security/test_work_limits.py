@@ -30,10 +30,10 @@ from piebald.federation.site.site_client import SiteClient
 from piebald.federation.site.site_process import SiteSettings, SiteWork
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.federation.site.work_limits import TaskWatch, WorkLimits
-from piebald.statistics.queries.trees import TreesQuery
-from piebald.statistics.trees.client_rows import Grower
-from piebald.statistics.trees.forest import Forest
-from piebald.statistics.trees.settings import TreeSettings
+from piebald.inference.queries.trees import TreesQuery
+from piebald.inference.trees.client_rows import Grower
+from piebald.inference.trees.forest import Forest
+from piebald.inference.trees.settings import TreeSettings
 from tests.federation.conftest import SITES, provisioned, settings
 
 from .server_entry import prepared

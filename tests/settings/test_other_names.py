@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import piebald
+from piebald import recipes
 from piebald.cli import main
 from piebald.core.errors import SettingError
-from piebald.methods import recipes
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_method_of_another_program_names_what_does_the_same(name: str, says: s
 
 
 def test_every_recipe_that_such_a_sentence_names_is_there() -> None:
-    from piebald.methods.recipes import named
+    from piebald.methods.catalog import registry as named
 
     known = set(recipes.names())
     for sentence in named._ELSEWHERE.values():

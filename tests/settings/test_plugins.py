@@ -19,7 +19,7 @@ from piebald.core.errors import SettingError
 from piebald.core.references import USERS, Outside
 from piebald.data.clients.sites import Sites
 from piebald.experiments.file import ExperimentSettings
-from piebald.methods.recipes import named
+from piebald.methods.catalog import registry as named
 from piebald.report.callbacks import trackers_of
 from piebald.settings import plugins
 
@@ -35,7 +35,7 @@ from piebald.data.partition.sizes import Sizes
 from piebald.methods.training.augmentation import Augmentation
 from piebald.methods.training.optimizers import Optimizer
 from piebald.methods.aggregation.linear import Linear
-from piebald.methods.recipes.named import recipe
+from piebald.methods.catalog.registry import recipe
 from piebald.methods.training import Sgd
 
 class Lessened(Linear):

@@ -11,11 +11,11 @@ from piebald.contracts.component import Component
 from piebald.core.arguments import checked, checked_class, settled
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.references import USERS
-from piebald.methods import recipes
+from piebald.methods.catalog import recipes
+from piebald.methods.catalog.recipe_help import home
+from piebald.methods.catalog.registry import lookup
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipe_settings import plain
-from piebald.methods.recipes.named import lookup
-from piebald.methods.recipes.recipe_help import home
 
 Value = Any  # of a setting: a number, text, true or false, a list or a table
 Point = Mapping[str, Value]  # settings by name

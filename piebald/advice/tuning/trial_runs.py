@@ -16,7 +16,7 @@ from piebald.advice.tuning.chosen_rows import WithoutTestRows, without_test_rows
 from piebald.contracts import Clients, Split
 from piebald.core.errors import SettingError
 from piebald.experiments.run_settings import RunSettings, SearchKeywords, marked
-from piebald.methods import recipes
+from piebald.methods.catalog import recipes
 from piebald.methods.recipe import Recipe
 from piebald.report.paired import Scores
 from piebald.report.row_noise import COUNTED, answer_names

@@ -14,8 +14,8 @@ from piebald.contracts import Hiding, Personalizes, Query, Split, SumDemands, Ta
 from piebald.core.errors import unknown
 from piebald.core.parameters import matching
 from piebald.federation.site.work_limits import WorkLimits
+from piebald.methods.catalog.registry import find, unknown_recipe
 from piebald.methods.client_work import ClientWork
-from piebald.methods.recipes.named import find, unknown_recipe
 from piebald.methods.transforms.base import Transform
 from piebald.methods.transforms.compression import Compressor
 from piebald.methods.transforms.gaussian import Gaussian

@@ -48,9 +48,9 @@ from piebald.federation.site.site_rows import (
     rows_of_one,
 )
 from piebald.federation.site.work_limits import WorkLimits
+from piebald.methods.catalog.registry import lookup
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
-from piebald.methods.recipes.named import lookup
 from piebald.models.weights_folder import cached
 from piebald.settings import plugins
 from piebald.settings.setting_places import of_document

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack
 
 from piebald.methods.aggregation.dvw import Dvw
+from piebald.methods.catalog.registry import recipe
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.async_fedavg import METIS
 from piebald.methods.recipes.fedavg import fedavg
-from piebald.methods.recipes.named import recipe
 from piebald.methods.scheduling.asynchronous import Asynchronous
 from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.server_optimizer.cached_average import CachedAverage

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Unpack
 
 from piebald.methods.aggregation.linear import ExampleWeighted
+from piebald.methods.catalog.registry import recipe
 from piebald.methods.clustering.single_cluster import SingleCluster
 from piebald.methods.recipe import Recipe
-from piebald.methods.recipes.named import recipe
 from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.scheduling.synchronous import Synchronous
 from piebald.methods.server_optimizer.average import ServerSgd

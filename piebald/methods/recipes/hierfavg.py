@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Unpack
 
+from piebald.methods.catalog.registry import recipe
 from piebald.methods.clustering.regions import Regions
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.fedavg import fedavg
-from piebald.methods.recipes.named import recipe
 from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.training.sgd import Sgd, SgdSettings
 

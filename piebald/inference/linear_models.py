@@ -1,0 +1,451 @@
+"""Generalised linear models of the pooled rows, with what is said of clients that differ.
+
+Clients get coefficients and answer with sums over their rows: the log-likelihood, its score and its information.  The
+sums over clients are those of the pooled rows, so Newton's method ends at the model of the pooled rows (McCullagh and
+Nelder 1989, section 2.5; as in DataSHIELD's `ds.glm`, Jones et al. 2012).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from piebald.contracts import Query, Split
+from piebald.core.arguments import Count, checked, checked_class
+from piebald.core.errors import SettingError
+from piebald.core.moments import Floats
+from piebald.inference.columns import TARGET
+from piebald.inference.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
+from piebald.inference.models.fitting import Maximum, maximised, normal_mixed, quadrature_mixed
+from piebald.inference.models.likelihood import Likelihood
+from piebald.inference.models.rows import HEADS, Ask, Family, ModelPlan, Scale
+from piebald.inference.noisy_models import ROUNDS, NoiseOptions, NoisyModel, fit_noisy
+from piebald.inference.pooled_statistics import Estimates
+
+INTERCEPT = "(intercept)"
+RandomIntercept = Literal["one_stage", "two_stage"]
+_Pairs = Mapping[str, Any]
+
+
+@checked_class
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Glm(Estimates):
+    """A fitted generalised linear model; see `Estimates` for its coefficients.
+
+    Attributes:
+        family: the distribution of targets.
+        target: the column that is explained.
+        error_kind: where standard errors come from: the "model", or scores of rows ("robust") or of clusters
+            ("clustered").
+        clusters: the number of clusters, None without them.
+        dispersion: 1, but for "gaussian" the residual variance.
+        alpha, alpha_error: the dispersion of a negative binomial, whose variance is mu + alpha mu^2, and its standard
+            error; None for other families.
+        log_likelihood: of the model; None for "gaussian" with weights.
+        deviance, null_deviance: of the model, and of one with an intercept alone.
+    """
+
+    family: Family
+    target: str
+    error_kind: Literal["model", "robust", "clustered"]
+    clusters: int | None
+    dispersion: float
+    alpha: float | None
+    alpha_error: float | None
+    log_likelihood: float | None
+    deviance: float
+    null_deviance: float
+
+    def __repr__(self) -> str:
+        """Return the model in one line."""
+        return (
+            f"<Glm {self.target} ({self.family}): {len(self.names)} coefficients of {self.rows:,} rows"
+            f"{self._fewer}, deviance {self.deviance:.6g}>"
+        )
+
+    @property
+    def degrees(self) -> float:
+        """Degrees of freedom of Student's t, for "gaussian" as in R (statsmodels takes the normal distribution there);
+        robust errors have the normal distribution.
+        """
+        by_model = self.family == "gaussian" and self.error_kind == "model"
+        return self.rows - len(self.names) if by_model else math.inf
+
+
+@checked_class
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class MixedGlm(Estimates):
+    """A generalised linear model with a normal random intercept of each client; see `Estimates` for its coefficients.
+
+    Attributes:
+        family: the distribution of targets.
+        target: the column that is explained.
+        between: the variance of clients' intercepts, 0 where their likelihood is highest without one.
+        residual: the variance within clients of "gaussian", else 1.
+        log_likelihood: the restricted one for "gaussian" with REML.
+        reml: whether it is restricted.
+    """
+
+    family: Family
+    target: str
+    between: float
+    residual: float
+    log_likelihood: float
+    reml: bool
+
+
+@checked_class
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PooledGlm(Estimates):
+    """Generalised linear models of single clients, pooled coefficient by coefficient; see `Estimates`.
+
+    Coefficients and errors are those of random effects (DerSimonian and Laird 1986), as in DataSHIELD's `ds.glmSLMA`.
+
+    Attributes:
+        family: the distribution of targets.
+        target: the column that is explained.
+        fitted: clients that have a model of their own; others have too few rows, or no finite estimate.
+        fixed, fixed_errors: the coefficients with weights of inverse variance, and their standard errors [p].
+        between: variances of coefficients between clients [p].
+        heterogeneity: Cochran's Q of each coefficient [p], with `fitted - 1` degrees of freedom.
+    """
+
+    family: Family
+    target: str
+    fitted: int
+    fixed: Floats
+    fixed_errors: Floats
+    between: Floats
+    heterogeneity: Floats
+
+
+@checked
+def glm(
+    clients: Any,
+    *,
+    target: str | None = None,
+    columns: Sequence[str] | None = None,
+    family: Family = "gaussian",
+    offset: str | None = None,
+    weights: str | None = None,
+    robust: bool = False,
+    cluster: str | None = None,
+    random_intercept: RandomIntercept | None = None,
+    reml: bool = True,
+    client: str | None = None,
+    split: Split = "train",
+    features: Sequence[str] | None = None,
+    categories: Mapping[str, Sequence[str]] | None = None,
+    max_iterations: Count = 50,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    bounds: Mapping[str, Sequence[float]] | None = None,
+    rounds: Count = ROUNDS,
+) -> Glm | MixedGlm | PooledGlm | NoisyModel:
+    """Fit a generalised linear model to the rows of all clients, as if they were pooled.
+
+    Rows with gaps, also in the offset or the weights, are left out.  A column of text has a coefficient for each
+    category but the first.
+
+    Args:
+        clients, client, split, features: as of `statistics`.
+        target: the column to explain; "target" by default, as `Clients` have it.  Under "binomial" it has two
+            classes, of which the second (the larger number, or by alphabet) counts as 1; under "poisson" and
+            "negative_binomial" counts.
+        columns: the columns to explain it by, all others by default.
+        family: the distribution of targets: "gaussian" (identity link), "binomial" (logit), "poisson" or
+            "negative_binomial" (log), whose dispersion is estimated.
+        offset: a column that is added to the linear predictor, such as the logarithm of an exposure.
+        weights: a column of weights of rows, as in R and as `var_weights` of statsmodels: they multiply a row's
+            log-likelihood, and a row of weight 0 is left out.
+        robust: standard errors by each row's own residual (HC1) instead of the model's.
+        cluster: a column whose values name clusters of rows that may depend on each other, or "client" for one of each
+            client: cluster-robust standard errors, times G / (G - 1) (n - 1) / (n - p) as in statsmodels and Stata.
+        random_intercept: "one_stage" for a mixed model with a random intercept of each client; "two_stage" to fit a
+            model at each client and pool the coefficients.
+        reml: for "gaussian" in one stage, maximise the restricted likelihood, as lme4.
+        categories: the values of columns of codes, of which each but the first has a coefficient.
+        max_iterations: questions to the clients, at most, for each likelihood that is maximised.
+        epsilon, delta: what all questions of the model together spend of each client's rows, of which one may take the
+            place of another: each client adds noise to sums that no row moves by more than its bounds allow.
+        bounds: low and high of each column of numbers, which must not be taken from the rows; for noise.
+        rounds: questions of a model with noise that needs several.
+
+    Returns:
+        A `Glm`; a `MixedGlm` in one stage, a `PooledGlm` in two, a `NoisyModel` with an epsilon.
+
+    Raises:
+        SettingError: an argument is wrong, the target does not fit the family, columns depend on each other, or a
+            combination of columns separates the classes, so that there is no finite estimate.
+
+    Examples:
+        >>> import pandas as pd
+        >>> import piebald
+        >>> trial = pd.DataFrame({"clinic": list("AABB"), "dose": [0.0, 1, 2, 3], "effect": [1.0, 3.1, 4.9, 7.0]})
+        >>> model = piebald.glm(trial, client="clinic", target="effect")
+        >>> dict(zip(model.names, model.coefficients.round(2).tolist()))
+        {'(intercept)': 1.03, 'dose': 1.98}
+    """
+    options = GlmOptions(
+        target or TARGET, columns, family, offset, weights, robust, cluster, random_intercept, reml, max_iterations,
+        NoiseOptions.of(epsilon, delta, bounds, rounds),
+    )  # fmt: skip
+    wanted = None if columns is None else [*dict.fromkeys([*columns, *options.roles(client).names])]
+    with asked_tables(clients, client, wanted, split, features, categories) as asked:
+        return fit_glm(asked, options)
+
+
+@dataclass(frozen=True, slots=True)
+class GlmOptions:
+    """The arguments of `glm` that say what is fitted."""
+
+    target: str
+    columns: Sequence[str] | None = None
+    family: Family = "gaussian"
+    offset: str | None = None
+    weights: str | None = None
+    robust: bool = False
+    cluster: str | None = None
+    random_intercept: RandomIntercept | None = None
+    reml: bool = True
+    max_iterations: int = 50
+    noise: NoiseOptions | None = None
+
+    def roles(self, client: str | None) -> ColumnRoles:
+        """Return the parts of columns.
+
+        Raises:
+            SettingError: options do not go together.
+        """
+        if self.random_intercept and (self.robust or self.cluster is not None):
+            raise SettingError("robust errors are of a model without random intercepts: leave one of them out")
+        if self.random_intercept == "one_stage" and self.family == "negative_binomial":
+            raise SettingError(
+                "a negative binomial has no random intercept in one stage: take 'two_stage', or the family 'poisson'"
+            )
+        cluster = "client" if self.cluster is not None and self.cluster == client else self.cluster
+        return ColumnRoles(self.target, None, self.offset, self.weights, cluster)
+
+    def plan(self, asked: ModelColumns) -> tuple[ModelPlan, list[str]]:
+        """Return the plan, and the names of the regressors."""
+        return planned(asked, self.family, self.roles(asked.client), self.columns)
+
+    def question(self, asked: ModelColumns) -> Query:
+        """Return the question that terms name."""
+        plan, names = self.plan(asked)
+        return asked.query(plan) if self.noise is None else self.noise.question(asked, plan, names, self.target)
+
+
+def fit_glm(clients: ModelClients, options: GlmOptions) -> Glm | MixedGlm | PooledGlm | NoisyModel:
+    """Fit the model that the options say, of clients on this machine or at sites."""
+    plan, columns = options.plan(clients.columns)
+    if options.noise is not None:
+        if options.robust or options.random_intercept:
+            raise SettingError("with noise there are no robust errors and no random intercepts: leave them out")
+        return fit_noisy(clients, plan, (INTERCEPT, *columns), options.target, options.noise)
+    model = ModelOfRows(clients, plan, (INTERCEPT, *columns), options.max_iterations)
+    common: dict[str, Any] = {"family": options.family, "target": options.target}
+    if options.random_intercept == "two_stage":
+        return _pooled(model, common)
+    if options.random_intercept == "one_stage":
+        return _mixed(model, common, options.reml)
+    fit = model.maximum()
+    null = model.null(fit)
+    covariance, clusters = fit.covariance, None
+    if options.robust or options.cluster is not None:
+        covariance, clusters = model.sandwich(fit)
+    width = len(model.names)
+    alpha = math.exp(fit.point[-1]) if options.family == "negative_binomial" else None
+    log_likelihood: float | None = fit.sums.value
+    if options.family == "gaussian":
+        log_likelihood = -model.rows / 2 * (math.log(2 * math.pi * fit.sums.deviance / model.rows) + 1)
+        log_likelihood = None if options.weights is not None else log_likelihood
+    return Glm(
+        **model.estimates(fit.point, covariance), **common, dispersion=fit.dispersion, alpha=alpha,
+        alpha_error=None if alpha is None else alpha * math.sqrt(covariance[width, width]),
+        error_kind="model" if clusters is None else "robust" if options.cluster is None else "clustered",
+        clusters=clusters if options.cluster is not None else None, log_likelihood=log_likelihood,
+        deviance=fit.sums.deviance, null_deviance=null.sums.deviance,
+    )  # fmt: skip
+
+
+class ModelOfRows:
+    """A model of the rows of clients, whose columns' means and deviations have been asked for.
+
+    Args:
+        clients: who is asked.
+        plan: the columns.
+        names: of the coefficients.
+        most: questions for each likelihood that is maximised, at most.
+
+    Attributes:
+        clients, plan, names: as given.
+        scale: means and deviations of the columns.
+        rows, dropped, taking_part, events: rows, rows that are left out, clients with rows and with targets besides 0.
+        weight, total, offset, exposure: the sums of weights, and of weighted targets, offsets, and exp of offsets, in
+            place of which models of times count events.
+        questions: how often clients were asked.
+
+    Raises:
+        SettingError: a column is constant, or there are too few rows.
+    """
+
+    def __init__(self, clients: ModelClients, plan: ModelPlan, names: Sequence[str], most: int) -> None:
+        self.clients, self.plan, self.names, self._most = clients, plan, tuple(names), most
+        self.questions, columns = 0, len(plan.columns)
+        # nothing is known of the columns yet, so the first question takes them as they are
+        self.scale = Scale(np.zeros(columns), np.ones(columns))
+        moments = self.ask("moments")
+        self.rows, self.dropped, self.taking_part, self.events = map(int, moments[:4])
+        self.weight, self.total, self.offset, self.exposure = map(float, moments[4:HEADS])
+        if self.rows <= plan.parameters:
+            raise SettingError(
+                f"{plan.parameters} coefficients need more than {plan.parameters} rows without gaps, got {self.rows}: "
+                "leave out columns, first those with gaps in most rows"
+            )
+        # a second question about the means: sums of squares about 0 would lose a small deviation beside a large mean
+        self.scale = Scale(moments[HEADS : HEADS + columns] / self.rows, np.ones(columns))
+        if columns:
+            apart = self.ask("moments")[HEADS:]
+            spread = np.sqrt(np.maximum(apart[columns:] / self.rows - np.square(apart[:columns] / self.rows), 0.0))
+            for name, mean, deviation in zip(self.names[-columns:], self.scale.mean, spread, strict=True):
+                # relative to the mean: rounding leaves a constant column a deviation of some 1e-16 of it
+                if deviation <= 1e-14 * abs(mean):
+                    part = "a baseline" if plan.has_times else "the intercept"
+                    raise SettingError(f"column {name!r} is constant over all clients, like {part}: leave it out")
+            self.scale = Scale(self.scale.mean, spread)
+
+    def ask(self, ask: Ask, *numbers: Floats | float) -> Floats:
+        """Return the sums over all clients."""
+        self.questions += 1
+        flat = [np.atleast_1d(np.asarray(part, dtype=np.float64)) for part in numbers]
+        return self.clients.sums(self.plan, ask, np.concatenate([*self.scale, *flat]))
+
+    def likelihood(self, point: Floats) -> Likelihood:
+        """Return the log-likelihood of all rows at parameters of standard scores [q]."""
+        return Likelihood.of_flat(self.ask("likelihood", point), self.plan.parameters)
+
+    def maximum(self) -> Maximum:
+        """Return the maximum of the likelihood.
+
+        Raises:
+            SettingError: there is nothing to explain, or no finite estimate.
+        """
+        start = np.zeros(self.plan.parameters)
+        # a Cox model has no intercept; others start at the null model's, which saves questions to the clients
+        if not self.plan.has_times:
+            start[0] = self._null_intercept()
+        return maximised(self.likelihood, self.plan, self.rows, start=start, names=self.names, most=self._most)
+
+    def null(self, fit: Maximum) -> Maximum:
+        """Return the maximum with an intercept alone; a negative binomial has the dispersion of `fit`, as in R."""
+        whole = np.zeros(self.plan.parameters)
+        # the dispersion stays at that of the full fit, so that both deviances are on one scale
+        whole[self.plan.width :] = fit.point[self.plan.width :]
+
+        def of_intercept(point: Floats) -> Likelihood:
+            whole[0] = point[0]
+            sums = self.likelihood(whole)
+            return sums._replace(score=sums.score[:1], information=sums.information[:1, :1])
+
+        # with the dispersion held there is one parameter, which the plan of a negative binomial does not have
+        family = "poisson" if self.plan.family == "negative_binomial" else self.plan.family  # one parameter
+        plan = self.plan.model_copy(update={"columns": (), "family": family})
+        start = np.array([self._null_intercept()])
+        return maximised(of_intercept, plan, self.rows, start=start, names=(INTERCEPT,), most=self._most)
+
+    def _null_intercept(self) -> float:
+        """Return about the intercept of a model with nothing else; not exactly that of "binomial" with an offset."""
+        mean = self.total / self.weight
+        if self.plan.family == "gaussian":
+            return mean - self.offset / self.weight
+        # the logit and the logarithm have no value there, and the likelihood no finite maximum
+        if mean <= 0 or (self.plan.family == "binomial" and mean >= 1):
+            raise SettingError("the target is the same in all rows without gaps, so there is nothing to explain")
+        return math.log(mean / (1 - mean) if self.plan.family == "binomial" else self.total / self.exposure)
+
+    def sandwich(self, fit: Maximum) -> tuple[Floats, int]:
+        """Return the robust covariance of the parameters [q, q], and the number of clusters.
+
+        Raises:
+            SettingError: there are no two clusters.
+        """
+        answer = self.ask("scores", fit.point)
+        clusters, outer = round(float(answer[0])), answer[1:].reshape(fit.covariance.shape)
+        if clusters < 2:
+            raise SettingError(f"robust errors need at least 2 clusters, got {clusters}: take another column")
+        # scores of "gaussian" are for a variance of 1, so the information between them must be, too
+        inverse = fit.covariance / fit.dispersion
+        factor = 1.0
+        # R's survival does not correct the sandwich of a Cox model for small samples either
+        if not self.plan.has_times:
+            factor = clusters / (clusters - 1) * (self.rows - 1) / (self.rows - self.plan.width)
+        return factor * inverse @ outer @ inverse, clusters
+
+    def estimates(self, point: Floats, covariance: Floats) -> dict[str, Any]:
+        """Return the fields of `Estimates`, in units of the columns."""
+        # the likelihood is of standard scores; its last parameter may be a dispersion, which has no name
+        width, back = len(self.names), self.scale.from_scores(len(point))
+        covariance = (back @ covariance @ back.T)[:width, :width]
+        return {
+            "names": self.names, "coefficients": (back @ point)[:width], "errors": np.sqrt(np.diag(covariance)),
+            "covariance": covariance, "rows": self.rows, "dropped": self.dropped, "clients": self.taking_part,
+            "iterations": self.questions, "left_out": self.clients.left_out,
+        }  # fmt: skip
+
+
+def _mixed(model: ModelOfRows, common: _Pairs, reml: bool) -> MixedGlm:
+    width = model.plan.width
+    if model.taking_part < 2:
+        raise SettingError(f"random intercepts need at least 2 clients with rows, got {model.taking_part}")
+    reml = reml and model.plan.family == "gaussian"
+    if model.plan.family == "gaussian":
+        fit = normal_mixed(lambda ratio: model.ask("random", ratio), width, reml)
+    else:
+        # each step is a question to all clients, and these coefficients are a near start
+        start = model.maximum().point
+        most = 4 * model._most  # it begins farther away than a model without random intercepts
+        fit = quadrature_mixed(lambda point: Likelihood.of_flat(model.ask("random", point), width + 1), start, most)
+    value = -fit.value / 2
+    if reml:  # columns are standard scores in the likelihood
+        value -= float(np.log(model.scale.spread).sum())
+    return MixedGlm(
+        **model.estimates(fit.point, fit.covariance), **common, between=fit.between, residual=fit.residual,
+        log_likelihood=value, reml=reml,
+    )  # fmt: skip
+
+
+def _pooled(model: ModelOfRows, common: _Pairs) -> PooledGlm:
+    width = model.plan.parameters
+
+    def sums(centre: Floats, between: Floats) -> list[Floats]:
+        return list(model.ask("two_stage", centre, between).reshape(5, width))
+
+    nothing = np.zeros(width)
+    # about 0 and without variance between clients: the fixed-effects estimate
+    count, weight, apart, _, _ = sums(nothing, nothing)
+    if count[0] < 1:
+        raise SettingError(
+            "no client has a finite model of its own: take random_intercept='one_stage', or pool the rows"
+        )
+    fixed, fixed_variance = apart / weight, 1 / weight
+    # Q is a sum about the pooled estimate, which clients learn only now: hence a second question
+    _, _, _, heterogeneity, squares = sums(fixed, nothing)
+    # Cochran's Q beyond its degrees of freedom is what clients differ by
+    # DerSimonian and Laird 1986: tau^2 = (Q - (k - 1)) / (sum w - sum w^2 / sum w), at least 0
+    scale = weight - squares / weight
+    between = np.where(scale > 0, np.maximum(heterogeneity - (count - 1), 0) / np.where(scale > 0, scale, 1), 0.0)
+    # a third question: weights with tau^2 need each client's own variance, which the sums so far do not tell
+    _, weight, apart, _, _ = sums(fixed, between)
+    point, part = fixed + apart / weight, slice(0, len(model.names))
+    fields = model.estimates(np.zeros(width), np.eye(width)) | {
+        "coefficients": point[part], "errors": np.sqrt(1 / weight)[part], "covariance": np.diag(1 / weight[part])
+    }  # fmt: skip
+    return PooledGlm(
+        **fields, **common, fitted=int(count[0]), fixed=fixed[part], fixed_errors=np.sqrt(fixed_variance)[part],
+        between=between[part], heterogeneity=heterogeneity[part],
+    )  # fmt: skip

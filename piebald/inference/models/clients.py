@@ -1,0 +1,289 @@
+"""Clients that are asked for sums of a model, on this machine or at sites, and the model's columns by their names."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from piebald.contracts import Clients, Fleet, Query, Runtime, Split
+from piebald.core.errors import RuntimeFault, SettingError, shown, unknown
+from piebald.core.moments import Floats
+from piebald.data.preparation.columns import are_classes, in_order
+from piebald.inference.columns import MOST_CODES, TARGET, as_text, check_codes, columns_of
+from piebald.inference.models.noisy_sums import STEP
+from piebald.inference.models.rows import Ask, ModelPlan, ModelRows, Term, model_rows
+from piebald.inference.queries.columns import columns as rows_columns
+from piebald.inference.queries.columns import table_columns
+from piebald.inference.queries.models import MaskedModelSumsQuery, ModelSumsQuery, NoisyModelSumsQuery, from_limbs
+from piebald.inference.simulated import TableClients, simulated
+from piebald.inference.sites import AskedSites
+from piebald.inference.statistics_at_sites import AskedColumns
+from piebald.methods.client_work import ClientWork
+from piebald.privacy import SecureAggregation
+
+log = logging.getLogger("piebald.statistics")
+
+
+class ModelColumns:
+    """The columns of clients who are asked, the numbers of inputs and then of targets, as plans name them.
+
+    Args:
+        clients: the form of their rows.
+        features: names of the inputs.
+        target: a further name of the target, if it has one.
+        split: the split of the rows.
+        categories: the categories of columns of codes, and of text where they are not those that occur.
+        secure: whether sums leave under masks.
+        client: the column that names the client of a row, None where there is none.
+
+    Attributes:
+        numbers: names of columns of numbers.
+        categories: the categories of columns of text, in order.
+        client: as given.
+        split: as given.
+    """
+
+    def __init__(
+        self, clients: Clients, features: Sequence[str] | None = None, target: str | None = None,
+        split: Split = "train", categories: Mapping[str, Sequence[str]] | None = None, secure: bool = False,
+        client: str | None = None,
+    ) -> None:  # fmt: skip
+        self._columns, self._clients, self.client = AskedColumns.of(clients, features), clients, client
+        # a model takes the number of a class
+        self.numbers = [name for name in self._columns.names if name not in self._columns.coded]
+        self.categories: dict[str, Sequence[str]] = {**self._columns.coded, **(categories or {})}
+        # columns of numbers that have categories: a misspelt code would be a coefficient of no row
+        for name in {*self.categories} & {*self.numbers}:
+            check_codes(name, self.categories[name])
+        self._places = {name: str(place) for place, name in enumerate(self._columns.names)}
+        # setdefault: an input that has this name keeps it
+        if target is not None and TARGET in self._places:
+            self._places.setdefault(target, self._places[TARGET])
+        self.split, self.secure, self._kind = split, secure, MaskedModelSumsQuery if secure else ModelSumsQuery
+
+    def place(self, name: str) -> str:
+        """Return the name of a column in plans."""
+        if name not in self._places:
+            raise unknown("column", name, self._places)
+        return self._places[name]
+
+    def term(self, name: str, value: str | None) -> Term:
+        """Return a column, or whether it has a category, as a term of plans: clients number categories from 0."""
+        return self.place(name), None if value is None else self._columns.codes(name, [value])[0]
+
+    def classes(self, name: str) -> Sequence[str]:
+        """Return the classes of a target in order, () of amounts, and of numbers that are 0 and 1 already."""
+        if name in self._columns.coded or not isinstance(self._clients, TableClients):
+            return self.categories.get(name, ())
+        self.place(name)
+        values = self._clients.values(name)
+        # 0 and 1 need no mapping; other two numbers are classes whose larger one counts as 1
+        return in_order(as_text(values).tolist()) if are_classes(values) and not {*values} <= {0.0, 1.0} else ()
+
+    def name_truths(self, name: str) -> None:
+        """Give a column of 0 and 1 of clients on this machine these two as categories."""
+        if isinstance(self._clients, TableClients) and name in self.numbers and name not in self.categories:
+            values = self._clients.values(name)
+            if {*values} <= {0.0, 1.0}:
+                self.categories[name] = as_text(values).tolist()
+
+    def query(self, plan: ModelPlan, ask: Ask = "moments", numbers: int = 0) -> ModelSumsQuery:
+        """Return a question, with so many numbers besides those of the columns' scale."""
+        return self._kind(plan=plan, ask=ask, numbers=numbers, split=self.split)
+
+
+class ModelClients:
+    """Clients who are asked about a model through a runtime.
+
+    The first question says who takes part, and they must answer all further ones.
+
+    Args:
+        columns: their columns.
+        runtime: the runtime that reaches the clients.
+        work: the run; where it masks, with 64 bits, only sums over all clients are seen.
+        clients: their names.
+        say: called with a sentence about each client that is left out.
+        joined: opens a federation of one client with the rows of all, where they are on this machine.
+
+    Attributes:
+        columns: as given.
+        left_out: why clients do not take part, by name.
+    """
+
+    def __init__(
+        self, columns: ModelColumns, runtime: Runtime, work: ClientWork, clients: Clients,
+        say: Callable[[str], None] = log.warning, joined: Callable[[], AskedSites] | None = None,
+    ) -> None:  # fmt: skip
+        self._masking = work.masking if isinstance(work.masking, SecureAggregation) else None
+        self._sites, self._clients, self.columns = AskedSites(runtime, work, clients.names, say), clients, columns
+        self._joined, self._taking_part, self._noisy_questions = joined, list[int](), 0
+        self.left_out = self._sites.left_out
+
+    def sums(self, plan: ModelPlan, ask: Ask, numbers: Floats) -> Floats:
+        """Return the sum of all clients' answers, see `sums.client_sums`.
+
+        Raises:
+            RuntimeFault: a site answers the first question and not the next.
+        """
+        count = len(numbers) - 2 * len(plan.columns)
+        # moments are sums over rows in any case, but they count clients, so they are taken from each by itself
+        across = plan.family == "cox" and not plan.stratified and ask != "moments"
+        if self._joined is not None and (across or (ask == "scores" and plan.cluster)):
+            # risk sets or clusters with rows of several clients
+            query = self.columns.query(self._of_all(plan), ask, count)
+            return self._joined().sums(query, None, _vectors(numbers))[1]
+        answered, total = self._summed(self.columns.query(plan, ask, count), numbers)
+        # sums of other rows would move the likelihood between two steps, and Newton's method would converge to nothing
+        if answered != self._taking_part:
+            lost = next(iter({*self._taking_part} ^ {*answered}))
+            raise RuntimeFault(
+                f"{self._sites.names[lost]} answers some questions about the model and not others "
+                f"({self._sites.reasons.get(lost, 'it was away')}): ask again, or for less"
+            )
+        return total if self._masking is None else from_limbs(total)
+
+    def noisy_sums(self, query: NoisyModelSumsQuery, point: Floats) -> tuple[Floats, int]:
+        """Return the sum of all clients' noisy answers at parameters [q], and how many answered."""
+        # in a simulation noise follows from the version, and the same noise twice would hide nothing
+        self._noisy_questions += 1
+        answered, total = self._summed(query, point, self._noisy_questions)
+        return total * STEP, len(answered)
+
+    def _summed(self, query: Query, numbers: Floats, version: int = 0) -> tuple[list[int], Floats]:
+        """Return who answered, and the sum of the answers."""
+        answered, total = self._sites.sums(query, self._masking, _vectors(numbers), version)
+        self._taking_part = self._taking_part or answered
+        self._sites.leave_out(answered)
+        return answered, total
+
+    def pooled(self, plan: ModelPlan) -> ModelRows | None:
+        """Return the rows of all clients, None where they are not here."""
+        if not isinstance(self._clients, TableClients):
+            return None
+        rows = self._clients.joined.rows(0, "train")
+        return model_rows(self._of_all(plan), table_columns(rows_columns(rows)))
+
+    def _of_all(self, plan: ModelPlan) -> ModelPlan:
+        """Return the plan of one client with the rows of all, whose last column is the number of a row's client."""
+        owner = str(len(self._clients.features)) if isinstance(self._clients, TableClients) else ""
+        cluster = owner if plan.cluster == "" else plan.cluster
+        return plan.model_copy(update={"cluster": cluster, "strata": owner if plan.stratified else None})
+
+
+def _vectors(numbers: Floats) -> dict[str, Tensor]:
+    return {"numbers": torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64))}
+
+
+@contextmanager
+def asked_tables(
+    source: Any, client: str | None, columns: Sequence[str] | None, split: Split, features: Sequence[str] | None,
+    categories: Mapping[str, Sequence[str]] | None = None, fleet: Fleet | None = None,
+) -> Iterator[ModelClients]:  # fmt: skip
+    """Open clients on this machine, in the simulator.
+
+    Args:
+        source, client, columns, split, features: as of `columns.columns_of`.
+        categories: as of `ModelColumns`.
+        fleet: as of `simulated`.
+
+    Raises:
+        SettingError: a column has too many categories.
+    """
+    clients = TableClients.of(columns_of(source, client, columns, split, features), categories, MOST_CODES)
+    with ExitStack() as stack:
+
+        @cache
+        def joined() -> AskedSites:
+            return AskedSites(*stack.enter_context(simulated(clients.joined)))
+
+        asked = ModelColumns(clients, categories=categories, client=client)
+        yield ModelClients(asked, *stack.enter_context(simulated(clients, fleet=fleet)), clients, joined=joined)
+
+
+_NUMBERS = ("time", "entry", "offset", "weights")  # roles of columns of numbers
+_ROLES = ("target", *_NUMBERS, "cluster")
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnRoles:
+    """The columns that a model names besides its regressors.
+
+    Attributes:
+        target: the column to explain, or of events.
+        time, entry, offset, weights, cluster: as of `ModelPlan`, by name; a cluster may be "client".
+    """
+
+    target: str
+    time: str | None = None
+    offset: str | None = None
+    weights: str | None = None
+    cluster: str | None = None
+    entry: str | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The columns, without the client's."""
+        return [name for name in (getattr(self, role) for role in _ROLES) if name is not None and name != "client"]
+
+
+def planned(
+    asked: ModelColumns, family: Any, roles: ColumnRoles, columns: Sequence[str] | None, **fields: Any
+) -> tuple[ModelPlan, list[str]]:
+    """Return the plan of a model and the names of its regressors, of which a category's is "column=value".
+
+    Args:
+        asked: the columns of clients.
+        family: as of `ModelPlan`.
+        roles: other columns.
+        columns: the regressors; all others by default.
+        fields: further fields of the plan.
+
+    Raises:
+        SettingError: there is no such column, or it does not hold what its role takes.
+    """
+    present = [*asked.numbers, *asked.categories]
+    numbers = {role: getattr(roles, role) for role in _NUMBERS}
+    for role, name in numbers.items():
+        if name is not None and name in asked.categories:
+            raise SettingError(f"{role} must be a column of numbers, and {name!r} holds text")
+    # "" stands for the client itself, which is no column that a site could look up
+    cluster = "" if roles.cluster == "client" else roles.cluster
+    # by places, since the target of sites has two names
+    places = {name: asked.place(name) for name in [*roles.names, *(columns or present)]}
+    taken = {places[name] for name in roles.names}
+    for name in columns or ():
+        if places[name] in taken:
+            role = next(role for role in _ROLES if places.get(getattr(roles, role)) == places[name])
+            raise SettingError(f"columns must not include the {role} {name!r}: leave it out")
+    # a column that was named twice would make the information singular
+    regressors = [name for name in dict.fromkeys(present if columns is None else columns) if places[name] not in taken]
+    terms: list[Term] = [(name, None) for name in regressors if name not in asked.categories]
+    first = 0 if family == "survival" else 1  # all groups have a curve, and a first category has no coefficient
+    for name in regressors:
+        terms += [(name, value) for value in list(asked.categories.get(name, ()))[first:]]
+    plan = ModelPlan(
+        family=family, columns=tuple(asked.term(name, value) for name, value in terms),
+        target=_target(asked, family, roles.target), **fields,
+        **{role: None if name is None else asked.place(name) for role, name in numbers.items()},
+        cluster=asked.place(cluster) if cluster else cluster,
+    )  # fmt: skip
+    return plan, [name if value is None else f"{name}={value}" for name, value in terms]
+
+
+def _target(asked: ModelColumns, family: str, name: str) -> Term:
+    """Return the term of a target, of which the second of two categories counts as 1."""
+    values = asked.classes(name)
+    if family in ("binomial", "cox", "survival") and len(values) == 2:
+        return asked.term(name, values[1])
+    if name not in asked.categories:
+        return asked.term(name, None)
+    got = f"text with {len(values)} categories, like {shown(values[0], 30) if values else 'none'}"
+    raise SettingError(f"the target {name!r} must hold numbers, or two categories under 'binomial', got {got}")

@@ -1,0 +1,176 @@
+"""What a client answers about its own rows for a model: one vector of sums for each question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from piebald.core.errors import SettingError
+from piebald.core.moments import Floats
+from piebald.inference.models import likelihood as likelihoods
+from piebald.inference.models.fitting import Maximum, maximised
+from piebald.inference.models.likelihood import Likelihood, cluster_sums, likelihood, row_terms
+from piebald.inference.models.random_intercept import marginal_likelihood, normal_sums
+from piebald.inference.models.risk_sets import PartialLikelihood, counted_times, log_rank, partial_likelihood
+from piebald.inference.models.rows import Ask, ModelPlan, ModelRows, Scale
+
+TRANSFORMS: tuple[Callable[[Floats], Floats], ...] = (lambda time: time, np.log)
+
+
+TABLE = 2.0  # the number of a function of time that comes as a table: its times, then its values
+
+
+def client_sums(plan: ModelPlan, ask: Ask, rows: ModelRows, numbers: Floats) -> Floats:
+    """Return the sums of one client [plan.length].
+
+    Args:
+        plan: the columns of the model.
+        ask: the question: "moments" of the columns, around a centre; the "likelihood" at a point and its derivatives;
+            outer products of clusters' "scores" there; "random" intercepts, at a ratio of variances or a point;
+            the client's own model for a "two_stage" estimate, around a centre and with variances between clients;
+            "schoenfeld" residuals at a point, with the number of a function of time, or a table of it; "counts" of
+            times; the "logrank" test of the client's own rows.
+        rows: the client's rows.
+        numbers: the means and deviations of the columns, then what the question needs.
+
+    Raises:
+        SettingError: the sums are not finite.
+    """
+    columns = len(plan.columns)
+    scale, point = Scale(numbers[:columns], numbers[columns : 2 * columns]), numbers[2 * columns :]
+    # a step too far may overflow: what is not finite is refused below, with a sentence in place of a warning
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = np.asarray(_ANSWERS[ask](plan, rows, scale, point), dtype=np.float64)
+    if not np.isfinite(sums).all():
+        raise SettingError("the sums at these coefficients are not finite: its numbers may be too unlike for the model")
+    return sums
+
+
+def _moments(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
+    apart = (rows.x - scale.mean) / scale.spread
+    exposure = np.exp(rows.offset) if plan.family in ("poisson", "negative_binomial") else np.ones(len(rows.y))
+    exposed = rows.y.sum() if plan.has_times else rows.weight @ exposure
+    heads = [len(rows.y), rows.dropped, len(rows.y) > 0, rows.y.any()]
+    heads += [rows.weight.sum(), rows.weight @ rows.y, rows.weight @ rows.offset, exposed]
+    return np.concatenate([np.array(heads, dtype=np.float64), apart.sum(0), np.square(apart).sum(0)])
+
+
+def _likelihood(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
+    x = rows.design(plan, scale)
+    if plan.family == "cox":
+        # strata are compared within themselves, so their log partial likelihoods add up
+        parts = [part.sums.flat for _, part in partial_likelihoods(plan, rows, x, point)]
+        return np.asarray(np.sum(parts, axis=0))
+    assert plan.family != "survival"
+    terms = row_terms(plan.family, rows.y, x @ point[: plan.width] + rows.offset, float(point[-1]))
+    return likelihood(terms, x, rows.weight).flat
+
+
+def row_scores(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
+    """Return each row's share of the score at a point [n, parameters]."""
+    x = rows.design(plan, scale)
+    if plan.family != "cox":
+        assert plan.family != "survival"
+        terms = row_terms(plan.family, rows.y, x @ point[: plan.width] + rows.offset, float(point[-1]))
+        return likelihoods.row_scores(terms, x, rows.weight)
+    scores = np.zeros_like(x)
+    for place, part in partial_likelihoods(plan, rows, x, point):
+        scores[place] = part.scores
+    return scores
+
+
+def _scores(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
+    # only sums of outer products leave the client; where clusters cross clients, rows were joined before
+    clusters = cluster_sums(row_scores(plan, rows, scale, point), rows.cluster)
+    return np.concatenate([[float(len(clusters))], (clusters.T @ clusters).ravel()])
+
+
+def _random(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
+    x = rows.design(plan, scale)
+    if plan.family == "gaussian":
+        # the identity link lets an offset be taken from the target
+        return normal_sums(x, rows.y - rows.offset, rows.weight, float(point[0]))
+    assert plan.family in ("binomial", "poisson")
+    return marginal_likelihood(plan.family, x, rows.y, rows.offset, rows.weight, point).flat
+
+
+def own_model(plan: ModelPlan, rows: ModelRows, scale: Scale) -> Maximum | None:
+    """Return the model of the client's rows alone, None where they are too few or have no finite estimate."""
+    try:
+        return maximised(
+            lambda point: Likelihood.of_flat(_likelihood(plan, rows, scale, point), plan.parameters), plan, len(rows.y)
+        )
+    except SettingError:
+        return None
+
+
+def _two_stage(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
+    """Return 5 sums of each parameter: the client, its weight, its distance from the centre, its square, weight^2."""
+    width = plan.parameters
+    centre, between = point[:width], point[width:]
+    fit = own_model(plan, rows, scale)
+    if fit is None:
+        # in a sum zeros leave the client out, and under masks it must send something
+        return np.zeros(5 * width)
+    # coefficients are pooled in units of the columns, as clients would report them by themselves
+    back = scale.from_scores(width)
+    apart = back @ fit.point - centre
+    weight = 1 / (np.diag(back @ fit.covariance @ back.T) + between)
+    return np.concatenate([np.ones(width), weight, weight * apart, weight * np.square(apart), np.square(weight)])
+
+
+def _schoenfeld(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
+    x, died, width = rows.design(plan, scale), rows.y > 0, plan.width
+    kind, table = point[width], point[width + 1 :].reshape(2, -1)
+    times, weight = rows.time[died], rows.weight[died]
+    times = table[1][np.searchsorted(table[0], times)] if kind == TABLE else TRANSFORMS[int(kind)](times)
+    residuals = np.zeros_like(x)
+    for place, part in partial_likelihoods(plan, rows, x, point[:width]):
+        residuals[place] = part.schoenfeld
+    return np.concatenate([[weight.sum(), weight @ times, weight @ times**2], (weight * times) @ residuals[died]])
+
+
+def _counts(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
+    return counted_times(groups_of(rows), rows.time, rows.y, point)
+
+
+def _logrank(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
+    groups = groups_of(rows)
+    times = np.unique(rows.time)
+    events, others = counted_times(groups, rows.time, rows.y, times).reshape(2, groups.shape[1], len(times))
+    return log_rank(at_risk_of(events, others), events).flat
+
+
+def at_risk_of(events: Floats, others: Floats) -> Floats:
+    """Return the rows at risk at each time [g, t], from the events and other ends of each."""
+    # rows at risk at a time are those that leave then or later
+    return np.cumsum((events + others)[:, ::-1], axis=1)[:, ::-1]
+
+
+def groups_of(rows: ModelRows) -> Floats:
+    """Return the membership of rows in groups [n, groups]."""
+    # without groups all rows are in one
+    return rows.x if rows.x.shape[1] else np.ones((len(rows.y), 1))
+
+
+def partial_likelihoods(
+    plan: ModelPlan, rows: ModelRows, x: Floats, point: Floats
+) -> list[tuple[np.ndarray[tuple[int], np.dtype[np.bool_]], PartialLikelihood]]:
+    """Return the rows of each stratum and their partial likelihood; one stratum of no rows where there are none."""
+    eta = x @ point + rows.offset
+    parts = []
+    # joined rows of several clients keep one stratum each; a client without rows still sends a vector of zeros
+    for stratum in np.unique(rows.stratum) if plan.stratified and len(rows.y) else [None]:
+        place = np.ones(len(rows.y), dtype=bool) if stratum is None else rows.stratum == stratum
+        part = partial_likelihood(
+            x[place], rows.time[place], rows.y[place], eta[place], rows.weight[place], rows.entry[place], plan.ties
+        )
+        parts.append((place, part))
+    return parts
+
+
+_ANSWERS: dict[Ask, Callable[[ModelPlan, ModelRows, Scale, Floats], Floats]] = {
+    "moments": _moments, "likelihood": _likelihood, "scores": _scores, "random": _random, "two_stage": _two_stage,
+    "schoenfeld": _schoenfeld, "counts": _counts, "logrank": _logrank,
+}  # fmt: skip

@@ -1,0 +1,332 @@
+"""Statistics of a client's columns, its inputs and targets: moments, counts, and sums under masks or with noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Self
+
+import numpy as np
+import torch
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor
+
+from piebald.contracts import (
+    SUM,
+    ClientContext,
+    Disclosure,
+    Hiding,
+    Query,
+    ResultForm,
+    Rows,
+    Split,
+    TrainInput,
+    TrainOutput,
+    Trains,
+    Update,
+)
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core import pytree
+from piebald.core.moments import Floats, Ints, Moments, counts_at_most, number_of
+from piebald.core.noise import NoiseSource
+from piebald.data.preparation.answers import check_moments
+from piebald.inference.bounded_sums import STEP, SumPlan, bounds_reason
+from piebald.inference.columns import ClientColumns, target_columns
+
+PARTS = ("present", "missing", "infinite", "mean", "scatter")
+MOST_KEYS = 256  # thresholds of a column in one question
+MOST_NUMBERS = 1 << 20  # of a vector of sums
+_LARGEST = 1 << 62  # absolute value of a sum
+_FLOAT64 = "torch.float64"
+
+
+class StatisticsQuery(Query):
+    """Send the moments of each column, or counts of its numbers up to some thresholds (`kind` is "statistics").
+
+    Columns are the numbers of an input, flattened, and then those of a target; a class counts as its number.  A site
+    answers only where its policy names this query, and tells no sum that few of its rows decide.
+
+    Attributes:
+        split: the split of the client's rows.
+        targets: how many numbers a target has, 1 for a class.
+        keys: thresholds of each column, as places in the order of float64 numbers (`moments.number_of`), the same
+            number for each; empty asks for moments.
+    """
+
+    by_name = True
+    reads_model = False
+
+    split: Split = "train"
+    targets: int = Field(default=1, ge=0)
+    keys: tuple[tuple[int, ...], ...] = Field(default=(), max_length=1 << 14)
+
+    @field_validator("keys")
+    @classmethod
+    def _check_keys(cls, keys: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+        # answers are one table [columns, thresholds], so no column may have another number of them
+        lengths = {len(thresholds) for thresholds in keys}
+        if len(lengths) > 1 or any(not 1 <= length <= MOST_KEYS for length in lengths):
+            raise ValueError(f"keys must be 1 to {MOST_KEYS} thresholds, as many for each column")
+        return keys
+
+    def rows_read(self, personal: bool) -> set[Split]:
+        return {self.split}
+
+    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        parts: list[Floats] = []
+        if self.keys:
+            # sorted once, so that each of up to about 20 questions costs a binary search and no pass over the rows
+            tables = context.cached(self.split, "sorted columns", _sorted_columns)
+            answers, examples = [self._counts(columns) for columns, _ in tables], [count for _, count in tables]
+        else:
+            parts = [columns(rows) for rows in context.rows(self.split)]
+            answers = [self._moments(part, context.features) for part in parts]
+            examples = [len(part) for part in parts]
+        if context.disclosure is not None:
+            for below, count in zip(answers, examples, strict=True) if self.keys else ():
+                # thresholds may come in any order, and neighbours single rows out only when sorted: rows are counted
+                # between neighbouring ones, below the first and above the last
+                ends = np.sort(below, axis=1)
+                context.disclosure.check_counts(np.diff(ends, axis=1, prepend=0.0, append=count))
+            for part in () if self.keys else parts:
+                _check_columns(part, context.disclosure)
+        vectors = {"counts" if self.keys else "moments": torch.from_numpy(np.stack(answers))}
+        return inputs.answered(vectors=vectors, metrics={"examples": torch.tensor(examples)})
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        width = self._width(spec)
+        name, shape = ("counts", (width, len(self.keys[0]))) if self.keys else ("moments", (len(PARTS), width))
+        return ResultForm({name: shape}, (), rows[self.split], 0, types={name: _FLOAT64})
+
+    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
+        if self.keys:
+            below = answer.vectors.get("counts")
+            if below is None or tuple(below.shape) != (self._width(spec), len(self.keys[0])):
+                return "must send a count for each threshold"
+            return _count_reason(below, answer.examples) or self._order_reason(below)
+        moments = answer.vectors.get("moments")
+        if moments is None or tuple(moments.shape) != (len(PARTS), self._width(spec)):
+            return f"must send {len(PARTS)} numbers for each column"
+        # what a site cannot have measured is refused here, before it is merged with the moments of all others
+        counts, scatter = moments[:3], moments[4]
+        if reason := _count_reason(counts, answer.examples):
+            return reason
+        if bool((counts.sum(0) != answer.examples).any()):
+            return "sent counts that do not add up to its rows"
+        if bool((scatter < 0).any()) or bool((moments[3:, counts[0] == 0] != 0).any()):
+            return "sent moments that no rows have"
+        return "sent a deviation of a single number" if bool((scatter[counts[0] == 1] != 0).any()) else None
+
+    def topic(self) -> str:
+        return f"{self.kind}: {'counts' if self.keys else 'moments'}"
+
+    def most_asked(self, hides: bool) -> int:
+        return 1 if hides else 100  # an exact quantile takes about 20
+
+    def _width(self, spec: ModelSpec) -> int:
+        """Return the number of columns."""
+        return sum(math.prod(shape) for shape in pytree.shapes(spec.shape)) + self.targets
+
+    def _order_reason(self, counts: Tensor) -> str | None:
+        # keys are in the order of the numbers that they stand for, so they sort like thresholds
+        order = torch.from_numpy(np.argsort(np.array(self.keys), axis=1))
+        falls = bool((counts.gather(1, order).diff(dim=1) < 0).any())
+        return "sent counts that fall where thresholds rise" if falls else None
+
+    def _moments(self, table: Floats, names: Sequence[str]) -> Floats:
+        moments = Moments.of(table, names if len(names) == table.shape[1] else ())
+        return np.stack([np.asarray(getattr(moments, name), dtype=np.float64) for name in PARTS])
+
+    def _counts(self, ordered: Sequence[Floats]) -> Floats:
+        if len(self.keys) != len(ordered):
+            raise ValueError(f"thresholds of {len(self.keys)} columns came, and there are {len(ordered)}")
+        return counts_at_most(ordered, number_of(np.array(self.keys, dtype=np.int64))).astype(np.float64)
+
+
+def columns(rows: Rows) -> Floats:
+    """Return the numbers of inputs and targets [n, d]; a class counts as its number."""
+    inputs = pytree.single(rows.x, "statistics").detach().cpu().double()
+    flat = inputs.reshape(len(inputs), math.prod(inputs.shape[1:])).numpy()
+    targets = [*target_columns(rows.y).values()]
+    return np.column_stack([flat, *targets]) if targets else flat
+
+
+def _sorted_columns(rows: Rows, name: str) -> tuple[list[Floats], int]:
+    """Return the finite numbers of each column in order, and the number of rows."""
+    return [np.sort(column[np.isfinite(column)]) for column in columns(rows).T], len(rows)
+
+
+def _check_columns(table: Floats, rules: Disclosure) -> None:
+    """Refuse moments of columns [n, d] that few rows decide."""
+    missing, infinite = np.isnan(table).sum(0), np.isinf(table).sum(0)
+    rules.check_counts(np.stack([len(table) - missing - infinite, missing, infinite]))
+    for column in table.T:
+        check_moments(column, rules)
+
+
+def _count_reason(counts: Tensor, rows: int) -> str | None:
+    if bool((counts < 0).any()) or bool((counts != counts.round()).any()) or bool((counts > rows).any()):
+        return f"sent counts that cannot be those of {rows:,} rows"
+    return None
+
+
+class MaskedSumsQuery(Query):
+    """Send bounded sums of each column under the run's masks, without noise (`kind` is "masked_sums").
+
+    Columns are the numbers of an input, flattened, and then those of a target; a class is counted instead.  The sums
+    are those of `bounded_sums.SumPlan`: rows that are present, missing, infinite, sums of numbers and of their squares
+    in units of the bounds, and a histogram between them.  A number outside its bounds counts as the nearer one.  A
+    column of codes is counted by category, like a class, and columns that are so counted may be counted together.
+
+    Attributes:
+        split: the split of the client's rows.
+        bounds: low and high of each column besides a class, None for those whose numbers are not added up.
+        bins: bins of each histogram, 0 for none.
+        classes: how many classes the target has, 0 where it is numbers.
+        codes: columns that are counted by category, by their places, each with its categories, like "1".
+        tables: pairs of such columns to count together, by their places; that of a class is the last one.
+    """
+
+    by_name = True
+    reads_model = False
+
+    split: Split = "train"
+    bounds: tuple[tuple[float, float] | None, ...] = Field(default=(), max_length=1 << 16)
+    bins: int = Field(default=0, ge=0, le=10_000)
+    classes: int = Field(default=0, ge=0, le=10_000)
+    codes: tuple[tuple[int, tuple[str, ...]], ...] = Field(default=(), max_length=1 << 12)
+    tables: tuple[tuple[int, int], ...] = Field(default=(), max_length=1 << 12)
+
+    @field_validator("bounds")
+    @classmethod
+    def _check_bounds(cls, bounds: tuple[tuple[float, float] | None, ...]) -> tuple[tuple[float, float] | None, ...]:
+        if reason := next(filter(None, (bounds_reason(*ends) for ends in bounds if ends is not None)), None):
+            raise ValueError(f"bounds {reason}")
+        return bounds
+
+    @model_validator(mode="after")
+    def _check_codes(self) -> Self:
+        places = [place for place, _ in self.codes]
+        # the place of a column tells which sums are its own, so an order that varies would mix columns up
+        width = len(self.bounds)
+        if places != sorted({*places}) or not all(0 <= place < width for place in places):
+            raise ValueError(f"codes must be of columns 0 to {width - 1} in order, got those of {places}")
+        if not all(categories and len({*categories}) == len(categories) for _, categories in self.codes):
+            raise ValueError("codes must have different categories, at least one")
+        # the class comes after all other columns
+        counted = {*places, width} if self.classes else {*places}
+        if not counted.issuperset(chain(*self.tables)) or any(first == second for first, second in self.tables):
+            raise ValueError(f"tables must be pairs of different columns that are counted, got {self.tables}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_length(self) -> Self:
+        # refused when the question is read, so that no site starts to make so many sums
+        if self.plan.length > MOST_NUMBERS:
+            raise ValueError(f"sums are at most {MOST_NUMBERS:,} numbers, got {self.plan.length:,}")
+        return self
+
+    @property
+    def plan(self) -> SumPlan:
+        """The sums; columns are named by their places."""
+        codes = {str(place): categories for place, categories in self.codes}
+        bounds = {str(place): ends for place, ends in enumerate(self.bounds) if ends is not None}
+        if self.classes:
+            codes[str(len(self.bounds))] = tuple(map(str, range(self.classes)))
+        return SumPlan(bounds, self.bins, codes, [(str(first), str(second)) for first, second in self.tables])
+
+    def hiding(self) -> Hiding | None:
+        return Hiding(noise=0.0, masked=True)
+
+    def most_asked(self, hides: bool) -> int:
+        return 10
+
+    def rows_read(self, personal: bool) -> set[Split]:
+        return {self.split}
+
+    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        plan, hiding = self.plan, self.hiding()
+        tables = [self._columns(columns(rows)) for rows in context.rows(self.split)]
+        vectors = [plan.vector(table) for table in tables]
+        if context.disclosure is not None:
+            for table, vector in zip(tables, vectors, strict=True):
+                counts, contributions = plan.influences(table, vector)
+                context.disclosure.check_counts(counts)
+                context.disclosure.check(contributions)
+        if hiding is not None and hiding.noise:
+            # a site states how many rows it has, so a row can only take the place of another
+            deviation = hiding.noise * plan.exchange_influence / STEP
+            sources = map(NoiseSource.repeatable, context.noise_keys())
+            vectors = [noised(vector, deviation, source) for vector, source in zip(vectors, sources, strict=True)]
+        return sums_output(inputs, vectors)
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        return sums_form(self.plan.length)
+
+    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
+        if reason := sums_reason(answer, self.plan.length):
+            return reason
+        hiding, sums = self.hiding(), answer.vectors[SUM]
+        if hiding is not None and hiding.masked:
+            return None  # under masks, any numbers may come
+        # without masks a sum is seen by itself, so one beyond all rows is refused before it spoils the total
+        return None if bool(((sums >= -_LARGEST) & (sums <= _LARGEST)).all()) else "sent sums that no rows have"
+
+    def _columns(self, table: Floats) -> ClientColumns:
+        # a plan for other columns would name the wrong ones, since columns are named by their places
+        if table.shape[1] != len(self.bounds) + (self.classes > 0):
+            raise ValueError(f"bounds of {len(self.bounds)} columns came, and there are {table.shape[1]}")
+        return table_columns(table)
+
+
+class NoisySumsQuery(MaskedSumsQuery):
+    """Send bounded sums of each column with Gaussian noise (`kind` is "noisy_sums").
+
+    A site draws the noise from its operating system's randomness, new for each question, and counts each question in
+    its ledger.  The noise hides whether another row is in the place of one; it does not hide how many rows a client
+    has, which a site states.
+
+    Attributes:
+        noise: its standard deviation, in units of the largest Euclidean length by which sums change when one row takes
+            the place of another.
+        masked: whether the sums also leave under the run's masks.
+    """
+
+    noise: float = Field(gt=0, le=10_000, allow_inf_nan=False)
+    masked: bool = False
+
+    def hiding(self) -> Hiding | None:
+        return Hiding(self.noise, self.masked)
+
+
+def table_columns(table: Floats, client: str = "this client") -> ClientColumns:
+    """Return the columns of a table [n, d], which are named by their places."""
+    numbers = {str(place): table[:, place] for place in range(table.shape[1])}
+    return ClientColumns(client, len(table), numbers, {})
+
+
+def noised(vector: Ints, deviation: float, source: NoiseSource) -> Ints:
+    """Return whole numbers with noise."""
+    noisy = source.add_to(torch.from_numpy(vector.astype(np.float64)), deviation)
+    # rounding after the noise is post-processing; whole numbers are what masks can cancel
+    return np.asarray(noisy.round().numpy()).astype(np.int64)
+
+
+def sums_output(inputs: TrainInput, vectors: Sequence[Ints]) -> TrainOutput:
+    """Return the answers of clients that send sums, and no number besides them, which nothing would hide."""
+    sums = {SUM: torch.from_numpy(np.stack(vectors))}
+    return inputs.answered(vectors=sums, metrics={"examples": torch.zeros(len(vectors))})
+
+
+def sums_form(length: int) -> ResultForm:
+    """Return the form of such an answer."""
+    return ResultForm({SUM: (length,)}, (), 0, 0, types={SUM: "torch.int64"})
+
+
+def sums_reason(answer: Update, length: int) -> str | None:
+    """Return why an answer is not of this form, or None."""
+    sums = answer.vectors.get(SUM)
+    if sums is None or sums.dtype != torch.int64 or tuple(sums.shape) != (length,):
+        return f"must send {length:,} whole numbers"
+    return None

@@ -1,0 +1,241 @@
+"""Tables on this machine as a federation in the simulator, whose clients get the questions that sites get."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from piebald.contracts import Clients, Fleet, Rows, Split, SumRequest
+from piebald.core import pytree
+from piebald.core.errors import SettingError, shown
+from piebald.core.machine import count_cores, one_thread
+from piebald.core.moments import Floats
+from piebald.core.objective import Objective
+from piebald.core.parameters import Layout
+from piebald.engines.model_traits import Traits
+from piebald.engines.row_loader import RowLoader
+from piebald.engines.sequential import SequentialEngine
+from piebald.engines.serve_stack import serve
+from piebald.engines.stack import ClientStack, RunningSum, StackResult
+from piebald.inference.columns import ClientColumns, as_text
+from piebald.methods.client_work import ClientWork
+from piebald.methods.recipes.fedavg import fedavg
+from piebald.privacy import SecureAggregation
+from piebald.runtimes.simulation.simulation import Simulation
+from piebald.runtimes.workers.pool import kept_pages
+
+MOST_CATEGORIES = 10_000  # of a column that is counted
+_HOST = torch.device("cpu")
+
+
+class TableClients:
+    """Tables on this machine as `contracts.Clients`: columns of numbers, those of text by the numbers of categories.
+
+    Args:
+        names: the clients' names.
+        features: the names of the columns.
+        rows: the rows of each client by split, with inputs [n, columns]; no other split has any.
+        coded: the categories of each column of text, whose numbers 0, 1, ... stand in its place.
+        classes: the names of the classes, None where targets are none.
+    """
+
+    common = None
+
+    def __init__(
+        self, names: Sequence[str], features: Sequence[str], rows: Sequence[Mapping[Split, Rows]],
+        coded: Mapping[str, Sequence[str]], classes: Sequence[str] | None = None,
+    ) -> None:  # fmt: skip
+        self.names, self.features, self.coded, self.classes = names, features, coded, classes
+        self._rows = rows
+
+    @classmethod
+    def of(
+        cls, tables: Sequence[ClientColumns], stated: Mapping[str, Sequence[str]] | None = None,
+        most: int | None = None,
+    ) -> Self:  # fmt: skip
+        """Return clients with these columns.
+
+        Args:
+            tables: the columns of each client.
+            stated: categories of columns of text, which are numbered first; others follow in sorted order.
+            most: categories of a column, at most; None to give all others than the stated ones one number together.
+
+        Raises:
+            SettingError: a column has too many categories.
+        """
+        names = [*tables[0].numbers, *tables[0].texts]
+        # a column lies in one piece, so that a question about it reads nothing else
+        arrays = [np.empty((len(names), table.rows)) for table in tables]
+        coded: dict[str, Sequence[str]] = {}
+        for index, name in enumerate(names):
+            if name in tables[0].numbers:
+                columns = [table.numbers[name] for table in tables]
+            else:
+                coded[name], columns = _numbered(tables, name, (stated or {}).get(name, ()), most)
+            for array, column in zip(arrays, columns, strict=True):
+                array[index] = column
+        return cls([table.name for table in tables], names, [_training_rows(array) for array in arrays], coded)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def joined(self) -> Self:
+        """One client with the training rows of all, whose last column is the number of a row's client."""
+        arrays = [pytree.single(rows["train"].x, "statistics").numpy().T for rows in self._rows]
+        owners = np.repeat(np.arange(len(arrays), dtype=np.float64), [array.shape[1] for array in arrays])
+        rows = _training_rows(np.vstack([np.concatenate(arrays, axis=1), owners]))
+        return type(self)(["all clients"], [*self.features, ""], [rows], self.coded)
+
+    def values(self, name: str) -> Floats:
+        """Return the different numbers of a column, sorted."""
+        index = list(self.features).index(name)
+        columns = [pytree.single(rows["train"].x, "values")[:, index].numpy() for rows in self._rows]
+        # NaN is a gap and no value, and np.unique keeps it
+        values = np.unique(np.concatenate(columns))
+        return np.asarray(values[~np.isnan(values)])
+
+    def categories(self, name: str) -> tuple[str, ...]:
+        """Return the different numbers of a column as categories.
+
+        Raises:
+            SettingError: there are too many.
+        """
+        values = self.values(name)
+        if len(values) > MOST_CATEGORIES:
+            raise SettingError(
+                f"column {name!r} has {len(values):,} different values, which are no categories: name the columns that "
+                "you want without it"
+            )
+        return tuple(sorted({*as_text(values).tolist()}))
+
+    def rows(self, client: int, split: Split) -> Rows:
+        """The rows of one split, the same tensors at each call."""
+        splits = self._rows[client]
+        return splits[split] if split in splits else splits["train"][:0]
+
+    def size(self, client: int, split: Split) -> int:
+        """Return the number of rows."""
+        return len(self.rows(client, split))
+
+    def counts(self, client: int, split: Split) -> None:
+        """None: rows of classes are not counted before a question."""
+        return None
+
+
+def _training_rows(columns: Floats) -> dict[Split, Rows]:
+    """Return columns [d, n] as training rows without targets, which share their memory."""
+    return {"train": Rows(torch.from_numpy(columns.T), torch.zeros(columns.shape[1], 0))}
+
+
+def _numbered(
+    tables: Sequence[ClientColumns], name: str, stated: Sequence[str], most: int | None
+) -> tuple[list[str], list[Floats]]:
+    """Return the categories of a column of text, and their number in each row of each client [n], NaN for none."""
+    import pandas as pd
+
+    factors = [pd.factorize(table.texts[name]) for table in tables]
+    words = [*stated]
+    if most is not None:
+        words += sorted({str(word) for _, different in factors for word in different} - {*stated})
+        if len(words) > most:
+            raise SettingError(
+                f"column {name!r} has {len(words):,} categories like {shown(min(words), 30)}, at most {most:,} are "
+                "allowed: leave it out of the columns, or join the rare ones"
+            )
+    numbers = {word: float(number) for number, word in enumerate(words)}
+    columns = []
+    for codes, different in factors:
+        # the last one is for gaps, whose code is -1
+        of_words = np.array([*(numbers.get(str(word), float(len(words))) for word in different), np.nan])
+        columns.append(of_words[codes])
+    return words, columns
+
+
+class _NoModel(nn.Module):
+    """The model that a task carries, though no question reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nothing = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.nothing.expand(len(x))
+
+
+class _Threads:
+    """Serves stacks of questions side by side (`pool.WorkerPool`): NumPy and xgboost let other threads compute.
+
+    What a client cannot answer about its rows ends the call, as its rows are the caller's.
+    """
+
+    def __init__(self, engine: SequentialEngine) -> None:
+        self._engine, self._threads = engine, ThreadPoolExecutor(count_cores(), "piebald-questions")
+        self._begun: dict[int, list[Future[StackResult]]] = {}
+        self._numbers = itertools.count(1)  # 0 stands for what nobody has begun
+
+    def begin(self, stacks: Sequence[ClientStack], costs: Sequence[float], sum_request: SumRequest | None) -> int:
+        number = next(self._numbers)
+        self._begun[number] = [self._threads.submit(serve, self._engine, stack) for stack in stacks]
+        return number
+
+    def collect(self, number: int) -> tuple[list[StackResult], RunningSum]:
+        return [future.result() for future in self._begun.pop(number)], RunningSum()
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _OneProcess:
+    """The settings of a simulation in this process, without a trial of a model (`SimulationSettings`)."""
+
+    fleet: Fleet | None
+    stack: int = 1
+    workers: int = field(default_factory=count_cores)
+    memory: int = 1 << 20
+
+    def worker_pool(self, work: ClientWork, clients: Clients, room: tuple[int, int]) -> _Threads:
+        traits = Traits(mixes=False, dropout=False, random=False, each=True)
+        return _Threads(SequentialEngine(work, RowLoader(clients, _HOST), traits, _HOST))
+
+
+@contextmanager
+def simulated(
+    clients: TableClients, masks: Collection[SecureAggregation] = (), fleet: Fleet | None = None
+) -> Iterator[tuple[Simulation, ClientWork]]:
+    """Open a federation in the simulator, whose clients answer questions about all of their rows.
+
+    Args:
+        clients: the clients.
+        masks: the secure aggregation under which sums leave them, with 64 bits, if any.
+        fleet: their devices; by default all are instant and always there.
+
+    Raises:
+        SettingError: there are too few clients for masks.
+    """
+    for masking in masks:
+        if len(clients) < masking.least:
+            raise SettingError(f"secure sums are of {masking.least} clients or more, got {len(clients)}")
+    module = _NoModel()
+    layout, recipe = Layout.of(module), fedavg().with_(transforms=tuple(masks))
+    shape = pytree.form(clients.rows(0, "train").x)
+    # from the system's randomness: whoever could draw keys and noise of a question again could take them off
+    work = ClientWork(
+        module, layout, layout.flatten(module), Objective("none", lambda outputs, targets: outputs),
+        secrets.randbits(63), shape, (), recipe.training, recipe.transforms, trains=False,
+    )  # fmt: skip
+    with one_thread(), kept_pages(), closing(
+        Simulation(_OneProcess(fleet), work, clients, secrets.token_hex(32))
+    ) as runtime:  # fmt: skip
+        yield runtime, work

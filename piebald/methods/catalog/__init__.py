@@ -1,0 +1,1 @@
+"""The catalog of recipes: `recipes` offers them by name, `registry` makes and lists them."""
