@@ -108,7 +108,7 @@ class AskedSites:
 
     def sums(
         self, query: Query, masking: SecureAggregation | None, vectors: Mapping[str, Tensor] = NO_VECTORS,
-        version: int = 0,
+        version: int = 0, among: Collection[int] = (),
     ) -> tuple[list[int], Floats]:  # fmt: skip
         """Return the numbers of the clients who took part, and the sum of their answers [k] in steps.
 
@@ -117,12 +117,13 @@ class AskedSites:
             masking: the masks under which answers come, or None where they come in the open.
             vectors: vectors that go along besides the model.
             version: the version of the model, where questions are about several.
+            among: the clients who are asked; by default all.
 
         Raises:
             SettingError: no site answers.
             RuntimeFault: the masks cannot be taken off.
         """
-        clients = list(self.runtime.clients())
+        clients = [client for client in self.runtime.clients() if not among or client in among]
         if masking is None:
             answers = self.ask(query, clients, vectors, version)
             if not answers:

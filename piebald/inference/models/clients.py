@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -140,7 +140,8 @@ class ModelClients:
             # risk sets or clusters with rows of several clients
             query = self.columns.query(self._of_all(plan), ask, count)
             return self._joined().sums(query, None, _vectors(numbers))[1]
-        answered, total = self._summed(self.columns.query(plan, ask, count), numbers)
+        # whoever is left out of the first question has no part in the model, whatever it would answer later
+        answered, total = self._summed(self.columns.query(plan, ask, count), numbers, among=self._taking_part)
         # sums of other rows would move the likelihood between two steps, and Newton's method would converge to nothing
         if answered != self._taking_part:
             lost = next(iter({*self._taking_part} ^ {*answered}))
@@ -157,9 +158,11 @@ class ModelClients:
         answered, total = self._summed(query, point, self._noisy_questions)
         return total * STEP, len(answered)
 
-    def _summed(self, query: Query, numbers: Floats, version: int = 0) -> tuple[list[int], Floats]:
+    def _summed(
+        self, query: Query, numbers: Floats, version: int = 0, among: Collection[int] = ()
+    ) -> tuple[list[int], Floats]:
         """Return who answered, and the sum of the answers."""
-        answered, total = self._sites.sums(query, self._masking, _vectors(numbers), version)
+        answered, total = self._sites.sums(query, self._masking, _vectors(numbers), version, among)
         self._taking_part = self._taking_part or answered
         self._sites.leave_out(answered)
         return answered, total

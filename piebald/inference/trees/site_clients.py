@@ -182,7 +182,7 @@ class SiteSums:
             seed=self._seed, **fields,
         )  # fmt: skip
         vectors: dict[str, Tensor] = {name: torch.from_numpy(array) for name, array in sent.items()}
-        answered, total = self._sites.sums(query, self._masking, vectors, version)
+        answered, total = self._sites.sums(query, self._masking, vectors, version, self.taking_part)
         self.taking_part = self.taking_part or answered
         self._sites.leave_out(answered)
         # sums came as float64, in which whole numbers up to 2^53 are exact
