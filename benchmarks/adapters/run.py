@@ -8,13 +8,10 @@ this file, or into --out.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
-import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +21,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.measured import apart, megabytes, ratios
+from shared.options import reader
+from shared.stored import with_notes
 
 LR, BATCH, ROWS, LENGTH, WORDS, RANK, CLIENTS = 0.05, 16, 64, 32, 4000, 8, 8
 SIZES: dict[str, dict[str, int]] = {
@@ -126,19 +129,15 @@ def pairs(folder: Path, repeats: int, rounds: int) -> Iterator[tuple[float, floa
 
 def peak(program: str, folder: Path, clients: int) -> float:
     """Peak memory in MB of a process that runs two rounds."""
-    command = [sys.executable, __file__, "--child", program, "--folder", str(folder), "--clients", str(clients)]
-    return float(
-        json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
-    )
+    return float(apart(__file__, "child", program, folder, clients))
 
 
 def child(program: str, folder: Path, clients: int) -> None:
     (ours if program == "ours" else bare)(folder, held(clients), 2)
-    status = Path("/proc/self/status").read_text()  # rusage would also count the process that started this one
-    print(json.dumps(int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) / 1e3))
+    print(json.dumps(megabytes("VmHWM")))  # rusage would also count the process that started this one
 
 
-def megabytes(folder: Path, **settings: Any) -> tuple[float, float]:
+def sizes(folder: Path, **settings: Any) -> tuple[float, float]:
     """Megabytes of an update, and of all weights."""
     from piebald import models
     from piebald.core.parameters import Layout
@@ -154,7 +153,7 @@ def report(repeats: int, rounds: int) -> Iterator[str]:
     yield "|---|---|---|---|"
     folders = {size: weights(size) for size in SIZES}
     for size, folder in folders.items():
-        (whole, everything), (update, _) = megabytes(folder), megabytes(folder, adapter="lora", rank=RANK)
+        (whole, everything), (update, _) = sizes(folder), sizes(folder, adapter="lora", rank=RANK)
         yield f"| {size} | {everything:.2f} | {whole:.2f} | {update:.2f} |"
     yield f"\nA client's task of {ROWS // BATCH} steps of {BATCH} rows with {LENGTH} tokens, in processor milliseconds"
     yield "(medians of runs in turns), and the ratio of the two (median, least, most of the pairs):\n"
@@ -162,10 +161,9 @@ def report(repeats: int, rounds: int) -> Iterator[str]:
     yield "|---|---|---|---|"
     for size, folder in folders.items():
         found = list(pairs(folder, repeats, rounds))
-        ratios = sorted(mine / plain for plain, mine in found)
-        plain, mine = (1000 * statistics.median(column) for column in zip(*found, strict=True))
-        middle = statistics.median(ratios)
-        yield f"| {size} | {plain:.1f} | {mine:.1f} | {middle:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |"
+        plain, mine = zip(*found, strict=True)
+        both = " | ".join(f"{1000 * statistics.median(column):.1f}" for column in (plain, mine))
+        yield f"| {size} | {both} | {{:.2f}} ({{:.2f}} to {{:.2f}}) |".format(*ratios(mine, plain))
     yield "\nPeak memory of a process, in MB; rows included:\n"
     yield f"| DistilBERT | bare loop, {CLIENTS} clients | Piebald, {CLIENTS} clients | Piebald, {8 * CLIENTS} clients |"
     yield "|---|---|---|---|"
@@ -175,26 +173,18 @@ def report(repeats: int, rounds: int) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
-    parser.add_argument("--child", choices=["ours", "bare"])
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--clients", type=int, default=CLIENTS)
-    given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
-    if given.child:
-        child(given.child, given.folder, given.clients)
+    if sys.argv[1:2] == ["child"]:  # a process of its own
+        program, folder, clients = sys.argv[2:]
+        child(program, Path(folder), int(clients))
         return
+    given = reader(__doc__, repeats=5, rounds=6, out=Path(__file__).parent).parse_args()
     lines = []
     for line in report(given.repeats, given.rounds):
         print(line, flush=True)
         lines.append(line)
-    path = given.out / "RESULTS.md"
-    notes = path.read_text("utf-8").partition("<!-- notes -->")[2] if path.exists() else "\n"
-    path.write_text("\n".join(lines) + "\n<!-- notes -->" + notes, "utf-8")
+    with_notes(given.out / "RESULTS.md", "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,16 +7,18 @@ RESULTS.md is written at the end.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
 import results
 import torch
 from federations import RATES, ROUNDS, clients_of, folder_of, model_of, recordings_of
+from shared.options import reader
 
 import piebald
 from piebald import recipes
@@ -104,11 +106,8 @@ def measure(name: str, recipe: str, seed: int) -> dict[str, Any]:
 
 def main() -> int:
     """Run what has not been run, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/best_for_each"), help="folder for what is measured")
+    parser = reader(__doc__, out=Path("runs/best_for_each"), seeds=[0, 1, 2], only=tuple(ROUNDS))
     parser.add_argument("--results", type=Path, help="the file to write, by default RESULTS.md in the output folder")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--only", choices=tuple(ROUNDS), nargs="+", default=tuple(ROUNDS))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     for seed in options.seeds:

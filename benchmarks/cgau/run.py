@@ -6,7 +6,6 @@ Runs only what has not been measured, then writes RESULTS.md and the figures.  I
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -22,23 +21,24 @@ import results
 import settings
 import xor
 from shared.jobs import carry_out
+from shared.options import reader
 
 SCALES = {"small": settings.PARTS, "full": ("xor", *settings.PAPER_PARTS)}
 
 
 def main() -> int:
     """Run the jobs in parallel and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/cgau"), help="folder of the measured results")
-    parser.add_argument(
-        "--results", type=Path, help="folder of RESULTS.md and the figures, by default the output folder"
+    parser = reader(
+        __doc__,
+        out=Path("runs/cgau"),
+        scale=tuple(SCALES),
+        dry_run=False,
+        seeds=None,
+        jobs=os.cpu_count(),
+        tables=False,
     )
-    parser.add_argument("--scale", choices=SCALES, default="small", help="full: the settings that the paper prints")
-    parser.add_argument("--dry-run", action="store_true", help="print the conditions beside the paper's, run nothing")
+    parser.add_argument("--results", type=Path, help="folder of RESULTS.md and the figures, by default that of --out")
     parser.add_argument("--only", choices=[*settings.PARTS, *settings.PAPER_PARTS], nargs="+", help="only these parts")
-    parser.add_argument("--seeds", type=int, nargs="+", help="only these seeds")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="number of parallel runs, one thread each")
-    parser.add_argument("--tables", action="store_true", help="only write the results of what has been measured")
     options = parser.parse_args()
     only = options.only or SCALES[options.scale]
     if options.dry_run:

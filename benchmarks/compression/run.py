@@ -6,13 +6,17 @@ with --federation, FedAvg and top-k in a real federation of three sites on this 
 
 from __future__ import annotations
 
-import argparse
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.options import reader
 
 import piebald
 from piebald import data, models, partition, recipes
@@ -93,11 +97,7 @@ def line(name: str, found: Sequence[Mapping[str, Any]], whole: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--federation", action="store_true")
-    options = parser.parse_args()
+    options = reader(__doc__, rounds=60, seeds=3, federation=False).parse_args()
     head = ["| sent | bytes of an update | of FedAvg's | accuracy | worst tenth |", "|---|---|---|---|---|"]
     lines, whole = list(head), 0.0
     for name, transform in ROWS.items():

@@ -5,17 +5,20 @@ One FedAvg run on digits with attackers; in its sixth round the same uploads are
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import federations as fed
 import numpy as np
 import torch
 from settings import TRAINING, small_network
+from shared.options import reader
 from sklearn.metrics import adjusted_rand_score
 
 import piebald
@@ -69,10 +72,7 @@ TRUTH = np.zeros(0)
 def main() -> None:
     """Run all seeds and write one file."""
     global TRUTH
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=Path("runs/distfl"))
-    options = parser.parse_args()
+    options = reader(__doc__, seeds=[0, 1, 2], out=Path("runs/distfl")).parse_args()
     fed.torch_threads()
     options.out.mkdir(parents=True, exist_ok=True)
     lines = []

@@ -6,18 +6,22 @@ takes in a run is compared with that of the passes over the probes and of the ma
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import statistics
-import time
-from collections.abc import Callable
+import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.measured import in_turns
+from shared.measured import seconds as timed
+from shared.options import reader
 
 import piebald
 from piebald.data.partition import Lists, PooledClients
@@ -28,13 +32,6 @@ from piebald.models import build_model
 
 PROBES, BATCH = 200, 20
 CLIENTS, ROUNDS = 30, 6  # of the run whose rule is timed
-
-
-def timed(work: Callable[[], Any]) -> float:
-    """Return the seconds that one call takes."""
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
 
 
 def steps(name: str, repeats: int) -> dict[str, float]:
@@ -60,10 +57,7 @@ def steps(name: str, repeats: int) -> dict[str, float]:
             frozen(probes)
 
     parts = {"train": train, "synthesise": synthesise, "answer": answer}
-    found: dict[str, list[float]] = {part: [] for part in parts}
-    for _ in range(repeats):
-        for part, work in parts.items():
-            found[part].append(timed(work))
+    found = in_turns({part: partial(timed, work) for part, work in parts.items()}, repeats)
     return {part: statistics.median(times) for part, times in found.items()}
 
 
@@ -102,10 +96,7 @@ def rule(name: str, step: dict[str, float]) -> dict[str, float]:
 
 def main() -> None:
     """Measure, and write one file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/distfl"))
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
+    options = reader(__doc__, out=Path("runs/distfl"), repeats=5).parse_args()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
     found = {"steps": {name: steps(name, options.repeats) for name in ("cnn_bn", "resnet18")}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
@@ -20,6 +19,8 @@ import prose
 from settings import DELTA, noise_of
 from shared.intervals import interval, plus_minus
 from shared.markdown import put, table
+from shared.options import reader
+from shared.stored import Lines
 
 Line = dict[str, Any]
 STEPS, ROWS, BATCH = 50, 500, 20  # for the cost: synthesis steps of a cold start, rows per client, rows per step
@@ -340,7 +341,7 @@ def blocks(lines: Sequence[Line], out: Path, figures: Path) -> dict[str, str]:
     if (out / "ablation.json").exists():
         made["ablation"] = ablation(json.loads((out / "ablation.json").read_text()), figures)
     if (out / "rounds.jsonl").exists():
-        made["rounds"] = rounds([json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()])
+        made["rounds"] = rounds(Lines(out / "rounds.jsonl").read())
     if (out / "cost.json").exists():
         costs = json.loads((out / "cost.json").read_text())
         made |= {"cost": cost(costs), "rule": rule(costs)}
@@ -349,13 +350,9 @@ def blocks(lines: Sequence[Line], out: Path, figures: Path) -> dict[str, str]:
 
 def main() -> None:
     """Print the tables and sentences, draw the figure, and put them into RESULTS.md."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/distfl"))
-    parser.add_argument("--figures", type=Path, default=Path(__file__).parent, help="folder of the figure")
-    parser.add_argument("--write", action="store_true", help="put tables and sentences into RESULTS.md as well")
-    options = parser.parse_args()
-    file, page = options.out / "results.jsonl", Path(__file__).parent / "RESULTS.md"
-    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    here = Path(__file__).parent
+    options = reader(__doc__, out=Path("runs/distfl"), figures=here, write=False).parse_args()
+    lines, page = Lines(options.out / "results.jsonl").read(), here / "RESULTS.md"
     lines.sort(key=lambda line: int(line["seed"]))  # whichever was run first
     text = page.read_text("utf-8")
     for name, inside in blocks(lines, options.out, options.figures).items():

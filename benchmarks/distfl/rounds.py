@@ -8,17 +8,20 @@ the same models.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import federations as fed
 import numpy as np
 import torch
 from settings import TRAINING, small_network
+from shared.options import reader
+from shared.stored import Lines
 from sklearn.metrics import adjusted_rand_score
 
 import piebald
@@ -84,15 +87,9 @@ def scores(seen: list[tuple[torch.Tensor, ClusterSearch]], truth: Any) -> list[d
 
 def main() -> None:
     """Add a line for each case, seed and way of comparing."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
-    parser.add_argument("--out", type=Path, default=Path("runs/distfl"))
-    options = parser.parse_args()
+    options = reader(__doc__, seeds=[0], rounds=8, cases=tuple(CASES), out=Path("runs/distfl")).parse_args()
     fed.torch_threads()
-    options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / "rounds.jsonl"
+    kept = Lines(options.out / "rounds.jsonl")
     for seed in options.seeds:
         for case in options.cases:
             clients, truth = CASES[case](seed)
@@ -104,15 +101,8 @@ def main() -> None:
             piebald.run(recipe, clients, model, rounds=options.rounds, seed=seed, evaluate_every=0, runtime=runtime)
             for way, seen in SEEN.items():
                 line = {"case": case, "seed": seed, "way": way, "rounds": scores(seen, truth)}
-                with file.open("a") as out:
-                    out.write(json.dumps(line) + "\n")
-                print(
-                    case,
-                    seed,
-                    way,
-                    " ".join(f"{one['ari']:.2f}/{one['clusters']}" for one in line["rounds"]),
-                    flush=True,
-                )
+                kept.add(line)
+                print(case, seed, way, *(f"{one['ari']:.2f}/{one['clusters']}" for one in line["rounds"]), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,13 @@ Each run adds one line to OUT/results.jsonl, and is not run again.  `results.py`
 
 from __future__ import annotations
 
-import argparse
-import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import federations as fed
 import numpy as np
@@ -36,6 +37,8 @@ from settings import (
     network,
     noise_of,
 )
+from shared.options import reader
+from shared.stored import Lines
 from sklearn.metrics import adjusted_rand_score
 
 import piebald
@@ -260,26 +263,17 @@ def of_honest(last: Sequence[Mapping[str, Any]], truth: Any, metrics: Mapping[st
 
 def main() -> None:
     """Run the jobs that have not been run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--cases", nargs="+", default=[""], help="only cases whose name contains one of these texts")
-    parser.add_argument(
-        "--methods", nargs="+", default=[""], help="only methods whose name contains one of these texts"
-    )
-    parser.add_argument("--scale", choices=("small", "full"), default="small", help="full: the paper's own setting")
-    parser.add_argument("--dry-run", action="store_true", help="print the conditions beside the paper's, run nothing")
-    parser.add_argument("--out", type=Path, default=Path("runs/distfl"))
-    options = parser.parse_args()
+    options = reader(
+        __doc__, only=PARTS, seeds=[0], cases=[""], methods=[""], scale=("small", "full"), dry_run=False,
+        out=Path("runs/distfl"),
+    ).parse_args()  # fmt: skip
     if options.dry_run:
         print(conditions(options.scale))
         return
     full = options.scale == "full"
     fed.torch_threads()
-    options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / "results.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    done = {(line["part"], line["case"], line["method"], line["seed"]) for line in lines}
+    kept = Lines(options.out / "results.jsonl", "part", "case", "method", "seed")
+    done = kept.done()
     for seed in options.seeds:
         for part in options.only:
             for case, method, recipe, federation, rounds in (full_jobs if full else jobs)(part, seed):
@@ -287,8 +281,7 @@ def main() -> None:
                 if not wanted or (part, case, method, seed) in done:
                     continue
                 line = run_job(part, case, method, recipe, federation, rounds, seed, full)
-                with file.open("a") as out:
-                    out.write(json.dumps(line) + "\n")
+                kept.add(line)
                 brief = f"{line['accuracy']:.3f} common {line['common']} ARI {line['ari'][-1]:.2f}"
                 took = (
                     f"{line['clusters'][-1]} clusters, {line['seconds']:.0f} s ({line['extraction']:.0f} s extraction)"

@@ -7,7 +7,6 @@ Finished run folders are kept and interrupted ones are resumed.  Then RESULTS.md
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -21,6 +20,7 @@ from characters import letters_here
 from jobs import Job, all_jobs, run_job
 from settings import LABELS, PAPER_PARTS, PARTS, SCALES
 from shared.jobs import carry_out
+from shared.options import reader
 from traffic import CENTRAL
 
 DEFAULT = {"small": PARTS, "full": PAPER_PARTS}
@@ -28,23 +28,17 @@ DEFAULT = {"small": PARTS, "full": PAPER_PARTS}
 
 def main() -> int:
     """Run the jobs in parallel and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scale", choices=SCALES, default="small", help="how much to run, see settings.py")
-    parser.add_argument("--out", type=Path, default=Path("runs/hdafl"), help="folder that holds the run folders")
+    parser = reader(
+        __doc__, scale=tuple(SCALES), out=Path("runs/hdafl"), seeds=None, cases=[""], methods=(*LABELS, CENTRAL),
+        dry_run=False, jobs=os.cpu_count() or 1, minutes=float("inf"), tables=False,
+    )  # fmt: skip
     parser.add_argument("--results", type=Path, help="the file to write, by default RESULTS.md in the output folder")
-    parser.add_argument("--seeds", type=int, nargs="+", help="only these seeds of the scale")
     parser.add_argument("--only", choices=("paper", *PARTS), nargs="+", help="only these parts, by default all")
-    parser.add_argument("--cases", nargs="+", help="only runs whose folder contains one of these texts, as writer/C10")
-    parser.add_argument("--methods", choices=(*LABELS, CENTRAL), nargs="+", help="only these methods, by default all")
-    parser.add_argument("--dry-run", action="store_true", help="print the conditions beside the paper's, run nothing")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="number of parallel runs, one thread each")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many minutes")
-    parser.add_argument("--tables", action="store_true", help="only write the results of the runs that have finished")
     options = parser.parse_args()
     scale, parts = SCALES[options.scale], tuple(options.only or DEFAULT[options.scale])
     jobs = [] if options.tables else all_jobs(scale, parts, options.seeds)
-    cases, methods = options.cases or [""], options.methods or (*LABELS, CENTRAL)
-    jobs = [job for job in jobs if job.label in methods and any(text in job.folder.as_posix() for text in cases)]
+    jobs = [job for job in jobs if job.label in options.methods]
+    jobs = [job for job in jobs if any(text in job.folder.as_posix() for text in options.cases)]
     if options.dry_run:
         print(f"{paper.printed(scale, letters_here())}\n\n{len(jobs)} runs: {', '.join(parts)}")
         return 0

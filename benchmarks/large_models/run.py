@@ -14,15 +14,11 @@ counts in the peak of the process, but not in that of its anonymous memory, whic
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import resource
 import statistics
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +26,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.measured import Watch, apart, megabytes, processor, spread
+from shared.options import reader
 
 HERE = Path(__file__).parent
 CLIENTS, ROUNDS, ROWS, BATCH, LR = 3, 4, 32, 8, 0.05
@@ -147,65 +148,35 @@ def one(case: str, parameters: float) -> dict[str, Any]:
         held = rows((1000,), 1000, ROWS)
         above = {"map_above": 0} if kind == "mapped" else {}
         work = lambda: bare(wide(parameters), held) if kind == "bare" else piebalds(wide(parameters), held, **above)  # noqa: E731
-    if kind in ("piebald", "mapped"):
-        pass
-
-    before, anonymous = peak_bytes(), Anonymous()
-    with anonymous:
+    before, start = peak_bytes(), anonymous()
+    with Watch(anonymous, 0.01) as watch:
         times = work()
-    peak = peak_bytes()
-    copies = {"copies": (peak - before) / (4 * parameters), "anonymous": anonymous.most / (4 * parameters)}
+    peak, most = peak_bytes(), max([start, *watch.seen]) - start
+    copies = {"copies": (peak - before) / (4 * parameters), "anonymous": most / (4 * parameters)}
     return {"case": case, "seconds": times, "bytes": peak, **copies}
 
 
 def steady(parameters: float, rounds: int) -> None:
     """Print the anonymous memory at the end of each round and the most during it, in copies of the model."""
     torch.set_num_threads(1)
-    anonymous, model, held = Anonymous(), wide(parameters), rows((1000,), 1000, ROWS)
+    start = anonymous()
+    model, held = wide(parameters), rows((1000,), 1000, ROWS)
     ends: list[tuple[float, float]] = []
 
     def after() -> None:
-        ends.append((anonymous._now() - anonymous._before, anonymous.most))
-        anonymous.most = 0
+        ends.append((anonymous() - start, max([start, *watch.seen]) - start))
+        watch.seen.clear()
 
-    with anonymous:
+    with Watch(anonymous, 0.01) as watch:
         seconds = piebalds(model, held, rounds=rounds, after=after)
     print("| round | after it | the most during it | processor seconds of an update |\n|---|---|---|---|")
     for number, ((end, most), spent) in enumerate(zip(ends, seconds, strict=True), start=1):
         print(f"| {number} | {end / 4 / parameters:.2f} | {most / 4 / parameters:.2f} | {spent:.2f} |")
 
 
-class Anonymous:
-    """The most anonymous memory, in bytes beyond what there was, that was seen every hundredth of a second."""
-
-    def __init__(self) -> None:
-        self.most, self._before, self._over = 0, self._now(), threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._over.wait(0.01):
-            self.most = max(self.most, self._now() - self._before)
-
-    @staticmethod
-    def _now() -> int:
-        status = Path("/proc/self/status")
-        lines = status.read_text().splitlines() if status.exists() else []
-        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
-
-
-def machine() -> str:
-    """The processor and how many cores there are."""
-    about = Path("/proc/cpuinfo")
-    lines = about.read_text().splitlines() if about.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{next(names, platform.processor() or 'a CPU')}, {os.cpu_count()} cores"
+def anonymous() -> float:
+    """Bytes of this process that no file holds; a kB of the system has 1,024."""
+    return 1_024_000 * megabytes("RssAnon")
 
 
 def peak_bytes() -> int:
@@ -215,9 +186,8 @@ def peak_bytes() -> int:
 
 def measure(case: str, parameters: float) -> dict[str, Any]:
     """The same in a process of its own."""
-    words = [sys.executable, str(HERE / "run.py"), "--case", case, "--parameters", str(parameters)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    made: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    words = ("--case", case, "--parameters", parameters)
+    made: dict[str, Any] = apart(__file__, *words, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return made
 
 
@@ -232,11 +202,6 @@ def median(runs: list[dict[str, Any]], name: str) -> float:
     return statistics.median(run[name] for run in runs)
 
 
-def spread(numbers: list[float]) -> str:
-    """Their median, smallest and largest."""
-    return f"{statistics.median(numbers):.2f} ({min(numbers):.2f} to {max(numbers):.2f})"
-
-
 def table(found: dict[str, list[dict[str, Any]]], parameters: float) -> str:
     """The results as a page."""
     plain, runs = seconds(found["bare"]), len(found["bare"])
@@ -245,8 +210,8 @@ def table(found: dict[str, list[dict[str, Any]]], parameters: float) -> str:
         "",
         f"`python benchmarks/large_models/run.py --parameters {parameters:g} --runs {runs}`: two dense layers, "
         f"{CLIENTS} clients of {ROWS} rows, batches of {BATCH}, one thread, processor seconds of one client's update "
-        f"after the first round.  {machine()}, PyTorch {torch.__version__}; {runs} runs of each case, in turn: "
-        "medians, and in parentheses the range.",
+        f"after the first round.  {processor()}, {os.cpu_count()} cores, PyTorch {torch.__version__}; {runs} runs of "
+        "each case, in turn: medians, and in parentheses the range.",
         "",
         "| | seconds | times the plain loop | peak memory, GB | of it copies of the model | that are not mapped |",
         "|---|---|---|---|---|---|",
@@ -273,13 +238,7 @@ def table(found: dict[str, list[dict[str, Any]]], parameters: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parameters", type=float, default=1e8)
-    parser.add_argument("--runs", type=int, default=3, help="of each case with so many parameters, in turn")
-    parser.add_argument("--case", help="measure one case in this process, and print it")
-    parser.add_argument("--out", type=Path, default=HERE)
-    parser.add_argument("--steady", action="store_true", help="print the memory of ten rounds, and nothing else")
-    given = parser.parse_args()
+    given = reader(__doc__, ["case"], parameters=1e8, runs=3, out=HERE, steady=False).parse_args()
     if given.steady:
         steady(given.parameters, 10)
         return

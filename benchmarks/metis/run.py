@@ -5,7 +5,6 @@ Finished run folders are kept and interrupted ones are resumed.  Then RESULTS.md
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -19,6 +18,7 @@ import settings
 import torch
 from settings import SCALES, Scale
 from shared.jobs import carry_out
+from shared.options import reader
 
 import piebald
 from piebald.models import build_model
@@ -89,22 +89,10 @@ def run_job(job: Job, scale: Scale, out: Path, device: str) -> str:
 
 def main() -> int:
     """Run the jobs in parallel and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scale", choices=SCALES, default="small")
-    parser.add_argument("--out", type=Path, default=Path("runs/metis"), help="folder that holds the run folders")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parent, help="folder of RESULTS.md")
-    parser.add_argument("--page", type=Path, default=PAGE, help="the page about the paper's tables and figures")
-    parser.add_argument("--jobs", type=int, default=2, help="number of parallel runs, one thread each")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=PARTS, help="parts of the comparison, by default all"
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", help="seeds instead of those of the scale")
-    parser.add_argument("--recipes", nargs="+", help="labels of recipes, by default all")
-    parser.add_argument("--cases", nargs="+", help='only cells of these names, as "power law IID"')
-    parser.add_argument("--tables", action="store_true", help="only write the results of the runs that have finished")
-    parser.add_argument("--dry-run", action="store_true", help="print the conditions beside the paper's, and the runs")
-    options = parser.parse_args()
+    options = reader(
+        __doc__, scale=tuple(SCALES), out=Path("runs/metis"), results=Path(__file__).parent, page=PAGE, jobs=2,
+        device="cpu", parts=PARTS, seeds=None, recipes=None, cases=None, tables=False, dry_run=False,
+    ).parse_args()  # fmt: skip
     scale, failed = SCALES[options.scale], 0
     options.recipes = options.recipes or scale.recipes
     seeds = scale.seeds if options.seeds is None else options.seeds

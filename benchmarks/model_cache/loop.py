@@ -63,6 +63,9 @@ class Silent:
 
     lasts = False
 
+    def confusion(self, rows: Any) -> None:
+        return
+
     def commit(self, step: Any, results: Any, checkpoint: Any = None, notes: Any = ()) -> None:
         return
 

@@ -7,11 +7,9 @@ whole loop.  Writes RESULTS.md and step_time.png next to this file, or into --ou
 
 from __future__ import annotations
 
-import argparse
 import os
-import platform
 import statistics
-import time
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +17,12 @@ import loop
 import matplotlib
 import numpy as np
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared import measured
+from shared.options import reader
+from shared.stored import with_notes
 
 from piebald.core.tensor_store import TensorStore
 from piebald.server.cluster_state import ModelCache
@@ -33,13 +37,7 @@ ROOM = 3 << 30  # bytes of clients' models that differ; further clients share th
 
 def seconds(work: Callable[[int], None], repeats: int) -> float:
     """Return the median over calls, without the first one."""
-    work(0)
-    spent = []
-    for turn in range(1, repeats + 1):
-        began = time.perf_counter()
-        work(turn)
-        spent.append(time.perf_counter() - began)
-    return statistics.median(spent)
+    return statistics.median([measured.seconds(lambda turn=turn: work(turn)) for turn in range(repeats + 1)][1:])
 
 
 def bandwidth() -> float:
@@ -117,12 +115,8 @@ def plot(times: dict[tuple[int, int, str], float], path: Path) -> None:
 
 def main() -> None:
     """Measure, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10**6, 10**7, 10**8])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=10**6, help="server steps of the drift")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
-    options = parser.parse_args()
+    here, sizes = Path(__file__).parent, [10**6, 10**7, 10**8]
+    options = reader(__doc__, sizes=sizes, repeats=5, steps=10**6, out=here).parse_args()  # steps are of the drift
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
     copied = bandwidth()
@@ -136,9 +130,7 @@ def main() -> None:
     drifted = drift(options.steps)
     rates = loop.measure(1000, 1000, 20_000, options.repeats)
     plot(times, options.out / "step_time.png")
-    results = options.out / "RESULTS.md"
-    notes = results.read_text().partition("<!-- notes -->")[2] if results.exists() else "\n"
-    results.write_text(text(times, copied, drifted, options.steps, rates) + "<!-- notes -->" + notes)
+    with_notes(options.out / "RESULTS.md", text(times, copied, drifted, options.steps, rates))
 
 
 def text(
@@ -147,7 +139,8 @@ def text(
     """Return the text of RESULTS.md."""
     lines = [
         "# The model cache", "",
-        f"`python benchmarks/model_cache/run.py`, one thread of {processor()}, {os.cpu_count()} cores, medians.",
+        f"`python benchmarks/model_cache/run.py`, one thread of {measured.processor()}, {os.cpu_count()} cores, "
+        "medians.",
         f"Copying large arrays moves {copied / 1e9:.1f} GB/s here, counting reads and writes.", "",
         "Seconds per server step, as in figure 2 of Metis (Stripelis, Ambite 2020): with the cache a step exchanges",
         "one client's model for its new one, without it all clients' models are summed again.  \"Limit\" is the time",
@@ -171,17 +164,6 @@ def text(
         f"{1e6 * rates['vectors']:.0f} are spent on vectors; the rest is Python.", "",
     ]  # fmt: skip
     return "\n".join(lines)
-
-
-def processor() -> str:
-    """Return the name of the processor."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")), "a CPU"
-    )
 
 
 if __name__ == "__main__":

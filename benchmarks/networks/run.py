@@ -6,7 +6,6 @@ stopped; several commands may run at a time.  RESULTS.md is written from that fi
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import logging
@@ -18,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.extend([str(Path(__file__).parent), str(Path(__file__).parents[1])])
 
 from links import QUICK, Case, cases, links
+from shared.options import reader
 
 FOLDER = Path(__file__).parent
 LIMIT = 5400  # seconds that a case may take
@@ -28,15 +28,9 @@ LIMIT = 5400  # seconds that a case may take
 
 def main() -> None:
     """Measure what is missing, and write RESULTS.md."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few cases, in about two minutes")
+    parser = reader(__doc__, ["one"], quick=False, jobs=1, out=FOLDER)
     parser.add_argument("--only", nargs="*", default=[""], help="cases whose names contain each of these")
-    parser.add_argument(
-        "--jobs", type=int, default=1, help="cases at a time, each in a process and on links of its own"
-    )
     parser.add_argument("--flower", type=Path, help="the interpreter of an environment with flwr 1.41.0 and torch")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of results.json and RESULTS.md")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.one is not None:
         return print(json.dumps(measured(Case.of(chosen.one), chosen.flower)))

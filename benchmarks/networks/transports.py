@@ -5,7 +5,6 @@ Each server is a process of its own, and so are its sites.  Prints a table for d
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -14,13 +13,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.extend([str(Path(__file__).parent), str(Path(__file__).parents[1])])
 
+from shared.measured import in_turns, megabytes
+from shared.measured import seconds as _timed
+from shared.options import reader
 from threads import provisioned
 
 from piebald.federation.credentials import provisioning
@@ -45,7 +47,7 @@ def serve(kind: str, folder: Path) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         if line.strip() == "memory":
-            print(_memory(), flush=True)
+            print(round(1000 * megabytes("VmRSS")), flush=True)
 
 
 def _serve_websockets(credentials: Any) -> None:
@@ -183,33 +185,19 @@ def _told(server: subprocess.Popen[str], question: str) -> int:
     return int(server.stdout.readline())
 
 
-def _memory() -> int:
-    """Kilobytes of memory that this process holds."""
-    return int(next(line for line in Path("/proc/self/status").open() if line.startswith("VmRSS")).split()[1])
-
-
-def _timed(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
-
-
 def main() -> None:
     """Measure both kinds in turn, several times, and print medians."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sites", type=int, default=1000)
-    parser.add_argument("--times", type=int, default=3)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    arguments = parser.parse_args()
+    arguments = reader(__doc__, sites=1000, times=3, kinds=KINDS).parse_args()
     kinds: list[str] = list(arguments.kinds)
-    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "credentials"
         names = provisioned(folder, arguments.sites)
-        for _ in range(arguments.times):
-            for kind in kinds:
-                found[kind].append(measured(kind, folder, names))
-                print(json.dumps({"kind": kind, **found[kind][-1]}), flush=True)
+
+        def one(kind: str) -> dict[str, float]:
+            print(json.dumps({"kind": kind} | (made := measured(kind, folder, names))), flush=True)
+            return made
+
+        found = in_turns({kind: partial(one, kind) for kind in kinds}, arguments.times)
     print("| | " + " | ".join(kinds) + " |\n|---|" + "---|" * len(kinds))
     for name in found[kinds[0]][0]:
         cells = [f"{statistics.median(one[name] for one in found[kind]):.4g}" for kind in kinds]

@@ -7,14 +7,21 @@ Needs `pip install flwr-datasets` besides Piebald; without it only Piebald is ti
 
 from __future__ import annotations
 
-import argparse
 import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.measured import ratios
+from shared.measured import seconds as timed
+from shared.options import reader
 
 from piebald.data import DataSet, cifar10
 from piebald.data.partition import Dirichlet, LazyClients, NonIid, Partition
@@ -48,19 +55,8 @@ def theirs(make: Callable[[], object], y: np.ndarray, clients: int) -> Callable[
     return deal
 
 
-def timed(deal: Callable[[], int]) -> float:
-    start = time.perf_counter()
-    deal()
-    return time.perf_counter() - start
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=50_000)
-    parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--skip-large", action="store_true")
-    asked = parser.parse_args()
+    asked = reader(__doc__, rows=50_000, clients=100, repeats=5, skip_large=False).parse_args()
     y, clients = labels(asked.rows), asked.clients
     kinds = {
         "Dirichlet(0.5)": Dirichlet(clients=clients, alpha=0.5, test=0.0),
@@ -84,9 +80,9 @@ def main() -> None:
     for name, kind in kinds.items():
         mine, other = ours(kind, y), theirs(others[name], y, clients) if name in others else None
         pairs = [(timed(mine), timed(other) if other else float("nan")) for _ in range(asked.repeats)]
-        a, b = (statistics.median(column) for column in zip(*pairs, strict=True))
-        ratios = sorted(other / mine for mine, other in pairs)
-        spread = f"ratio {statistics.median(ratios):6.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f})"
+        times, others_times = zip(*pairs, strict=True)
+        a, b = statistics.median(times), statistics.median(others_times)
+        spread = "ratio {:6.1f} ({:.1f} to {:.1f})".format(*ratios(others_times, times))
         print(f"{name:18} Piebald {a:8.3f} s   flwr-datasets {b:8.3f} s   {spread}")
     if not asked.skip_large:
         seconds = timed(ours(Dirichlet(clients=100_000, alpha=0.3), labels(1_000_000)))

@@ -8,11 +8,16 @@ that without shuffling.  Prints mean and 95 % interval over seeds, and draws shu
 
 from __future__ import annotations
 
-import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.intervals import interval
+from shared.options import reader
 
 from piebald import data
 from piebald.data.measures import pictures
@@ -42,17 +47,11 @@ def distances(source: data.DataSet, clients: int, limit: int, seed: int) -> list
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=5)
-    parser.add_argument("--limit", type=int, default=1500)
-    parser.add_argument("--seeds", type=int, default=5)
-    asked = parser.parse_args()
+    asked = reader(__doc__, clients=5, limit=1500, seeds=5).parse_args()
     from matplotlib.figure import Figure
-    from scipy.stats import t
 
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     ax = figure.subplots()
-    wide = t.ppf(0.975, asked.seeds - 1) / np.sqrt(asked.seeds)
     print(f"{asked.clients} clients, at most {asked.limit} rows, {asked.seeds} seeds; shares shuffled: {SHARES}")
     for name, (folder, file, load) in SOURCES.items():
         if folder and not is_prepared(folder, file):
@@ -61,7 +60,7 @@ def main() -> None:
         source = load()
         table = np.array([distances(source, asked.clients, asked.limit, seed) for seed in range(asked.seeds)])
         table /= table[:, :1]
-        mean, half = table.mean(0), wide * table.std(0, ddof=1)
+        mean, half = zip(*map(interval, table.T.tolist()), strict=True)
         falls = int((np.diff(table, axis=1) < 0).all(1).sum())
         cells = "  ".join(f"{m:.3f} ± {h:.3f}" for m, h in zip(mean, half, strict=True))
         print(f"{name:12} {cells}   falls throughout: {falls} of {asked.seeds}")

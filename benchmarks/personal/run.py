@@ -8,13 +8,17 @@ repeated.  RESULTS.md is written at the end.
 
 from __future__ import annotations
 
-import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.options import reader
 
 import piebald
 from piebald import data, models, partition, recipes
@@ -84,9 +88,7 @@ def line(federation: str, label: str, out: Path) -> tuple[float, float, float]:
 
 def main() -> None:
     """Run what is missing, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/personal"), help="folder of the runs")
-    out = parser.parse_args().out
+    out = reader(__doc__, out=Path("runs/personal")).parse_args().out
     rows = []
     for label in METHODS:
         made = [line(federation, label, out) for federation in FEDERATIONS]

@@ -9,20 +9,21 @@ Needs `pip install 'piebald[ray]'` and two idle cores.  Every measurement is a p
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "simulator"))
+sys.path.extend([str(Path(__file__).parents[1] / "simulator"), str(Path(__file__).parents[1])])
+
+from shared.measured import apart, in_turns, megabytes
+from shared.options import reader
 
 STORE = 1 << 30  # bytes of Ray's object store
 CASES = {"simulator 1": ("simulator", 1), "ray 1": ("ray", 1), "simulator 2": ("simulator", 2), "ray 2": ("ray", 2)}
@@ -164,8 +165,8 @@ def memory(rounds: int) -> list[dict[str, float]]:
         real_commit(self, step, *rest, **more)
         if step["version"] % (rounds // 10) == 0 or step["version"] == 5:
             store = ray.cluster_resources()["object_store_memory"] - ray.available_resources()["object_store_memory"]
-            row = {"round": step["version"], "driver": own_memory("self"), "store": store / 2**20}
-            actors = {f"actor {place}": own_memory(pid) for place, pid in enumerate(processes("RayWorker"))}
+            row = {"round": step["version"], "driver": megabytes("RssAnon"), "store": store / 2**20}
+            actors = {f"actor {place}": megabytes("RssAnon", pid) for place, pid in enumerate(processes("RayWorker"))}
             samples.append(row | actors | {name: count / 2**20 for name, count in sent.items()})
 
     RunStore.commit, RayWorkerPool._packed, RayWorkerPool._serve_chunks = commit, packed, carry_out  # type: ignore[method-assign]
@@ -183,12 +184,6 @@ def memory(rounds: int) -> list[dict[str, float]]:
     return samples
 
 
-def own_memory(pid: str) -> float:
-    """Megabytes of a process that it shares with nobody, as Linux counts them."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) / 1024
-
-
 def processes(kind: str) -> list[str]:
     """The actors of this machine, by the name that Ray gives their processes."""
     return [
@@ -200,40 +195,31 @@ def processes(kind: str) -> list[str]:
 
 def measure(*what: str) -> Any:
     """One measurement in a process of its own."""
-    command = [sys.executable, __file__, "--one", *what]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE)
-    return json.loads(done.stdout.splitlines()[-1])
+    return apart(__file__, "one", *what)
 
 
 def main() -> None:
     """Alternate and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=3, help="alternations of each workload")
-    parser.add_argument("--only", choices=["feed", "CNN", "W2", "W1"], help="one of the parts")
-    parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one:
-        what, *rest = options.one
+    if sys.argv[1:2] == ["one"]:  # in a process of its own
+        _, _, what, *rest = sys.argv
         if what == "feed":
             print(json.dumps(feed(*rest[:3], int(rest[3]))))
         else:
             print(json.dumps(memory(int(rest[0])) if what == "memory" else speed(what, *rest)))
         return
-    if options.only == "feed":
+    options = reader(__doc__, pairs=3, only=("feed", "CNN", "W2", "W1")).parse_args()
+    if options.only == ["feed"]:
         feeding(options.pairs)
         return
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
     for name, method in (("CNN", "fedavg"), ("W2", "fedavg"), ("W1", "ditto")):
-        if options.only not in (None, name):
+        if name not in options.only:
             continue
-        times: dict[str, list[float]] = {case: [] for case in CASES}
-        for _ in range(options.pairs):
-            for case in CASES:
-                times[case].append(measure(case, name, method))
+        times = in_turns({case: partial(measure, case, name, method) for case in CASES}, options.pairs)
         for case, seconds in times.items():
             shown = ", ".join(f"{second:.3f}" for second in sorted(seconds))
             print(f"{name} {method:7} {case:12} median {statistics.median(seconds):.3f} s a round ({shown})")
-    for row in measure("memory", "200") if options.only is None else ():
+    for row in measure("memory", "200") if len(options.only) == 4 else ():
         print("  ".join(f"{name} {value:.0f}" for name, value in row.items()))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from jobs import Job, jobs
 from published import PUBLISHED, Published
+from shared.stored import Lines
 
 Line = dict[str, Any]
 # what the small scale is, beyond what stands with the published figures
@@ -24,22 +24,9 @@ _MANY = 6  # clients: more of them are summed up
 _WORDS = {"label_accuracy": "Accuracy", "accuracy": "Accuracy", "concordance": "Harrell's concordance"}
 
 
-def read(folder: Path, scale: str) -> list[Line]:
-    """The lines of all runs that have ended."""
-    file = folder / f"{scale}.jsonl"
-    return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
-
-
-def add(folder: Path, scale: str, line: Line) -> None:
-    """Keep the line of a run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{scale}.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
-
-
 def write(folder: Path, scale: str) -> Path:
     """Write RESULTS.md (at small scale) or RESULTS-full.md."""
-    lines = read(folder, scale)
+    lines = Lines(folder / f"{scale}.jsonl").read()
     page = folder / ("RESULTS.md" if scale == "small" else f"RESULTS-{scale}.md")
     page.write_text(text(lines, scale), "utf-8")
     return page

@@ -8,7 +8,6 @@ prepared data sets (PIEBALD_DATA).  `--scale full` is a day's work for a GPU.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -19,6 +18,8 @@ sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 import results
 import torch
 from jobs import NETWORKS, SEEDS, Job, jobs
+from shared.options import reader
+from shared.stored import Lines
 from studies import study
 
 import piebald
@@ -51,17 +52,12 @@ def measure(job: Job, scale: str, device: str) -> dict[str, Any]:
 
 def main() -> int:
     """Run what has not been run, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", choices=("small", "full"), default="small")
-    parser.add_argument("--only", nargs="+", choices=tuple(NETWORKS), default=tuple(NETWORKS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many minutes")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=HERE)
-    parser.add_argument("--dry-run", action="store_true", help="print what would be run, and run nothing")
-    options = parser.parse_args()
-    lines, began = results.read(options.out, options.scale), time.monotonic()
-    done = {tuple(line[name] for name in Job._fields) for line in lines}
+    options = reader(
+        __doc__, scale=("small", "full"), only=tuple(NETWORKS), seeds=list(SEEDS), minutes=float("inf"), device="cpu",
+        out=HERE, dry_run=False,
+    ).parse_args()  # fmt: skip
+    kept, began = Lines(options.out / f"{options.scale}.jsonl", *Job._fields), time.monotonic()
+    done = kept.done()
     missing = [job for job in jobs(options.only, options.seeds) if job not in done]
     if options.dry_run:
         print("\n".join(" ".join(map(str, job)) for job in missing))
@@ -71,7 +67,7 @@ def main() -> int:
         if time.monotonic() - began > 60 * options.minutes:
             break
         line = measure(job, options.scale, options.device)
-        results.add(options.out, options.scale, line)
+        kept.add(line)
         mean = sum(line["values"].values()) / len(line["values"])
         print(f"[{time.monotonic() - began:.0f} s] {' '.join(map(str, job))}: {mean:.1f}", flush=True)
     print(results.write(options.out, options.scale))

@@ -30,6 +30,12 @@ def texts(path: Path) -> dict[str, str]:
     return {name: block(whole, name) for name in re.findall(r"<!-- end of (.*?) -->", whole)}
 
 
+def with_notes(page: Path, text: str) -> None:
+    """Write a page; what stands below its mark `notes` is written by hand and stays."""
+    notes = page.read_text("utf-8").partition("<!-- notes -->")[2] if page.exists() else "\n"
+    page.write_text(f"{text}<!-- notes -->{notes}", "utf-8")
+
+
 class Lines:
     """Results of runs, a JSON object a line, written when a run has ended; so nothing is run twice.
 

@@ -8,12 +8,18 @@ without a gradient.
 
 from __future__ import annotations
 
-import argparse
 import statistics
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.measured import ratios, seconds
+from shared.options import reader
 from workloads import WORKLOADS, Workload
 
 import piebald
@@ -58,30 +64,22 @@ def passing(work: Workload) -> float:
     """Microseconds of a row in a forward pass over a batch."""
     torch.set_num_threads(1)
     model, x = work.network(), work.data().x[:2000]
-    times = []
     with torch.no_grad():
-        for _ in range(6):
-            began = time.process_time()
-            for batch in x.split(BATCH):
-                model(batch)
-            times.append(time.process_time() - began)
+        times = [seconds(lambda: [model(batch) for batch in x.split(BATCH)], time.process_time) for _ in range(6)]
     return 1e6 * statistics.median(times[1:]) / len(x)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", nargs="+", default=["W1", "W2"])
-    parser.add_argument("--times", type=int, default=3)
-    options = parser.parse_args()
+    options = reader(__doc__, workloads=["W1", "W2"], times=3).parse_args()
     print(
         "| workload | a row scored, µs | a row in a forward pass of training, µs | ratio |\n| --- | --- | --- | --- |"
     )
     for name in options.workloads:
         pairs = [(evaluating(WORKLOADS[name]), passing(WORKLOADS[name])) for _ in range(options.times)]
-        scored, passed = (statistics.median(column) for column in zip(*pairs, strict=True))
-        ratio = statistics.median(mine / theirs for mine, theirs in pairs)
-        print(f"| {name} | {scored:.1f} | {passed:.1f} | {ratio:.2f} |", flush=True)
+        scored, passed = zip(*pairs, strict=True)
+        cells = f"{statistics.median(scored):.1f} | {statistics.median(passed):.1f}"
+        print(f"| {name} | {cells} | {ratios(scored, passed)[0]:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Memory is that of the whole process tree, shared pages counted once (PSS, sample
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -16,7 +15,11 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
 from run import HERE, PEERS, VENVS
+from shared.measured import of_tree, printed
+from shared.options import reader
 
 
 def watched(command: list[str], folder: Path) -> tuple[str, float]:
@@ -25,23 +28,12 @@ def watched(command: list[str], folder: Path) -> tuple[str, float]:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL, cwd=folder)
         peak = 0
         while process.poll() is None:
-            peak = max(peak, _pages(process.pid))
+            peak = max(peak, of_tree(process.pid)["Pss"])
             time.sleep(0.02)
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command)
         out.seek(0)
         return out.read(), peak / 2**20
-
-
-def _pages(pid: int) -> int:
-    """Memory of a process and its children, kB, each shared page in equal parts to those that share it."""
-    try:
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:  # it has just ended
-        return 0
-    mine = sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
-    return mine + sum(_pages(int(child)) for child in children)
 
 
 def first_round(name: str) -> float:
@@ -64,11 +56,8 @@ def first_round(name: str) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", type=int, default=3)
-    parser.add_argument("--workloads", nargs="+", default=["W1", "W2"])
+    parser = reader(__doc__, ["one"], times=3, workloads=["W1", "W2"])
     parser.add_argument("--peers", type=Path, help="a folder of virtual environments, see README")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(first_round(options.one))
@@ -88,9 +77,7 @@ def main() -> None:
 
 
 def _median_start(name: str, times: int) -> float:
-    command = [sys.executable, __file__, "--one", name]
-    found = [subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE) for _ in range(times)]
-    return statistics.median(float(done.stdout.split()[-1]) for done in found)
+    return statistics.median(float(printed(__file__, "--one", name)) for _ in range(times))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from footprint import watched
+from shared.options import reader
 from torch import nn
 
 HERE = Path(__file__).parent
@@ -54,8 +55,7 @@ def one(registered: int, cohort: int, parameters: int) -> float:
 
 def main() -> None:
     """Measure all points and draw them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--most", type=int, default=10**9, help="leave out points with more parameters than this")
+    parser = reader(__doc__, most=10**9)  # of parameters: points with more are left out
     parser.add_argument("--one", nargs=3, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:

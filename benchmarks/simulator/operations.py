@@ -5,12 +5,12 @@ python benchmarks/simulator/operations.py W1
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from typing import Any
 
 import torch
 from overhead import TARGETS, recipe_of
+from shared.options import reader
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -67,9 +67,8 @@ def counted(what: str, name: str, stack: int, rounds: int = 6, first: int = 3) -
 
 def main() -> None:
     """Count and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = reader(__doc__, stack=25)
     parser.add_argument("workload")
-    parser.add_argument("--stack", type=int, default=25)
     options = parser.parse_args()
     torch.set_num_threads(1)
     print("| workload | | operations | times FedAvg | MB | times FedAvg |\n| --- | --- | --- | --- | --- | --- |")

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.measured import in_turns, printed, ratios
+from shared.options import reader
+
 TARGETS = {  # Ditto's and IFCA's: 1.1 times (2 trainings) and (a training of 3 passes and 5 more, in trainings)
     "fedavg": 1.0,
     "hdafl": 1.05,
@@ -65,9 +69,7 @@ def one(what: str, name: str, engine: str) -> float:
 
 def main() -> None:
     """Alternate and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--workloads", nargs="+", default=["W1", "W2"])
+    parser = reader(__doc__, pairs=5, workloads=["W1", "W2"])
     parser.add_argument("--recipes", nargs="+", choices=TARGETS, default=list(TARGETS), help="beside FedAvg")
     parser.add_argument("--engine", default="auto", help="the same engine for all; auto takes the fastest for FedAvg")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
@@ -78,16 +80,12 @@ def main() -> None:
     print("| workload | | seconds a round's updates | times FedAvg | pairs | target |")
     print("| --- | --- | --- | --- | --- | --- |")
     for name in options.workloads:
-        times: dict[str, list[float]] = {what: [] for what in dict.fromkeys(["fedavg", *options.recipes])}
-        for _ in range(options.pairs):
-            for what, found in times.items():
-                command = [sys.executable, __file__, "--engine", options.engine, "--one", what, name]
-                done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE)
-                found.append(float(done.stdout.split()[-1]))
+        here = partial(printed, __file__, "--engine", options.engine, "--one")
+        works = {what: lambda what=what: float(here(what, name)) for what in ("fedavg", *options.recipes)}  # noqa: B023
+        times = in_turns(works, options.pairs)
         for what, found in times.items():
-            ratios = sorted(mine / theirs for mine, theirs in zip(found, times["fedavg"], strict=True))
-            middle, ratio = statistics.median(found), statistics.median(ratios)
-            pairs = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+            middle, (ratio, least, most) = statistics.median(found), ratios(found, times["fedavg"])
+            pairs = f"{least:.2f} to {most:.2f}"
             print(f"| {name} | {what} | {middle:.4f} | {ratio:.2f} | {pairs} | {TARGETS[what]} |", flush=True)
 
 

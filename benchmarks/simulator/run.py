@@ -12,10 +12,15 @@ import argparse
 import json
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.measured import in_turns, printed, ratios
+from shared.options import reader
 
 HERE = Path(__file__).parent
 OWN = (
@@ -82,18 +87,13 @@ def measure(what: str, name: str, venvs: Path | None) -> float:
         script, (start, *options) = PEERS[what]
         assert venvs is not None
         program = venvs / VENVS.get(what, "pfl") / "bin" / start
-        command, folder = [str(program), *options, script, name], HERE / "peers"
-    else:
-        command, folder = [sys.executable, __file__, "--one", what, name], HERE
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
-    return float(done.stdout.split()[-1])
+        return float(printed(*options, script, name, python=program, cwd=HERE / "peers"))
+    return float(printed(__file__, "--one", what, name))
 
 
 def main() -> None:
     """Alternate and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=5, help="alternations of each workload")
-    parser.add_argument("--workloads", nargs="+", default=["W1", "W2"], help="of workloads.py, like W1 and LSTM")
+    parser = reader(__doc__, pairs=5, workloads=["W1", "W2"])
     parser.add_argument(
         "--peers", type=Path, help="a folder of virtual environments, see README: W1 and W2 on peers too"
     )
@@ -107,18 +107,12 @@ def main() -> None:
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}\n")
     print("| workload | | seconds a round | ratio | pairs |\n| --- | --- | --- | --- | --- |")
     for name in options.workloads:
-        times: dict[str, list[float]] = {what: [] for what in (*OWN, *(peers if options.peers else ()))}
-        for _ in range(options.pairs):
-            for what, found in times.items():
-                found.append(measure(what, name, options.peers))
+        whats = (*OWN, *(peers if options.peers else ()))
+        times = in_turns({what: partial(measure, what, name, options.peers) for what in whats}, options.pairs)
         base = statistics.median(times["bare"])
         for what, found in times.items():
-            ratios = sorted(mine / theirs for mine, theirs in zip(found, times["bare"], strict=True))
-            middle = statistics.median(found)
-            print(
-                f"| {name} | {what} | {middle:.4f} | {middle / base:.2f} | {ratios[0]:.2f} to {ratios[-1]:.2f} |",
-                flush=True,
-            )
+            middle, (_, least, most) = statistics.median(found), ratios(found, times["bare"])
+            print(f"| {name} | {what} | {middle:.4f} | {middle / base:.2f} | {least:.2f} to {most:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,10 @@ of 20; a row of the table is a tenth of the run.  Linux only.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
 import stat
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,9 +19,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from steady import megabytes
 
-HERE = Path(__file__).parent
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.measured import apart, megabytes
+from shared.options import reader
+
 REGISTERED, COHORT, ROUNDS, HIDDEN = 1_000_000, 1_000, 50, 134  # 10,060 parameters
 ROWS, WIDTH, CLASSES = 40, 64, 10
 BUDGET = 64 << 20
@@ -46,7 +47,7 @@ def one(method: str, registered: int, cohort: int, rounds: int) -> list[dict[str
         def on_server_step(self, step: Any) -> None:
             taken = len(found) * rounds // 10
             if step["version"] >= taken:
-                own, _ = megabytes()
+                own = megabytes("RssAnon")
                 clocks = {"wall": time.perf_counter(), "cpu": time.process_time()}
                 found.append({"round": step["version"], "own": own, "disk": deleted_files() / 2**20} | clocks)
 
@@ -76,12 +77,7 @@ def deleted_files() -> int:
 
 def main() -> None:
     """Measure both and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--registered", type=int, default=REGISTERED)
-    parser.add_argument("--cohort", type=int, default=COHORT)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = reader(__doc__, ["one"], registered=REGISTERED, cohort=COHORT, rounds=ROUNDS).parse_args()
     sizes = (given.registered, given.cohort, given.rounds)
     if given.one:
         print(json.dumps(one(given.one, *sizes)))
@@ -90,11 +86,7 @@ def main() -> None:
     print("| --- " * 6 + "|")
     for method in ("scaffold", "ditto"):
         words = [f"--{name}={value}" for name, value in zip(("registered", "cohort", "rounds"), sizes, strict=True)]
-        done = subprocess.run(
-            [sys.executable, __file__, "--one", method, *words], capture_output=True, text=True, check=True, cwd=HERE
-        )
-        marks = json.loads(done.stdout.splitlines()[-1])
-        for before, after in itertools.pairwise(marks):
+        for before, after in itertools.pairwise(apart(__file__, "--one", method, *words)):
             served = (after["round"] - before["round"]) * given.cohort
             rates = [served / (after[clock] - before[clock]) for clock in ("wall", "cpu")]
             cells = f"{rates[0]:,.0f} | {rates[1]:,.0f} | {after['own']:,.0f} | {after['disk']:,.0f}"

@@ -8,36 +8,24 @@ process's own memory and of mapped files.  Linux only.
 
 from __future__ import annotations
 
-import argparse
+import sys
 import tempfile
-import threading
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.measured import Watch, megabytes
+from shared.options import reader
 
 import piebald
 from piebald import data, models, partition, recipes
 
 
-def megabytes() -> tuple[int, int]:
-    """Own memory and mapped files of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    found = dict(line.split(":", 1) for line in lines if ":" in line)
-    return int(found["RssAnon"].split()[0]) // 1024, int(found["RssFile"].split()[0]) // 1024
-
-
 def main() -> None:
     """Run and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=400)
-    options = parser.parse_args()
-    done, seen = threading.Event(), list[tuple[int, int]]()
-
-    def watch() -> None:
-        while not done.wait(1.0):
-            seen.append(megabytes())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    with tempfile.TemporaryDirectory() as place:
+    options = reader(__doc__, rounds=400).parse_args()
+    read = lambda: (megabytes("RssAnon"), megabytes("RssFile"))  # noqa: E731
+    with tempfile.TemporaryDirectory() as place, Watch(read, 1.0) as watch:
         piebald.run(
             recipes.ditto(lr=0.1, batch=20),
             partition.Iid(clients=30).split(data.digits()),
@@ -47,12 +35,10 @@ def main() -> None:
             runtime=piebald.Simulator(workers=0),
             out=Path(place) / "run",
         )
-    done.set()
-    watcher.join()
     print("| part of the run | own memory, MB | mapped files, MB |\n| --- | --- | --- |")
     for tenth in (1, 2, 4, 6, 8, 9):
-        own, files = seen[tenth * len(seen) // 10]
-        print(f"| {tenth / 10:.0%} | {own} | {files} |")
+        own, files = watch.seen[tenth * len(watch.seen) // 10]
+        print(f"| {tenth / 10:.0%} | {own:.0f} | {files:.0f} |")
 
 
 if __name__ == "__main__":

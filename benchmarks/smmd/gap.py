@@ -5,7 +5,6 @@ The paper prints no split, no number of co-occurring rows, no optimiser, and nei
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import tables as shown
 import torch
 from shared.intervals import interval
-from shared.stored import printed
+from shared.stored import Lines, printed
 
 from piebald.vertical import party_data
 from piebald.vertical.party_data import PartyHolding
@@ -94,8 +93,8 @@ def source_own(held: dict[Role, PartyHolding], given: TransferSettings) -> dict[
 def run(seeds: int, raw: Path) -> None:
     """Run what is not in the file yet, and add a line for each."""
     torch.set_num_threads(1)
-    raw.parent.mkdir(parents=True, exist_ok=True)
-    done = {(row["set"], row["seed"], row["change"]) for row in shown.read(raw)}
+    kept = Lines(raw, "set", "seed", "change")
+    done = kept.done()
     alone = {"source only, features that both have": source_alone, "source only, the source's features": source_own}
     for seed in range(seeds):
         for name in shown.SETS:
@@ -110,8 +109,7 @@ def run(seeds: int, raw: Path) -> None:
                     _, target = baselines.train_jointly(held, given, exact=False)
                     scores = target.predict(target.data.test)
                     found = averages(scores, target.data.test_y, target.rate)
-                with raw.open("a") as opened:
-                    opened.write(json.dumps({"set": name, "seed": seed, "change": label} | found) + "\n")
+                kept.add({"set": name, "seed": seed, "change": label} | found)
 
 
 def tables(raw: Path) -> dict[str, str]:
@@ -119,7 +117,7 @@ def tables(raw: Path) -> dict[str, str]:
     head = "| | credit F | AUC | precision | census F | AUC | precision |"
     paper = [head, "| --- " * 7 + "|"]
     paper += [f"| {name} | {' | '.join(f'{value:.3f}' for value in values)} |" for name, values in PAPER.items()]
-    rows = shown.read(raw)
+    rows = Lines(raw).read()
     text = ["| set | one change | AUC | difference to ours | F, positives | F, macro | F, weighted | seeds |"]
     text += ["| --- " * 8 + "|"]
     for name in shown.SETS:

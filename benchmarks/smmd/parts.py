@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 import speed
-from tables import KERNELS, read
+from shared.measured import seconds
+from shared.stored import Lines
+from tables import KERNELS
 
 from piebald.contracts.component import build
 from piebald.vertical.encryption import bfv, seal
@@ -25,12 +27,7 @@ WAYS = {"now": seal.BLOCKS, "lists": 0}  # up to so many blocks are encoded by a
 
 def least(act: Callable[[], Any], times: int = 40) -> float:
     """The fewest milliseconds of processor time of an operation."""
-    spent = []
-    for _ in range(times):
-        began = time.process_time()
-        act()
-        spent.append(1000 * (time.process_time() - began))
-    return min(spent)
+    return 1000 * min(seconds(act, time.process_time) for _ in range(times))
 
 
 def directions(pairs: int) -> dict[str, dict[str, list[float]]]:
@@ -92,7 +89,7 @@ def run(raw: Path, pairs: int = 5) -> None:
 
 def tables(raw: Path) -> dict[str, str]:
     """Markdown by name."""
-    (found,) = read(raw)
+    (found,) = Lines(raw).read()
     text = [
         "| one direction, 128 rows, 64 units | ms | plaintexts through lists, ms | times |",
         "| --- | --- | --- | --- |",

@@ -14,7 +14,6 @@ Measurements are kept in build/smmd/, and what is there is not run again.  Witho
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -28,6 +27,7 @@ import speed
 import tables
 import verify
 from shared.markdown import put
+from shared.options import reader
 
 HERE = Path(__file__).parent
 RAW = Path("build") / "smmd"
@@ -50,11 +50,9 @@ def write(raw_tables: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reader(__doc__, scale=tuple(conditions.BACKENDS), dry_run=False)
     parser.add_argument("what", nargs="?", choices=["tables", "gap", "verify", "speed", "parts", "write"])
     parser.add_argument("--seeds", type=int, help="of the tables, and of gap")
-    parser.add_argument("--scale", choices=conditions.BACKENDS, default="small", help="full: encrypt with BFV")
-    parser.add_argument("--dry-run", action="store_true", help="print the conditions beside the paper's, run nothing")
     given = parser.parse_args()
     full = given.scale == "full"
     seeds = given.seeds or (conditions.SEEDS if full else 1)

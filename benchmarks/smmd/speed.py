@@ -6,14 +6,15 @@ multiplication, decryption and unmasking are timed apart; the owner does the fir
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tables import KERNELS, read
+from shared.measured import seconds
+from shared.stored import Lines
+from tables import KERNELS
 
 from piebald.contracts.component import build
 from piebald.vertical.encryption.backend import Backend
@@ -103,13 +104,8 @@ def of_phe() -> dict[str, Any] | None:
     public, private = paillier.generate_paillier_keypair(n_length=2048)
     rng = np.random.default_rng(0)
 
-    def least(act: Callable[[], Any], times: int = 20) -> float:
-        spent = []
-        for _ in range(times):
-            began = time.process_time()
-            act()
-            spent.append(time.process_time() - began)
-        return min(spent)
+    def least(act: Callable[[], Any]) -> float:
+        return min(seconds(act, time.process_time) for _ in range(20))
 
     one = public.encrypt(0.3)
     product = one * 0.7
@@ -163,30 +159,22 @@ def plan(small: bool) -> Iterator[tuple[str, str, int]]:
 
 def run(raw: Path, small: bool = False) -> None:
     """Time what is not in the file yet."""
-    done = {(row["backend"], row["what"], row["rows"]) for row in read(raw)}
-    raw.parent.mkdir(parents=True, exist_ok=True)
+    kept = Lines(raw, "backend", "what", "rows")
+    done = kept.done()
     for name, what, rows in plan(small):
         if (name, what, rows) in done:
             continue
         products = of_labels(rows) if what.startswith("labels") else of_kernel(KERNELS[what], rows)
         repeats = 1 if "3)" in what else 5
-        _add(
-            raw,
-            {"backend": name, "what": what, "rows": rows}
-            | time_direction(build("backend", BACKENDS[name]), products, repeats),
-        )
+        timed = time_direction(build("backend", BACKENDS[name]), products, repeats)
+        kept.add({"backend": name, "what": what, "rows": rows} | timed)
     if ("phe", "literal", 0) not in done and (found := of_phe()) is not None:
-        _add(raw, {"backend": "phe", "what": "literal", "rows": 0} | found)
-
-
-def _add(raw: Path, row: dict[str, Any]) -> None:
-    with raw.open("a") as opened:
-        opened.write(json.dumps(row) + "\n")
+        kept.add({"backend": "phe", "what": "literal", "rows": 0} | found)
 
 
 def tables(raw: Path) -> dict[str, str]:
     """Markdown by name."""
-    rows = read(raw)
+    rows = Lines(raw).read()
     phe = next((row for row in rows if row["backend"] == "phe"), None)
     return {"speed": _speed([row for row in rows if row["backend"] != "phe"]), "phe": _phe(rows, phe)}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +14,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 import baselines
 import torch
 from shared.intervals import interval
+from shared.stored import Lines
 
 from piebald import data
 from piebald import vertical as transfer
@@ -126,8 +126,8 @@ def _pooled(name: str, base: TransferSettings) -> TransferScore:
 def run(seeds: Iterable[int], raw: Path, backend: str = "fixed") -> None:
     """Run what is not in the file yet, and add a line for each."""
     torch.set_num_threads(1)
-    done = {(row["set"], row["seed"], row["arm"], row["variant"]) for row in read(raw)}
-    raw.parent.mkdir(parents=True, exist_ok=True)
+    kept = Lines(raw, "set", "seed", "arm", "variant")
+    done = kept.done()
     for seed in seeds:
         for name in SETS:
             for arm, variant, make in arms(name, seed, backend):
@@ -136,17 +136,12 @@ def run(seeds: Iterable[int], raw: Path, backend: str = "fixed") -> None:
                 began = time.perf_counter()
                 score = asdict(make())
                 row = {"set": name, "seed": seed, "arm": arm, "variant": variant, **score}
-                with raw.open("a") as opened:
-                    opened.write(json.dumps(row | {"seconds": time.perf_counter() - began}) + "\n")
-
-
-def read(raw: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in raw.read_text().splitlines()] if raw.exists() else []
+                kept.add(row | {"seconds": time.perf_counter() - began})
 
 
 def tables(raw: Path) -> dict[str, str]:
     """Markdown by name: one table a set, and one of differences."""
-    rows = read(raw)
+    rows = Lines(raw).read()
     return {name: _table([row for row in rows if row["set"] == name]) for name in SETS} | {"claims": _claims(rows)}
 
 

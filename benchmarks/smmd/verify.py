@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import tables as shown
 import torch
+from shared.stored import Lines
 
 from piebald import vertical as transfer
 from piebald.vertical.party_store import read, read_steps
@@ -31,8 +31,8 @@ def plan() -> Iterator[tuple[str, str, int, int]]:
 
 def run(raw: Path) -> None:
     """Train with each backend and method from the same start, and compare the last checkpoints."""
-    done = {(row["backend"], row["kernel"], row["rows"]) for row in shown.read(raw)}
-    raw.parent.mkdir(parents=True, exist_ok=True)
+    kept = Lines(raw, "backend", "kernel", "rows")
+    done = kept.done()
     for backend, label, rows, steps in plan():
         if (backend, label, rows) in done:
             continue
@@ -58,8 +58,7 @@ def run(raw: Path) -> None:
             "to_target": made[backend].bytes_to_target,
             "to_source": made[backend].bytes_to_source,
         }
-        with raw.open("a") as opened:
-            opened.write(json.dumps(row) + "\n")
+        kept.add(row)
 
 
 def _plain(folder: Path) -> float | None:
@@ -81,7 +80,7 @@ def tables(raw: Path) -> dict[str, str]:
         "| kB to the target | kB to the source |"
     ]
     head += ["| --- " * 9 + "|"]
-    for row in shown.read(raw):
+    for row in Lines(raw).read():
         plain = "-" if row["seconds"] is None else f"{row['seconds']:.2f}"
         same = "the same, bit for bit" if row["same"] else "**differ**"
         head.append(

@@ -7,18 +7,20 @@ Each measurement is a process of its own; the table has numbers, words, dates, g
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.measured import Watch, apart, of_tree
+from shared.options import reader
 
 _CHUNK = 1_000_000  # rows that are made and written at once
 _EXPERIMENT = """
@@ -81,23 +83,15 @@ def measured(path: str, step: str) -> dict[str, float]:
 
     small = next(tables(1000))
     piebald.clients_from(small, client="site", target="ill", prepare="federated")  # imports what is needed
-    before, peak, start, done = _memory(), _memory(), time.perf_counter(), threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.1):
-            peak.update({name: max(value, peak[name]) for name, value in _memory().items()})
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
+    before, start = of_tree(), time.perf_counter()
+    with Watch(of_tree, 0.1) as watch:
         if step == "clients":
             piebald.clients_from(path, client="site", target="ill")
         else:
             _run(path)
-    finally:
-        done.set()
-        watcher.join()
-    return {"seconds": time.perf_counter() - start, **{name: peak[name] - before[name] for name in peak}}
+    peak = {name: max([base, *(one[name] for one in watch.seen)]) for name, base in before.items()}
+    more = {name: (peak[name] - before[name]) / 2**20 for name in peak}
+    return {"seconds": time.perf_counter() - start, "peak": more["Pss"], "anonymous": more["Pss_Anon"]}
 
 
 def _run(path: str) -> None:
@@ -111,44 +105,19 @@ def _run(path: str) -> None:
             raise SystemExit(code)
 
 
-def _memory() -> dict[str, float]:
-    """Return the memory of this process and of those that it has started now, GB: all of it, and what is in no file.
-
-    The first counts pages of files that the system keeps as long as nobody else needs the memory; a page that several
-    processes have counts once.
-    """
-    kilobytes, processes = {"Pss": 0, "Pss_Anon": 0}, [Path("/proc/self")]
-    for process in processes:
-        try:
-            for line in (process / "smaps_rollup").read_text().splitlines():
-                if (name := line.partition(":")[0]) in kilobytes:
-                    kilobytes[name] += int(line.split()[1])
-            for task in (process / "task").iterdir():
-                processes += [Path("/proc") / child for child in (task / "children").read_text().split()]
-        except (FileNotFoundError, ProcessLookupError):  # it has ended
-            continue
-    return {"peak": kilobytes["Pss"] / 2**20, "anonymous": kilobytes["Pss_Anon"] / 2**20}
-
-
 def main() -> None:
     """Print a line for each table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000])
-    parser.add_argument("--suffixes", nargs="+", default=[".csv", ".parquet"])
-    parser.add_argument("--steps", nargs="+", default=["clients", "run"])
-    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.measure:
-        print(json.dumps(measured(*given.measure)))
+    if sys.argv[1:2] == ["measure"]:  # in a process of its own
+        print(json.dumps(measured(*sys.argv[2:])))
         return
+    given = reader(__doc__, rows=[1_000_000], suffixes=[".csv", ".parquet"], steps=["clients", "run"]).parse_args()
     print("| rows | file | GB | step | seconds | peak GB | anonymous GB |\n|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for rows in given.rows:
             for suffix in given.suffixes:
                 path = written(rows, Path(folder) / f"rows-{rows}{suffix}")
                 for step in given.steps:
-                    command = [sys.executable, __file__, "--measure", str(path), step]
-                    taken = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+                    taken = apart(__file__, "measure", path, step)
                     size = path.stat().st_size / 2**30
                     print(
                         f"| {rows:,} | {suffix} | {size:.2f} | {step} | {taken['seconds']:.0f} | {taken['peak']:.2f} | "

@@ -7,15 +7,19 @@ The number of rounds of each is chosen by validation rows (patience 5).  A table
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
 import pandas
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.options import reader
 
 import piebald
 
@@ -37,10 +41,7 @@ def tables(data: Path) -> dict[str, tuple[pandas.DataFrame, str, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("build/trees.json"))
-    parser.add_argument("--seeds", type=int, default=5)
-    options = parser.parse_args()
+    options = reader(__doc__, out=Path("build/trees.json"), seeds=5).parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     done = json.loads(options.out.read_text()) if options.out.exists() else {}
     for name, (table, client, target) in tables(Path(os.environ["PIEBALD_DATA"])).items():

@@ -68,4 +68,6 @@ def test_every_published_row_says_where_it_stands(benchmark: ModuleType) -> None
 
 def test_the_committed_page_is_that_of_the_committed_runs(benchmark: ModuleType) -> None:
     results = benchmark.results
-    assert (FOLDER / "RESULTS.md").read_text("utf-8") == results.text(results.read(FOLDER, "small"), "small")
+    assert (FOLDER / "RESULTS.md").read_text("utf-8") == results.text(
+        results.Lines(FOLDER / "small.jsonl").read(), "small"
+    )
