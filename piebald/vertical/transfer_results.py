@@ -319,7 +319,8 @@ def _privacy(settings: TransferSettings, transfer: TransferResult) -> str:
     sentences.append("The target can infer the labels of the co-occurring rows. See docs/explanation/transfer.md.")
     sentences.append(f"Differential privacy: {transfer.statement}.")
     paragraphs = "".join(f"<p>{markup.text(line)}</p>" for line in sentences)
-    return paragraphs + markup.facts("tiles", [(name.capitalize(), text) for name, text in transfer.secrecy.items()])
+    facts = markup.facts("tiles", [(name.capitalize(), text) for name, text in transfer.secrecy.items()])
+    return f"{paragraphs}{facts}"
 
 
 def _discrepancy(run: Path, stage: str) -> float | None:

@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from markupsafe import Markup
+
 from piebald.core.plain_text import printable
 from piebald.federation.operate.run_view import Curve, RunView
 from piebald.report.page import document, markup, wording
-from piebald.report.page.markup import Cell, Markup
+from piebald.report.page.markup import Cell
 from piebald.report.page.wording import NONE, MetricFormat
 
 REFRESH = 10  # seconds after which a browser asks again

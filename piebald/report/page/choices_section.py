@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from piebald.methods.choice.best_for_each import WORDS, loses
 from piebald.methods.choice.candidates import CANDIDATES
 from piebald.methods.choice.knn_per import NEIGHBOURS
 from piebald.report.comparison import Comparison
 from piebald.report.page import markup, wording
-from piebald.report.page.markup import Cell, Markup
+from piebald.report.page.markup import Cell
 from piebald.report.page.wording import NONE, MetricFormat
 from piebald.report.tables import History
 

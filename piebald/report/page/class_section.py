@@ -62,7 +62,7 @@ def _together(counts: dict[str, dict[str, Counts]], names: list[str], split: str
         "class that they are most often taken for, and how many of them are."
     )
     table = markup.table(caption, ["Class", "Rows", *counts], body, kind="sortable")
-    return markup.folded(f"Right and wrong answers by class ({len(present):,} classes)", table + below)
+    return markup.folded(f"Right and wrong answers by class ({len(present):,} classes)", f"{table}{below}")
 
 
 def _share(row: ClassRow | None) -> Cell:

@@ -9,13 +9,14 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from string import Template
+from typing import Any
+
+from markupsafe import Markup
 
 from piebald.core.plain_text import visible
 from piebald.report import chart
 from piebald.report.chart import Chart
-from piebald.report.page import markup
-from piebald.report.page.markup import Cell
+from piebald.report.page.markup import Cell, asset, templates
 from piebald.report.page.plotly_chart import plotly_chart
 
 # plotly.js 4.1.1 with lines, bars, boxes and heat maps alone (npm: plotly.js-cartesian-dist-min, MIT licence).  As
@@ -48,21 +49,12 @@ def document(
         refresh: seconds after which a browser asks for the page again.
         beside: a text in the bar at its top.
     """
-    present = [section for section in sections if section[2]]
-    links = "\n".join(f'<li><a href="#{ident}">{link}</a></li>' for ident, link, _ in present)
-    scripts, policy = _scripts(charts) if charts is not None else ("", content_policy())
-    again = "" if refresh is None else f'<meta http-equiv="refresh" content="{refresh}">\n'
-    page = Template(_asset("page.html")).substitute(
-        kind=kind,
-        head=f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n{again}',
-        title=markup.text(title),
-        style=_style(),
-        nav=f'<nav aria-label="Sections"><ul>\n{links}\n</ul></nav>\n' if links else "",
-        beside=f"<p>{markup.text(beside)}</p>\n" if beside else "",
-        content=top + "\n".join(body for *_, body in present),
-        footer=markup.text(footer),
-        scripts=scripts,
-    )
+    scripts, policy = _scripts(charts) if charts is not None else ({"script": None}, content_policy())
+    page = templates().get_template("page.html").render(
+        kind=kind, title=title, policy=Markup(policy), refresh=refresh, style=Markup(_style()), beside=beside,
+        top=Markup(top), sections=[(ident, link, Markup(body)) for ident, link, body in sections if body],
+        footer=footer, **scripts,
+    )  # fmt: skip
     return visible(page)  # whatever a section was made of
 
 
@@ -81,19 +73,15 @@ def _hash(content: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
-def _scripts(charts: Sequence[Chart]) -> tuple[str, str]:
+def _scripts(charts: Sequence[Chart]) -> tuple[dict[str, Any], str]:
     """Return the charts and what draws them as HTML, and the policy under which it may run."""
     # plotly is unpacked here only to state its hash, by which the browser lets it run
     packed = files("piebald.report.page").joinpath(_PLOTLY).read_bytes() if charts else b""
-    plotly, script = gzip.decompress(packed).decode() if charts else "", _asset("page.js")
+    plotly, script = gzip.decompress(packed).decode() if charts else "", asset("page.js")
+    plain = json.dumps([plotly_chart(chart) for chart in charts], allow_nan=False, separators=(",", ":"))
     # no "<" ends the script element, whatever a label is called
-    data = json.dumps([plotly_chart(chart) for chart in charts], allow_nan=False, separators=(",", ":")).replace(
-        "<", "\\u003c"
-    )
-    elements = Template(_asset("scripts.html")).substitute(
-        charts=data, plotly=base64.b64encode(packed).decode(), script=script
-    )
-    return elements, content_policy(plotly, script)
+    parts = {"charts": plain.replace("<", "\\u003c"), "plotly": base64.b64encode(packed).decode(), "script": script}
+    return {name: Markup(part) for name, part in parts.items()}, content_policy(plotly, script)
 
 
 @cache
@@ -106,9 +94,4 @@ def _style() -> str:
 
     light = block(series=chart.LIGHT, group=chart.GROUPS_LIGHT)
     dark = block(series=chart.DARK, group=chart.GROUPS_DARK)
-    return f"\n{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n{_asset('page.css')}\n"
-
-
-@cache
-def _asset(name: str) -> str:
-    return files("piebald.report.page").joinpath(name).read_text("utf-8")
+    return f"\n{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n{asset('page.css')}\n"
