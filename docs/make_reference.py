@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -22,6 +22,9 @@ import piebald.data.partition
 import piebald.runtimes
 from piebald import data, models
 from piebald.contracts.component import Component
+from piebald.core.wording import type_in_words
+from piebald.experiments.fields import ExperimentFields
+from piebald.experiments.run_settings import KEYS, ComparedKeywords, RunKeywords, RunSettings, SearchKeywords
 from piebald.federation.link.wire_messages import Leaving
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.release_list import declared
@@ -117,7 +120,7 @@ def settings_of(component: type[BaseModel], skip: frozenset[str] = frozenset()) 
         if name in skip or (isinstance(default, BaseModel) and not isinstance(default, Component)):
             continue  # a section of its own
         if not re.search("(set by the recipe|filled in by)", says.get(name, "")):  # nobody writes those
-            lines.append(setting_line(name, info, allowed(component, name), linked(says.get(name, ""))))
+            lines.append(setting_line(info.alias or name, info, allowed(component, name), linked(says.get(name, ""))))
     return "\n".join(lines) if lines else NONE
 
 
@@ -375,7 +378,46 @@ def transfer_page() -> str:
     return "\n".join(text) + "\n"
 
 
+def settings_page() -> str:
+    """docs/reference/settings.md."""
+    text = [NOTICE, "# Settings", "", "## Of a run", ""]
+    text += [
+        "Keywords of `piebald.run`, and keys of a [TOML file](toml.md), under another name where one is given.  Those"
+    ]
+    text += ["with one star are keywords of `piebald.compare` too, those with two of `tune` and `advise` as well.", ""]
+    hints, usual = get_type_hints(RunKeywords, include_extras=True), RunSettings()
+    for name, (*sections, field) in KEYS.items():
+        stars = "\\*" * sum(name in keywords.__annotations__ for keywords in (ComparedKeywords, SearchKeywords))
+        key = ", ".join([*(f"`{section}.{field}` in a file" for section in sections), type_in_words(hints[name])])
+        about = documented(type(usual.evaluate) if sections else RunSettings)[field]
+        text.append(f"- `{name} = {written(usual.value(name))}`{stars} ({key}): {about}")
+    text += ["", "## Of a file besides", "", settings_of(ExperimentFields, frozenset(RunSettings.model_fields)), ""]
+    text += ["`[partition]` and `[fleet]` have the settings of their [kinds](partitions.md), `[runtime]` those of"]
+    text += ["[its own](components.md#runtime), `[recipe]` those of a [recipe](recipes.md)."]
+    for name in ("data", "prepare", "split", "tune", "advise"):
+        for section in sections_in(ExperimentFields.model_fields[name].annotation):
+            text += ["", f"## [{name}]", "", summary(section), "", settings_of(section)]
+    text += [
+        "",
+        "## For editors",
+        "",
+        "`piebald schema` prints the JSON schema of the file.  Editors that know TOML complete",
+    ]
+    text += [
+        "and check by it a file whose first line is `#:schema ./experiment.schema.json`: `piebald new` writes both."
+    ]
+    return "\n".join(text) + "\n"
+
+
+def sections_in(annotation: Any) -> list[type[BaseModel]]:
+    """The models in an annotation."""
+    if isinstance(annotation, type):
+        return [annotation] if issubclass(annotation, BaseModel) else []
+    return [model for kind in get_args(annotation) for model in sections_in(kind)]
+
+
 PAGES = {
+    "settings.md": settings_page,
     "recipes.md": recipe_page,
     "components.md": components_page,
     "partitions.md": partition_page,

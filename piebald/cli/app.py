@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
+import typer.core
 
 from piebald.core.errors import PiebaldError, SettingError, shown
 
@@ -112,8 +113,19 @@ class SharedOptions:
         start_log(self.log_level, self.log_json, self.log_file)
 
 
+class _ExperimentCommand(typer.core.TyperCommand):
+    """A command that reads an experiment file, whose keys its help lists."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the keys behind the options; imported here alone, since it takes seconds."""
+        from piebald.experiments.reference import meanings
+
+        with formatter.section("Keys of the file, and of --set"):
+            formatter.write_dl([*meanings().items()])
+
+
 def command(
-    *shared: str, name: str | None = None, group: typer.Typer = app, **defaults: Any
+    *shared: str, name: str | None = None, group: typer.Typer = app, lists_keys: bool = False, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function as a command, which has options of its own and shared ones.
 
@@ -121,6 +133,7 @@ def command(
         shared: fields of `SharedOptions` that the command has; it gets them all together, as its first argument.
         name: the word that calls it, by default the name of the function.
         group: the commands among which it is.
+        lists_keys: whether its help lists the keys of experiment files.
         defaults: defaults of shared options that differ from those of `SharedOptions`.
     """
     # typer reads the signature, which therefore gets the shared options behind those of the function
@@ -141,7 +154,7 @@ def command(
         # by keyword only, so that a parameter without a default may follow one that has one
         signature = inspect.Signature([*(parameter.replace(kind=kind) for parameter in parameters), *added])
         call.__signature__ = signature  # type: ignore[attr-defined]
-        return group.command(name)(call)
+        return group.command(name, cls=_ExperimentCommand if lists_keys else None)(call)
 
     return register
 

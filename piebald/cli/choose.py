@@ -65,7 +65,7 @@ def look(
         print(f"\n# an experiment file; run it with piebald run FILE\n{seen.experiment}", end="")
 
 
-@command("sets", "scale", "out", "as_json", "quiet", "verbose", "wide")
+@command("sets", "scale", "out", "as_json", "quiet", "verbose", "wide", lists_keys=True)
 def advise(
     options: SharedOptions,
     file: Annotated[
@@ -128,7 +128,7 @@ def _experiment_of_table(
     return dumps(experiment)
 
 
-@command("sets", "scale", "out", "as_json", "quiet", "verbose", "wide")
+@command("sets", "scale", "out", "as_json", "quiet", "verbose", "wide", lists_keys=True)
 def tune(
     options: SharedOptions,
     file: Annotated[Path, typer.Argument(help="An experiment file with a recipe or [[recipes]], and maybe [tune].")],

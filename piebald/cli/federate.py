@@ -87,7 +87,7 @@ def provision(
     )
 
 
-@command("sets", "out", "start_from", "plugins", *LOG, *PAGE, "as_json", "quiet")
+@command("sets", "out", "start_from", "plugins", *LOG, *PAGE, "as_json", "quiet", lists_keys=True)
 def server(
     options: SharedOptions,
     credentials: Annotated[Path, _CREDENTIALS],
@@ -245,7 +245,7 @@ def _end(code: int) -> None:
     os._exit(code)
 
 
-@command("sets", "out", *LOG, "as_json", "quiet")
+@command("sets", "out", *LOG, "as_json", "quiet", lists_keys=True)
 def up(
     options: SharedOptions,
     file: Annotated[Path | None, typer.Argument(help="A TOML file; the built-in experiment without one.")] = None,

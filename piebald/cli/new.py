@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -53,6 +54,18 @@ def notebook(cells: list[tuple[str, str]]) -> dict[str, Any]:
     }
 
 
+def _schema_text() -> str:
+    from piebald.experiments.reference import schema
+
+    return json.dumps(schema(), indent=1) + "\n"
+
+
+@app.command(name="schema")
+def print_schema() -> None:
+    """Print the JSON schema of experiment files, by which editors complete and check them."""
+    print(_schema_text(), end="")
+
+
 @app.command()
 def new(
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],
@@ -61,7 +74,14 @@ def new(
     ] = "table",
 ) -> None:
     """Make a folder to start from: an experiment that runs at once, a test and a notebook."""
+    from piebald.experiments.reference import SCHEMA, others
+
     contents, cells = template(kind)
+    text = contents["experiment.toml"]
+    keys, first_section, sections = text.partition("\n[")
+    # editors that know TOML read the schema that the first line names; keys stand before all sections
+    keys = f"#:schema ./{SCHEMA}\n{keys}\n{others(tomllib.loads(text))}"
+    contents |= {"experiment.toml": f"{keys}{first_section}{sections}", SCHEMA: _schema_text()}
     try:
         # fails where it exists, so that nothing of the user's is overwritten
         folder.mkdir(parents=True)

@@ -40,7 +40,7 @@ _SERVER = typer.Argument(metavar="CREDENTIALS", help="The server's credentials."
 _NUMBER = typer.Argument(metavar="NUMBER", help="Its number in the queue.")
 
 
-@command("sets", "out", "start_from", "as_json", group=group)
+@command("sets", "out", "start_from", "as_json", group=group, lists_keys=True)
 def add(
     options: SharedOptions,
     credentials: Annotated[Path, _SERVER],

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from piebald.vertical import TransferResult
 
 
-@command("sets", "scale", "out", "runtime", "deterministic", "start_from", "as_json", "quiet", "verbose")
+@command(
+    "sets", "scale", "out", "runtime", "deterministic", "start_from", "as_json", "quiet", "verbose", lists_keys=True
+)
 def run(
     options: SharedOptions,
     file: Annotated[
@@ -91,7 +93,7 @@ def carry_out(
     print_run(history, options)
 
 
-@command("sets", "scale", "out", "runtime", "deterministic", "as_json", "quiet", "verbose", "wide")
+@command("sets", "scale", "out", "runtime", "deterministic", "as_json", "quiet", "verbose", "wide", lists_keys=True)
 def compare(
     options: SharedOptions,
     file: Annotated[Path, typer.Argument(help="An experiment file with [[recipes]], [grid] or seeds.")],

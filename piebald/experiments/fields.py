@@ -54,13 +54,16 @@ class ExperimentFields(RunSettings):
         split: how each client's rows are divided into those for training, validation and testing; text is the name of
             a column that says it of each row.
         out: the run folder.
+        model: the network by name, with its settings.
+        fleet: the clients' devices in a simulation; instant by default.
         recipe: the recipe of one run.
         recipes: the recipes of a comparison; one with `model`, a name or a table, has a model of its own.
-        client_settings: `[clients."ward *"]`, settings of single clients by name or pattern, see `Recipe.for_clients`.
+        client_settings: settings of single clients by name or pattern, `[clients."ward *"]`, see `Recipe.for_clients`.
         grid: lists of values for settings of the recipe, by name; a comparison tries all combinations.
         extractor: a frozen network that each client runs once; the model is trained on its outputs.
-        tune, advise: the search for settings of the recipes, and for the best method.
-        trees: the settings of `piebald trees`, the component "trees" on the axis "section".
+        tune: the search for settings of the recipes.
+        advise: the search for the best method.
+        trees: the settings of `piebald trees`; the component "trees" on the axis "section".
     """
 
     seeds: SeedList | None = None

@@ -56,12 +56,17 @@ _MAY_DIFFER = frozenset(
 )
 
 
-class SearchKeywords(TypedDict, total=False):
+class ObjectiveKeywords(TypedDict, total=False):
+    """The settings of a run that are given again where it goes on (`piebald.resume`), since they may be functions."""
+
+    loss: Loss
+    metrics: Metrics
+
+
+class SearchKeywords(ObjectiveKeywords, total=False):
     """The settings of a run that all runs of a search may have (`piebald.tune`, `piebald.advise`)."""
 
     runtime: RuntimeChoice
-    loss: Loss
-    metrics: Metrics
     evaluate_clients: Count | None
     longest_step: Positive
     max_examples: Count | None

@@ -12,8 +12,8 @@ from typing import Any, Unpack
 import piebald.runtimes  # noqa: F401 - registers the runtimes
 from piebald.contracts import Clients, HoldsRows, RowsAtSites
 from piebald.contracts.data import blank_row
-from piebald.core.arguments import Count, PathLike, Positive, Share, checked
-from piebald.core.errors import RunFolderError, SettingError, check_names
+from piebald.core.arguments import Count, PathLike, Positive, Share
+from piebald.core.errors import RunFolderError, SettingError
 from piebald.core.machine import differences
 from piebald.core.plain_text import errors_alone
 from piebald.core.references import USERS, Outside, of_folder
@@ -22,7 +22,7 @@ from piebald.data.clients.sites import RecordedClients
 from piebald.data.clients.standardise import as_in_run
 from piebald.data.partition import clients_from
 from piebald.data.preparation.tokens import with_kept_tokenizer
-from piebald.experiments.run_settings import RunKeywords, RunSettings, takes
+from piebald.experiments.run_settings import ObjectiveKeywords, RunKeywords, RunSettings, takes
 from piebald.methods.catalog import recipes
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
@@ -38,7 +38,6 @@ from piebald.settings.plugins import use_recorded
 from piebald.storage.store import RunStore
 
 _log = logging.getLogger(__name__)
-_OBJECTIVE = ("loss", "metrics")
 
 
 @takes(RunKeywords)
@@ -100,7 +99,7 @@ def run(
     return execute(plan, store, progress, _listeners(plan, callbacks), started)
 
 
-@checked
+@takes(ObjectiveKeywords)
 def resume(
     path: PathLike,
     clients: Clients | Any = None,
@@ -111,7 +110,7 @@ def resume(
     progress: bool = False,
     callbacks: Sequence[Callback] = (),
     plugins: Sequence[str] = (),
-    **objective: Any,
+    **objective: Unpack[ObjectiveKeywords],
 ) -> Run:
     """Continue a run that was interrupted; a finished one is returned as it is, unless `rounds` asks for more.
 
@@ -143,7 +142,6 @@ def resume(
         >>> pb.resume("digits", clients, model, rounds=2).final["rounds"]
         2
     """
-    check_names("argument of resume", objective, _OBJECTIVE)
     with RunStore.open_read_only(path) as ended:
         whole = ended.meta.get("status") == "finished" and rounds in (None, ended.meta.get("rounds"))
     if whole:  # nothing is written, which may not be possible
@@ -167,7 +165,7 @@ def resume(
     return execute(plan, store, progress, () if finished else _listeners(plan, callbacks), started)
 
 
-@checked
+@takes(ObjectiveKeywords)
 def adapt(
     run: Run | PathLike,
     newcomer: Any,
@@ -179,7 +177,7 @@ def adapt(
     validation: Share = 0.2,
     test: Share = 0.0,
     plugins: Sequence[str] = (),
-    **objective: Any,
+    **objective: Unpack[ObjectiveKeywords],
 ) -> Adaptation:
     """Adapt a finished run to a client that took no part in it, with several methods, and choose the best one.
 
@@ -204,7 +202,6 @@ def adapt(
         SettingError: the rows do not fit the run's model, or there are too few.
         RunFolderError: there is no finished run in the folder.
     """
-    check_names("argument of adapt", objective, _OBJECTIVE)
     finished = run if isinstance(run, Run) else opened(run, clients, model, plugins=plugins, **objective)
     if not isinstance(newcomer, HoldsRows):
         newcomer = _newcomer(newcomer, finished.meta, validation, test)
@@ -218,7 +215,7 @@ def adapt(
     return adaptation.fit(finished, as_in_run(newcomer, finished.meta), epochs=epochs, lr=lr)
 
 
-@checked
+@takes(ObjectiveKeywords)
 def opened(
     path: PathLike,
     clients: Clients | Any = None,
@@ -227,7 +224,7 @@ def opened(
     recipe: Recipe | None = None,
     plugins: Sequence[str] = (),
     rows: bool = True,
-    **objective: Any,
+    **objective: Unpack[ObjectiveKeywords],
 ) -> Run:
     """Open a finished run with its models, for reading.
 

@@ -73,6 +73,7 @@ COMMANDS = {
     "recipes": "recipes",
     "version": "version",
     "new": "new ../made",
+    "schema": "schema",
     "provision": "provision made.toml --out provisioned",
     "approve": "approve credentials/north",
     "client": "client credentials/north --data rows.csv --target ill --check",

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import json
+import re
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 
 import piebald
 from piebald import Simulator
+from piebald.cli import main
 from piebald.core.objective import METRICS
 from piebald.experiments.fields import ExperimentFields
 from piebald.experiments.file import ExperimentSettings
+from piebald.experiments.reference import meanings, schema
 from piebald.experiments.run_settings import (
     KEYS,
     ComparedKeywords,
@@ -21,6 +27,7 @@ from piebald.experiments.run_settings import (
     RunSettings,
     SearchKeywords,
 )
+from piebald.experiments.sections import file_text
 from piebald.models import build_model
 from piebald.report.callbacks import Tracker
 from piebald.server import StoppingCriteria
@@ -102,6 +109,53 @@ def test_a_run_records_every_setting() -> None:
     named = {name: options[name] for name in KEYS if name not in ("runtime", "rounds") and "evaluate_" not in name}
     assert {name: run.meta[name] for name in named} == named
     assert run.meta["evaluate"] == [2, 5, "validation"]
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "tune", "advise", "server"])
+def test_help_names_every_key(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    listed = capsys.readouterr().out.partition("Keys of the file")[2]
+    for key, meaning in meanings().items():
+        assert re.search(rf"^  {re.escape(key)} +\w", listed, re.MULTILINE), key
+        assert meaning
+
+
+def test_the_schema_has_every_key_with_its_meaning_and_takes_files_that_are_right() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    table = schema()
+    for key in KEYS.values():
+        properties = table["properties"]
+        if len(key) == 2:
+            properties = table["$defs"]["Evaluation"]["properties"]
+        assert properties[key[-1]]["description"]
+    checks = jsonschema.Draft202012Validator(table)
+    right = tomllib.loads(file_text(None))
+    assert not list(checks.iter_errors(right))
+    for wrong in ({"rounds": 0}, {"rounds": 1.5}, {"roundz": 1}, {"evaluate": {"evry": 1}}, {"keep": "bestt"}):
+        assert list(checks.iter_errors(right | wrong)), wrong
+
+
+def test_a_new_file_names_the_schema_and_all_settings_that_have_a_default(tmp_path: Path) -> None:
+    assert main(["new", str(tmp_path / "new")]) == 0
+    text = (tmp_path / "new" / "experiment.toml").read_text("utf-8")
+    name = re.match(r"#:schema \./(.+)\n", text)
+    assert name is not None
+    assert json.loads((tmp_path / "new" / name[1]).read_text("utf-8")) == schema()
+    usual, given = RunSettings(), tomllib.loads(text)
+    for keyword, key in KEYS.items():
+        assert key[0] in given or usual.value(keyword) in (None, []) or f"# {'.'.join(key)}" in text
+    uncommented = re.sub(r"^# (?=[\w.]+ = )", "", text, flags=re.MULTILINE)
+    read = RunSettings.model_validate(
+        {name: value for name, value in tomllib.loads(uncommented).items() if name in RunSettings.model_fields}
+    )
+    assert read == RunSettings(rounds=given["rounds"], runtime={"kind": "simulator"})
+
+
+def test_the_page_of_settings_has_every_key() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "settings.md").read_text("utf-8")
+    for name, key in KEYS.items():
+        assert f"- `{name} = " in page
+        assert len(key) == 1 or f"`{'.'.join(key)}` in a file" in page
 
 
 def written(value: Any) -> str:

@@ -70,7 +70,7 @@ def kind(annotation: Any) -> str:
         return " or ".join(kind(inner_kind) for inner_kind in inner if inner_kind is not type(None))
     if origin is typing.Annotated:
         return kind(inner[0])
-    if origin is tuple or annotation is tuple:
+    if origin in (tuple, list) or annotation is tuple:
         return "list"
     words = {int: "whole number", float: "number", str: "text", bool: "true or false"}
     return words.get(annotation, "table")
