@@ -7,6 +7,7 @@ import pickle
 import struct
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,9 @@ from piebald.federation.link.wire_format import (
 )
 from piebald.federation.link.wire_messages import (
     LONGEST,
+    MINOR,
     PIECE,
+    PROTOCOL,
     WINDOW,
     Hello,
     Piece,
@@ -44,6 +47,7 @@ from piebald.federation.link.wire_messages import (
     encode,
 )
 from piebald.methods.queries import Evaluate
+from piebald.version import __version__
 from tests.fakes import few
 
 HELLO = Hello(protocol=3, version="0.1", incarnation="ab")
@@ -85,7 +89,6 @@ def test_whatever_comes_is_read_or_refused(kind: type, data: bytes) -> None:
         {"protocol": "1"},
         {"incarnation": "x y"},
         {"refused": "a" * 301},
-        {"more": 1},
     ],
     ids=str,
 )
@@ -354,6 +357,18 @@ def test_a_small_body_is_one_request(answer: str | None, status: str | None) -> 
     assert send_body(Answering(b"?"), "server", "result", piece(b"x"), b"x", timeout=1.0) is None  # type: ignore[arg-type]
 
 
-def test_terms_of_another_version_are_refused_with_both_versions_named() -> None:
-    with pytest.raises(SettingError, match=r"Piebald 0\.1\.0, the server 9\.9"):
-        RunTerms.read({"piebald": "9.9"})
+def test_terms_of_another_protocol_are_refused_with_both_releases_named() -> None:
+    with pytest.raises(SettingError, match=rf"{__version__} with protocol {PROTOCOL}, the server 9\.9 with protocol 1"):
+        RunTerms.read({"piebald": "9.9", "protocol": 1, "minor": 0})
+
+
+def test_terms_may_have_a_field_more_from_another_minor_alone() -> None:
+    known: dict[str, Any] = {
+        "protocol": PROTOCOL, "minor": MINOR, "piebald": "9.9", "experiment": {}, "training": {}, "transforms": [],
+        "private": [], "layout": [], "objective": "mse", "metrics": [], "seed": 0, "shape": [1], "outputs": [1],
+        "clients": [], "sites": [],
+    }  # fmt: skip
+    RunTerms.read(known)
+    with pytest.raises(SettingError, match=r"'later'.*extra_forbidden"):
+        RunTerms.read({**known, "later": 1})
+    assert RunTerms.read({**known, "later": 1, "minor": MINOR + 1}).seed == 0

@@ -74,7 +74,7 @@ def interpreter(minor: str) -> str:
 
 
 @pytest.mark.parametrize("minor", MINORS)
-def test_a_site_of_another_python_joins_and_one_of_another_piebald_is_told_so(
+def test_a_site_of_another_python_joins_and_one_of_another_protocol_is_told_so(
     minor: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     command, folder = interpreter(minor), provisioned(tmp_path)
@@ -84,13 +84,16 @@ def test_a_site_of_another_python_joins_and_one_of_another_piebald_is_told_so(
     server.shared.started = True
     try:
         port = str(provisioning.read(folder / "server").port)
-        for name, version in (("site-1", __version__), ("site-2", "0.0.9")):
-            arguments = [command, "-I", "-c", SITE, str(folder / name), port, str(PROTOCOL), version]
+        for name, protocol in (("site-1", PROTOCOL), ("site-2", PROTOCOL - 1)):
+            arguments = [command, "-I", "-c", SITE, str(folder / name), port, str(protocol), "0.0.9"]
             site = processes.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             said, _ = site.communicate(timeout=120)
             assert json.loads(said) == {"version": __version__, "sites": ["site-1", "site-2", "site-3"]}
         until(lambda: "site-1 joined as client 1 of 3" in caplog.text)
-        assert f"site-2 does not take part: it has Piebald 0.0.9, the server {__version__}" in caplog.text
+        refused = (
+            f"site-2 does not take part: it has Piebald 0.0.9 with protocol {PROTOCOL - 1}, the server {__version__}"
+        )
+        assert refused in caplog.text
         assert [member.refused != "" for member in server.shared.members] == [False, True, False]
     finally:
         server.close()

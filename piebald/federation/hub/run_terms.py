@@ -16,9 +16,11 @@ from piebald.core import pytree
 from piebald.core.client_models import ClientModel, part_without, pattern_for_client
 from piebald.core.errors import SettingError
 from piebald.core.parameters import Layout, frozen_digest
+from piebald.core.plain_text import printable
 from piebald.core.references import NOBODY, Resolver
 from piebald.experiments.file import ExperimentSettings
 from piebald.experiments.run_models import GivenModels
+from piebald.federation.link.wire_messages import MINOR, PROTOCOL
 from piebald.methods.client_work import ClientWork
 from piebald.methods.training.base import Trainer
 from piebald.methods.training.client_settings import ClientSettings, settings_of
@@ -94,6 +96,7 @@ class RunTerms(BaseModel):
     """The terms of a run, which a site receives before its first task.
 
     Attributes:
+        protocol, minor: numbers of the server's protocol, see `wire_messages`.
         piebald: the server's version of Piebald.
         plugins: modules besides Piebald that a site needs, with their versions.
         experiment: the experiment's settings.
@@ -124,6 +127,8 @@ class RunTerms(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    protocol: int
+    minor: int
     piebald: str
     plugins: list[tuple[str, str]] = []
     experiment: dict[str, Any]
@@ -157,12 +162,17 @@ class RunTerms(BaseModel):
         """Read terms as received, whose author names modules with the rights that this resolver gives.
 
         Raises:
-            SettingError: they are from another version, or have another form.
+            SettingError: they are of another protocol, or have another form.
         """
-        theirs = str(values.get("piebald"))[:40]
-        # before their form is checked, as other versions have other fields, and the message would name one of these
-        if theirs != __version__:
-            raise SettingError(f"this site has Piebald {__version__}, the server {theirs}: install the same on both")
+        theirs, protocol, minor = (printable(str(values.get(name)), 40) for name in ("piebald", "protocol", "minor"))
+        # before their form is checked, as other protocols have other fields, and the message would name one of these
+        if protocol != str(PROTOCOL):
+            raise SettingError(
+                f"this site has Piebald {__version__} with protocol {PROTOCOL}, the server {theirs} with protocol "
+                f"{protocol}: install releases with the same protocol"
+            )
+        if minor != str(MINOR):  # what another release added since can be left out
+            values = {name: value for name, value in values.items() if name in cls.model_fields}
         try:
             return cls.model_validate(author.mark(values))
         except ValidationError as error:
@@ -332,6 +342,8 @@ def terms(
     other_models = [] if owns is None else [other for other in owns.models if other.held is None or other.lacks]
     parts = [work.trainer, work.transforms, work.model, *(other.model for other in other_models)]
     run_terms = RunTerms(
+        protocol=PROTOCOL,
+        minor=MINOR,
         piebald=__version__,
         plugins=[tuple(module) for module in plugins.needed_by([*parts, functions])],
         experiment=dict(experiment),

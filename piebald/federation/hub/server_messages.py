@@ -321,8 +321,11 @@ def _refusal(hello: Hello, run: str, joined_with: Mapping[Split, int] | None) ->
         run: this run; a site that stays says of the run before, at first, that it refuses that.
         joined_with: the rows that it stated when it joined, None before.
     """
-    if hello.protocol != PROTOCOL or hello.version != __version__:
-        return f"it has Piebald {hello.version}, the server {__version__}: install the same on both"
+    if hello.protocol != PROTOCOL:
+        return (
+            f"it has Piebald {hello.version} with protocol {hello.protocol}, the server {__version__} with protocol "
+            f"{PROTOCOL}: install releases with the same protocol"
+        )
     for split, count in stated_rows(hello).items():
         if joined_with is not None and joined_with[split] != count:
             return (

@@ -275,7 +275,7 @@ def unpack_task(body: bytes | bytearray | memoryview | StoredBody) -> Task:
     """
     values, tensors = unpack(body)
     try:
-        head = _TaskHead.model_validate(values)
+        head = _TaskHead.model_validate(_known(_TaskHead, values))
         query = None if head.query is None else build("query", head.query)
     except (ValidationError, ValueError) as error:
         raise Refused(f"a task that cannot be read: {str(error)[:200]}") from None
@@ -283,6 +283,11 @@ def unpack_task(body: bytes | bytearray | memoryview | StoredBody) -> Task:
     if "model" not in tensors and not isinstance(query, KeyQuery):
         raise Refused("a task without a model")
     return Task(head.id, head.client, head.version, tensors, query, False, head.attempt, head.committed)
+
+
+def _known(kind: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values without those that a later release added."""
+    return {name: value for name, value in values.items() if name in kind.model_fields}
 
 
 def pack_update(update: Update | None, failure: str | None) -> bytes:
@@ -312,7 +317,7 @@ def unpack_update(
     """
     values, tensors = unpack(body)
     try:
-        head = ResultHead.model_validate(values)
+        head = ResultHead.model_validate(_known(ResultHead, values))
     except ValidationError as error:
         # only names of fields are repeated; that of a metric is the sender's text
         first = error.errors()[0]

@@ -6,6 +6,7 @@ body of raw bytes.  A long body is sent in pieces, see `Piece`.
 
 from __future__ import annotations
 
+import json
 import struct
 from enum import Enum
 from typing import Annotated, Any, TypeVar
@@ -15,7 +16,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from piebald.core.errors import PiebaldError
 from piebald.core.plain_text import printable
 
-PROTOCOL = 5
+# Of messages and of what terms mean.  Ends with the same number take part with one another, whatever their releases:
+# what a release adds with a higher minor number may be left out, and has a default.
+PROTOCOL, MINOR = 6, 0
 PIECE = 1 << 17  # bytes of a body in one message, at most: a hello may have to wait for one on a slow link
 WINDOW = 32 * PIECE  # bytes of a body that are sent before the receiver has confirmed the first of them
 HEAD = 1 << 20  # bytes of a head, at most
@@ -87,7 +90,7 @@ class Hello(Release):
     """Heartbeat of a site, sent about once a second.
 
     Attributes:
-        protocol, version: versions of this protocol and of Piebald.
+        protocol, version: numbers of this protocol and of the release.
         incarnation: random number of this process.
         run: the run that `held` refers to.
         ready: digest of the terms that the site has accepted, "" while it has accepted none.
@@ -234,9 +237,24 @@ def decode(kind: type[SomeMessage], data: bytes | bytearray | memoryview | None)
     if length > HEAD or 4 + length > len(whole):
         raise Refused("a message without a whole head")
     try:
-        return kind.model_validate_json(bytes(whole[4 : 4 + length])), whole[4 + length :]
+        return without_unknown(kind, bytes(whole[4 : 4 + length])), whole[4 + length :]
     except ValidationError as error:
         # the field and the kind of error: the value is the sender's text, of any length
         first = error.errors()[0]
         field = ".".join(str(name) for name in first["loc"]) or "its head"
         raise Refused(f"a message that is no {kind.__name__.lower()}: {field}: {first['type']}") from None
+
+
+def without_unknown(kind: type[SomeMessage], text: bytes) -> SomeMessage:
+    """Return a head from JSON, without fields that this release does not know.
+
+    Raises:
+        ValidationError: it is not of this kind.
+    """
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        if all(one["type"] != "extra_forbidden" for one in error.errors()):
+            raise
+        known = {name: value for name, value in json.loads(text).items() if name in kind.model_fields}
+        return kind.model_validate_json(json.dumps(known))
