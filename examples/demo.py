@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 import piebald
@@ -46,16 +44,9 @@ def first_model(seed: int) -> nn.Module:
     return models.build_model("mlp", input_shape=(1, 8, 8), outputs=10, seed=seed)
 
 
-def show(title: str, comparison: Comparison, console: Console) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("recipe")
-    for column in ("accuracy", "95% interval", "worst tenth", "MB sent"):
-        table.add_column(column, justify="right")
-    for row in comparison.summary():
-        interval = "one seed" if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
-        sent = f"{row['mb_up'] + row['mb_down']:.1f}"
-        table.add_row(row["label"], f"{row['mean']:.3f}", interval, f"{row['worst_decile']:.3f}", sent)
-    console.print(table)
+def show(title: str, comparison: Comparison) -> None:
+    table = comparison.summary().only("label", "mean", "low", "high", "worst_decile", "mb_up", "mb_down")
+    print(f"\n{title}\n\n{table.text(width=80)}")
 
 
 def main() -> None:
@@ -63,13 +54,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the runs and the reports")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="number of rounds; fewer are faster")
     chosen = parser.parse_args()
-    console = Console()
     digits = data.digits()
     pages = []
     for name, (title, split, cohort) in FEDERATIONS.items():
         runs = chosen.out / name / "runs"
         if runs.exists():
-            console.print(f"Finished runs in {runs} are shown again; delete {chosen.out} to train again.")
+            print(f"Finished runs in {runs} are shown again; delete {chosen.out} to train again.")
         comparison = piebald.compare(
             methods(cohort),
             split.split(digits),
@@ -79,11 +69,11 @@ def main() -> None:
             out=runs,
             progress=True,
         )
-        show(title, comparison, console)
+        show(title, comparison)
         pages.append(piebald.write_report([runs], chosen.out / name)[0])
-    console.print("Each client is tested on its own held-out digits.  Open in a browser:")
+    print("Each client is tested on its own held-out digits.  Open in a browser:")
     for page in pages:
-        console.print(f"  {page}", soft_wrap=True)
+        print(f"  {page}")
 
 
 if __name__ == "__main__":

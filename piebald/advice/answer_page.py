@@ -53,13 +53,12 @@ def page(
         rows = [[_cell(row[name]) for name in table.columns] for row in table]
         body = markup.table(table.title, table.columns, rows, kind="list")
         sections.append((f"table-{number}", markup.text(head), markup.section(f"table-{number}", head, "", body)))
-    sentences = "".join(f"<p>{markup.text(line)}</p>" for line in details)
-    sections.append(("details", "Details", markup.section("details", "How it was measured", "", sentences)))
+    measured = markup.section("details", "How it was measured", "", markup.paragraphs(details))
+    sections.append(("details", "Details", measured))
     if look:
-        content = markup.folded("Before training", f"<pre>{markup.text(look)}</pre>")
+        content = markup.folded("Before training", markup.verbatim(look))
         sections.append(("look", "Before training", f'<section id="look">{content}</section>'))
-    top = f"<h1>{markup.text(title)}</h1>"
-    return document("answer", f"Piebald: {title}", top, sections, "Made with Piebald from one search.")
+    return document("answer", f"Piebald: {title}", markup.top(title), sections, "Made with Piebald from one search.")
 
 
 def _cell(value: Any) -> Cell:

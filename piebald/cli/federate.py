@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -298,7 +298,7 @@ def status(
     if sites:
         names = sorted(sites[0], key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
         print()
-        print_table(ResultTable([[_short(site.get(name)) for name in names] for site in sites], names), options.wide)
+        print_table(ResultTable(sites, names), options.wide)
 
 
 @command()
@@ -340,7 +340,3 @@ def _print_checks(checks: Sequence[Check]) -> int:
 
 
 _FIRST = ("site", "state", "heard", "working", "finished", "rows", "refused", "seconds", "staleness")  # if not --wide
-
-
-def _short(value: Any) -> Any:
-    return " ".join(map(str, value)) or None if isinstance(value, list) else value

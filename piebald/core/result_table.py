@@ -225,10 +225,12 @@ class Tabular(ABC):
 
 
 def plain_cell(value: object) -> str:
-    """Return a value as the cell of a table: four digits of a number, a dash for None.
+    """Return a value as the cell of a table: four digits of a number, a dash for None, the items of a list.
 
     Examples:
-        >>> plain_cell(0.123456), plain_cell(None), plain_cell(12)
-        ('0.1235', '-', '12')
+        >>> plain_cell(0.123456), plain_cell(None), plain_cell(12), plain_cell(["a", "b"])
+        ('0.1235', '-', '12', 'a b')
     """
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "-"
     return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

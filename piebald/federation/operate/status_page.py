@@ -50,8 +50,7 @@ def _state(view: RunView) -> Markup:
     state, since, ends = view.status.get("state", "starting"), view.status.get("since"), view.status.get("ends")
     shown = [] if since is None else [f"for {wording.duration(max(0, int(time.time() - since)))}"]
     shown += [] if ends is None else [f"until {printable(ends, 200)}"]
-    until = f"<small>{markup.text(', '.join(shown))}</small>" if shown else ""
-    return Markup(f'<span class="state">{markup.text(state)}</span>{until}')
+    return markup.small(markup.span("state", state), ", ".join(shown))
 
 
 def _top(view: RunView) -> str:
@@ -74,8 +73,7 @@ def _top(view: RunView) -> str:
         about = f"of a {printable(budget['unit'])}, delta {budget['delta']:.0e}, {budget['steps']:,} steps"
         tiles.append(("Epsilon spent", markup.small(_epsilon(budget["epsilon"]), about)))
     model = f"{view.meta.get('model', '')}, {view.meta['parameters']:,} parameters" if "parameters" in view.meta else ""
-    lead = f'<p class="lead">{markup.text(printable(model))}</p>' if model else ""
-    return f"<h1>{markup.text(_name(view))}</h1>{lead}{markup.facts('tiles', tiles)}"
+    return markup.top(_name(view), printable(model), tiles)
 
 
 # ------------------------------------------------------------------------------------------------------------- sites
@@ -129,7 +127,7 @@ def _drift(curve: Curve) -> Cell:
     third = max(1, len(values) // 3)
     drift = sum(values[-third:]) / third - sum(values[:third]) / third
     change = f"{drift:+.2g}".replace("-", wording.MINUS)
-    return Markup(f"{markup.spark(values)} {values[-1]:.3g}<small>{markup.text(change)} in {len(values)} tasks</small>")
+    return markup.small(markup.spark(values, f"{values[-1]:.3g}"), f"{change} in {len(values)} tasks")
 
 
 # ------------------------------------------------------------------------------------------------------------ curves

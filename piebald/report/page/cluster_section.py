@@ -34,7 +34,7 @@ def section(comparison: Comparison, drawn: list[Chart]) -> str:
         excluded = _excluded(history)
         if charts or excluded:
             seed = "" if history.seed is None else f", seed {history.seed}"
-            pieces.append(f"<h3>{markup.text(f'{label}{seed}')}</h3>")
+            pieces.append(markup.heading(f"{label}{seed}"))
             pieces.append(markup.charts(markup.figure(chart) for chart in charts))
             pieces.append(_groups(history) + excluded)
     if not pieces:

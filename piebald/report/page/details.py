@@ -225,4 +225,4 @@ def _dump(label: str, history: History) -> str:
     shown = {name: history.meta[name] for name in ("recipe", "settings") if name in history.meta}
     seed = "" if history.seed is None else f" (seed {history.seed})"
     content = json.dumps(shown, indent=2, ensure_ascii=False)
-    return markup.folded(f"All settings of {label}{seed}", f"<pre>{markup.text(content)}</pre>")
+    return markup.folded(f"All settings of {label}{seed}", markup.verbatim(content))

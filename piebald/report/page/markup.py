@@ -69,9 +69,34 @@ def _block(name: str, *values: Any) -> Markup:
 # ------------------------------------------------------------------------------------------------------ text and tables
 
 
-def name(value: object) -> Markup:
+def top(title: str, lead: str = "", tiles: Sequence[tuple[str, Cell]] = (), notices: Sequence[str] = ()) -> Markup:
+    """Return the head of a page: its title, what it says, sentences that stand out, and the main figures."""
+    return _block("top", title, lead, notices, tiles)
+
+
+def paragraphs(sentences: Iterable[str]) -> Markup:
+    """Return sentences as paragraphs."""
+    return _block("paragraphs", sentences)
+
+
+def verbatim(text: str) -> Markup:
+    """Return text whose lines and blanks stay as they are."""
+    return _block("verbatim", text)
+
+
+def heading(text: str) -> Markup:
+    """Return a heading within a section."""
+    return _block("heading", text)
+
+
+def span(kind: str, value: str) -> Markup:
+    """Return text with a CSS class."""
+    return _block("span", kind, value)
+
+
+def name(value: str) -> Markup:
     """Return a long text that may break over several lines in a table."""
-    return _block("name", value)
+    return span("name", value)
 
 
 def key(labels: Sequence[str], label: str) -> Markup:
@@ -118,18 +143,13 @@ def facts(kind: str, pairs: Iterable[tuple[str, Cell]]) -> Markup:
 
 
 def small(first: str, second: str) -> Markup:
-    """Return a value with a note below it."""
+    """Return a value with a note below it, where there is one."""
     return _block("small", first, second)
 
 
 def judged(shown: str, good: bool | None) -> Markup:
     """Return a difference in the colour of good or bad, or without colour if it is neither."""
-    return _block("judged", shown, {True: "good", False: "bad", None: "even"}[good])
-
-
-def notice(sentence: str) -> Markup:
-    """Return a sentence that stands out."""
-    return _block("notice", sentence)
+    return span({True: "good", False: "bad", None: "even"}[good], shown)
 
 
 def folded(summary: str, content: str, kind: str = "") -> Markup:
@@ -259,11 +279,12 @@ def round_levels(low: float, high: float) -> list[float]:
     return [round(number * step, 12) for number in range(first, last + 1)]
 
 
-def spark(values: Sequence[float]) -> Markup:
-    """Return values as a small line in a row of text."""
+def spark(values: Sequence[float], label: str) -> Markup:
+    """Return values as a small line in a row of text, before a label."""
     low, height = min(values), (max(values) - min(values)) or 1.0
     wide = 96 / max(len(values) - 1, 1)
     return _block(
         "spark",
         " ".join(f"{wide * place:.1f},{18 - 16 / height * (value - low):.1f}" for place, value in enumerate(values)),
+        label,
     )

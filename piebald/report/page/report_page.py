@@ -101,13 +101,12 @@ def _top(comparison: Comparison) -> str:
         sentences.append(_left_out(comparison))
     if ranked and comparison.unscored:
         sentences.append(f"In no mean, since they have no score: {wording.names(comparison.unscored)}.")
-    notice = "".join(markup.notice(sentence) for sentence in sentences if sentence)
     title, rest = comparison.title(), comparison.headline()
     if len(comparison.labels) == 1 and rest.startswith(title.partition(", ")[0]):
         title, _, rest = rest.partition(", ")
     rest = rest.removeprefix(title).removeprefix("; ")
-    lead = markup.text(" ".join([*([f"{rest}."] if rest else []), *findings.notes(comparison)[:1]]))
-    return f'<h1>{markup.text(title)}</h1><p class="lead">{lead}</p>{notice}{markup.facts("tiles", tiles)}'
+    lead = " ".join([*([f"{rest}."] if rest else []), *findings.notes(comparison)[:1]])
+    return markup.top(title, lead, tiles, [sentence for sentence in sentences if sentence])
 
 
 def _results(comparison: Comparison) -> str:
