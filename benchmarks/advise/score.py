@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -11,11 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
 import simulated
 from federations import BY_NAME, FEDERATIONS, HELD_BACK, MADE_UP
 from grid import GRID, LEADERS, RATES, ROUNDS
 from known import Entry, Known, chosen, known_federations, own_settings, tuned
 from portfolio import learned, without
+from shared.stored import texts
 from truth import SEEDS
 
 from piebald.advice.unlikeness import KINDS
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
     from adviser import Advised
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
+TEXTS = texts(Path(__file__).with_name("page.md"))
 ADVICE = Path(__file__).with_name("advice.json")
 NEIGHBOURS = 3  # federations that the rule from the look alone learns from
 BEYOND_NOISE = 0.05
@@ -259,34 +265,24 @@ def write(folder: Path) -> str:
     parts += ["## Goals\n", _goals(known, held, verdicts, pays)]
     parts += ["## Regret by federation\n", _by_federation(known, verdicts, pays)]
     if held:
-        parts += [HELD, _summary([one.name for one in held], verdicts, pays), _by_federation(held, verdicts, pays)]
+        parts += [
+            TEXTS["held"],
+            _summary([one.name for one in held], verdicts, pays),
+            _by_federation(held, verdicts, pays),
+        ]
         unclear = [one.name for one in held if pays[one.name] is None]
-        parts.append(HELD_NOTE.format(unclear=len(unclear), count=len(held), said=_counted(unclear)))
-    parts += [LEADERS_HEAD, _leaders(folder)] if WITH_LEADERS in advice() else []
-    parts += [GENERATED, simulated.table()] if simulated.KEPT.exists() else []
-    parts.append(NOTES.format(neighbours=NEIGHBOURS, budget=100 * BUDGET, runs=len(SEEDS), **_said(known)))
+        parts.append(TEXTS["held note"].format(unclear=len(unclear), count=len(held), said=_counted(unclear)))
+    leaders = ", ".join(f"`{name}`" for name in LEADERS)
+    parts += [TEXTS["leaders head"].format(leaders=leaders), _leaders(folder)] if WITH_LEADERS in advice() else []
+    parts += [TEXTS["generated"], simulated.table()] if simulated.KEPT.exists() else []
+    parts.append(TEXTS["notes"].format(neighbours=NEIGHBOURS, budget=100 * BUDGET, runs=len(SEEDS), **_said(known)))
     RESULTS.write_text("\n".join(parts), encoding="utf-8")
     return "\n".join(parts[:5])
 
 
-HEAD = """# How far advice can be trusted
-
-`python benchmarks/advise/run.py truth` trained what is kept in `truth/`, `python benchmarks/advise/run.py advise` ran
-the adviser on it (some minutes; nothing is trained), and `python benchmarks/advise/run.py score` writes this page.
-
-{federations} federations, {recipes} recipes (two of them only where devices are unequal), {rates} learning rates and up
-to two values of a main setting, {rounds} rounds.  Seeds of each federation: {seeds}.
-
-*Regret*: points of mean test accuracy below the best of the grid on these test rows.  The best is chosen by the very
-test rows that it is scored on, so no choice by validation rows has a regret of 0; the rows "full grid" say what noise
-allows.  *Cost*: rounds as a share of the full grid with three seeds.  *Pays*: how often the rule is wrong, or says
-nothing, about whether to federate at all, where the truth is beyond noise (paired over clients and seeds, p < 0.05).
-"""
-
-
 def _head(known: Sequence[Known]) -> str:
     seeds = sorted({len(one.seeds) for one in known})
-    return HEAD.format(
+    return TEXTS["head"].format(
         federations=len(known), recipes=len(GRID), rates=len(RATES), rounds=ROUNDS, seeds=" to ".join(map(str, seeds))
     )
 
@@ -403,60 +399,3 @@ GOALS = (
     ("cost: at most 10% of the full grid", 0.1, ".0%"),
     ("whether federating pays, right where it is clear: at least 90%", 0.9, ".0%"),
 )
-
-HELD = """## Held back
-
-Data sets that no number of the adviser was chosen on, and that its portfolio was not learned from: they were divided
-and trained last, each in one way that was set down before, and the adviser is the one that ships.  The last one was
-made up for a clear "no": each site has a rule of its own, of the kind that private layers under a shared classifier
-learned worst among six that were tried.  It counts in whether federating pays, and in no mean of regrets.
-"""
-
-HELD_NOTE = """Whether federating pays is within noise for {unclear} of these {count}: most clients have 25 to 90
-test rows, and methods differ by less than they show.  There the adviser says {said}.
-The full grid with all seeds misses the best on test rows as well, so most of a regret is the luck of these rows.
-Where nothing is to be gained for sure, personal methods are as good as any choice: the race has won nothing over them
-here, nor over random settings.
-"""
-
-LEADERS_HEAD = f"""## With methods that lead the leaderboard
-
-{", ".join(f"`{name}`" for name in LEADERS)}:
-these are above all of the grid in the [leaderboard](../../docs/leaderboard.md), so they were trained with the same
-rates and seeds, and the portfolio was learned with them too and raced within the same budget.  Test points of what is
-then recommended, less those of the recommendation without them, the mean over federations and seeds with its standard
-error.  Within twice that error nothing is to be said, and the portfolio that ships stays as it is.
-"""
-
-GENERATED = """## Federations that were generated, with known truth
-
-`python benchmarks/advise/run.py simulated` trained small models on federations that were made up.
-"""
-
-NOTES = """
-## Reading
-
-- A case is a federation and the seed that the adviser races with; it repeats with the others as far as its budget
-  goes.  The budget was {budget:.0f} % of the full grid with {runs} seeds.  A tenth of it is kept for learning
-  curves, which cannot be replayed from the truth, and counts as spent.
-- The portfolio is learned anew for each federation, without those of the same data set. How many settings are raced
-  (twenty), and how many go on (six, three), was chosen on all 26 by replays of about 40 variants. Sixteen neighbours
-  of these numbers (16 to 22 settings, 5 to 7 and 2 or 3 that go on) had a mean regret of 0.95 to 1.45 points, 1.16 in
-  the mean, by the truth of FedAvgM as it was then and without pairs of rows; so the figure of the summary is a lucky
-  one of its neighbourhood, and about 1.2 is to be expected elsewhere.
-- *Random settings, same race*: twenty settings drawn from the grid, everything else alike.  What is left between the
-  two rows is what the portfolio has learned.
-- *Each client its own*: a client takes another repeated method where its gain on validation rows is above 0 after it
-  was shrunk towards that of all clients; with fewer than five clients everybody takes the recommendation.
-- *Pays* is what is said after the check. What the race finishes is compared on the same rows, as `piebald advise`
-  does: `python benchmarks/advise/run.py rows` trained it once more and kept which rows are right ({rows}). The check
-  compares the recommendation with training alone on test rows, under the noise of these clients' rows. The truth is
-  measured on the same test rows, with the best of all settings and with all seeds, and is a difference for other
-  clients. So both share the noise of these rows. Before the check, by validation rows alone, the adviser is right in
-  {before}.
-- Where the truth is within noise, the adviser says {unclear}.
-- The truth is "no" for {noes}: among the methods are some that come near training alone where nothing
-  is to be gained, such as a fine-tuned or a personal model.
-- The rule from the look alone takes what had the smallest regret in the {neighbours} federations of other data sets
-  whose numbers of step 1 are nearest.  It trains nothing, and is worse than the race.
-"""

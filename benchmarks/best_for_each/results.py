@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from shared.stored import texts
 
 from piebald.methods.choice import judge
 
-COMMANDS = """\
-    python benchmarks/best_for_each/run.py --out runs/best_for_each
-    python benchmarks/best_for_each/run.py --out runs/best_for_each --seeds 3 4 --only digits har heart \\
-        --results benchmarks/best_for_each/RESULTS.md
-"""
+TEXTS = texts(Path(__file__).with_name("page.md"))
 CHOSEN_BY = (0, 1, 2)  # seeds of the runs that the guard for a client's own models was chosen by
 DRAWS = 400  # of signs, for each client
 TITLES = {
@@ -48,8 +45,8 @@ def write(folder: Path, file: Path) -> Path:
     for run in runs:
         run["clients"] = [_measured(one) for one in run["clients"] if _usable(one)]
     groups, fresh = (_grouped([run for run in runs if (run["seed"] in CHOSEN_BY) == known]) for known in (True, False))
-    text = HEAD.format(commands=COMMANDS, seeds=", ".join(map(str, sorted({run["seed"] for run in runs}))))
-    text += f"## Whether the goal is reached\n\n{_verdict(groups)}{READING}"
+    text = TEXTS["head"].format(seeds=", ".join(map(str, sorted({run["seed"] for run in runs}))))
+    text += f"## Whether the goal is reached\n\n{_verdict(groups)}{TEXTS['reading']}"
     if fresh:
         text += "The guard for a client's own models was chosen by these runs.  With others,\n"
         text += f"{_seeds(fresh)}:\n\n"
@@ -57,34 +54,6 @@ def write(folder: Path, file: Path) -> Path:
     text += _losers(groups, "loss") + _losers(groups, "accuracy") + _scores(groups) + _choices(groups) + _cost(groups)
     file.write_text(text)
     return file
-
-
-HEAD = """# Who loses by joining?
-
-`keep = "best_for_each"` lets each client take the best of several models by its own validation rows, with a guard
-against luck.  The promise is that nobody loses by joining, beyond noise: at most 1 % of the clients end with a model
-that is worse on their test rows than the one they would have trained alone, with the same work, by more than two
-standard errors of the paired differences.
-
-*Rows that come together count as one.*  Windows of HAR overlap by half, and a person's test rows are some seven
-uninterrupted recordings of twelve windows each, which no other split shares.  A model that is wrong in one window of a
-recording is wrong in most of them, so the standard error is that of recordings (cluster-robust: the sums of the
-differences of each recording).  Counted one by one, as if each window were a draw of its own, two standard errors are
-passed far too often: both shares are given.
-
-*By chance* is the share of clients that would lose if their two models were equally good: the signs of the differences
-of each row, or recording, are drawn at random.  It is 2.3 % of clients where the models differ in many rows, and none
-where the chosen model is the one trained alone.
-
-Seeds {seeds}.  Made by
-
-{commands}
-"""
-READING = """
-Elsewhere than in HAR each row is a draw of its own, and both shares are the same.  The loss is the stricter measure: a
-model that is as often right but surer of its mistakes loses by it.
-
-"""
 
 
 def _grouped(runs: list[dict[str, Any]]) -> Groups:

@@ -13,20 +13,27 @@ faults at random moments.  Writes RESULTS.md beside this file, or into --out.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import faults
 import parties
 import secure_aggregation
 import speed
+from shared.markdown import table
+from shared.options import reader
+from shared.stored import texts
 
 HERE = Path(__file__).parent
+TEXTS = texts(HERE / "page.md")
 TOLERANCE = 1e-4
 
 
@@ -63,81 +70,45 @@ def apart(job: Any, arguments: tuple[Any, ...]) -> Any:
 
 def page(found: dict[str, Any]) -> str:
     """The results as a page."""
-    lines = [
-        "# A real federation on one machine", "",
-        f"`python benchmarks/federation/run.py` on {platform.machine()}, {os.cpu_count()} cores, Linux, Python "
-        f"{platform.python_version()}; loopback, TLS 1.3 with certificates on both sides.  The machine was "
-        "shared with other work.", "",
-    ]  # fmt: skip
-    if "speed" in found:
-        lines += [
-            "## Seconds of a task", "",
-            "From submitting the task to receiving the update: the model is sent down, the site takes one optimiser "
-            "step on ten rows, writes the update to its disk, and sends it up.  *Step* is the same without the "
-            "network.  Memory is the peak of each process.", "",
-            "| model | MB each way | median s | longest s | step s | server MB | site MB |",
-            "|---|---|---|---|---|---|---|",
-            *(f"| {r['size']} | {r['megabytes']:.3g} | {r['median']:.3f} | {r['longest']:.3f} | {r['step']:.3f} | "
-              f"{r['server']:.0f} | {r['site']:.0f} |" for r in found["speed"]), "",
-        ]  # fmt: skip
-    if "crowd" in found:
-        lines += [
-            "## Updates a second", "",
-            "A tiny model; each site gets the next task as soon as its update is there; all processes share the "
-            "cores.", "",
-            "| sites | updates a second |", "|---|---|",
-            *(f"| {r['sites']} | {r['updates']:.0f} |" for r in found["crowd"]), "",
-        ]  # fmt: skip
-    if "flower" in found:
-        lines += flower(found["flower"], found.get("speed", []), found.get("crowd", []))
-    if "secure_aggregation" in found:
-        lines += [
-            "## Secure aggregation", "",
-            "Milliseconds of CPU time, one thread, for an update of 1,000,000 numbers; the protocol without the "
-            "network.  One in ten clients drops out after training.  *Keys*, *shares*, *mask* and *unmask*: the steps "
-            "of one client, medians; *server*: all of its work for one round.  Up and down: the key rounds of one "
-            "client, without its update.  Clients are simulated; between sites there is also a signature of 1,024 "
-            "bytes per client.", "",
-            "| | keys | shares | mask | unmask | server | update MB | up KB | down KB |",
-            "|---|---|---|---|---|---|---|---|---|",
-            *(f"| {r['case']} | {r['advertise_keys']:.1f} | {r['share_keys']:.1f} | {r['masking']:.0f} | "
-              f"{r['unmasking']:.1f} | {r['server']:.0f} | {r['update'] / 1e6:.1f} | {r['up'] / 1e3:.1f} | "
-              f"{r['down'] / 1e3:.1f} |" for r in found["secure_aggregation"]), "",
-        ]  # fmt: skip
-    if "faults" in found:
-        lines += [
-            "## Faults", "",
-            "Three sites, synchronous HDAFL with momentum that sites keep.  Each fault is caused at random moments of "
-            "one run; then the run's model is compared with that of an undisturbed simulated run of as many rounds "
-            "(largest difference of any parameter).  *Lost* and *twice*: updates that should have counted in a round "
-            "and did not, or counted twice.  Seconds are from the end of the fault to the end of the next round, which "
-            "needs all three sites: a process that restarts imports torch first.", "",
-            "| fault | times | rounds | lost | twice | difference | median s | longest s |",
-            "|---|---|---|---|---|---|---|---|",
-            *(f"| {said(r['fault'])} | {r['times']} | {r['rounds']} | {r['lost']} | {r['twice']} | {r['apart']:.1e} | "
-              f"{r['median']:.1f} | {r['longest']:.1f} |" for r in found["faults"]), "",
-        ]  # fmt: skip
+    facts = {"machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
+    tables: dict[str, tuple[list[str], Callable[[dict[str, Any]], list[str]]]] = {
+        "speed": (["model", "MB each way", "median s", "longest s", "step s", "server MB", "site MB"], lambda r: [
+            r["size"], f"{r['megabytes']:.3g}", *(f"{r[name]:.3f}" for name in ("median", "longest", "step")),
+            *(f"{r[name]:.0f}" for name in ("server", "site")),
+        ]),
+        "crowd": (["sites", "updates a second"], lambda r: [r["sites"], f"{r['updates']:.0f}"]),
+        "secure_aggregation": (["", "keys", "shares", "mask", "unmask", "server", "update MB", "up KB", "down KB"],
+                               lambda r: [
+            r["case"], f"{r['advertise_keys']:.1f}", f"{r['share_keys']:.1f}", f"{r['masking']:.0f}",
+            f"{r['unmasking']:.1f}", f"{r['server']:.0f}", f"{r['update'] / 1e6:.1f}", f"{r['up'] / 1e3:.1f}",
+            f"{r['down'] / 1e3:.1f}",
+        ]),
+        "faults": (["fault", "times", "rounds", "lost", "twice", "difference", "median s", "longest s"], lambda r: [
+            said(r["fault"]), *(str(r[name]) for name in ("times", "rounds", "lost", "twice")), f"{r['apart']:.1e}",
+            *(f"{r[name]:.1f}" for name in ("median", "longest")),
+        ]),
+    }  # fmt: skip
+    parts = [TEXTS["head"].format(**facts)]
+    for name, (heads, cells) in tables.items():
+        if name == "secure_aggregation" and "flower" in found:
+            parts.append(flower(found["flower"], found.get("speed", []), found.get("crowd", [])))
+        if name in found:
+            parts.append(f"{TEXTS[name.replace('_', ' ')]}\n{table(heads, map(cells, found[name]), '---')}\n")
     if missing := unmeasured(found):
-        lines += ["## Not measured yet", "", f"{'; '.join(missing)}.", ""]
-    return "\n".join(lines)
+        parts.append(f"## Not measured yet\n\n{'; '.join(missing)}.\n")
+    return "\n".join(parts)
 
 
-def flower(theirs: dict[str, Any], speed: list[Any], crowd: list[Any]) -> list[str]:
+def flower(theirs: dict[str, Any], speed: list[Any], crowd: list[Any]) -> str:
     """Flower's SuperLink and SuperNodes on the same task."""
     ours = {row["size"]: row["median"] for row in speed} | {row["sites"]: row["updates"] for row in crowd}
     rows = [("seconds of a task, {}", row["size"], row["median"], ".3f") for row in theirs["speed"]]
     rows += [("updates a second, {} sites", row["sites"], row["updates"], ".3g") for row in theirs["crowd"]]
-    return [
-        "## Compared with Flower", "",
-        "`python benchmarks/federation/run.py --parts --flower PYTHON`, where PYTHON is the interpreter of an "
-        "environment with flwr 1.41.0 and torch: one SuperLink and one SuperNode per site, on loopback, without TLS, "
-        "with Flower's defaults.  A SuperNode starts a process for each message, which first imports torch, and polls "
-        "for messages; Piebald's sites are long-running processes.  So this compares both frameworks with their "
-        "defaults, not their network protocols.", "",
-        "| | Piebald | Flower |", "|---|---|---|",
-        *(f"| {what.format(case)} | {ours.get(case, float('nan')):{form}} | {value:{form}} |"
-          for what, case, value, form in rows), "",
-    ]  # fmt: skip
+    lines = [
+        [what.format(case), f"{ours.get(case, float('nan')):{form}}", f"{value:{form}}"]
+        for what, case, value, form in rows
+    ]
+    return f"{TEXTS['flower']}\n{table(['', 'Piebald', 'Flower'], lines, '---')}\n"
 
 
 def beside(python: str) -> dict[str, Any]:
@@ -177,14 +148,11 @@ def check(found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    reader.add_argument("--out", type=Path, default=HERE)
-    reader.add_argument("--parts", nargs="*", default=["speed", "crowd", "secure_aggregation", "faults"])
-    reader.add_argument("--times", type=int, default=20)
-    reader.add_argument("--faults", nargs="+", choices=list(parties.FAULTS))
-    reader.add_argument("--flower", metavar="PYTHON", help="measure Flower beside, with this interpreter")
-    reader.add_argument("--brief", action="store_true")
-    given = reader.parse_args()
+    parser = reader(__doc__, out=HERE, times=20, brief=False)
+    parser.add_argument("--parts", nargs="*", default=["speed", "crowd", "secure_aggregation", "faults"])
+    parser.add_argument("--faults", nargs="+", choices=list(parties.FAULTS))
+    parser.add_argument("--flower", metavar="PYTHON", help="measure Flower beside, with this interpreter")
+    given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     chosen = given.faults or (["site_killed", "server_killed", "wire_cut"] if given.brief else list(parties.FAULTS))
     times = 3 if given.brief else given.times

@@ -19,55 +19,13 @@ from piebald.report.paired import Difference
 
 sys.path.append(str(Path(__file__).parents[1]))
 from shared.markdown import table
+from shared.stored import texts
 
 DOCS = Path(__file__).parents[2] / "docs"
 RACED = "../benchmarks/advise/RESULTS.md#with-methods-that-lead-the-leaderboard"
+TEXTS = texts(Path(__file__).with_name("page.md"))
 LITTLE = "too little data to say"
 IMAGES = ("leaderboard-means.png", "leaderboard-gains.png")
-
-INTRODUCTION = """# Leaderboard
-
-{there_are} of {recipes} recipes and kNN-Per on federations whose clients are not alike, each with {settings} settings
-of its own, {passes} passes over the data and {seeds} seeds.  Validation rows choose; test rows judge.  *Points* are
-percentage points of mean test accuracy over training alone (Local).  *Clearly* means beyond the chance of other rows of
-these clients and other seeds, all methods together (95 %).  Federations that are trained to the end: {there} of {all},
-with one small network for all.
-"""
-
-PROTOCOL = """- **Network**: one hidden layer of 32 with batch norm for all, but for CGAU, which is made for gated units
-  with private conditioning.  It says which methods pay on which clients, not what accuracy can be reached.
-- **Budget**: {passes} passes of each client over its training rows (16 rounds of 2), also where a method trains two
-  models or tunes at the end (Ditto, FedRep, FedBABU, FedAvg fine-tuned); of the versions after 4, 8, 12 and 16 rounds
-  the best on validation rows is kept.  Where devices are unequal, the budget is the virtual time of 16 rounds, and
-  methods without rounds are compared with Local, FedAvg and Pooled only; others wait for the slowest as FedAvg does.
-- **Settings**: a Latin hypercube of {settings} from each method's own space, with the same learning rates for all.
-  Validation rows of seed 0 choose; the choice is trained again with the other seeds.
-- **Comparison**: row by row, by the verdict of `piebald compare`.  Against Local it is Dunnett's test and with the
-  leader Hsu's, with the correlations of the methods' own differences.  Over federations each data set is one value of a
-  bootstrap; below {fewest} data sets there is no interval.
-- **As in the papers**: FedProto predicts by the nearest prototype, DistFL clusters by batch norm, CGAU's vectors stay
-  private.  FedMD's clients know the inputs of 100 training rows, which no other method is given.
-- **Pooled** has all rows in one place; **most frequent class** is each client's own, without a model.
-"""
-CHANGED = """\
-The test of the first leaderboard had almost no power (a method 50 points ahead was "not told apart" from another), and
-its bests were chosen by test rows, so that equal methods seemed to gain 2.2 points.  What it said is withdrawn: people
-and their phones (HAR) are clearly better off together, in the hospitals (heart) nothing is above training alone and
-FedAvg, FedProto and SiloBN are clearly below (FedAvg and FedProto also with a larger network on the prepared table),
-and no method is called first over fewer than five data sets.  With unlike labels one model for all is worse than
-training alone, as before.
-
-The LSTM learns nothing from so few rows: alone it names the most frequent character of each role (26.1 %), by FedAvg
-that of all (27.5 %).
-"""
-
-PICTURES = (
-    "## All methods", "",
-    "The mean over federations is a black mark, its interval for other federations a line.", "",
-    f"![Points over Local, over federations](images/{IMAGES[0]})", "",
-    "On each federation; a star is clearly above or below Local.", "",
-    f"![Points over Local, by federation](images/{IMAGES[1]})", "",
-)  # fmt: skip
 
 
 def write(folder: Path = RESULTS, docs: Path = DOCS) -> str:
@@ -80,13 +38,13 @@ def write(folder: Path = RESULTS, docs: Path = DOCS) -> str:
     (docs / "images").mkdir(parents=True, exist_ok=True)
     draw_means(found, order, docs / "images" / IMAGES[0])
     draw_gains(found, order, docs / "images" / IMAGES[1])
-    introduction = INTRODUCTION.format(
+    introduction = TEXTS["introduction"].format(
         there_are=len({method.recipe for method in METHODS if not method.reason}) - 2, settings=SETTINGS, passes=PASSES,
         seeds=len(SEEDS), there=len(found), all=sum(one.tier == SMALL for one in FEDERATIONS),
         recipes=len({method.recipe for method in METHODS}) - 2,
     )  # fmt: skip
-    parts = [introduction, *_first(found), *PICTURES]
-    protocol = PROTOCOL.format(passes=PASSES, settings=SETTINGS, fewest=FEWEST)
+    parts = [introduction, *_first(found), TEXTS["pictures"]]
+    protocol = TEXTS["protocol"].format(passes=PASSES, settings=SETTINGS, fewest=FEWEST)
     parts += _folded("All methods, as numbers", _methods(found, order))
     parts += _folded("Each federation", _federations(found)) + _folded(
         "Families, chosen by validation", _families(found)
@@ -96,7 +54,7 @@ def write(folder: Path = RESULTS, docs: Path = DOCS) -> str:
     parts += _folded("Survival", _survival(patients)) if patients else []
     portfolios = costs(known_federations(folder))
     parts += _folded("The adviser's portfolio", _portfolios(portfolios)) if portfolios else []
-    parts += _folded("How it was made", [protocol]) + _folded("What changed, and why", [CHANGED])
+    parts += _folded("How it was made", [protocol]) + _folded("What changed, and why", [TEXTS["changed"]])
     parts += _folded("What is not here, and what it costs", _absent(found, folder))
     (docs / "leaderboard.md").write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
     return str(docs / "leaderboard.md")
@@ -133,15 +91,8 @@ def _first(found: Sequence[Standing]) -> list[str]:
     level = [one for one in found if ALONE in one.near]
     return [
         "## What to try first", "", table(heads, lines), "",
-        "*Others*: the next two by validation rows, and FedAvg.  Local comes first where the best by validation rows "
-        "is not clearly above it.  *Level*: so many methods lead or are not clearly behind the leader.  Brackets are "
-        "the interval for other federations from "
-        f"{FEWEST} data sets; below that they are the range over federations or, of one, the interval for its clients, "
-        f"and of others there is {LITTLE}.", "",
-        f"Whoever tries all methods where devices are alike, and takes the best by validation rows, has {chosen} "
-        f"points over Local.  Local is not clearly behind the leader in {len(level)} of {len(found)} "
-        f"federations.  FedAvg is clearly {_sure(found, TOGETHER)}.  Over federations with equal devices "
-        f"{_above(even)} beyond the chance of other federations.", "",
+        TEXTS["first"].format(fewest=FEWEST, little=LITTLE, chosen=chosen, level=len(level), count=len(found),
+                     fedavg=_sure(found, TOGETHER), above=_above(even)),
     ]  # fmt: skip
 
 
@@ -195,10 +146,7 @@ def _methods(found: Sequence[Standing], order: Sequence[str]) -> list[str]:
     heads = ["method", "points over Local", "above", "below", "level", "of", "MB", "s"]
     return [
         table(heads, lines), "",
-        "Mean over federations, in brackets the interval for other federations; bold where it is above 0.  "
-        "*Above*, *below*: federations where it is clearly better or worse than Local; *level*: where it leads or is "
-        "not clearly behind the leader; *of* so many.  Methods without rounds stand at the end: they were tried on "
-        "unequal devices.  MB are of one run, seconds of a processor.", "",
+        TEXTS["methods note"],
     ]  # fmt: skip
 
 
@@ -228,9 +176,7 @@ def _federations(found: Sequence[Standing]) -> list[str]:
              "leader, over Local", "best by validation, over Local", "level with the leader"]  # fmt: skip
     return [
         table(heads, lines), "",
-        "Mean over clients, percent.  *Naive*: each client's most frequent class or, of patients, its Kaplan-Meier "
-        "curve.  The leader is leader by test rows, so its gain is too large; the best by "
-        "validation is what a user would have got.  Intervals are for other rows and seeds, all methods together.", "",
+        TEXTS["federations note"],
     ]  # fmt: skip
 
 

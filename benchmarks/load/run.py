@@ -7,7 +7,6 @@ over two experiments of the server's queue).
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -26,9 +25,12 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "networks"))
+sys.path.extend([str(Path(__file__).parents[1] / "networks"), str(Path(__file__).parents[1])])
 
 from bad_link import GOOD, BadLink, Conditions
+from shared.markdown import table
+from shared.options import reader
+from shared.stored import texts
 from threads import provisioned
 
 from piebald.core.errors import PiebaldError
@@ -40,6 +42,7 @@ from piebald.federation.operate.status import status_values
 from piebald.storage.store import RunStore
 
 FOLDER = Path(__file__).parent
+TEXTS = texts(FOLDER / "page.md")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 PROCESSES = 2  # of sites
 PATIENCE = 900  # seconds to wait for what must happen
@@ -386,14 +389,10 @@ def _calm(made: Crowd, as_before: dict[str, float] | None = None) -> dict[str, f
 
 def main() -> None:
     """Measure a part."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = reader(
+        __doc__, sites=200, registered=10_000, steps=3, minutes=60.0, hidden=[470, 470], out=FOLDER
+    )  # `--minutes` is how long `chaos` or `soak` goes on, `--registered` is for the part of this name
     parser.add_argument("part", choices=("crowd", "registered", "chaos", "soak", "page"))
-    parser.add_argument("--sites", type=int, default=200, help="sites that are there")
-    parser.add_argument("--registered", type=int, default=10_000, help="sites on the list, for `registered`")
-    parser.add_argument("--steps", type=int, default=3, help="steps that are measured")
-    parser.add_argument("--minutes", type=float, default=60.0, help="how long `chaos` or `soak` goes on")
-    parser.add_argument("--hidden", type=int, nargs="*", default=[470, 470], help="widths of the model's hidden layers")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of results.json and RESULTS.md")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)  # before an hour is spent
     kept = chosen.out / "results.json"
@@ -416,75 +415,48 @@ def main() -> None:
 
 def page(found: dict[str, Any]) -> str:
     """RESULTS.md."""
-    lines = [
-        "# Load",
-        "",
-        "`python benchmarks/load/run.py crowd`, `registered`, `chaos` and `soak` on "
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; the machine was shared "
-        f"with other work.  Sites are threads in {PROCESSES} processes with twenty rows of noise each, whole clients "
-        "otherwise: credentials, files, TLS connections, training (`sites.py`).  Sites that are registered and away "
-        "are names on the server's list.",
-    ]
+    facts = {"machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
+    parts = [TEXTS["head"].format(processes=PROCESSES, **facts)]
     crowds = [one for name, one in found.items() if not name.startswith(("chaos", "soak"))]
-    lines += _crowd_lines(crowds) if crowds else ["", "`crowd` and `registered` have not been measured yet."]
-    for name, one in found.items():
-        if name.startswith(("chaos", "soak")):
-            lines += ["", *_chaos_lines(one)]
-    return "\n".join([*lines, ""])
+    parts.append(_crowds(crowds) if crowds else "`crowd` and `registered` have not been measured yet.\n")
+    parts += [_chaos(one) for name, one in found.items() if name.startswith(("chaos", "soak"))]
+    return "\n".join(parts)
 
 
-def _crowd_lines(crowds: list[dict[str, Any]]) -> list[str]:
-    return [
-        "",
-        "## Many sites",
-        "",
-        "Synchronous FedAvg, a step of SGD on ten rows at each site.  *Beyond one site*: the peak memory of the "
-        "server's process less that of a server with the same model and one site; the goal is four models and a "
-        "megabyte for each site that is there.",
-        "",
-        "| registered | there | model MB | s to gather | s a step | server MB | beyond one site MB | goal MB | "
-        "threads | files |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-        *(
-            f"| {one['registered']:,} | {one['present']} | {one['model']:.2f} | {one['gathered']:.0f} | "
-            f"{one['step']:.1f} | {one['peak']:.0f} | "
-            f"{one['more']:.0f} | {one['goal']:.0f} | {one['threads']:.0f} | {one['files']:.0f} |"
-            for one in crowds
-        ),
-        *(line for one in crowds if "note" in one for line in ("", one["note"])),
-    ]
+def _crowds(crowds: list[dict[str, Any]]) -> str:
+    heads = ["registered", "there", "model MB", "s to gather", "s a step", "server MB", "beyond one site MB", "goal MB",
+             "threads", "files"]  # fmt: skip
+    rows = [
+        [f"{one['registered']:,}", one["present"], f"{one['model']:.2f}", f"{one['gathered']:.0f}",
+         f"{one['step']:.1f}", *(f"{one[name]:.0f}" for name in ("peak", "more", "goal", "threads", "files"))]
+        for one in crowds
+    ]  # fmt: skip
+    notes = "".join(f"\n{one['note']}\n" for one in crowds if "note" in one)
+    return f"{TEXTS['crowd']}\n{table(heads, rows, '---')}\n{notes}"
 
 
-def _chaos_lines(one: dict[str, Any]) -> list[str]:
+def _chaos(one: dict[str, Any]) -> str:
     before, after, memory = one["before"], one["after"], one["memory"]
     half = len(memory) // 2
     halves = [sum(part) / max(len(part), 1) for part in (memory[:half], memory[half:])]
-    events = ", ".join(f"{count} x {event}" for event, count in sorted(one["events"].items()))
     checked = ""
     if "logs" in one:
         checked = f"audit logs whose chain does not hold, or in which a result is missing: {len(one['logs'])}; "
         checked += f"unfinished files left at the server: {len(one['leftover'])}; "
-    queued = f", {one['experiments']} experiments one after another" if one.get("experiments") else ""
     if states := one.get("states"):
         told = ", ".join(f"{count} x {state}" for state, count in sorted(states.items()))
         checked += f"what `piebald status` said right after an event: {told}; "
         checked += "memory of all sites' processes {:.0f} MB before, {:.0f} MB after; ".format(*one["memory of sites"])
-    return [
-        f"## Disturbance for {one['minutes']:g} min, {one['sites']} sites{queued}",
-        "",
-        f"Events at random: {events}.  After each, the run had to make two more steps.  It made {one['steps']} steps; "
-        f"times that updates which had counted were gone: {len(one['lost after'])}; updates that counted twice: "
-        f"{one['twice']}; {checked}"
-        f"steps without any update: {one['without']}.  The program ends with code 1 where something was lost or "
-        "counted twice, or where threads, files or memory of the server do not come back.",
-        "",
-        "| the server's process | at the beginning | at the end, undisturbed again |",
-        "|---|---|---|",
-        *(f"| {name} | {before[name]:.0f} | {after[name]:.0f} |" for name in ("threads", "files", "memory")),
-        "",
-        f"Memory after each event: {halves[0]:.0f} MB on average in the first half, {halves[1]:.0f} MB in the second.",
-        *(("", one["note"]) if "note" in one else ()),
-    ]
+    text = TEXTS["chaos"].format(**one | {
+        "queued": f", {one['experiments']} experiments one after another" if one.get("experiments") else "",
+        "events": ", ".join(f"{count} x {event}" for event, count in sorted(one["events"].items())),
+        "lost": len(one["lost after"]), "checked": checked,
+    })  # fmt: skip
+    heads = ["the server's process", "at the beginning", "at the end, undisturbed again"]
+    rows = [[name, f"{before[name]:.0f}", f"{after[name]:.0f}"] for name in ("threads", "files", "memory")]
+    end = "Memory after each event: {:.0f} MB on average in the first half, {:.0f} MB in the second.\n".format(*halves)
+    note = f"\n{one['note']}\n" if "note" in one else ""
+    return f"{text}\n{table(heads, rows, '---')}\n\n{end}{note}"
 
 
 if __name__ == "__main__":

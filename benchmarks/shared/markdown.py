@@ -45,7 +45,7 @@ def rows(inside: str) -> list[dict[str, str]]:
     return [dict(zip(lines[0], line, strict=True)) for line in lines[2:] if len(line) == len(lines[0])]
 
 
-def table(heads: Sequence[object], lines: Iterable[Sequence[object]]) -> str:
-    """Return a Markdown table."""
-    whole = [heads, ["---"] * len(heads), *lines]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in whole)
+def table(heads: Sequence[object], lines: Iterable[Sequence[object]], rule: str = " --- ") -> str:
+    """Return a Markdown table; `rule` is a cell of its second line."""
+    first, *others = (f"| {' | '.join(map(str, line))} |" for line in (heads, *lines))
+    return "\n".join([first, f"|{'|'.join([rule] * len(heads))}|", *others])
