@@ -35,14 +35,14 @@ def main() -> int:
         print(f"{there} of {wanted} runs")
         return 0 if there >= wanted else 1
     if options.part == "references":
-        import references
+        import portfolio
 
-        print(references.write())
+        print(portfolio.write_references())
         return 0
     if options.part == "portfolio":
         import portfolio
 
-        print(portfolio.write(options.truth))
+        print(portfolio.write_portfolio(options.truth))
         return 0
     if options.part == "simulated":
         import simulated

@@ -228,6 +228,15 @@ def load(out: Path, part: str) -> list[dict[str, Any]]:
     return [json.loads(file.read_text()) for file in sorted((out / part).glob("*.json"))]
 
 
+def by_method(out: Path, part: str, setting: str) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return the results of one setting by method, then by seed."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for one in load(out, part):
+        if one["job"]["setting"] == setting and one["job"]["rate"] is None:
+            found.setdefault(one["job"]["method"], {})[one["job"]["seed"]] = one
+    return found
+
+
 def describe(out: Path) -> None:
     """Save distances between clients, and how well client and position predict the label, for each image federation."""
     from sklearn.decomposition import PCA

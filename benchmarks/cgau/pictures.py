@@ -14,7 +14,6 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from shared.intervals import interval
-from summaries import by_method
 
 from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.measures.heterogeneity import frechet
@@ -116,7 +115,7 @@ def shuffling(out: Path, path: Path) -> None:
     """Plot accuracy over the share of shuffled rows, with 95 % bands, and the distance between clients."""
     figure = Figure(figsize=(10.5, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(2, 1))
-    found = {shuffle: by_method(out, "images", f"shuffle {shuffle}") for shuffle in settings.SHUFFLES}
+    found = {shuffle: jobs.by_method(out, "images", f"shuffle {shuffle}") for shuffle in settings.SHUFFLES}
     shown = {
         name: colour for name, colour in COLOURS.items() if name != settings.MATRIX
     }  # measured at the two ends only

@@ -16,10 +16,8 @@ import pictures
 import prose
 import settings
 import xor
-import xor_picture
 from shared.intervals import interval, plus_minus
 from shared.markdown import put, table
-from summaries import by_method
 
 
 def formatted(values: Sequence[float], signed: bool = False) -> str:
@@ -53,7 +51,7 @@ def xor_table(out: Path) -> str:
 
 def shuffled_table(out: Path, part: str) -> str:
     """Table: accuracy or AUC of every method at each level of shuffling that has been measured, kept and last."""
-    found = {shuffle: by_method(out, part, f"shuffle {shuffle}") for shuffle in settings.SHUFFLES}
+    found = {shuffle: jobs.by_method(out, part, f"shuffle {shuffle}") for shuffle in settings.SHUFFLES}
     found = {shuffle: methods for shuffle, methods in found.items() if methods.get(settings.CGAU)}
     if not found:
         raise OSError(f"no results of {part}")
@@ -84,7 +82,7 @@ def verdict_table(out: Path) -> str:
     rows = [xor_verdict(out)]
     for part, (what, which, printed) in PRINTED.items():
         for shuffle, (figure, sign) in printed.items():
-            found = by_method(out, part, f"shuffle {shuffle}")
+            found = jobs.by_method(out, part, f"shuffle {shuffle}")
             for other in (settings.RELU, settings.BLIND):
                 gains = [100 * gain for gain in differences(found, settings.CGAU, other, which)]
                 if len(gains) < 3:  # no interval
@@ -118,7 +116,7 @@ def xor_verdict(out: Path) -> list[object]:
 def image_table(out: Path) -> str:
     """Table: accuracy of every method at every level of shuffling, and the distance between clients."""
     known = [json.loads(file.read_text()) for file in (out / "federations").glob("*.json")]
-    found = {shuffle: by_method(out, "images", f"shuffle {shuffle}") for shuffle in settings.SHUFFLES}
+    found = {shuffle: jobs.by_method(out, "images", f"shuffle {shuffle}") for shuffle in settings.SHUFFLES}
     rows: list[list[object]] = []
     for method in settings.METHODS:
         cells = [[one["mean"] for one in found[shuffle].get(method, {}).values()] for shuffle in settings.SHUFFLES]
@@ -150,7 +148,7 @@ def why_table(out: Path) -> str:
     for name in ("client", "position", "client and position"):
         cells = [[one["prior"][name] for one in known if one["setting"] == where] for where in wheres]
         rows.append([f"label from {name} alone", *map(formatted, cells)])
-    found = {where: by_method(out, "controls" if where == "label-free" else "images", where) for where in wheres}
+    found = {where: jobs.by_method(out, "controls" if where == "label-free" else "images", where) for where in wheres}
     for method in settings.METHODS:
         cells = [[one["mean"] for one in found[where].get(method, {}).values()] for where in wheres]
         rows.append([method, *(formatted(values) for values in cells)])
@@ -161,8 +159,8 @@ def why_table(out: Path) -> str:
 
 def longer_table(out: Path) -> str:
     """Table: three times the rounds, with the version that is kept and the last one."""
-    found = by_method(out, "longer", "shuffle 0.0")
-    short = by_method(out, "images", "shuffle 0.0")
+    found = jobs.by_method(out, "longer", "shuffle 0.0")
+    short = jobs.by_method(out, "images", "shuffle 0.0")
     rows = []
     for method, seeds in found.items():
         usual = [short[method][seed]["mean"] for seed in seeds]
@@ -182,7 +180,7 @@ def longer_table(out: Path) -> str:
 
 def switch_table(out: Path) -> str:
     """Table: filter or gate alone, a shared bias, and the averaged matrix, at shuffling 0."""
-    found = by_method(out, "images", "shuffle 0.0")
+    found = jobs.by_method(out, "images", "shuffle 0.0")
     names = [settings.BLIND, settings.MATRIX, *settings.SWITCHES, settings.CGAU]
     rows = [
         [name, formatted([one["mean"] for one in found[name].values()]), paired(found, name, settings.BLIND)]
@@ -194,7 +192,7 @@ def switch_table(out: Path) -> str:
 
 def method_table(out: Path, part: str, setting: str, metric: str) -> str:
     """Table: all methods on one federation."""
-    found = by_method(out, part, setting)
+    found = jobs.by_method(out, part, setting)
     rows = []
     for method in settings.METHODS:
         if mine := found.get(method):
@@ -223,7 +221,7 @@ def newcomer_table(out: Path) -> str:
     """Table: clients held out until the end, with each method of adapting to them, on their own test rows."""
     rows = []
     for setting in ("shuffle 0.0", "label-free", "by domain", "by subject"):
-        for method, seeds in by_method(out, "newcomers", setting).items():
+        for method, seeds in jobs.by_method(out, "newcomers", setting).items():
             ways: dict[str, list[float]] = {}
             for one in seeds.values():
                 for newcomer in one["newcomers"]:
@@ -322,7 +320,7 @@ def write(out: Path, folder: Path) -> Path:
         text = put(text, name, made)
     path.write_text(prose.fill(text), "utf-8")
     if (out / "xor.json").exists():
-        xor_picture.draw(out, folder / "xor.png")
+        xor.draw(out, folder / "xor.png")
     if (out / "images").exists():
         pictures.shuffling(out, folder / "shuffling.png")
     return path

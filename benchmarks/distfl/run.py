@@ -15,7 +15,6 @@ sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import federations as fed
 import numpy as np
-from conditions import beside, conditions, full_jobs, hidden
 from settings import (
     ATTACKED,
     BY_ROWS,
@@ -34,6 +33,10 @@ from settings import (
     TUNED,
     WIDE,
     Training,
+    beside,
+    conditions,
+    full_jobs,
+    hidden,
     network,
     noise_of,
 )

@@ -24,7 +24,6 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
-import faults
 import parties
 import secure_aggregation
 import speed
@@ -47,7 +46,7 @@ def measure(parts: list[str], times: int, brief: bool, keep: Path, chosen: list[
             (secure_aggregation.measure, case)
             for case in (secure_aggregation.CASES[:1] if brief else secure_aggregation.CASES)
         ],
-        "faults": [(faults.disturb, (name, times)) for name in chosen],
+        "faults": [(parties.disturb, (name, times)) for name in chosen],
     }
     for part in parts:
         rows = {str(row[next(iter(row))]): row for row in found.get(part, [])}

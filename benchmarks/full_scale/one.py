@@ -73,14 +73,13 @@ def common_test_rows(run: piebald.Run, metric: str = "accuracy") -> str:
 def distfl(part: str, method: str, seed: int) -> Case:
     """Tables 2 and 6 of DistFL."""
     beside("distfl")
-    import conditions
     import federations
     import settings
 
     from piebald.core.metrics import AttackSuccess
     from piebald.core.objective import accuracy
 
-    _, _, recipe, federation, rounds = next(job for job in conditions.full_jobs(part, seed) if job[1] == method)
+    _, _, recipe, federation, rounds = next(job for job in settings.full_jobs(part, seed) if job[1] == method)
     clients, _ = federation()
     network = settings.network(part, tuple(clients.rows(0, "train").x.shape[1:]), full=True)
     if part != "replacement":
@@ -129,10 +128,10 @@ def cgau(setting: str, method: str, seed: int) -> Case:
 def hdafl(setting: str, cohort: str, label: str, seed: int) -> Case:
     """Fig. 3 of HDAFL."""
     beside("hdafl")
-    import characters
+    import federations
     import settings
 
-    clients = characters.clients(setting, None, seed, letters=True)
+    clients = federations.clients(setting, None, seed, letters=True)
     asked = min(int(cohort), len(clients))
     recipe = settings.compared(asked, lr=settings.LEARNING_RATE, batch=settings.BATCH)[label]
     outputs = len(clients.classes or ())

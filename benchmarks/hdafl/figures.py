@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import federations
 import finished_runs
-import paper_tables
+import paper
 import settings
-import traffic
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -16,7 +16,7 @@ from piebald.report.comparison import Comparison
 COLOURS = {
     "Local": "#8a8f98", "FedAvg": "#1f6fb4", "FedAvg_tuned": "#5aa9a0", "FedAvg_equal": "#c9a227",
     "HDAFL": "#c8401f", "LG-FedAvg": "#a070c0",
-    traffic.CENTRAL: "#14181f",
+    federations.CENTRAL: "#14181f",
 }  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def draw(out: Path, folder: Path) -> list[Path]:
             written.append(_panels(curves, "version", "rounds", folder / "digits_over_rounds.png"))
         written.append(_differences(found, folder / "hdafl_minus_fedavg.png"))
     both = (finished_runs.BASE, finished_runs.OURS)
-    if third := {where: runs for where in ("writer", "disjoint") if (runs := paper_tables.made(out, where, both))}:
+    if third := {where: runs for where in ("writer", "disjoint") if (runs := paper.made(out, where, both))}:
         written.append(_figure_3(third, folder / "figure_3.png"))
     flows = {}
     for model in settings.TRAFFIC_MODELS:
@@ -81,7 +81,7 @@ def _figure_3(found: dict[str, dict[int, Comparison]], path: Path) -> Path:
             for cohort, made in by_cohort.items():
                 if (band := made.band(label, "version")) is not None:
                     panel.plot(band.x, [100 * y for y in band.mean], label=f"C = {cohort}")
-            panel.set(xlabel="rounds", ylabel="accuracy, %", title=f"{paper_tables.TITLES[setting]}, {label}")
+            panel.set(xlabel="rounds", ylabel="accuracy, %", title=f"{paper.TITLES[setting]}, {label}")
             panel.legend(frameon=False, fontsize=8)
             _clean(panel)
     figure.savefig(path, dpi=120)

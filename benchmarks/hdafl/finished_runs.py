@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+import federations
 import settings
-import traffic
 from blocks import BASE
 
 from piebald.report.comparison import Comparison
@@ -53,7 +53,7 @@ def traffic_runs(out: Path, model: str, case: str) -> list[History]:
     Empty where those of FedAvg, HDAFL or the centralised model are missing."""
     runs = finished(out / "traffic" / model / case / "C2")
     labels = {run.label for run in runs}
-    if not {BASE, OURS, traffic.CENTRAL} <= labels:
+    if not {BASE, OURS, federations.CENTRAL} <= labels:
         return []
     complete = set.intersection(*({run.seed for run in runs if run.label == label} for label in labels))
     return [run for run in runs if run.seed in complete]

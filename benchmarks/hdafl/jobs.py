@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import characters
+import federations
 import settings
 import torch
-import traffic
 from settings import Plan, Scale
 
 import piebald
@@ -65,7 +64,7 @@ def digit_jobs(scale: Scale, part: str, model: str, where: Sequence[str], seeds:
 
 def paper_jobs(scale: Scale) -> Iterator[Job]:
     """Yield the jobs of tables 3 and 4 and Fig. 3 in the paper's own settings."""
-    letters = characters.letters_here()
+    letters = federations.letters_here()
     many, few = settings.paper_plans(scale.paper_rounds, letters, scale.paper_every)
     rows, rate = None if letters else scale.paper_rows, settings.LEARNING_RATE
     epochs = scale.paper_alone or scale.paper_rounds
@@ -107,7 +106,7 @@ def traffic_jobs(scale: Scale) -> Iterator[Job]:
     for seed in scale.traffic_seeds:
         for model in scale.traffic_models:
             for case in settings.TRAFFIC_CASES:
-                for label in (*settings.LABELS, traffic.CENTRAL):
+                for label in (*settings.LABELS, federations.CENTRAL):
                     rate = settings.TRAFFIC_LEARNING_RATE
                     yield Job("traffic", model, case, 2, label, seed, plan, scale.traffic_rows, rate)
 
@@ -159,24 +158,24 @@ def run_job(job: Job, out: Path) -> str:
     if job.part == "traffic" or job.setting == settings.APPS:
         training = {"lr": job.rate, "batch": settings.TRAFFIC_BATCH, "momentum": settings.TRAFFIC_MOMENTUM}
         clients = (
-            settings.partition(settings.APPS, job.rows, job.seed).split(traffic.everything())
+            settings.partition(settings.APPS, job.rows, job.seed).split(federations.everything())
             if job.setting == settings.APPS
-            else traffic.federation(job.setting, job.rows, job.seed)
+            else federations.federation(job.setting, job.rows, job.seed)
         )
-        shape, outputs = (1, traffic.LENGTH), len(clients.classes)
+        shape, outputs = (1, federations.LENGTH), len(clients.classes)
         network, own = "cnn_1d", settings.TRAFFIC_MODELS[job.model]
     else:
         training = {"lr": job.rate, "batch": settings.BATCH}
         letters = job.part == "paper" and job.setting != settings.MANY_ROWS
-        clients = characters.clients(job.setting, job.rows, job.seed, letters)
+        clients = federations.clients(job.setting, job.rows, job.seed, letters)
         shape, outputs = (1, 28, 28), len(clients.classes)
         network, own = ("leaf_cnn" if job.part == "leaf" else "small_cnn"), {}
-    recipe = settings.compared(job.cohort, **training)["FedAvg" if job.label == traffic.CENTRAL else job.label]
+    recipe = settings.compared(job.cohort, **training)["FedAvg" if job.label == federations.CENTRAL else job.label]
     comparison = piebald.compare(
         {job.label: recipe},
         clients,
         lambda seed: build_model(network, shape, outputs, seed=seed, **own),
-        pooled=[traffic.CENTRAL] if job.label == traffic.CENTRAL else (),
+        pooled=[federations.CENTRAL] if job.label == federations.CENTRAL else (),
         seeds=(job.seed,),
         out=out / job.folder,
         rounds=job.plan.rounds,

@@ -10,13 +10,13 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
+import federations
 import figures
 import numpy as np
-import paper_tables
+import paper
 import prose
 import settings
 import torch
-import traffic
 from blocks import merged, merged_rows
 from finished_runs import BASE, OURS, comparisons, finished, traffic_runs
 from shared.markdown import block, put
@@ -45,7 +45,7 @@ def write(out: Path, path: Path) -> str:
         "traffic": "\n".join(traffic_tables(out)),
         "why": "\n".join(why_table(out)),
         "tuning": tuning_table(out),
-        "paper": "\n".join(paper_tables.tables(out)),
+        "paper": "\n".join(paper.tables(out)),
         "paper facts": facts(out, SOURCES["paper facts"]),
     }
     for name, made in blocks.items():
@@ -165,10 +165,10 @@ def traffic_tables(out: Path) -> Iterator[str]:
             if not runs:
                 continue
             ran = {run.label for run in runs}
-            labels = [label for label in (*settings.LABELS, traffic.CENTRAL) if label in ran]
+            labels = [label for label in (*settings.LABELS, federations.CENTRAL) if label in ran]
             by_label = {label: [run for run in runs if run.label == label] for label in labels}
             meta = by_label[BASE][0].meta
-            data = traffic.compressed(case, None, by_label[BASE][0].seed)
+            data = federations.compressed(case, None, by_label[BASE][0].seed)
             title = "the same apps on both sides" if not alone else f"{alone} apps that only one side has, on each side"
             yield f"\n### {title}, `{model}` ({meta['parameters']:,} parameters), {meta['rounds']} rounds\n"
             yield (
@@ -181,14 +181,14 @@ def traffic_tables(out: Path) -> Iterator[str]:
                 "recipe", "accuracy [95 %]", "loss to centralised", "D1", "D2", "MB in all", "gain in all",
                 f"MB to {100 * target:.0f} %", f"gain to {100 * target:.0f} %", "rounds to it", "seeds",
             )  # fmt: skip
-            against = {row["label"]: row for row in made.paired(traffic.CENTRAL)}
+            against = {row["label"]: row for row in made.paired(federations.CENTRAL)}
             reached = {row["label"]: row for row in made.to_target(target)}
             for row in sorted(made.summary(), key=lambda row: list(by_label).index(row["label"])):
                 label = row["label"]
                 sides = [np.mean([run.per_client[side] for run in by_label[label]]) for side in (0, 1)]
                 loss = against.get(label)
                 sent, need = row["mb_up"] + row["mb_down"], reached[label]["mb"]
-                central = label == traffic.CENTRAL
+                central = label == federations.CENTRAL
                 yield table_row(
                     settings.NAMES.get(label, label),
                     points(row),

@@ -16,12 +16,11 @@ sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import paper
 import results
-from characters import letters_here
+from federations import CENTRAL, letters_here
 from jobs import Job, all_jobs, run_job
 from settings import LABELS, PAPER_PARTS, PARTS, SCALES
 from shared.jobs import carry_out
 from shared.options import reader
-from traffic import CENTRAL
 
 DEFAULT = {"small": PARTS, "full": PAPER_PARTS}
 

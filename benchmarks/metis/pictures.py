@@ -1,17 +1,21 @@
-"""The figures: accuracy over time, and totals of requests and models exchanged."""
+"""The figures: accuracy over time, totals of requests and models, staleness of cycles, and the model cache's table."""
 
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
+import table_1
+from table_1 import Found, cases, labels
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-from table_1 import Found, cases, labels
 
 NAMES = {"synchronous": "synchronous", "uneven": "fast_and_slow", "corrupted": "corrupted"}
 
@@ -96,3 +100,147 @@ def exchanged(found: Found, path: Path) -> None:
     figure.legend(named.values(), named.keys(), fontsize=8, ncols=4, loc="outside lower center")
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+FIRST = 20  # cycles that set a client's own measure (section V)
+POLICY = "AsyncDVW, adaptive"  # whose requests end validation cycles
+KINDS = ("fast", "slow")  # clients are fast, slow, fast, slow, ...
+
+
+def first_cycles(trained: Sequence[dict[str, Any]]) -> dict[int, list[int]]:
+    """Return the effective staleness of each client's first cycles, in optimizer steps.
+
+    It is the number of steps in updates that were committed after the client got its model, its own among them
+    (section V); every update of an asynchronous policy makes a version.
+    """
+    steps = defaultdict(int)
+    for row in trained:
+        steps[row["version"]] += row["steps"]
+    committed = list(accumulate((steps[version] for version in range(max(steps, default=0) + 1)), initial=0))
+    cycles = defaultdict(list)
+    for row in sorted(trained, key=lambda row: row["version"]):
+        cycles[row["client"]].append(committed[row["version"] + 1] - committed[row["version"] - row["staleness"]])
+    return {client: values[:FIRST] for client, values in cycles.items()}
+
+
+def medians(runs: Sequence[dict[str, Any]]) -> list[list[float]]:
+    """Return each client's median, mean over the runs: those of fast clients, then those of slow ones."""
+    clients = sorted(runs[0]["staleness"])
+    each = {client: statistics.mean(statistics.median(run["staleness"][client]) for run in runs) for client in clients}
+    return [[each[client] for client in clients if client % 2 == kind] for kind in range(len(KINDS))]
+
+
+def adaptive_cases(found: Found) -> list[tuple[str, Sequence[dict[str, Any]]]]:
+    """Return the cases of fast and slow clients in which clients decide when to ask, with their runs."""
+    known = [case for case in table_1.cases(found, "uneven") if ("uneven", case, POLICY) in found]
+    return [(case, found["uneven", case, POLICY]) for case in known]
+
+
+def judged_staleness(found: Found) -> tuple[str, str]:
+    """Return our figures for the page, and the verdict: whether one class's clients are nearer than the two classes.
+
+    Only uniform sizes, as in the paper, allow a verdict: a client with more rows trains longer, and is staler.
+    """
+    shown, alike = [], []
+    every = adaptive_cases(found)
+    for case, runs in [one for one in every if one[0].startswith("uniform")] or every:  # the paper's, where there are
+        fast, slow = medians(runs)
+        within = max(max(group) / max(min(group), 1) for group in (fast, slow))
+        middle = sorted(statistics.median(group) for group in (fast, slow))
+        if case.startswith("uniform"):
+            alike.append(within < middle[1] / max(middle[0], 1))
+        ranges = [
+            f"{min(group):,.0f} to {max(group):,.0f} ({kind})" for group, kind in zip((fast, slow), KINDS, strict=True)
+        ]
+        shown.append(f"{case}, medians of clients, in steps: {', '.join(ranges)}")
+    if not shown:
+        return "-", "not run at this scale"
+    if not alike:
+        return "; ".join(shown), "cannot be compared: sizes are not uniform here, and staleness follows them"
+    return "; ".join(shown), "agrees" if all(alike) else "opposite: clients of one class differ more than the classes"
+
+
+def staleness_section(found: Found) -> list[str]:
+    """Return the section of RESULTS.md."""
+    lines = ["## Staleness of the first 20 validation cycles (figure 4)", ""]
+    known = adaptive_cases(found)
+    if not known:
+        return [*lines, "Not run.", ""]
+    lines += [
+        "Steps in updates that were committed after a client got its model, its own among them; median of each client,",
+        "largest first, mean over seeds.  The paper's figure has uniform sizes.", "",
+        "| sizes, classes | fast clients | slow clients | median of all cycles, fast and slow |", "|---|---|---|---|",
+    ]  # fmt: skip
+    for case, runs in known:
+        groups = [", ".join(f"{one:,.0f}" for one in group) for group in medians(runs)]
+        both = [statistics.median(_values(runs, kind)) for kind in range(len(KINDS))]
+        lines.append(f"| {case} | {' | '.join(groups)} | {both[0]:,.0f} and {both[1]:,.0f} |")
+    return [*lines, "", "![Staleness of the first cycles](staleness.png)", ""]
+
+
+def _values(runs: Sequence[dict[str, Any]], kind: int) -> list[int]:
+    return [
+        one
+        for run in runs
+        for client, values in run["staleness"].items()
+        if client % 2 == kind
+        for one in values
+    ]  # fmt: skip
+
+
+def staleness_picture(found: Found, path: Path) -> None:
+    """Plot the distributions of fast and slow clients, one panel a case, with their medians."""
+    known = adaptive_cases(found)
+    if not known:
+        path.unlink(missing_ok=True)
+        return
+    figure, panels = grid(len(known))
+    for axes, (case, runs) in zip(panels, known, strict=True):
+        clients = sorted(runs[0]["staleness"])
+        values = [[one for run in runs for one in run["staleness"][client]] for client in clients]
+        boxes = axes.boxplot(values, positions=clients, widths=0.6, patch_artist=True, medianprops={"color": "black"})
+        for client, box in zip(clients, boxes["boxes"], strict=True):
+            box.set_facecolor(f"C{client % 2}")
+            box.set_alpha(0.5)
+        named = [boxes["boxes"][kind] for kind in range(len(KINDS))]
+        axes.legend(named, [f"{kind} clients" for kind in KINDS], fontsize=8)
+        axes.set(title=case, xlabel="client, the largest first", ylabel="effective staleness, steps", yscale="log")
+        axes.grid(alpha=0.3, axis="y")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+RESULTS = Path(__file__).parents[1] / "model_cache" / "RESULTS.md"
+LEVEL = 2.0  # as often as this the time may differ between few and many clients and still be called constant
+
+
+def cache_growth(path: Path = RESULTS) -> dict[int, tuple[float, float]]:
+    """By the number of parameters: the time of a step with most clients over that with fewest, cached and summed.
+
+    A full sum may not have been measured with most clients; then it is that of the most with which it was.
+    """
+    found: dict[int, list[tuple[float, float | None]]] = {}
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    for line in lines:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and cells[0].replace(",", "").isdigit():
+            full = None if cells[3] == "not run" else float(cells[3])
+            found.setdefault(int(cells[0].replace(",", "")), []).append((float(cells[2]), full))
+    times = {size: ([one for one, _ in rows], [full for _, full in rows if full]) for size, rows in found.items()}
+    return {size: (cached[-1] / cached[0], summed[-1] / summed[0]) for size, (cached, summed) in times.items()}
+
+
+def judged_cache(path: Path = RESULTS) -> tuple[str, str]:
+    """Our figures for figure 2, and how they compare with the paper's: constant with the cache, growing without."""
+    found = cache_growth(path)
+    if not found:
+        return "-", "not run"
+    cached, summed = ([pair[place] for pair in found.values()] for place in (0, 1))
+    ours = (
+        f"from the fewest clients to the most a step takes {min(cached):.1f} to {max(cached):.1f} times as long with "
+        f"the cache, {min(summed):.0f} to {max(summed):.0f} times without, see [its table]"
+        "(../../benchmarks/model_cache/RESULTS.md)"
+    )
+    if max(cached) > LEVEL:
+        return ours, "opposite: the time grows with the cache as well"
+    return ours, "agrees" if min(summed) > LEVEL else "opposite: the time does not grow without the cache either"

@@ -12,12 +12,10 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
-import cache
 import deals
 import paper
 import pictures
 import settings
-import staleness
 from shared.markdown import block, put
 from table_1 import Found, cases, judged, labels, last, printed, section, standard_error
 
@@ -61,7 +59,7 @@ def read(out: Path, seconds: float) -> Found:
                     "curve": sorted(
                         (times[version], 100 * value) for version, value in accuracy.items() if times[version] <= limit
                     ),
-                    "staleness": staleness.first_cycles(trained),
+                    "staleness": pictures.first_cycles(trained),
                     "updates": len(trained),
                     "steps": sum(row["steps"] for row in trained) / len(trained),
                     "kinds": [statistics.mean(steps_of(trained, kind)) for kind in (0, 1)],
@@ -125,7 +123,7 @@ def write(out: Path, results: Path, name: str, page: Path | None = None) -> str:
     for part in TITLES:
         pictures.curves(found, part, results / f"{pictures.NAMES[part]}.png")
     pictures.exchanged(found, results / "models_exchanged.png")
-    staleness.picture(found, results / "staleness.png")
+    pictures.staleness_picture(found, results / "staleness.png")
     kept = ["", LONGER, "", f"<!-- {LONG} -->", block(before, LONG).strip() or "Not run.", f"<!-- end of {LONG} -->"]
     path.write_text("\n".join([*text(found, name, scale), *kept]) + "\n", "utf-8")
     if page is not None:
@@ -166,9 +164,9 @@ def text(found: Found, name: str, scale: settings.Scale) -> list[str]:
             lines += [*client_shares(found, part), ""]
         if here:
             lines += [f"![Accuracy over virtual seconds]({pictures.NAMES[part]}.png)", ""]
-    figure_2, verdict = cache.judged()
+    figure_2, verdict = pictures.judged_cache()
     lines += ["## The model cache (figure 2)", "", f"{figure_2[:1].upper()}{figure_2[1:]}.  Verdict: {verdict}.", ""]
-    lines += [*exchange(found), *staleness.section(found), *missing(found, scale)]
+    lines += [*exchange(found), *pictures.staleness_section(found), *missing(found, scale)]
     dealt = deals.record(deals.of_runs(found))
     return [
         *lines,
@@ -237,7 +235,7 @@ def about_paper(found: Found, name: str) -> list[str]:
         if row.part is None:
             lines.append(f"| {row.name} | {row.shows} | {row.printed} | - | - | - | not made here: {row.without} |")
         elif row.part == "cache":
-            (ours, verdict), made_by = cache.judged(), "`python benchmarks/model_cache/run.py`"
+            (ours, verdict), made_by = pictures.judged_cache(), "`python benchmarks/model_cache/run.py`"
             lines.append(f"| {row.name} | {row.shows} | {row.printed} | {ours} | {made_by} | full | {verdict} |")
         else:
             ours, verdict = _ours(found, row.part, row.name)
@@ -257,7 +255,7 @@ def _ours(found: Found, part: str, name: str) -> tuple[str, str]:
         fast, slow = (statistics.mean(run["kinds"][kind] for run in adaptive) for kind in (0, 1))
         return f"{fast:.0f} steps a cycle fast, {slow:.0f} slow", "agrees" if fast > slow else "opposite"
     if name == "Figure 4":
-        return staleness.judged(found)
+        return pictures.judged_staleness(found)
     if name == "Figure 9":
         ratios = [
             statistics.mean(run["updates"] for run in runs)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from bad_link import Conditions
+from bad_link import BadLink, Conditions
 
 MBIT = 125_000  # bytes a second
 WIDTHS = {"1 MB": [470, 470], "25 MB": [2450, 2450], "200 MB": [7000, 7000]}  # of a model's hidden layers
@@ -90,3 +92,39 @@ QUICK = [
         ("parties", BASE, "small"), ("step", f"{BASE}, a partition of 10 s", "1 MB"), ("nvflare", BASE, "1 MB"),
     )
 ]  # fmt: skip
+
+
+UNDER_WAY = 400_000  # bytes of a model that have crossed when something happens to the link
+
+
+class Watched:
+    """What crosses a link from now on, and how long it takes.
+
+    Args:
+        link: how the link behaves from now on, and what happens to it.
+        bad: the link.
+    """
+
+    def __init__(self, link: Link, bad: BadLink) -> None:
+        self._bad, self._passed, self._resets, self._opened = bad, dict(bad.passed), bad.resets, bad.opened
+        bad.conditions = link.conditions
+        if link.event is not None:
+            threading.Thread(target=_happen, args=(bad, *link.event), daemon=True).start()
+        self._began = time.monotonic()
+
+    def found(self) -> dict[str, Any]:
+        """Seconds, bytes in each direction, resets, and connections that were made anew."""
+        bad, spent = self._bad, time.monotonic() - self._began
+        crossed = {way: bad.passed[way] - self._passed[way] for way in bad.passed}
+        again = {"resets": bad.resets - self._resets, "again": bad.opened - self._opened}
+        return {"seconds": spent, **crossed, **again}
+
+
+def _happen(bad: BadLink, what: str, seconds: float) -> None:
+    """Let something happen to the link once a piece of the model is under way."""
+    until = bad.passed["down"] + UNDER_WAY
+    while bad.passed["down"] < until:
+        time.sleep(0.02)
+    getattr(bad, what)()
+    time.sleep(seconds)
+    bad.heal()

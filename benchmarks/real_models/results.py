@@ -3,13 +3,65 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from jobs import Job, jobs
-from published import PUBLISHED, Published
-from shared.stored import Lines
+from shared.stored import Lines, table
+
+METHODS = ("Local", "FedAvg", "fine-tuned")
+SEEDS = (0, 1, 2)
+NETWORKS = {
+    "heart": ("logistic",),
+    "tcga": ("linear",),
+    "tcga-scaled": ("linear",),
+    "shakespeare": ("lstm", "transformer"),
+    "cifar10": ("resnet18",),
+}
+
+
+class Job(NamedTuple):
+    """One run."""
+
+    study: str
+    network: str
+    method: str
+    seed: int
+
+
+def jobs(only: Sequence[str] = tuple(NETWORKS), seeds: Sequence[int] = SEEDS) -> Iterator[Job]:
+    """All runs: one seed of everything before a second one."""
+    for seed in seeds:
+        for name in only:
+            for network in NETWORKS[name]:
+                yield from (Job(name, network, method, seed) for method in METHODS)
+
+
+@dataclass(frozen=True)
+class Published:
+    """One published row.
+
+    Attributes:
+        study, network, method: the row of this benchmark that it stands beside.
+        values: per cent, for each client a list over its authors' seeds; one list under "" where only a mean over
+            clients, or the common test rows, is published.
+        source: where it stands.
+        conditions: what was trained, and how it differs from here.
+        alike: whether rows, model and training are the same, so that a verdict can be given.
+    """
+
+    study: str
+    network: str
+    method: str
+    values: dict[str, list[float]]
+    source: str
+    conditions: str
+    alike: bool
+
+
+PUBLISHED = [Published(**row) for row in table(Path(__file__).with_name("published.toml"))["rows"]]
+
 
 Line = dict[str, Any]
 # what the small scale is, beyond what stands with the published figures

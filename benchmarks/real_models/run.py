@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import results
 import torch
-from jobs import NETWORKS, SEEDS, Job, jobs
+from results import NETWORKS, SEEDS, Job, jobs
 from shared.options import reader
 from shared.stored import Lines
 from studies import study

@@ -28,7 +28,7 @@ HELP = {
 }
 
 
-def reader(doc: str | None, hidden: Iterable[str] = (), **options: Any) -> argparse.ArgumentParser:
+def reader(doc: str | None, hidden: Iterable[str] = (), /, **options: Any) -> argparse.ArgumentParser:
     """Return a parser with options of these names.
 
     Args:

@@ -119,25 +119,25 @@ from pathlib import Path
 import piebald
 import results
 import settings
-import traffic
+import federations
 from piebald.models import build_model
 from piebald.data.partition import Iid
 out, path = map(Path, sys.argv[1:])
 clients = Iid(clients=10, test=0.3, limit=200).split(piebald.data.digits())
-traffic.compressed = lambda *_: {"rows": 1, "raw": 10**6, "npz": 10**6, "xz": 10**6}
+federations.compressed = lambda *_: {"rows": 1, "raw": 10**6, "npz": 10**6, "xz": 10**6}
 
 def run(part, setting, cohort, label, rounds):
     for seed in (0, 1, 2):
         folder = out / part / setting / cohort / label / f"seed-{seed}"
         model = build_model("mlp", (1, 8, 8), 10, seed, hidden=(4,))
         runtime = piebald.Simulator(engine="sequential", workers=0)
-        recipe = settings.compared(5, lr=0.1, batch=10)["FedAvg" if label == traffic.CENTRAL else label]
+        recipe = settings.compared(5, lr=0.1, batch=10)["FedAvg" if label == federations.CENTRAL else label]
         piebald.run(recipe, clients, model, rounds=rounds, seed=seed, label=label, out=folder, runtime=runtime)
 
 for cohort, labels in {"C10": ("FedAvg", "HDAFL"), "C20": ("FedAvg", "FedAvg_equal")}.items():
     for label in labels:
         run("paper/small_cnn", "writer", cohort, label, 2)
-for label in (*settings.LABELS, traffic.CENTRAL):
+for label in (*settings.LABELS, federations.CENTRAL):
     run("traffic/cnn_1d_tiny", "own_apps", "C2", label, 4)
 print(results.write(out, path))
 """

@@ -21,8 +21,8 @@ from piebald.storage.schema import packed_values, unpacked_values
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MODULES = (
-    "federations", "grid", "truth", "known", "portfolio", "methods", "runs", "tiers", "competition", "comparisons",
-    "standings", "as_truth", "pictures", "page",
+    "federations", "grid", "truth", "known", "portfolio", "methods", "tiers", "competition", "standings", "as_truth",
+    "page",
 )  # fmt: skip
 CLIENTS, ROWS = 6, 40
 
@@ -35,11 +35,9 @@ def board(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     for folder in ("advise", "leaderboard"):
         monkeypatch.syspath_prepend(str(BENCHMARKS / folder))
     import as_truth
-    import comparisons
     import competition
     import methods
     import page
-    import runs
     import standings
     import tiers
 
@@ -47,7 +45,7 @@ def board(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
         if name in sys.modules:
             monkeypatch.setitem(sys.modules, name, sys.modules[name])
     return SimpleNamespace(
-        as_truth=as_truth, comparisons=comparisons, competition=competition, methods=methods, page=page, runs=runs,
+        as_truth=as_truth, competition=competition, methods=methods, page=page,
         standings=standings, tiers=tiers, folder=tmp_path / "results", docs=tmp_path / "docs",
     )  # fmt: skip
 
@@ -111,7 +109,7 @@ def federation(board: SimpleNamespace) -> Any:
 
 def test_a_line_holds_the_rows_that_the_kept_version_is_right_on(board: SimpleNamespace, federation: Any) -> None:
     clients, fedavg = federation.clients(), board.methods.BY_NAME["fedavg"]
-    line = board.runs.run_one(federation, clients, fedavg, 1, 0)
+    line = board.competition.run_one(federation, clients, fedavg, 1, 0)
     sizes = [clients.size(client, "test") for client in range(3)]
     assert len(set(sizes)) > 1, "clients are told apart by their rows"
     # the reference: the same run once more, with the package's own scores
@@ -131,11 +129,11 @@ def test_a_line_holds_the_rows_that_the_kept_version_is_right_on(board: SimpleNa
 
 def test_rows_in_one_place_keep_the_order_of_clients(board: SimpleNamespace, federation: Any) -> None:
     clients = federation.clients()
-    together, about = board.runs.in_one_place(clients), board.runs.about(clients)
+    together, about = board.competition.in_one_place(clients), board.competition.about(clients)
     for split in ("train", "validation", "test"):
         held = np.concatenate([clients.rows(client, split).x.numpy() for client in range(3)])
         assert np.array_equal(together.rows(0, split).x.numpy(), held)
-    line = board.runs.run_one(federation, clients, board.methods.BY_NAME["centralised"], 1, 0)
+    line = board.competition.run_one(federation, clients, board.methods.BY_NAME["centralised"], 1, 0)
     assert len(unpacked_values(line["test"])) == len(unpacked_values(about["naive"])) == sum(about["test"])
     assert sum(line["validation"]) <= sum(about["validation"])
     most = np.bincount(clients.rows(0, "train").y).argmax()
@@ -145,19 +143,19 @@ def test_rows_in_one_place_keep_the_order_of_clients(board: SimpleNamespace, fed
 
 def test_neighbours_and_a_network_of_its_own(board: SimpleNamespace, federation: Any) -> None:
     clients = federation.clients()
-    line = board.runs.run_one(federation, clients, board.methods.BY_NAME["knn_per"], 1, 0)
+    line = board.competition.run_one(federation, clients, board.methods.BY_NAME["knn_per"], 1, 0)
     assert all(0 <= right <= clients.size(c, "test") for c, right in enumerate(line["test"]))
     assert sum(line["test"]) > 0
     cgau = board.methods.BY_NAME["cgau"]
     assert "conditioning" in str(federation.model(0, cgau.network))
-    assert len(unpacked_values(board.runs.run_one(federation, clients, cgau, 0, 0)["test"])) == sum(
+    assert len(unpacked_values(board.competition.run_one(federation, clients, cgau, 0, 0)["test"])) == sum(
         clients.size(client, "test") for client in range(3)
     )
 
 
 def test_methods_without_rounds_have_the_time_of_the_rounds(board: SimpleNamespace, federation: Any) -> None:
     """On unequal devices, where fast ones need not wait; everywhere else they are not compared."""
-    unequal, runs, by_name = dataclasses.replace(federation, slow=True), board.runs, board.methods.BY_NAME
+    unequal, runs, by_name = dataclasses.replace(federation, slow=True), board.competition, board.methods.BY_NAME
     fitting = {method.name for method in board.methods.RUN if board.competition.fits(unequal, method)}
     assert fitting == {name for name, method in by_name.items() if method.clock} | {"centralised", "local", "fedavg"}
     assert not any(board.competition.fits(federation, by_name[name]) for name in ("fedbuff", "async_dvw"))
@@ -189,14 +187,14 @@ def test_patients_are_scored_by_the_pairs_that_are_known(board: SimpleNamespace)
         lambda seed, own: models.build_model("mlp_bn", (2,), 1, seed=seed, hidden=[8]), tier=board.tiers.SURVIVAL,
         metric="concordance", options={"loss": "survival", "metrics": ["concordance"]},
     )  # fmt: skip
-    about = board.runs.about(clients)
+    about = board.competition.about(clients)
     assert about["test"] == [40, 40, 0], "where nobody died there is nothing to compare"
     assert about["naive"] == [20, 20, 0]
     for sign, value in ((1, 1.0), (-1, 0.0)):  # a hazard that puts all patients in order, and one that reverses them
-        of_model = board.runs._of_one_model(lambda x, sign=sign: sign * x[:, :1], clients, "test")
+        of_model = board.competition._of_one_model(lambda x, sign=sign: sign * x[:, :1], clients, "test")
         assert of_model == {0: value, 1: value}
     for name in ("centralised", "local"):
-        line = board.runs.run_one(patients, clients, board.methods.BY_NAME[name], 1, 0)
+        line = board.competition.run_one(patients, clients, board.methods.BY_NAME[name], 1, 0)
         assert line["rows"][2] == line["test"][2] == 0
         assert all(0.8 * 40 < right <= 40 for right in line["test"][:2]), name
     assert not board.competition.fits(patients, board.methods.BY_NAME["ditto"])
@@ -384,9 +382,9 @@ def test_a_method_ten_points_ahead_is_told_apart_from_local(board: SimpleNamespa
     told = 0
     for _ in range(times):
         scores = simulate(random, {"local": 0.0, "ahead": 0.1, **{f"m{number}": 0.0 for number in range(44)}}, 10)
-        count = board.comparisons.effective_comparisons(scores, "local")
+        count = board.standings.effective_comparisons(scores, "local")
         assert 1 < count < 45, "correlated comparisons are fewer than independent ones"
-        gap = board.comparisons.compared(scores["ahead"], scores["local"], count)
+        gap = board.standings.compared(scores["ahead"], scores["local"], count)
         told += gap.mean > 0 and gap.p < 0.05
     assert told >= 0.9 * times
 
@@ -397,8 +395,8 @@ def test_methods_that_are_alike_are_rarely_told_apart(board: SimpleNamespace) ->
     above, behind = 0, 0
     for _ in range(times):
         scores = simulate(random, {"local": 0.0, **{f"m{number}": 0.0 for number in range(6)}}, 10)
-        above += any(gap.p < 0.05 for gap in board.comparisons.against(scores, "local").values())
-        behind += "local" not in board.comparisons.not_behind(scores)
+        above += any(gap.p < 0.05 for gap in board.standings.against(scores, "local").values())
+        behind += "local" not in board.standings.not_behind(scores)
     assert above <= 4
     assert behind <= 4
 
@@ -407,9 +405,9 @@ def test_the_effective_number_is_that_of_independent_or_of_equal_comparisons(boa
     random = np.random.default_rng(6)
     apart = simulate(random, {f"m{number}": 0.0 for number in range(9)}, 10)
     one = apart["m0"]
-    assert board.comparisons.effective_comparisons({"local": apart["m1"], "a": one, "b": one, "c": one}, "local") <= 2
+    assert board.standings.effective_comparisons({"local": apart["m1"], "a": one, "b": one, "c": one}, "local") <= 2
     # Dunnett (1955), table 2a: 2.63 for eight treatments, infinite freedom, one-sided 2.42 with correlations of 0.5
-    number = board.comparisons.effective_comparisons(apart, "m0")
+    number = board.standings.effective_comparisons(apart, "m0")
     assert norm.isf(0.025 / number) == pytest.approx(2.64, abs=0.06)
 
 
@@ -433,7 +431,7 @@ def test_choice_by_validation_finds_no_gain_where_there_is_none(board: SimpleNam
 
 
 def test_federations_are_the_unit_of_evidence(board: SimpleNamespace) -> None:
-    over, random = board.comparisons.over_federations, np.random.default_rng(8)
+    over, random = board.standings.over_federations, np.random.default_rng(8)
     mean, low, high = over([1.0, 2.0, 3.0, 4.0], list("abcd"))
     assert mean == 2.5
     assert np.isnan([low, high]).all(), "four data sets are too few"

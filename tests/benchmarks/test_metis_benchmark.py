@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks" / "metis"
 @pytest.fixture
 def benchmark() -> Iterator[Any]:
     """Import the benchmark's modules as its program does, and forget them afterwards."""
-    names = ("settings", "paper", "table_1", "pictures", "cache", "staleness", "deals", "results")
+    names = ("settings", "paper", "table_1", "pictures", "deals", "results")
     before = {name: sys.modules.pop(name, None) for name in names}
     sys.path.insert(0, str(FOLDER))
     found: dict[str, ModuleType] = {name: importlib.import_module(name) for name in names}
@@ -146,7 +146,7 @@ def test_clients_own_models_are_judged_on_the_common_test_set(benchmark: Any) ->
 
 def test_staleness_of_a_cycle_is_the_steps_that_were_committed_meanwhile(benchmark: Any) -> None:
     """Section V: from the model that a client got to its own update, this one among them; the first 20 of each."""
-    first_cycles = benchmark["staleness"].first_cycles
+    first_cycles = benchmark["pictures"].first_cycles
     rows = [(1, 0, 0, 5), (2, 1, 1, 7), (3, 0, 1, 4)]  # version, client, versions since, steps
     trained = [dict(zip(("version", "client", "staleness", "steps"), row, strict=True)) for row in rows]
     assert first_cycles(trained) == {0: [5, 7 + 4], 1: [5 + 7]}
@@ -246,14 +246,14 @@ def test_the_verdict_of_figure_two_follows_the_measured_times(benchmark: Any, tm
         made.write_text(
             f"{head}| 1,000,000 | 10 | 0.0020 | 0.0023 | 1.70 |\n| 1,000,000 | 1000 | {last} | {full} | 2 |\n"
         )
-        ours, verdict = benchmark["cache"].judged(made)
+        ours, verdict = benchmark["pictures"].judged_cache(made)
         assert verdict == words
         assert f"takes {float(last) / 0.002:.1f} to" in ours
     made.write_text(
         f"{head}| 5 | 10 | 0.1 | 0.2 | 1 |\n| 5 | 100 | 0.1 | 2.0 | 1 |\n| 5 | 1000 | 0.1 | not run | 1 |\n"
     )
-    assert benchmark["cache"].growth(made) == {5: (1.0, pytest.approx(10.0))}
-    assert benchmark["cache"].judged(tmp_path / "none.md") == ("-", "not run")
+    assert benchmark["pictures"].cache_growth(made) == {5: (1.0, pytest.approx(10.0))}
+    assert benchmark["pictures"].judged_cache(tmp_path / "none.md") == ("-", "not run")
 
 
 def test_a_page_says_in_which_cells_the_settings_deal_otherwise_now(benchmark: Any) -> None:

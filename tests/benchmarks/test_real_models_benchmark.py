@@ -13,7 +13,7 @@ import pytest
 
 from tests.scripts import loaded
 
-NAMES = ("published", "results", "studies", "characters", "networks", "jobs")
+NAMES = ("results", "studies", "networks")
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "real_models"
 
 

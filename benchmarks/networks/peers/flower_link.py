@@ -17,7 +17,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "federation" / "peers")]
 
 from bad_link import BadLink, Conditions
 from links import WIDTHS, links
-from watched import Watched
+from links import Watched
 from with_flower import measured as with_programs
 
 

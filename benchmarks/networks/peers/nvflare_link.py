@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bad_link import BadLink, Conditions
 from links import Link, parameters
-from watched import Watched
+from links import Watched
 
 CHANNEL, LIMIT, QUIET, DONE = "aux_communication", 1200.0, 60.0, b"ok"
 
