@@ -24,7 +24,7 @@ from piebald.advice.reasons import reasons
 from piebald.advice.tuning.budget import Budget, Cost, rungs_of
 from piebald.advice.tuning.search import ROUNDS, claim, spent_together
 from piebald.advice.tuning.trial import words
-from piebald.advice.tuning.trial_runs import TrialRuns, recipes_by_label
+from piebald.advice.tuning.trial_runs import TrialRuns
 from piebald.contracts import Clients, Personalizes
 from piebald.core.arguments import Count, PathLike, Seeds
 from piebald.core.errors import RuntimeFault, SettingError
@@ -41,6 +41,7 @@ from piebald.report.paired import Scores, difference, probability_within
 from piebald.report.row_noise import COUNTED, imbalance
 from piebald.report.tables import History
 from piebald.report.verdict import ScoreVerdict
+from piebald.runs.compare import recipes_by_label
 from piebald.runs.prepare import Model
 from piebald.runtimes.base import SimulatesDevices
 

@@ -12,12 +12,13 @@ import numpy as np
 
 from piebald.advice.differences import nearness
 from piebald.advice.race import Runner
-from piebald.advice.tuning.trial_runs import TrialRuns, folder_name
+from piebald.advice.tuning.trial_runs import TrialRuns
 from piebald.contracts import Split
 from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.paired import Scores
 from piebald.report.row_noise import row_differences
 from piebald.report.verdict import compared
+from piebald.runs.compare import folder_name
 from piebald.runs.run import resume
 from piebald.storage.store import RunStore
 

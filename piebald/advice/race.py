@@ -27,12 +27,13 @@ from piebald.advice.families import ALONE, Entrant
 from piebald.advice.tuning.budget import Budget, Cost
 from piebald.advice.tuning.space import with_settings
 from piebald.advice.tuning.trial import words
-from piebald.advice.tuning.trial_runs import TrialRuns, cost_of, folder_name, scores_from_json, scores_to_json
+from piebald.advice.tuning.trial_runs import TrialRuns, cost_of, scores_from_json, scores_to_json
 from piebald.core.errors import DeviceLost, PiebaldError, RunFolderError
 from piebald.core.private_files import write_private
 from piebald.core.reading.files import json_value, read_bytes
 from piebald.methods.recipe import Recipe
 from piebald.report.paired import Scores, difference
+from piebald.runs.compare import folder_name
 from piebald.storage.lock import RunLock
 
 KEPT = (6, 3)  # settings that go on after each rung but the last

@@ -190,17 +190,13 @@ def _tuned(settings: ExperimentSettings, plan: Plan, folder: Path, again: str, o
             plan.recipes,
             plan.clients,
             {label: plan.model_of(label) for label in plan.recipes},
-            space=settings.search_space(),
-            budget=section.budget,
             rounds=settings.rounds or 10,
-            seeds=tuple(section.seeds or (settings.first_seed,)),
-            sampler=section.sampler,
-            rungs=section.rungs,
-            factor=section.factor,
             seed=settings.first_seed,
             out=folder,
             progress=options.progress,
-            **search_options(settings, plan),
+            **section.model_dump()
+            | {"space": settings.search_space(), "seeds": section.seeds or [settings.first_seed]}
+            | search_options(settings, plan),
         )
 
 
@@ -214,16 +210,14 @@ def _advise(settings: ExperimentSettings, folder: Path, options: SharedOptions, 
             plan.clients,
             plan.model,
             look=True,
-            budget=section.budget,
             rounds=settings.rounds or 10,
-            seeds=tuple(section.seeds or settings.seeds or range(first, first + 3)),
             methods=plan.recipes,
             training=shared_training(plan.recipes),
-            families=section.families,
-            more_data=section.more_data,
             out=folder,
             progress=options.progress,
-            **search_options(settings, plan),
+            **section.model_dump()
+            | {"seeds": section.seeds or settings.seeds or [*range(first, first + 3)]}
+            | search_options(settings, plan),
         )
     if options.as_json:
         print_json({**chosen.plain(), "out": str(folder)})

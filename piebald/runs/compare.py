@@ -85,9 +85,7 @@ def compare(
                 start_from=start_from, progress=progress, settings=settings, callbacks=callbacks, **keywords,
             ).runs  # fmt: skip
         return Comparison(runs)
-    methods = _by_label(methods)
-    if not methods:
-        raise SettingError("a comparison needs at least one recipe, got none")
+    methods = recipes_by_label(methods)
     if out is not None and len({folder_name(label) for label in methods}) < len(methods):
         raise SettingError("two labels would share a run folder: choose labels that differ in letters or digits")
     if out is not None and (Path(out) / DATABASE).exists():
@@ -160,14 +158,31 @@ def _planned(
             yield _Planned(label, recipe, own, models[label], seed, folder)
 
 
-def _by_label(methods: Mapping[str, Recipe | str] | Sequence[Recipe | str]) -> Mapping[str, Recipe]:
+def recipes_by_label(methods: Mapping[str, Recipe | str] | Sequence[Recipe | str] | Recipe | str) -> dict[str, Recipe]:
+    """Return recipes by label, from a mapping, a list of recipes or names, or one of them.
+
+    Raises:
+        SettingError: there is none, or two have one name.
+    """
+    if isinstance(methods, Recipe | str):
+        methods = [methods]
     if isinstance(methods, Mapping):
-        return {label: recipes.make(method) if isinstance(method, str) else method for label, method in methods.items()}
-    built = [recipes.make(method) if isinstance(method, str) else method for method in methods]
-    named = {method.name: method for method in built}
-    if len(named) < len(built):
-        raise SettingError("two recipes have the same name: give a mapping from labels to recipes")
-    return named
+        by_label = {str(label): _as_recipe(method) for label, method in methods.items()}
+    else:
+        in_order = [_as_recipe(method) for method in methods]
+        by_label = {recipe.name: recipe for recipe in in_order}
+        if len(by_label) < len(in_order):
+            raise SettingError("two recipes have the same name: give a mapping from labels to recipes")
+    if not by_label:
+        raise SettingError("there is no recipe: give at least one")
+    return by_label
+
+
+def _as_recipe(method: Any) -> Recipe:
+    built = recipes.make(method) if isinstance(method, str) else method
+    if not isinstance(built, Recipe):
+        raise SettingError(f"a recipe must be a Recipe or the name of one, got {type(built).__name__}")
+    return built
 
 
 def _models(model: Model | Mapping[str, Model], labels: Mapping[str, Recipe]) -> Mapping[str, Model]:

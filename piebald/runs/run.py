@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import piebald.runtimes  # noqa: F401 - registers the runtimes
 from piebald.contracts import Clients, HoldsRows, RowsAtSites
@@ -36,6 +36,9 @@ from piebald.runs.prepare import Model, PreparedRun, is_recorded, prepare, work_
 from piebald.server.cluster_state import ModelSnapshot
 from piebald.settings.plugins import use_recorded
 from piebald.storage.store import RunStore
+
+if TYPE_CHECKING:
+    from piebald.experiments.file import ExperimentSettings
 
 _log = logging.getLogger(__name__)
 
@@ -308,10 +311,8 @@ def _prepared_again(
     plugins: Sequence[str],
 ) -> PreparedRun:
     """Prepare the run in a folder again, which names no more than these plugins."""
-    author = of_folder(path, plugins)
+    author = _author(meta, path, plugins)
     meta, objective = author.mark(with_kept_tokenizer(meta, Path(path))), USERS.mark(objective)
-    for note in use_recorded(meta.get("plugins") or (), f"the run in {path}", author):
-        _log.warning(note)
     if clients is None or model is None:
         clients, model = _rebuilt(meta, path, clients, model, author)
     if recipe is None:
@@ -323,16 +324,28 @@ def _prepared_again(
     return plan.going_on_from(meta["lineage"]) if meta.get("lineage") else plan
 
 
+def _author(meta: Mapping[str, Any], path: Path | str, plugins: Sequence[str]) -> Outside:
+    """Return the rights of a folder's author, after the modules that its run needs were imported."""
+    author = of_folder(path, plugins)
+    for note in use_recorded(meta.get("plugins") or (), f"the run in {path}", author):
+        _log.warning(note)
+    return author
+
+
+def _experiment(meta: Mapping[str, Any], path: Path | str, author: Outside) -> ExperimentSettings:
+    """Return the experiment that a run belongs to, from its folder."""
+    from piebald.experiments.file import ExperimentSettings
+
+    return ExperimentSettings.of_table(meta["settings"], f"the settings in {path}", author)
+
+
 def _missing_source(meta: Mapping[str, Any], path: Path | str, plugins: Sequence[str], wanted: bool) -> str | None:
     """Return why a run's rows are not there: their source is gone, or they are not wanted; None if they are needed."""
     if meta.get("settings") is None or meta.get("rows") is None:
         return None
     if not wanted:
         return "the rows of the run were not read: open it with rows = true"
-    from piebald.experiments.file import ExperimentSettings
-
-    author = of_folder(path, plugins)
-    gone = ExperimentSettings.of_table(meta["settings"], f"the settings in {path}", author).missing_source
+    gone = _experiment(meta, path, of_folder(path, plugins)).missing_source
     return None if gone is None else f"there is no file or folder {gone} any more: put it back"
 
 
@@ -341,14 +354,10 @@ def _without_source(
     recipe: Recipe | None, objective: Mapping[str, Any], plugins: Sequence[str], reason: str,
 ) -> tuple[ClientWork, Clients, Recipe]:  # fmt: skip
     """Return the work of a run, its clients without rows, and its recipe."""
-    author = of_folder(path, plugins)
+    author = _author(meta, path, plugins)
     meta, objective = author.mark(meta), USERS.mark(objective)
-    for note in use_recorded(meta.get("plugins") or (), f"the run in {path}", author):
-        _log.warning(note)
     if model is None:
-        from piebald.experiments.file import ExperimentSettings
-
-        settings = ExperimentSettings.of_table(meta["settings"], f"the settings in {path}", author)
+        settings = _experiment(meta, path, author)
         blank = RecordedClients(table, blank_row(meta["rows"]), meta["classes"], reason)
         with blank.forms():
             model = settings.plan(blank).model_of(meta["label"])
@@ -389,7 +398,5 @@ def _rebuilt(
         raise SettingError(
             f"the run in {path} was started from Python: resume it from there, with its clients and model"
         )
-    from piebald.experiments.file import ExperimentSettings
-
-    plan, label = ExperimentSettings.of_table(meta["settings"], f"the settings in {path}", author).plan(), meta["label"]
+    plan, label = _experiment(meta, path, author).plan(), meta["label"]
     return (plan.clients_of(label) if clients is None else clients), (plan.model_of(label) if model is None else model)

@@ -27,7 +27,7 @@ from piebald.experiments.run_settings import (
     RunSettings,
     SearchKeywords,
 )
-from piebald.experiments.sections import file_text
+from piebald.experiments.sections import AdviseSection, TuneSection, file_text
 from piebald.models import build_model
 from piebald.report.callbacks import Tracker
 from piebald.server import StoppingCriteria
@@ -165,3 +165,10 @@ def written(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(written, value))}]"
     return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+@pytest.mark.parametrize(
+    ("section", "function"), [(TuneSection, piebald.tune), (AdviseSection, piebald.advise)], ids=["tune", "advise"]
+)
+def test_a_section_of_a_search_has_settings_of_its_function(section: Any, function: Callable[..., Any]) -> None:
+    assert section.model_fields.keys() < inspect.signature(function).parameters.keys()

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 from piebald.advice.tuning.budget import Budget, Cost, rungs_of
 from piebald.advice.tuning.space import SearchSpace, has_setting, with_settings
 from piebald.advice.tuning.trial import Sampler, Trial, best_of, words
-from piebald.advice.tuning.trial_runs import TrialRuns, recipes_by_label
+from piebald.advice.tuning.trial_runs import TrialRuns
 from piebald.contracts import Clients
 from piebald.core.arguments import Count, PathLike, Seed, Seeds
 from piebald.core.errors import RunFolderError, SettingError
@@ -26,6 +26,7 @@ from piebald.experiments.run_settings import SearchKeywords, takes
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipe_settings import plain
 from piebald.privacy.spending import together
+from piebald.runs.compare import recipes_by_label
 from piebald.runs.prepare import Model
 from piebald.storage.schema import DATABASE
 from piebald.storage.store import RunStore

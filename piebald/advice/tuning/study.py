@@ -25,7 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from piebald.advice.tuning.budget import Budget, Cost
 from piebald.advice.tuning.space import Choices, Range, SearchSpace, Values, with_settings
 from piebald.advice.tuning.trial import Sampler, State, Trial, lag_beyond_noise, words
-from piebald.advice.tuning.trial_runs import TrialRuns, cost_of, folder_name, scores_from_json, scores_to_json
+from piebald.advice.tuning.trial_runs import TrialRuns, cost_of, scores_from_json, scores_to_json
 from piebald.core.errors import DeviceLost, PiebaldError, RunFolderError, SettingError
 from piebald.core.plain_text import printable
 from piebald.core.private_files import make_private
@@ -34,6 +34,7 @@ from piebald.core.reading.files import UnfitFile, regular
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipe_settings import plain
 from piebald.report.paired import Scores
+from piebald.runs.compare import folder_name
 from piebald.storage.lock import RunLock
 
 FIRST = 5  # trials before TPE learns from them

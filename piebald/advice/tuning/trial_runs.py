@@ -16,7 +16,6 @@ from piebald.advice.tuning.chosen_rows import WithoutTestRows, without_test_rows
 from piebald.contracts import Clients, Split
 from piebald.core.errors import SettingError
 from piebald.experiments.run_settings import RunSettings, SearchKeywords, marked
-from piebald.methods.catalog import recipes
 from piebald.methods.recipe import Recipe
 from piebald.report.paired import Scores
 from piebald.report.row_noise import COUNTED, answer_names
@@ -212,36 +211,3 @@ def scores_to_json(scores: Scores) -> list[list[float | None]]:
 def scores_from_json(table: Sequence[Sequence[float | None]], runs: TrialRuns, seeds: Sequence[int]) -> Scores:
     """Scores that `scores_to_json` wrote."""
     return runs.table(np.array(table, dtype=np.float64), list(seeds))
-
-
-def folder_name(label: str) -> str:
-    """A label as the name of a folder."""
-    # a label may hold separators or "..", which must not lead out of the search's folder
-    return "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in label).strip(".-") or "recipe"
-
-
-def recipes_by_label(methods: Mapping[str, Recipe | str] | Sequence[Recipe | str] | Recipe | str) -> dict[str, Recipe]:
-    """Recipes by label.
-
-    Raises:
-        SettingError: there is none, or two have one name.
-    """
-    if isinstance(methods, Recipe | str):
-        methods = [methods]
-    if isinstance(methods, Mapping):
-        by_label = {str(label): _as_recipe(recipe) for label, recipe in methods.items()}
-    else:
-        recipes_in_order = [_as_recipe(recipe) for recipe in methods]
-        by_label = {recipe.name: recipe for recipe in recipes_in_order}
-        if len(by_label) < len(recipes_in_order):
-            raise SettingError("two recipes have the same name: give a mapping from labels to recipes")
-    if not by_label:
-        raise SettingError("there is no recipe: give at least one")
-    return by_label
-
-
-def _as_recipe(recipe: Any) -> Recipe:
-    built = recipes.make(recipe) if isinstance(recipe, str) else recipe
-    if not isinstance(built, Recipe):
-        raise SettingError(f"a recipe must be a Recipe or the name of one, got {type(built).__name__}")
-    return built
