@@ -358,7 +358,9 @@ def test_a_small_body_is_one_request(answer: str | None, status: str | None) -> 
 
 
 def test_terms_of_another_protocol_are_refused_with_both_releases_named() -> None:
-    with pytest.raises(SettingError, match=rf"{__version__} with protocol {PROTOCOL}, the server 9\.9 with protocol 1"):
+    with pytest.raises(
+        SettingError, match=rf"{__version__} with protocol {PROTOCOL}, the server Piebald 9\.9 with protocol 1"
+    ):
         RunTerms.read({"piebald": "9.9", "protocol": 1, "minor": 0})
 
 

@@ -90,10 +90,7 @@ def test_a_site_of_another_python_joins_and_one_of_another_protocol_is_told_so(
             said, _ = site.communicate(timeout=120)
             assert json.loads(said) == {"version": __version__, "sites": ["site-1", "site-2", "site-3"]}
         until(lambda: "site-1 joined as client 1 of 3" in caplog.text)
-        refused = (
-            f"site-2 does not take part: it has Piebald 0.0.9 with protocol {PROTOCOL - 1}, the server {__version__}"
-        )
-        assert refused in caplog.text
+        assert f"site-2 does not take part: it has Piebald 0.0.9 with protocol {PROTOCOL - 1}" in caplog.text
         assert [member.refused != "" for member in server.shared.members] == [False, True, False]
     finally:
         server.close()

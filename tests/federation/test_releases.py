@@ -117,7 +117,7 @@ def test_a_field_that_is_not_known_is_left_out(kind: type[Message]) -> None:
         Hello: {"protocol": 6, "version": "1", "incarnation": "ab"},
         Welcome: {"version": "1", "run": "ab", "epoch": "cd", "terms": "ef"},
         Piece: {"run": "ab", "epoch": "cd", "id": 1, "trains": True, "start": 0, "size": 1, "digest": "ef"},
-        CheckReply: {"version": "1", "time": 1.0, "terms": "ef"},
+        CheckReply: {"protocol": 6, "version": "1", "time": 1.0, "terms": "ef"},
         TermsRequest: {"start": 0},
         Reply: {"status": "done"},
         ResultHead: {"examples": 1, "steps": 1, "metrics": {}, "nbytes": 4},

@@ -20,7 +20,7 @@ from piebald.core.plain_text import printable
 from piebald.core.references import NOBODY, Resolver
 from piebald.experiments.file import ExperimentSettings
 from piebald.experiments.run_models import GivenModels
-from piebald.federation.link.wire_messages import MINOR, PROTOCOL
+from piebald.federation.link.wire_messages import MINOR, PROTOCOL, SAME_PROTOCOL, release
 from piebald.methods.client_work import ClientWork
 from piebald.methods.training.base import Trainer
 from piebald.methods.training.client_settings import ClientSettings, settings_of
@@ -168,8 +168,7 @@ class RunTerms(BaseModel):
         # before their form is checked, as other protocols have other fields, and the message would name one of these
         if protocol != str(PROTOCOL):
             raise SettingError(
-                f"this site has Piebald {__version__} with protocol {PROTOCOL}, the server {theirs} with protocol "
-                f"{protocol}: install releases with the same protocol"
+                f"this site has {release()}, the server Piebald {theirs} with protocol {protocol}: {SAME_PROTOCOL}"
             )
         if minor != str(MINOR):  # what another release added since can be left out
             values = {name: value for name, value in values.items() if name in cls.model_fields}

@@ -23,6 +23,7 @@ from piebald.federation.link.transfer import WAIT, piece_at, send_body
 from piebald.federation.link.wire_format import StoredBody, contents, task_body, unpack_update
 from piebald.federation.link.wire_messages import (
     PROTOCOL,
+    SAME_PROTOCOL,
     CheckReply,
     CheckRequest,
     Hello,
@@ -31,6 +32,7 @@ from piebald.federation.link.wire_messages import (
     Reply,
     TermsRequest,
     encode,
+    release,
 )
 from piebald.methods.client_work import ClientWork
 from piebald.version import __version__
@@ -145,7 +147,7 @@ class ServerMessages:
     def _on_check(self, origin: str, request: CheckRequest, body: memoryview) -> bytes:
         if self._member(origin).worth_a_line():
             log.info("%(site)s looks whether it could take part", {"event": "check", "site": origin})
-        return encode(CheckReply(version=__version__, time=time.time(), terms=self._state.terms))
+        return encode(CheckReply(protocol=PROTOCOL, version=__version__, time=time.time(), terms=self._state.terms))
 
     def _on_terms_request(self, origin: str, request: TermsRequest, body: memoryview) -> bytes:
         piece = Piece(
@@ -322,10 +324,7 @@ def _refusal(hello: Hello, run: str, joined_with: Mapping[Split, int] | None) ->
         joined_with: the rows that it stated when it joined, None before.
     """
     if hello.protocol != PROTOCOL:
-        return (
-            f"it has Piebald {hello.version} with protocol {hello.protocol}, the server {__version__} with protocol "
-            f"{PROTOCOL}: install releases with the same protocol"
-        )
+        return f"it has {release(hello)}, the server {release()}: {SAME_PROTOCOL}"
     for split, count in stated_rows(hello).items():
         if joined_with is not None and joined_with[split] != count:
             return (

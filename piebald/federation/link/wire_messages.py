@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from piebald.core.errors import PiebaldError
 from piebald.core.plain_text import printable
+from piebald.version import __version__
 
 # Of messages and of what terms mean.  Ends with the same number take part with one another, whatever their releases:
 # what a release adds with a higher minor number may be left out, and has a default.
@@ -178,11 +179,12 @@ class CheckReply(Message):
     """Answer to it.
 
     Attributes:
-        version: version of the server's Piebald.
+        protocol, version: numbers of the server's protocol and of its release.
         time: the server's clock, in seconds since the epoch.
         terms: digest of the run's terms.
     """
 
+    protocol: Annotated[int, Field(ge=0, lt=1 << 31)]
     version: VersionText
     time: Annotated[float, Field(ge=0, lt=1e11)]
     terms: Hex
@@ -206,6 +208,15 @@ class Reply(Release):
 
     status: Annotated[str, Field(pattern="^(go on|done|known|not wanted|again|refused)$"), Leaving.PRESENCE]
     received: Annotated[Id, Leaving.SIZES] = 0
+
+
+SAME_PROTOCOL = "install releases with the same protocol"
+
+
+def release(other: Hello | CheckReply | None = None) -> str:
+    """Return the release of another end, or this one, with the number of its protocol, for messages."""
+    version, protocol = (__version__, PROTOCOL) if other is None else (other.version, other.protocol)
+    return f"Piebald {version} with protocol {protocol}"
 
 
 SomeMessage = TypeVar("SomeMessage", bound=Message)

@@ -15,14 +15,13 @@ from piebald.federation.hub.run_terms import read_values
 from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.proxy import proxy_for
 from piebald.federation.link.wire_format import digest
-from piebald.federation.link.wire_messages import CheckReply, Refused, decode
+from piebald.federation.link.wire_messages import PROTOCOL, SAME_PROTOCOL, CheckReply, Refused, decode, release
 from piebald.federation.operate.machine_checks import SPACE, Check, check_certificate, check_space
 from piebald.federation.site.consent import Consent
 from piebald.federation.site.gate import Connected, Outlet
 from piebald.federation.site.site_client import SiteClient, row_ledger
 from piebald.federation.site.site_process import SiteWork
 from piebald.federation.site.site_rows import SPLITS, missing_source, rows_before_a_run
-from piebald.version import __version__
 
 CLOCK = 60.0  # seconds that the clocks of server and site may differ
 DELTA = 1e-6  # at which the loss of privacy is told
@@ -151,8 +150,8 @@ def _checked_with_server(
         server = link.peers.get(SERVER)
         expiry = "" if server is None else f", certificate until {server.expires}"
         reached = Check("server", True, f"{address}, Piebald {reply.version}{expiry}")
-        if reply.version != __version__:
-            sentence = f"it has Piebald {reply.version}, this site {__version__}: install the same on both"
+        if reply.protocol != PROTOCOL:
+            sentence = f"it has {release(reply)}, this site {release()}: {SAME_PROTOCOL}"
             reached = Check("server", False, sentence)
         body = outlet.fetch_terms(reply.terms, timeout=patience)
     finally:
