@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -457,6 +457,7 @@ class Advice(Tabular):
         tables["What was tried"] = ResultTable(
             [[label, title_of(label), *row] for label, *row in (row.values() for row in tried)],
             ["method", "in words", *(_HEADINGS.get(name, name) for name in _COLUMNS[1:])],
+            units={_HEADINGS.get(name, name): unit for name, unit in tried.units.items()},
             title=f"The best first, by {MetricFormat(self.metric).name} on validation rows; error is the standard "
             "error of how far a method is behind the best, for other clients.",
         )
@@ -496,18 +497,17 @@ class Advice(Tabular):
     def __repr__(self) -> str:
         return f"<Advice: {self.headline()}>"
 
-    def _in_points(self, table: ResultTable, scores: Container[str]) -> ResultTable:
+    def _in_points(self, table: ResultTable, scores: Iterable[str]) -> ResultTable:
         """Return a table with scores in per cent and differences in points, where the metric is a share."""
-
-        def shown(name: str, value: Any) -> Any:
-            if not isinstance(value, float) or self.metric not in SHARES:
-                return value
-            if name in scores:
-                return f"{100 * value:.1f} %"
-            return self._points(value, name in ("gain", "from", "to")) if name in _DIFFERENCES else value
-
-        rows = [{name: shown(name, value) for name, value in row.items()} for row in table]
-        return ResultTable(rows, table.columns, title=table.title)
+        units = {**dict.fromkeys(_DIFFERENCES, "points"), **dict.fromkeys(scores, "%")} if self.metric in SHARES else {}
+        rows = [
+            {
+                name: round(100 * value, 1) if name in units and value is not None else value
+                for name, value in row.items()
+            }
+            for row in table
+        ]
+        return ResultTable(rows, table.columns, title=table.title, units=units)
 
     def _points(self, value: float, signed: bool = False, unit: str = " points") -> str:
         return in_points(self.metric, value, signed, unit)

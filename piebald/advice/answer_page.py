@@ -51,7 +51,7 @@ def page(
     ]
     for number, (head, table) in enumerate(tables.items()):
         rows = [[_cell(row[name]) for name in table.columns] for row in table]
-        body = markup.table(table.title, table.columns, rows, kind="list")
+        body = markup.table(table.title, table.heading, rows, kind="list")
         sections.append((f"table-{number}", markup.text(head), markup.section(f"table-{number}", head, "", body)))
     measured = markup.section("details", "How it was measured", "", markup.paragraphs(details))
     sections.append(("details", "Details", measured))

@@ -46,7 +46,7 @@ def print_table(table: ResultTable, wide: bool = True, width: int | None = None,
     """
     if width is None and (sys.stdout.isatty() or (not wide and os.environ.get("COLUMNS", "").isdecimal())):
         width = shutil.get_terminal_size().columns
-    shown = table if wide else table.fitting(width)
+    shown = table if wide or width is None else table.fitting(width)
     print(shown.first(most).text(width))
     if lost := [name for name in table.columns if name not in shown.columns]:
         print(f"\nnot shown: {', '.join(map(printable, lost))} (--wide shows them)")

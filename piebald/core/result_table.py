@@ -74,6 +74,12 @@ class ResultTable(list[dict[str, Any]]):
         """Return a table of two columns, names and values, without a heading."""
         return cls(facts.items(), ("name", "value"), headed=False, **about)
 
+    @property
+    def heading(self) -> list[str]:
+        """The names of the columns with their units."""
+        units = {name: f" ({unit})" for name, unit in self.units.items()}
+        return [printable(f"{name}{units.get(name, '')}") for name in self.columns]
+
     def only(self, *columns: str) -> ResultTable:
         """Return the table of some columns alone, in this order; a row that lacks one has None in it."""
         return self._with([[row.get(name) for name in columns] for row in self], columns)
@@ -100,14 +106,14 @@ class ResultTable(list[dict[str, Any]]):
             width: columns of the terminal; lines are as long as it takes by default.
         """
         width = width or _UNLIMITED
-        grid = [self._heading(), *self._cells()] if self.headed else self._cells()
+        grid = [self.heading, *self._cells()] if self.headed else self._cells()
         least = _least(grid, width)
         tables = [_lines([[row[column] for column in block] for row in grid], width) for block in _blocks(least, width)]
         notes = [line for note in self.notes for line in wrap(note, width)]
         parts = [wrap(self.title, width), *tables, notes]
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
-    def fitting(self, width: int | None) -> ResultTable:
+    def fitting(self, width: int) -> ResultTable:
         """Return the table of the columns that have a value, as far as they fit beside each other."""
         cells = self._cells()
         filled = [
@@ -117,15 +123,11 @@ class ResultTable(list[dict[str, Any]]):
             if not column or any(row[column] not in ("-", "") for row in cells)
         ]
         shown = self.only(*filled)
-        least = _least([shown._heading(), *shown._cells()], width or _UNLIMITED)
-        return shown.only(*(filled[column] for column in next(iter(_blocks(least, width or _UNLIMITED)), [])))
+        least = _least([shown.heading, *shown._cells()], width)
+        return shown.only(*(filled[column] for block in _blocks(least, width)[:1] for column in block))
 
     def _cells(self) -> list[list[str]]:
         return [[printable(plain_cell(row.get(name))) for name in self.columns] for row in self]
-
-    def _heading(self) -> list[str]:
-        units = {name: f" ({unit})" for name, unit in self.units.items()}
-        return [printable(f"{name}{units.get(name, '')}") for name in self.columns]
 
     # ------------------------------------------------------------------------------------------- in other formats
 
@@ -141,7 +143,7 @@ class ResultTable(list[dict[str, Any]]):
             return f"<tr>{''.join(f'<{tag}>{html_text(cell)}</{tag}>' for cell in cells)}</tr>"
 
         title = f"<p><strong>{html_text(self.title)}</strong></p>" if self.title else ""
-        head = f"<thead>{line(self._heading(), 'th')}</thead>" if self.headed else ""
+        head = f"<thead>{line(self.heading, 'th')}</thead>" if self.headed else ""
         body = "".join(line(row, "td") for row in self._cells())
         notes = "".join(f"<p>{html_text(note)}</p>" for note in self.notes)
         return f"{title}<table>{head}<tbody>{body}</tbody></table>{notes}"
@@ -151,7 +153,7 @@ class ResultTable(list[dict[str, Any]]):
 
     def markdown(self) -> str:
         """Return the rows as a table in Markdown."""
-        lines = [self._heading(), ["---"] * len(self.columns), *self._cells()]
+        lines = [self.heading, ["---"] * len(self.columns), *self._cells()]
         return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
     def csv(self) -> str:

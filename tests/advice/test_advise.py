@@ -25,6 +25,7 @@ from piebald.advice.tuning import Budget
 from piebald.advice.tuning.chosen_rows import PartOfRows, PooledPartOfRows
 from piebald.cli import main
 from piebald.core.errors import SettingError
+from piebald.core.result_table import plain_cell
 from piebald.data.partition import Lists, PooledClients
 from piebald.report.paired import Difference
 from piebald.report.tables import History
@@ -158,10 +159,10 @@ def test_the_look_comes_first_and_once_and_each_client_is_told_what_it_gains(
     page = (folder / "answer.html").read_text()
     assert page.index("<h1>") < page.index(">Each client</h2>")
     for one in answer["clients"]:
-        cells = "".join(f"<td>{100 * score:.1f} %</td>" for score in one["scores"].values())
+        cells = "".join(f"<td>{plain_cell(round(100 * score, 1))}</td>" for score in one["scores"].values())
         assert cells in page
         if one["gain"] is not None:
-            assert f"{cells}<td>{100 * one['gain']:+.1f} points</td>" in page
+            assert f"{cells}<td>{plain_cell(round(100 * one['gain'], 1))}</td>" in page
 
 
 def curves_of(answer: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,9 @@ def test_output_that_is_no_terminal_is_whole_for_grep(
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     print_table(TABLE, wide=False)
-    assert LONG.strip() in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert LONG.strip() in printed
+    assert printed.split()[: len(HEADING)] == list(HEADING)  # columns without a value, too
     monkeypatch.setenv("COLUMNS", "60")
     print_table(TABLE, wide=False)
     assert LONG.strip() not in capsys.readouterr().out
