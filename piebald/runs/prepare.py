@@ -119,9 +119,7 @@ class PreparedRun:
 def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunSettings) -> PreparedRun:
     """Check everything and make all choices now, so that no avoidable error appears in a later round."""
     rounds, stop = options.length()
-    check = ResultChecks(
-        longest_step=options.longest_step, max_examples=options.max_examples, max_weight=options.max_weight
-    )
+    check = ResultChecks(**{name: options.value(name) for name in ResultChecks.model_fields})
     recipe = recipes.make(recipe) if isinstance(recipe, str) else recipe
     if not isinstance(recipe, Recipe):
         raise SettingError(f"recipe must be a Recipe or the name of one, got {type(recipe).__name__}")
