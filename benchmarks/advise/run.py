@@ -14,21 +14,19 @@ any time; a recipe that is added to grid.py is trained without the others.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
 import truth
+from shared.options import reader
 
 
 def main() -> int:
     """Run one of the parts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reader(__doc__, seeds=list(truth.SEEDS), federations=[], minutes=float("inf"), truth=truth.FOLDER)
     parser.add_argument("part", choices=("truth", "references", "portfolio", "rows", "advise", "simulated", "score"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(truth.SEEDS), help="seeds of runs")
-    parser.add_argument("--federations", nargs="+", default=[], help="only these")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many minutes")
-    parser.add_argument("--truth", type=Path, default=truth.FOLDER, help="folder of the truth")
     options = parser.parse_args()
     if options.part == "truth":
         there, wanted = truth.run_all(options.truth, tuple(options.seeds), tuple(options.federations), options.minutes)

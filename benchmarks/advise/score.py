@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,9 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
-
 import simulated
 from federations import BY_NAME, FEDERATIONS, HELD_BACK, MADE_UP
 from grid import GRID, LEADERS, RATES, ROUNDS

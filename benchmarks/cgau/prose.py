@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 from shared.markdown import block, cells, put
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import jobs
 import pictures

@@ -29,7 +29,6 @@ largest differences.  The exit code is 1 if a difference is larger than rounding
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -38,6 +37,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
 import authors
 import equations
 import frameworks
@@ -45,6 +46,7 @@ import inputs
 import numpy as np
 import ours
 import personal
+from shared.options import reader
 
 HERE = Path(__file__).parent
 ROUNDING = 1e-5  # relative to the largest number: float32 in another order of sums
@@ -213,9 +215,7 @@ What FL-bench, FedLab and the programs of papers' authors do otherwise than the 
 
 def main() -> int:
     """Compare with every peer that has an environment."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=Path, default=Path("build/crosscheck"), help="folder of the environments")
-    parser.add_argument("--results", type=Path, default=HERE, help="folder of RESULTS.md")
+    parser = reader(__doc__, peers=Path("build/crosscheck"), results=HERE)
     parser.add_argument("--only", nargs="+", default=[], metavar="PROGRAM", choices=[peer.title for peer in PEERS],
                         help="run these, and keep the rows of the others")  # fmt: skip
     options = parser.parse_args()

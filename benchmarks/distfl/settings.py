@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import federations as fed
+from shared.stored import table
 
 from piebald import recipes
 from piebald.methods.recipe import Recipe
@@ -92,31 +94,7 @@ def small_network(shape: tuple[int, ...]) -> Callable[[int], Any]:
     return lambda seed: build_model(name, shape, outputs, seed=seed, **settings)
 
 
-CONDITIONS = (  # part, what, the paper's, small, full
-    ("category, vgg, resnet (Table 2, Fig. 4)", "clients, images", "100 clients, 4,000 images, 5 types",
-     "25 clients of 40 (category), 100 clients of 40 (vgg, resnet)", "100 clients of 40, 5 types"),
-    ("category, vgg, resnet", "network", "VGG-11 with pooling, ResNet-18", "two convolutions; both at a quarter width",
-     "VGG-11, ResNet-18 at full width"),
-    ("category, vgg, resnet", "test images", "10,000, 2,000 for each type", "40 a client, drawn with replacement",
-     "2,000 for each type"),
-    ("all", "rounds, local epochs, momentum", "50, 5, 0.9", "6 to 15, 1 to 3, 0", "50, 5, 0.9"),
-    ("all", "learning rate", "1e-4 (VGG-11), 1e-2 (others)", "0.1; 0.05 (vgg, resnet)", "1e-4 (vgg), 1e-2 (others)"),
-    ("all", "batch", "not stated; 32 in the authors' program", "10", "32"),
-    ("all", "z, E", "200, 50 %", "50 to 200, 50 %", "200, 50 %"),
-    ("all", "threshold", "not stated; KL < 0.2, once after five rounds in the authors' program", "silhouette",
-     "silhouette, and the authors' rule"),
-    ("all", "repetitions", "3", "3, which redraw the partition", "3, which redraw the partition"),
-    ("domains (Table 3, Figs. 3 and 5)", "data", "Office-Home, 65 classes, ResNet-50 trained on ImageNet",
-     "Office-Caltech10 through a frozen SqueezeNet", "Office-Home must be there, see docs/papers/distfl.md"),
-    ("people (Table 4, Fig. 7)", "data", "HAR, 20 people, a two-layer CNN", "the same data, whole segments for testing",
-     "the same"),
-    ("mixed, environment_privacy (Figs. 3 and 4)", "epsilon", "0.1 to 0.3; clip, delta and unit not stated",
-     "{noises} clips of {clip:g} for epsilon 0.1, 0.2, 0.3 at delta = 1e-5; 0.01 to 0.1 besides", "the same"),
-    ("attacks, cifar (Table 5)", "attackers", "5, 10, 15, 20, 40 of 50; labels 0 to 3 and 4 to 7 swapped",
-     "6, 12, 24 of 30; 10, 20, 40 of 50; the same labels", "the same, 990 images each: the server keeps 100"),
-    ("replacement, scales (Table 6)", "attack", "1 of 50, ResNet-18, factor not stated", "1 of 30 and of 50, 2 to 50",
-     "1 of 50, ResNet-18, factor 50"),
-)  # fmt: skip
+CONDITIONS = table(Path(__file__).with_name("conditions.toml"))["rows"]  # part, what, the paper's, small, full
 
 
 def conditions(scale: str) -> str:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 from shared.stored import printed
 

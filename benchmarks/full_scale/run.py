@@ -8,21 +8,20 @@ stopped continues from its last checkpoint, and what did not fit into `--budget-
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+sys.path.extend([str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "gpu")])  # for `shared`, `ledger`
+
+from ledger import Ledger
 from rows import STUDIES, Row, expected_seconds, folder_name, rows
+from shared.options import reader
 
 from piebald.core.machine import device_named, machine
 from piebald.storage.store import RunStore
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
-
-from ledger import Ledger
 
 HERE = Path(__file__).parent
 _STOP = 15.0  # seconds that a stopped run has to write its last checkpoint
@@ -69,18 +68,11 @@ def carry_out(row: Row, out: Path, device: str, scale: str, seconds: float, tf32
 
 def main() -> int:
     """Run the rows that have not been run, until the time is up."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:1, mps, cpu, or auto")
-    parser.add_argument("--only", nargs="+", choices=STUDIES, default=STUDIES, help="papers, by default all")
-    parser.add_argument("--seeds", nargs="+", type=int, help="only these seeds; Metis has one, 1990")
-    parser.add_argument("--names", nargs="+", default=[""], help="only rows whose names contain one of these")
+    parser = reader(
+        __doc__, device="cuda", only=STUDIES, seeds=None, names=[""], seconds_a_row=float("inf"), tf32=False,
+        scale=("full", "tiny"), budget_seconds=540.0, out=Path("build/full_scale"), dry_run=False,
+    )  # fmt: skip
     parser.add_argument("--order", choices=("telling", "seconds"), default="telling")
-    parser.add_argument("--seconds-a-row", type=float, default=float("inf"), help="leave out what should last longer")
-    parser.add_argument("--scale", choices=("full", "tiny"), default="full", help="tiny tries the program, no more")
-    parser.add_argument("--tf32", action="store_true", help="as the papers' PyTorch did on a GPU; results say so")
-    parser.add_argument("--budget-seconds", type=float, default=540.0, help="stop after so many seconds")
-    parser.add_argument("--out", type=Path, default=Path("build/full_scale"), help="folder of results and runs")
-    parser.add_argument("--dry-run", action="store_true", help="print the rows, run nothing")
     options = parser.parse_args()
     wanted = [row for row in rows() if row.study in options.only]
     wanted = [row for row in wanted if options.seeds is None or row.seed in options.seeds]

@@ -10,7 +10,6 @@ a row that says so.  A device that is lost ends the command at once, with exit c
 
 from __future__ import annotations
 
-import argparse
 import signal
 import sys
 import time
@@ -19,10 +18,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
 import measures
 import torch
 from ledger import SPEED, Ledger
 from measures import ENGINES, RECIPES, Measurement
+from shared.options import reader
 from works import COHORTS, NAMES, REGISTERED, SCALES, SHARING, STACKS, Workload
 
 from piebald.core.errors import DeviceLost
@@ -180,13 +182,10 @@ def measured(run: Measurement, seconds: float, device: str) -> measures.Row:
 
 def main() -> int:
     """Measure what has not been measured, until the time is up."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:1, mps, cpu, or auto")
-    parser.add_argument("--scale", choices=SCALES, default="full")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts, by default all")
-    parser.add_argument("--budget-seconds", type=float, default=520.0, help="begin and go on with nothing after these")
-    parser.add_argument("--part-seconds", type=float, default=PART_SECONDS, help="for each part")
-    parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="folder of results.json and RESULTS.md")
+    parser = reader(
+        __doc__, device="cuda", scale=tuple(SCALES), only=PARTS, budget_seconds=520.0, part_seconds=PART_SECONDS,
+        out=Path("build/gpu"),
+    )  # fmt: skip
     options = parser.parse_args()
     began = time.monotonic()
     try:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 from shared.markdown import sections
 

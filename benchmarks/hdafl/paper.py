@@ -9,17 +9,15 @@ testing is not printed.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import federations
 import numpy as np
 import settings
 from finished_runs import BASE, OURS, comparison, traffic_runs
 from settings import Scale
+from shared.conditions import LEGEND, beside, filled
 from shared.markdown import table
 from shared.stored import printed as printed_figures
 
@@ -51,36 +49,19 @@ def printed(scale: Scale, here: bool) -> str:
         here: whether FEMNIST is here; without it, all 70,000 digits by writer stand in.
     """
     plans = settings.paper_plans(scale.paper_rounds, here)
-    every, few = ([str(cohort) for cohort in group] for group in plans)
+    every, few = (", ".join(map(str, group)) for group in plans)
     digits = "MNIST's 70,000 digits, 836 writers"
     digits = digits if scale.paper_rows is None else f"{scale.paper_rows:,} of {digits}"
-    rows = [
-        ("Tables 3 and 4, Fig. 3: --only paper", "", ""),
-        ("data", "FEMNIST, 2000 writers", "FEMNIST, 2000 writers" if here else digits),
-        ("classes", "62", "62" if here else "10"),
-        ("clients", "100; disjoint 31", f"100; disjoint {31 if here else 5}"),
-        ("classes each, disjoint", "2", "2"),
-        ("clients per round", "10, 20, 50", ", ".join(every)),
-        ("the same, disjoint", "10, 20, 31", ", ".join(few)),
-        ("rounds", "400", str(scale.paper_rounds)),
-        ("local epochs", "1", "1"),
-        ("repetitions", "6", str(len(scale.paper_seeds))),
-        ("network", "2 convolutions, 2 linear layers; 66 kB", f"small_cnn: the same; {77 if here else 68} kB"),
-        ("private", "the last layer", "the last layer"),
-        ("batch", "not printed", str(settings.BATCH)),
-        ("learning rate", "not printed", str(settings.LEARNING_RATE)),
-        ("test rows", "not printed", f"{settings.TEST:.0%} of each client's"),
-        ("Table 5: --only traffic", "", ""),
-        ("data", "Huawei's, 1.9 million flows", "FG-Net, 52,356 flows"),
-        ("apps", "35", "53"),
-        ("clients", "2: home, enterprise", "2: two captures, a fortnight apart"),
-        ("input", "sizes of 10 packets", f"sizes of {settings.PACKETS} packets"),
-        ("rounds", "4, 8, 20", ", ".join(map(str, settings.table_5_rounds(scale)))),
-    ]  # fmt: skip
+    values = {
+        "scale": scale, "settings": settings, "every": every, "few": few, "repetitions": len(scale.paper_seeds),
+        "rounds": ", ".join(map(str, settings.table_5_rounds(scale))), "classes": 62 if here else 10,
+        "data": "FEMNIST, 2000 writers" if here else digits, "disjoint": 31 if here else 5,
+        "kilobytes": 77 if here else 68,
+    }  # fmt: skip
     lines = [f"{'':26} {'paper':40} here"]
-    for name, theirs, ours in rows:
-        lines += ["", name] if not theirs else [f"  {name:24} {theirs:40} {ours}{'' if theirs == ours else '   *'}"]
-    return "\n".join([*lines, "", "* differs from the paper, or says more than it"])
+    for title, rows in filled(Path(__file__).with_name("conditions.toml"), **values):
+        lines += ["", title, *beside(rows, 24, 40)]
+    return "\n".join([*lines, *LEGEND])
 
 
 OTHERS = {label: f"minus {settings.NAMES.get(label, label)}" for label in ("FedAvg_tuned", "FedAvg_equal", "Local")}

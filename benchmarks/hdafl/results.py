@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 import platform
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import federations
 import figures

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import fill
-
-sys.path.append(str(Path(__file__).parents[1]))
 
 import numpy as np
 from as_truth import COUNT, LEARNED, SHIPPED, Cost, costs, known_federations

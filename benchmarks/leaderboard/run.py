@@ -9,24 +9,24 @@ without the others.  On two cores, `train` in two processes with other --federat
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
 import competition
+from shared.options import reader
 from tiers import SMALL, TIERS
 
 
 def main() -> int:
     """Run the parts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reader(
+        __doc__, federations=[], methods=[], seeds=list(competition.SEEDS), minutes=float("inf"),
+        results=competition.RESULTS,
+    )  # fmt: skip
     parser.add_argument("part", nargs="?", choices=("train", "page"))
     parser.add_argument("--tier", choices=TIERS, default=SMALL, help="see tiers.py; a large one wants a GPU")
-    parser.add_argument("--federations", nargs="+", default=[], help="only these")
-    parser.add_argument("--methods", nargs="+", default=[], help="only these")
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(competition.SEEDS), help="the first one tunes")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many minutes")
-    parser.add_argument("--results", type=Path, default=competition.RESULTS, help="folder of the runs")
     options = parser.parse_args()
     if options.part != "page":
         made = competition.compete(

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import deals
 import paper

@@ -7,7 +7,6 @@ replaced by a hostile value.  Calls are made in a child process, so that a crash
 
 from __future__ import annotations
 
-import argparse
 import collections.abc
 import importlib
 import inspect
@@ -25,10 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
 import hostile
 import torch
 from good_arguments import good_arguments
-from rows import Row, tallied
+from rows import Row, command, tallied
 
 import piebald
 from piebald.contracts.component import Component
@@ -296,12 +297,4 @@ def run(count: int = 1000, seed: int = 0, only: str = "") -> list[Row]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="")
-    options = parser.parse_args()
-    for row in run(options.count, options.seed, options.only):
-        print(row.subject, row.tried, row.refused, row.accepted, row.raw, row.crashed)
-        for example in row.examples:
-            print("   ", example)
+    sys.exit(command(__doc__, run, count=1000, seed=0, only=""))

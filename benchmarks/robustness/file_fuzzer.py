@@ -7,7 +7,6 @@ Refused means one sentence of the project's own errors, or an OSError that names
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import io
 import multiprocessing
@@ -22,7 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rows import Row, tallied
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from rows import Row, command, tallied
 
 MEMORY = 6 << 30
 SECONDS = 120
@@ -187,11 +188,4 @@ def run(count: int, seed: int) -> list[Row]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    found = run(given.count, given.seed)
-    for row in found:
-        print(row)
-    sys.exit(0 if all(row.good for row in found) else 1)
+    sys.exit(command(__doc__, run, count=200, seed=0))

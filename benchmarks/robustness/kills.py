@@ -6,7 +6,6 @@ has ended.  Its final model must have the bits of the run that nothing disturbed
 
 from __future__ import annotations
 
-import argparse
 import random
 import signal
 import subprocess
@@ -15,8 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
 import torch
-from rows import Row, tallied
+from rows import Row, command, tallied
 
 from piebald.storage.store import RunStore
 
@@ -102,11 +103,4 @@ def run(count: int = 30, seed: int = 0, each: int = 5) -> list[Row]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    for row in run(options.count, options.seed):
-        print(row.subject, row.tried, row.refused, row.accepted, row.raw, row.crashed)
-        for example in row.examples:
-            print("   ", example)
+    sys.exit(command(__doc__, run, count=30, seed=0))

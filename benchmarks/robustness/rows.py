@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+from shared.options import reader
 
 
 @dataclass(frozen=True)
@@ -40,3 +44,12 @@ def tallied(subject: str, verdicts: list[tuple[str, str]]) -> Row:
     }
     examples = [example for verdict, example in verdicts if verdict in ("raw", "crashed")]
     return Row(subject, len(verdicts), **count, examples=tuple(examples[:3]))
+
+
+def command(doc: str | None, run: Callable[..., list[Row]], **options: Any) -> int:
+    """Carry out a fuzzer with these options, print its rows, and return the exit code: 1 where a row is not good."""
+    rows = run(**vars(reader(doc, **options).parse_args()))
+    for row in rows:
+        print(row.subject, row.tried, row.refused, row.accepted, row.raw, row.crashed)
+        print(*(f"    {example}\n" for example in row.examples), sep="", end="")
+    return 0 if all(row.good for row in rows) else 1

@@ -10,7 +10,6 @@ made of that file.  The exit code is 1 if anything ended with a raw exception or
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -18,12 +17,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
 import api_fuzzer
 import file_fuzzer
 import kills
 import results_fuzzer
 import toml_fuzzer
 from rows import Row
+from shared.options import reader
 
 HERE = Path(__file__).parent
 Part = Callable[[], list[Row]]
@@ -83,16 +85,8 @@ def written(found: Mapping[str, Found], seed: int) -> str:
 
 def main() -> int:
     """Run what is not there yet, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=HERE)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--calls", type=int, default=1000)
-    parser.add_argument("--files", type=int, default=1000)
-    parser.add_argument("--formats", type=int, default=200, help="files of each format")
-    parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--results", type=int, default=1000)
+    parser = reader(__doc__, out=HERE, seed=0, calls=1000, files=1000, formats=200, kills=30, results=1000, table=False)
     parser.add_argument("--only", default="", help="run the parts whose names begin so anew")
-    parser.add_argument("--table", action="store_true", help="run nothing")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     kept, key = options.out / "rows.json", f"seed {options.seed}"

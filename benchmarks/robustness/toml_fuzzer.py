@@ -7,7 +7,6 @@ processes of their own.  Refused means exit code 2 and one line on standard erro
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import os
@@ -17,7 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rows import Row, tallied
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from rows import Row, command, tallied
 
 from piebald.cli import main
 
@@ -108,12 +109,4 @@ def run(count: int = 1000, seed: int = 0, processes: int = 20) -> list[Row]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--processes", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    for row in run(options.count, options.seed, options.processes):
-        print(row.subject, row.tried, row.refused, row.accepted, row.raw, row.crashed)
-        for example in row.examples:
-            print("   ", example)
+    sys.exit(command(__doc__, run, count=1000, processes=20, seed=0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tables
+from shared.conditions import LEGEND, beside
 
 from piebald import data
 
@@ -41,10 +42,7 @@ def rows(scale: str, seeds: int) -> list[tuple[str, str, str]]:
 def printed(scale: str, seeds: int) -> str:
     """Return the conditions of a scale, as text."""
     lines = [f"{'Tables 1 to 3, section 5':24} {'paper':60} here"]
-    lines += [
-        f"  {name:22} {paper:60} {here}{'' if paper == here else '   *'}" for name, paper, here in rows(scale, seeds)
-    ]
-    return "\n".join([*lines, "", "* differs from the paper, or says more than it"])
+    return "\n".join([*lines, *beside(rows(scale, seeds), 22, 60), *LEGEND])
 
 
 def _division(common: Sequence[str] | None) -> str:

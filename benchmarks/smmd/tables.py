@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import baselines
 import torch

@@ -89,7 +89,7 @@ assert len(tested) > 1000, len(tested)
 rows.x[tested] *= -50.0
 assert own(federations.rare_by_clusters(0.2, 3), "train", "validation") == own(split, "train", "validation")
 """
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(FOLDER)])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, FOLDER, FOLDER.parent)))}
     done = processes.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -15,7 +15,10 @@ FOLDER = ROOT / "benchmarks" / "distfl"
 
 
 def run(program: str) -> str:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(FOLDER)]), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, FOLDER, FOLDER.parent))),
+        "OMP_NUM_THREADS": "1",
+    }
     done = processes.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False, cwd=FOLDER
     )

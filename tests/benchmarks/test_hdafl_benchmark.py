@@ -16,7 +16,10 @@ FOLDER = ROOT / "benchmarks" / "hdafl"
 
 
 def run(*command: str | Path) -> str:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(FOLDER)]), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, FOLDER, FOLDER.parent))),
+        "OMP_NUM_THREADS": "1",
+    }
     done = processes.run(
         [sys.executable, *command], env=environment, capture_output=True, text=True, check=False, cwd=FOLDER
     )
