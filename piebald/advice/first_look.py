@@ -15,7 +15,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -23,11 +23,11 @@ import piebald.runtimes  # noqa: F401 - registers the runtimes
 from piebald.advice.differences import DISAGREEMENT, detectable_difference
 from piebald.advice.unlikeness import Unlikeness, unlikeness
 from piebald.contracts import Clients, Fleet, HoldsRows, RowsAtSites, Split
-from piebald.core.arguments import Fraction, Seed, checked
+from piebald.core.arguments import Fraction, Seed
 from piebald.core.errors import SettingError
 from piebald.core.plain_text import printable
 from piebald.data.clients.sources import clients_of
-from piebald.experiments.run_settings import Loss, Metrics, RunSettings
+from piebald.experiments.run_settings import ObjectiveKeywords, RunSettings, takes
 from piebald.methods.catalog import recipes as all_recipes
 from piebald.methods.recipe import Recipe
 from piebald.runs.prepare import Model, prepare
@@ -147,7 +147,7 @@ class Look:
         return lines
 
 
-@checked
+@takes(ObjectiveKeywords)
 def look(
     clients: Clients | Any,
     model: Model | None = None,
@@ -155,9 +155,8 @@ def look(
     fleet: Fleet | None = None,
     recipes: Mapping[str, Recipe | str] | None = None,
     disagreement: Fraction = DISAGREEMENT,
-    loss: Loss = None,
-    metrics: Metrics = None,
     seed: Seed = 0,
+    **objective: Unpack[ObjectiveKeywords],
 ) -> Look:
     """Look at clients before any training: sizes, detectable differences, unlikeness, recipes that cannot be used.
 
@@ -172,8 +171,8 @@ def look(
         recipes: the recipes to ask, by label; all by default.
         disagreement: share of rows on which one of two methods is right and the other wrong, for the smallest
             difference that can be seen.
-        loss, metrics: see `run`.
         seed: seed of the rows that are drawn for measures.
+        objective: `loss` and `metrics`, as given to `run`.
 
     Raises:
         SettingError: the clients or the model cannot be used at all.
@@ -191,7 +190,7 @@ def look(
     refused: dict[str, str] = {}
     tried = {} if model is None else every_recipe() if recipes is None else dict(recipes)
     if model is not None:
-        refused = unusable(held, model, tried, RunSettings.of_call({"loss": loss, "metrics": metrics, "seed": seed}))
+        refused = unusable(held, model, tried, RunSettings.of_call({**objective, "seed": seed}))
     return Look(
         names=[printable(name) for name in held.names],
         sizes={split: _sizes(held, split) for split in SPLITS},
