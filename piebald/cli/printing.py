@@ -59,57 +59,12 @@ def print_facts(values: Mapping[str, Any]) -> None:
     print_table(ResultTable.of_facts(values))
 
 
-def facts(history: History) -> dict[str, Any]:
-    """Return the figures of a run; the metric has its own name, e.g. "accuracy"."""
-    from piebald.report.page.wording import rounds
-
-    final = history.final
-    facts = {name: final[name] for name in ("recipe", "label", "rounds", "seed", "status")}
-    facts[history.metric] = final["mean"]
-    spread = ("sd", "worst_decile", "q10", "median", "q90")
-    names = (*spread, "common", "best", "unseen", "chosen", "bytes_up", "bytes_down", "seconds", "wall")
-    if final["untrained"]:  # both numbers: `accuracy` counts every client
-        facts |= {"untrained": final["untrained"], "trained_mean": history.figures(untrained=False)["mean"]}
-        facts["why_untrained"] = history.reasons(history.untrained, "train")
-    if history.held_out:  # the metric is of these clients alone
-        facts["held_out"] = history.held_out
-    if history.unscored:
-        facts["unscored"] = history.unscored
-        facts["why_unscored"] = history.reasons(history.unscored, "evaluate")
-    failed = {row["name"]: row for row in history.failures if row["kind"] == "train"}
-    failed = {name: row for name, row in failed.items() if name not in facts.get("why_untrained", {})}
-    if failed:
-        facts["failed"] = {name: f"{row['reason']} ({rounds(row['rounds'])})" for name, row in failed.items()}
-    if budgets := history.meta.get("privacy"):
-        facts["epsilon"] = {budget["unit"]: budget["epsilon_pld"] for budget in budgets}
-    if lineage := history.meta.get("lineage"):
-        facts["from"] = lineage["folder"]
-    return facts | {name: final[name] for name in names} | {"run": str(history.path)}
-
-
 def print_run(history: History, options: SharedOptions) -> None:
     """Print the results of a run."""
-    from piebald.report.page.wording import names
-
     if options.as_json:
-        print_json(facts(history))
+        print_json(history.facts())
     elif not options.quiet:
-        cells = {name: cell for name, cell in facts(history).items() if cell is not None or name == history.metric}
-        if isinstance(counts := cells.get("chosen"), dict):
-            cells["chosen"] = ", ".join(f"{count} {name}" for name, count in counts.items())
-        for name in {"unscored", "held_out"} & cells.keys():
-            cells[name] = names(cells[name])
-        for name in ("why_untrained", "why_unscored", "failed"):
-            if name in cells:
-                reasons = {client: reason for client, reason in cells[name].items() if reason}
-                cells[name] = _listed(reasons) if reasons else None
-        print_facts(cells)
-
-
-def _listed(reasons: Mapping[str, str]) -> str:
-    """Return names with their reasons on one line, the first ten of them."""
-    shown = "; ".join(f"{name}: {reason}" for name, reason in list(reasons.items())[:10])
-    return f"{shown}; and {len(reasons) - 10} more" if len(reasons) > 10 else shown
+        print_table(history.table())
 
 
 def recipe_toml(entry: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from piebald.cli.app import (
 )
 from piebald.cli.choose import resumed_search, tuned_first
 from piebald.cli.experiment_files import guarded, load_settings, out_folder
-from piebald.cli.printing import facts, print_json, print_run, print_table
+from piebald.cli.printing import print_json, print_run, print_table
 from piebald.cli.serving import resumed
 from piebald.core.errors import SettingError
 from piebald.core.result_table import ResultTable
@@ -146,7 +146,7 @@ def _compare(
 
     if options.as_json:
         values = {
-            "runs": [facts(history) for history in comparison.runs],
+            "runs": [history.facts() for history in comparison.runs],
             "summary": comparison.summary(),
             "divisions": comparison.by_division(),
             "against_pooled": comparison.against_pooled(),

@@ -27,6 +27,7 @@ from piebald.core.result_table import ResultTable, Tabular
 from piebald.core.thresholds import METRICS as METRICS_AT_THRESHOLDS
 from piebald.report.class_rows import ClassRow, Counts, class_rows, matrices
 from piebald.report.learning_curves import Over, Point
+from piebald.report.page import wording
 from piebald.report.paired import RowMoments
 from piebald.storage.run_folder import recorded_choices
 from piebald.storage.schema import COLUMNS, DATABASE, unpacked_values
@@ -226,10 +227,45 @@ class History(Tabular):
 
         return plot([self], metric, over, ax)
 
+    def facts(self) -> dict[str, Any]:
+        """Return the figures of a run; the metric has its own name, e.g. "accuracy"."""
+        final = self.final
+        facts = {name: final[name] for name in ("recipe", "label", "rounds", "seed", "status")}
+        facts[self.metric] = final["mean"]
+        spread = ("sd", "worst_decile", "q10", "median", "q90")
+        names = (*spread, "common", "best", "unseen", "chosen", "bytes_up", "bytes_down", "seconds", "wall")
+        if final["untrained"]:  # both numbers: `accuracy` counts every client
+            facts |= {"untrained": final["untrained"], "trained_mean": self.figures(untrained=False)["mean"]}
+            facts["why_untrained"] = self.reasons(self.untrained, "train")
+        if self.held_out:  # the metric is of these clients alone
+            facts["held_out"] = self.held_out
+        if self.unscored:
+            facts["unscored"] = self.unscored
+            facts["why_unscored"] = self.reasons(self.unscored, "evaluate")
+        failed = {row["name"]: row for row in self.failures if row["kind"] == "train"}
+        failed = {name: row for name, row in failed.items() if name not in facts.get("why_untrained", {})}
+        if failed:
+            facts["failed"] = {
+                name: f"{row['reason']} ({wording.rounds(row['rounds'])})" for name, row in failed.items()
+            }
+        if budgets := self.meta.get("privacy"):
+            facts["epsilon"] = {budget["unit"]: budget["epsilon_pld"] for budget in budgets}
+        if lineage := self.meta.get("lineage"):
+            facts["from"] = lineage["folder"]
+        return facts | {name: final[name] for name in names} | {"run": str(self.path)}
+
     def table(self) -> ResultTable:
-        """Return the final figures under their names, without those that do not exist."""
-        final = {name: value for name, value in self.final.items() if name != "per_client" and value is not None}
-        return ResultTable.of_facts({self.metric if name == "mean" else name: value for name, value in final.items()})
+        """Return the facts that there are, as `piebald run` prints them."""
+        cells = {name: cell for name, cell in self.facts().items() if cell is not None or name == self.metric}
+        if isinstance(counts := cells.get("chosen"), dict):
+            cells["chosen"] = ", ".join(f"{count} {name}" for name, count in counts.items())
+        for name in {"unscored", "held_out"} & cells.keys():
+            cells[name] = wording.names(cells[name])
+        for name in ("why_untrained", "why_unscored", "failed"):
+            if name in cells:
+                reasons = {client: reason for client, reason in cells[name].items() if reason}
+                cells[name] = _listed(reasons) if reasons else None
+        return ResultTable.of_facts(cells)
 
     # -------------------------------------------------------------------------------------------------------- results
 
@@ -708,3 +744,9 @@ def quantile(values: Sequence[float], share: float) -> float | None:
 def spread(values: Sequence[float]) -> float | None:
     """The population standard deviation, or None of an empty sequence."""
     return float(np.std(values)) if values else None
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    """Return names with their reasons on one line, the first ten of them."""
+    shown = "; ".join(f"{name}: {reason}" for name, reason in list(reasons.items())[:10])
+    return f"{shown}; and {len(reasons) - 10} more" if len(reasons) > 10 else shown

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.cli.printing import facts
 from piebald.contracts import Clients, Result, Task
 from piebald.core.errors import RuntimeFault
 from piebald.data.partition import Lists, PooledClients
@@ -179,7 +178,7 @@ def test_a_run_that_is_resumed_tells_the_same(expected: Mapping[str, Any], tmp_p
     carried_out(simulator, rounds=1, out=tmp_path / "run", checkpoint_every=1).close()
     resumed = piebald.resume(tmp_path / "run", clients(), seeded(Fussy), rounds=3)
     assert outcome(resumed) == expected
-    printed = facts(resumed)
+    printed = resumed.facts()
     assert printed["why_untrained"]["one row"].startswith("cannot train on a batch of one row with batch norm")
     assert printed["why_untrained"]["stumbles in training"].startswith("ValueError at the client: that is too much")
     assert printed["why_unscored"] == {
