@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 _LARGEST = (1 << 64) - 1  # of a whole number among the words
 
@@ -107,7 +108,7 @@ def torch_seed(seed: int, device: torch.device | None = None) -> Iterator[None]:
         yield
 
 
-def select(clients: Sequence[int], count: int, *words: int | str) -> list[int]:
+def select(clients: Sequence[int] | NDArray[np.int64], count: int, *words: int | str) -> list[int]:
     """A seeded choice without repetition, in increasing order; depends on the clients offered and `words` alone.
 
     Examples:
@@ -116,6 +117,6 @@ def select(clients: Sequence[int], count: int, *words: int | str) -> list[int]:
         (5, True, True)
     """
     if count >= len(clients):
-        return sorted(clients)
+        return sorted(map(int, clients))
     chosen = brief_generator("select", *words).choice(len(clients), count, replace=False)
-    return sorted(clients[int(place)] for place in chosen)
+    return sorted(int(clients[int(place)]) for place in chosen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,6 +118,11 @@ class ClientRecords:
             self._last[int(client)] = (float(loss), int(rows), float(seconds), int(version))
 
 
+def _members(clients: Sequence[int]) -> Container[int]:
+    """Return the clients as what tells quickly whether one is among them."""
+    return set(clients) if isinstance(clients, list | tuple) else clients
+
+
 ADVICE = "a lower learning rate often helps, and inputs on one scale do (standardise = 'federated' in [data])"
 
 
@@ -143,8 +148,9 @@ class ClientPool:
         if isinstance(clients, range):
             offered = len(clients) - len(self.excluded)
             return offered, offered - len(self.busy.keys() - self.excluded.keys())
-        offered = sum(client not in self.excluded for client in clients)
-        return offered, sum(client not in self.excluded and client not in self.busy for client in clients)
+        here = _members(clients)
+        offered = len(clients) - sum(client in here for client in self.excluded)
+        return offered, offered - sum(client in here for client in self.busy.keys() - self.excluded.keys())
 
     def choose(self, clients: Sequence[int], count: int, *words: int | str) -> list[int]:
         """A seeded choice of idle clients, in increasing order."""
@@ -152,7 +158,11 @@ class ClientPool:
         if not unavailable:
             return select(clients, count, *words)
         if not isinstance(clients, range):
-            return select([c for c in clients if c not in self.busy and c not in self.excluded], count, *words)
+            offered = np.asarray(clients, dtype=np.int64)  # increasing, so that those who are taken are found at once
+            taken = np.array(sorted(self.busy.keys() | self.excluded.keys()), dtype=np.int64)
+            places = np.searchsorted(offered, taken)
+            there = places[offered[np.minimum(places, len(offered) - 1)] == taken] if len(offered) else places[:0]
+            return select(np.delete(offered, there), count, *words)
         # at least half of the range is free then, so `_draw` needs about two draws for each client at most
         if 2 * (unavailable + count) <= len(clients):
             return self._draw(len(clients), count, *words)
@@ -168,7 +178,7 @@ class ClientPool:
         """
         # over all clients, also busy ones: a sample must not depend on who is idle
         drawn = np.flatnonzero(NoiseSource.repeatable(long_key("cohort", *words)).uniform(known) < share).tolist()
-        here = clients if isinstance(clients, range) else set(clients)
+        here = _members(clients)
         return [c for c in drawn if c in here and c not in self.busy and c not in self.excluded]
 
     def take(self, task: Task) -> None:

@@ -2,14 +2,19 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from piebald.contracts import Device, Fleet
+from piebald.contracts import Device, Fleet, Task
 from piebald.contracts.component import build
 from piebald.core.errors import SettingError
+from piebald.core.randomness import select
 from piebald.data.partition import Devices, FastSlow, Homogeneous, LogNormal, Trace
+from piebald.data.partition.trace import Present
+from piebald.server.client_pool import ClientPool
 
 KINDS = [Homogeneous(seconds_per_step=2.0, dropout=0.1), FastSlow(latency=0.5), LogNormal(down=1e6, up=1e5, seed=2)]
 
@@ -130,3 +135,45 @@ def test_a_wrong_trace_is_one_sentence(tmp_path, text: str, message: str) -> Non
 def test_a_trace_that_is_not_there() -> None:
     with pytest.raises(SettingError, match=r"there is no file nowhere.csv"):
         Trace(file="nowhere.csv").available(3, 0.0)
+
+
+@pytest.mark.parametrize("clients", [3, 7, 40])
+def test_who_is_on_is_what_every_line_says_at_whatever_time(tmp_path: Path, clients: int) -> None:
+    """Times go forth and back, as they do where a run is resumed; intervals overlap and touch."""
+    rng = np.random.default_rng(clients)
+    intervals: list[list[tuple[float, float]]] = [[]]  # always on
+    for _ in range(6):
+        ends = zip(rng.integers(0, 50, 3).tolist(), rng.integers(1, 9, 3).tolist(), strict=True)
+        intervals.append([(float(start), float(start + length)) for start, length in ends])
+    text = [";".join(f"{start:g}-{stop:g}" for start, stop in pairs) for pairs in intervals]
+    file = tmp_path / "trace.csv"
+    file.write_text("seconds_per_step,on\n" + "".join(f"1,{line}\n" for line in text))
+    fleet = Trace(file=str(file))
+    for now in (*np.arange(0, 60, 0.5), 3.0, 57.0, 3.0):
+        here = fleet.available(clients, float(now))
+        lines = [not pairs or any(start <= now < stop for start, stop in pairs) for pairs in intervals]
+        wanted = [client for client in range(clients) if lines[client % len(lines)]]
+        assert list(here) == wanted
+        assert len(here) == len(wanted)
+        assert [client for client in range(-1, clients + 1) if client in here] == wanted
+        assert np.array_equal(np.asarray(here, dtype=np.int64), wanted)
+
+
+@pytest.mark.parametrize("kind", [list, lambda clients: Present(np.isin(np.arange(40), clients), 40)])
+def test_clients_are_counted_and_chosen_without_a_list_of_all(kind: Callable[[list[int]], Sequence[int]]) -> None:
+    """As by looking at each of them."""
+    rng = np.random.default_rng(1)
+    for round in range(50):
+        here = sorted(rng.choice(40, int(rng.integers(0, 40)), replace=False).tolist())
+        pool = ClientPool()
+        for client in rng.choice(40, 6, replace=False).tolist():
+            pool.exclude(client, "for a test")
+        for client in rng.choice(40, 6, replace=False).tolist():
+            pool.take(Task(0, client, 0, {}))
+        clients = kind(here)
+        offered = [client for client in here if client not in pool.excluded]
+        idle = [client for client in offered if client not in pool.busy]
+        assert pool.count(clients) == (len(offered), len(idle))
+        chosen = pool.choose(clients, 3, "test", round)
+        assert chosen == select(idle, 3, "test", round)
+        assert all(type(client) is int for client in chosen)

@@ -6,12 +6,16 @@ import csv
 import math
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
 
 from piebald.contracts import Device
 from piebald.core.errors import SettingError, unknown
 from piebald.core.reading.files import read_text
 from piebald.data.partition.devices import Devices
+from piebald.data.partition.split import Bools, Ints
 
 COLUMNS = ("client", "seconds_per_step", "down", "up", "latency", "dropout", "on")
 
@@ -48,11 +52,64 @@ class Trace(Devices):
 
     def available(self, clients: int, now: float) -> Sequence[int]:
         """Clients that are available now."""
-        times = _intervals(self.file)
-        if all(on is None for on in times):
-            return range(clients)
-        here = [on is None or any(start <= now < stop for start, stop in on) for on in times]
-        return [client for client in range(clients) if here[client % len(here)]]
+        switches = _switches(self.file)
+        return range(clients) if switches is None else Present(switches.on(now), clients)
+
+
+class Present(Sequence[int]):
+    """The clients whose line is on, increasing; whether one is among them is known without a list of all.
+
+    Args:
+        lines: whether each line is on [l].
+        clients: how many clients there are, on or not.
+    """
+
+    def __init__(self, lines: Bools, clients: int) -> None:
+        self._lines, self._clients = lines, clients
+
+    def __len__(self) -> int:
+        times, rest = divmod(self._clients, len(self._lines))
+        return int(times * np.count_nonzero(self._lines) + np.count_nonzero(self._lines[:rest]))
+
+    def __contains__(self, client: object) -> bool:
+        return (
+            isinstance(client, int) and client in range(self._clients) and bool(self._lines[client % len(self._lines)])
+        )
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._all[index].tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Ints:
+        return np.array(self._all, dtype, copy=bool(copy))
+
+    @cached_property
+    def _all(self) -> Ints:
+        return np.flatnonzero(np.resize(self._lines, self._clients))
+
+
+class _Switches:
+    """The times at which lines go on and off, in order; moving on in time looks at those in between alone."""
+
+    def __init__(self, intervals: Sequence[tuple[tuple[float, float], ...] | None]) -> None:
+        ends = [(end, line, step) for line, pairs in enumerate(intervals) for pair in pairs or ()
+                for end, step in zip(pair, (1, -1), strict=True)]  # fmt: skip
+        times, lines, steps = (np.array(column) for column in zip(*ends, strict=True))
+        order = np.argsort(times, kind="stable")
+        self._times, self._lines, self._steps = times[order], lines[order], steps[order]
+        self._always = np.array([pairs is None for pairs in intervals], dtype=np.int64)
+        self._count, self._done = self._always.copy(), 0  # intervals that each line is in, after so many switches
+        self._on: Bools = self._count > 0
+
+    def on(self, now: float) -> Bools:
+        """Return whether each line is on [l] at a time."""
+        done = int(np.searchsorted(self._times, now, side="right"))
+        if done < self._done:
+            self._count, self._done = self._always.copy(), 0
+        if done != self._done or not done:
+            passed = slice(self._done, done)
+            np.add.at(self._count, self._lines[passed], self._steps[passed])
+            self._on, self._done = self._count > 0, done
+        return self._on
 
 
 @lru_cache(maxsize=8)
@@ -105,6 +162,13 @@ def _numbers(row: Mapping[str, str], place: str) -> dict[str, float]:
 @lru_cache(maxsize=8)
 def _intervals(file: str) -> tuple[tuple[tuple[float, float], ...] | None, ...]:
     return tuple(_on(row.get("on", ""), f"{file}, line {number}") for number, row in enumerate(_rows(file), 2))
+
+
+@lru_cache(maxsize=8)
+def _switches(file: str) -> _Switches | None:
+    """The switches of a trace, None where all lines are always on."""
+    intervals = _intervals(file)
+    return None if all(on is None for on in intervals) else _Switches(intervals)
 
 
 def _on(text: str, place: str) -> tuple[tuple[float, float], ...] | None:
