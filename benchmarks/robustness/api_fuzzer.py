@@ -37,7 +37,8 @@ from piebald.contracts.component import Component
 PACKAGES = (
     "piebald", "piebald.data", "piebald.models", "piebald.data.partition", "piebald.privacy.accounting",
     "piebald.experiments.preview",
-    "piebald.methods.recipes", "piebald.runtimes", "piebald.vertical", "piebald.data.measures.weight_divergence",
+    "piebald.methods.catalog.recipes", "piebald.runtimes", "piebald.vertical",
+    "piebald.data.measures.weight_divergence",
     "piebald.advice",
     "piebald.advice.tuning", "piebald.methods.attacks", "piebald.methods.training",
     "piebald.privacy.secure_aggregation.security",
@@ -119,9 +120,13 @@ def _hints(call: Callable[..., Any]) -> dict[str, Any]:
         return {name: field.rebuild_annotation() for name, field in call.model_fields.items()}
     target = unwrapped.__init__ if inspect.isclass(unwrapped) else unwrapped
     try:
-        return typing.get_type_hints(target, include_extras=True)
+        hints = typing.get_type_hints(target, include_extras=True)
     except (NameError, TypeError, AttributeError):
         return {}
+    unpacked = [typing.get_args(hint)[0] for hint in hints.values() if typing.get_origin(hint) is typing.Unpack]
+    for table in unpacked:
+        hints |= typing.get_type_hints(table, include_extras=True)
+    return hints
 
 
 def _subject(name: str, call: Callable[..., Any], good: Mapping[str, Any]) -> Subject | None:
@@ -141,7 +146,7 @@ def _subject(name: str, call: Callable[..., Any], good: Mapping[str, Any]) -> Su
         if one not in open_ended and (about.default is inspect.Parameter.empty or f"{name}.{one}" in good)
     }
     own = {one: hints.get(one, Any) for one in parameters if one not in open_ended}
-    if open_ended and name.startswith("piebald.methods.recipes.") and not name.endswith("make"):
+    if open_ended and name.startswith("piebald.methods.catalog.recipes.") and not name.endswith("make"):
         own |= {"lr": float, "batch": int, "epochs": int, "momentum": float, "clip": float | None}
     return Subject(name, call, arguments, own) if own else None
 

@@ -124,7 +124,7 @@ def test_every_public_name_is_a_subject(tmp_path: Path) -> None:
     known = {one.name for one in calls.subjects(tmp_path)} | calls.LEFT_OUT
     for name in ("run", "resume", "compare", "adapt", "clients_from", "write_report", "LazyClients"):
         assert f"piebald.{name}" in known
-    assert {f"piebald.methods.recipes.{name}" for name in recipes.names()} <= known
+    assert {f"piebald.methods.catalog.recipes.{name}" for name in recipes.names()} <= known
     assert not issubclass(Federation, Exception)
 
 
