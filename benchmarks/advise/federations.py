@@ -8,6 +8,7 @@ Shakespeare in time, all others at random inside a client.
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -27,7 +28,7 @@ from piebald.models import build_model
 
 SEED = 7  # of rows and partitions; runs have seeds of their own
 HELD_OUT = {"validation": 0.2, "test": 0.4}
-SWAP = {"kind": "flip_pairs", "pairs": ((0, 5), (1, 6), (2, 7), (3, 8), (4, 9))}
+TABLES = tomllib.loads(Path(__file__).with_name("tables.toml").read_text("utf-8"))
 PIXELS = 8
 
 
@@ -105,13 +106,10 @@ def _folder() -> Path:
 @cache
 def _rows(name: str) -> DataSet:
     makers: dict[str, Callable[[], DataSet]] = {
-        "digits": _digits, "mnist": _mnist, "writers": _writers, "cifar10": _cifar10, "har": _har, "heart": _heart,
-        "contraception": _contraception, "exam": _exam, "office": _office, "shakespeare": _shakespeare,
-        "lecturers": _lecturers, "traffic": _traffic, "hsb": _hsb, "star": _star, "adult": _adult, "credit": _credit,
-        "tumours": data.breast_cancer, "marriages": _marriages, "visits": _visits, "voters": _voters,
-        "rules": _rules,
+        "digits": _digits, "mnist": _mnist, "writers": _writers, "cifar10": _cifar10, "har": _har, "office": _office,
+        "shakespeare": _shakespeare, "traffic": _traffic, "tumours": data.breast_cancer, "rules": _rules,
     }  # fmt: skip
-    return makers[name]()
+    return table_rows(name) if name in TABLES else makers[name]()
 
 
 def _vectors(rows: DataSet, x: torch.Tensor, keep: np.ndarray | None = None) -> DataSet:
@@ -168,18 +166,32 @@ def _har() -> DataSet:
     return _vectors(rows, torch.cat([x.mean(2), x.std(2), spectrum.log1p().flatten(1)], 1), keep)
 
 
-def _table(name: str, client: str, target: Callable[[Any], Any], columns: tuple[str, ...], drop: Any = None) -> DataSet:
+def table_rows(name: str) -> DataSet:
+    """The rows of a table of tables.toml."""
     import pandas
 
-    frame = pandas.read_csv(_folder() / f"{name}.csv.gz")
-    return _encoded(name, frame if drop is None else drop(frame), client, target, columns)
+    table = TABLES[name]
+    if "statsmodels" in table:
+        import statsmodels.datasets
+
+        frame = getattr(statsmodels.datasets, table["statsmodels"]).load_pandas().data
+    else:
+        frame = pandas.read_csv(_folder() / f"{table['file']}.csv.gz")
+    frame = frame.query(table["rows"]) if "rows" in table else frame
+    if "largest" in table:
+        most = frame[table["client"]].value_counts().index[: table["largest"]]
+        frame = frame[frame[table["client"]].isin(most)].reset_index(drop=True)
+    for column in table.get("no_zeros", ()):
+        frame[column] = frame[column].where(frame[column] > 0)
+    for column in table.get("words", ()):
+        frame[column] = frame[column].astype("string")
+    return _encoded(table.get("file", name), frame, table["client"], frame.eval(table["target"]), table["columns"])
 
 
-def _encoded(name: str, frame: Any, client: str, target: Callable[[Any], Any], columns: Sequence[str]) -> DataSet:
+def _encoded(name: str, frame: Any, client: str, y: Any, columns: Sequence[str]) -> DataSet:
     """A data frame as numbers: categories one by one, gaps filled, all of them standardised."""
     import pandas
 
-    y = target(frame)
     x = pandas.get_dummies(frame[list(columns)], dtype=float)
     gaps = x.isna()
     x = x.fillna(x.median())
@@ -189,118 +201,6 @@ def _encoded(name: str, frame: Any, client: str, target: Callable[[Any], Any], c
     own = frame[client].astype(str).to_numpy()
     return DataSet(name=name, x=values, y=torch.tensor(np.asarray(y, np.int64)), classes=["no", "yes"],
                    owners={"site": Owners.of(own)})  # fmt: skip
-
-
-def _heart() -> DataSet:
-    def clean(frame: Any) -> Any:
-        frame["chol"] = frame["chol"].where(frame["chol"] > 0)
-        for column in ("cp", "restecg", "slope", "thal"):
-            frame[column] = frame[column].astype("string")
-        return frame
-
-    columns = (
-        "age",
-        "sex",
-        "cp",
-        "trestbps",
-        "chol",
-        "fbs",
-        "restecg",
-        "thalach",
-        "exang",
-        "oldpeak",
-        "slope",
-        "ca",
-        "thal",
-    )
-    return _table("heart/heart", "site", lambda frame: frame["num"] > 0, columns, clean)
-
-
-def _largest(column: str, count: int) -> Callable[[Any], Any]:
-    return lambda frame: frame[frame[column].isin(frame[column].value_counts().index[:count])].reset_index(drop=True)
-
-
-def _contraception() -> DataSet:
-    columns = ("age", "livch", "urban")
-    return _table(
-        "sites/Contraception", "district", lambda frame: frame["use"] == "Y", columns, _largest("district", 12)
-    )
-
-
-def _exam() -> DataSet:
-    columns = ("standLRT", "schavg", "sex", "schgend", "vr", "intake")
-    return _table("sites/Exam", "school", lambda frame: frame["normexam"] > 0, columns, _largest("school", 12))
-
-
-def _lecturers() -> DataSet:
-    """Whether a lecture was rated good (4 or 5), for the 12 lecturers with the most ratings."""
-
-    def clean(frame: Any) -> Any:
-        frame = _largest("d", 12)(frame)
-        return frame.assign(**{column: frame[column].astype("string") for column in ("studage", "lectage")})
-
-    return _table(
-        "sites/InstEval", "d", lambda frame: frame["y"] >= 4, ("studage", "lectage", "service", "dept"), clean
-    )
-
-
-def _hsb() -> DataSet:
-    """Whether a pupil's achievement in mathematics is above the median of all, for the 12 largest schools."""
-    columns = ("ses", "meanses", "minrty", "sx", "sector")
-    return _table("sites/Hsb82", "school", lambda frame: frame["mAch"] > 13, columns, _largest("school", 12))
-
-
-def _star() -> DataSet:
-    """Whether a pupil of the third grade is above its median in mathematics, for the 12 schools with the most."""
-
-    def clean(frame: Any) -> Any:
-        return _largest("sch", 12)(frame[(frame["gr"] == "3") & frame["math"].notna()])
-
-    columns = ("cltype", "exp", "ses", "sx", "eth", "hdeg")
-    return _table("sites/star", "sch", lambda frame: frame["math"] > 616, columns, clean)
-
-
-def _adult() -> DataSet:
-    """Whether an income is above 50,000 dollars, by occupation."""
-    columns = (
-        "age", "education-num", "marital-status", "race", "sex", "capital-gain", "capital-loss", "hours-per-week",
-    )  # fmt: skip
-    return _table(
-        "adult/adult", "occupation", lambda frame: frame["income"] == ">50K", columns, _largest("occupation", 12)
-    )
-
-
-def _credit() -> DataSet:
-    """Whether a payment fails next month, by the education of the holder of the card."""
-    columns = ("LIMIT_BAL", "SEX", "AGE", *(f"PAY_{month}" for month in (0, 2, 3, 4, 5, 6)), "BILL_AMT1", "PAY_AMT1")
-    return _table(
-        "credit/credit_default", "EDUCATION", lambda frame: frame["default"] == 1, columns, _largest("EDUCATION", 4)
-    )
-
-
-def _of_statsmodels(name: str) -> Any:
-    """A data frame that comes with statsmodels."""
-    import statsmodels.datasets
-
-    return getattr(statsmodels.datasets, name).load_pandas().data
-
-
-def _marriages() -> DataSet:
-    """Women who have had an affair and others (Fair 1978), by their occupation."""
-    columns = ("rate_marriage", "age", "yrs_married", "children", "religious", "educ", "occupation_husb")
-    return _encoded("marriages", _of_statsmodels("fair"), "occupation", lambda frame: frame["affairs"] > 0, columns)
-
-
-def _visits() -> DataSet:
-    """People who saw a doctor in a year and others (RAND Health Insurance Experiment), by the rate of coinsurance."""
-    columns = ("idp", "lpi", "fmde", "physlm", "disea", "hlthg", "hlthf", "hlthp")
-    return _encoded("visits", _of_statsmodels("randhie"), "lncoins", lambda frame: frame["mdvis"] > 0, columns)
-
-
-def _voters() -> DataSet:
-    """Voters of 1996 and their candidate (American National Election Studies), by education."""
-    columns = ("TVnews", "selfLR", "ClinLR", "DoleLR", "age", "income", "logpopul")
-    return _encoded("voters", _of_statsmodels("anes96"), "educ", lambda frame: frame["vote"] == 1, columns)
 
 
 def _rules() -> DataSet:

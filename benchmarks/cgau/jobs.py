@@ -50,97 +50,68 @@ class Job:
         return out / self.part / f"{name}.json"
 
 
-def tuning() -> Iterator[Job]:
-    for method in (settings.CGAU, settings.BLIND, settings.RELU):
-        for rate in settings.TUNED_RATES:
-            yield Job("tuning", "shuffle 0.0", method, settings.TUNING_SEED, rate=rate)
+SHUFFLED = tuple(f"shuffle {share}" for share in (0.0, 1.0, 0.4, 0.2, 0.8, 0.6))  # the ends first
+NO_MATRIX = [method for method in METHODS if method != settings.MATRIX]
+
+
+def each(part: str, where: Iterable[str], seeds: Iterable[int], methods: Iterable[str], **more: Any) -> Iterator[Job]:
+    """Yield the jobs of a part, all methods of a seed and a setting before the next seed."""
+    for seed in seeds:
+        for setting in where:
+            for method in methods:
+                yield Job(part, setting, method, seed, **more)
 
 
 def images() -> Iterator[Job]:
     for seed in settings.SEEDS:
-        for shuffle in (0.0, 1.0, 0.4, 0.2, 0.8, 0.6):
-            for method in METHODS:
-                if method != settings.MATRIX or shuffle in (0.0, 1.0):
-                    yield Job("images", f"shuffle {shuffle}", method, seed)
-        for method in SWITCHES:
-            yield Job("images", "shuffle 0.0", method, seed)
+        for setting in SHUFFLED:
+            yield from each("images", [setting], [seed], METHODS if setting in SHUFFLED[:2] else NO_MATRIX)
+        yield from each("images", SHUFFLED[:1], [seed], SWITCHES)
 
 
 def more_rows() -> Iterator[Job]:
-    for shuffle in settings.MORE_SHUFFLES:
-        for seed in settings.MORE_SEEDS:
-            for method in settings.SHORT:
-                yield Job("more_rows", f"shuffle {shuffle}", method, seed)
+    for share in settings.MORE_SHUFFLES:
+        yield from each("more_rows", [f"shuffle {share}"], settings.MORE_SEEDS, settings.SHORT)
 
 
 def rare() -> Iterator[Job]:
-    for shuffle in (0.0, 1.0, 0.4, 0.2, 0.8, 0.6):
-        for seed in settings.RARE_SEEDS:
-            for method in settings.SHORT:
-                yield Job("rare", f"shuffle {shuffle}", method, seed)
+    for setting in SHUFFLED:
+        yield from each("rare", [setting], settings.RARE_SEEDS, settings.SHORT)
 
 
 def paper_images() -> Iterator[Job]:
-    return _as_in_the_paper("paper_images", settings.PAPER_IMAGE_SEEDS)
+    return each("paper_images", sorted(SHUFFLED), settings.PAPER_IMAGE_SEEDS, settings.SHORT)
 
 
 def paper_rare() -> Iterator[Job]:
-    return _as_in_the_paper("paper_rare", settings.PAPER_RARE_SEEDS)
+    return each("paper_rare", sorted(SHUFFLED), settings.PAPER_RARE_SEEDS, settings.SHORT)
 
 
-def _as_in_the_paper(part: str, seeds: Iterable[int]) -> Iterator[Job]:
-    for seed in seeds:
-        for shuffle in settings.SHUFFLES:
-            for method in settings.SHORT:
-                yield Job(part, f"shuffle {shuffle}", method, seed)
-
-
-def longer() -> Iterator[Job]:
-    for seed in settings.SEEDS[:3]:
-        for method in (settings.CGAU, settings.BLIND, settings.RELU):
-            yield Job("longer", "shuffle 0.0", method, seed, rounds=settings.LONGER)
-
-
-def controls() -> Iterator[Job]:
-    for seed in settings.SEEDS:
-        for method in METHODS:
-            if method != settings.MATRIX:
-                yield Job("controls", "label-free", method, seed)
-
-
-def office() -> Iterator[Job]:
-    for seed in settings.SEEDS:
-        for method in METHODS:
-            yield Job("office", "by domain", method, seed)
-
-
-def signals() -> Iterator[Job]:
-    for seed in settings.REPETITIONS:
-        for method in METHODS:
-            if method != settings.MATRIX:
-                yield Job("signals", "by subject", method, seed)
+def tuning() -> Iterator[Job]:
+    for method in (settings.CGAU, settings.BLIND, settings.RELU):
+        for rate in settings.TUNED_RATES:
+            yield Job("tuning", SHUFFLED[0], method, settings.TUNING_SEED, rate=rate)
 
 
 def newcomers() -> Iterator[Job]:
+    unseen = {SHUFFLED[0]: 2, "label-free": 2, "by domain": 1, "by subject": 6}
     for seed in settings.SEEDS[:3]:
         for method in (settings.CGAU, settings.BLIND, settings.HEAD):
-            yield Job("newcomers", "shuffle 0.0", method, seed, unseen=2)
-            yield Job("newcomers", "label-free", method, seed, unseen=2)
-            yield Job("newcomers", "by domain", method, seed, unseen=1)
-            yield Job("newcomers", "by subject", method, seed, unseen=6)
+            yield from (Job("newcomers", setting, method, seed, unseen=count) for setting, count in unseen.items())
 
 
+GATED_AND_PLAIN = (settings.CGAU, settings.BLIND, settings.RELU)
 JOBS: dict[str, Callable[[], Iterator[Job]]] = {
     "tuning": tuning,
-    "office": office,
-    "signals": signals,
+    "office": lambda: each("office", ["by domain"], settings.SEEDS, METHODS),
+    "signals": lambda: each("signals", ["by subject"], settings.REPETITIONS, NO_MATRIX),
     "images": images,
     "more_rows": more_rows,
     "rare": rare,
     "paper_images": paper_images,
     "paper_rare": paper_rare,
-    "longer": longer,
-    "controls": controls,
+    "longer": lambda: each("longer", SHUFFLED[:1], settings.SEEDS[:3], GATED_AND_PLAIN, rounds=settings.LONGER),
+    "controls": lambda: each("controls", ["label-free"], settings.SEEDS, NO_MATRIX),
     "newcomers": newcomers,
 }
 

@@ -14,6 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from shared.intervals import interval
+from shared.pictures import clean
 
 from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.measures.heterogeneity import frechet
@@ -106,7 +107,7 @@ def conditioning(out: Path, path: Path) -> dict[str, tuple[float, float]]:
             title=f"Spearman {rank:+.2f} (p = {p_value:.2g})",
         )  # fmt: skip
         for panel in (above, below):
-            _clean(panel)
+            clean(panel)
     figure.savefig(path, dpi=110)
     return found
 
@@ -141,11 +142,5 @@ def shuffling(out: Path, path: Path) -> None:
         )
     right.set(xlabel="share of shuffled rows", ylabel="average Fréchet distance (32 components)", ylim=(0, None))
     for panel in (left, right):
-        _clean(panel)
+        clean(panel)
     figure.savefig(path, dpi=120)
-
-
-def _clean(panel) -> None:
-    panel.grid(color="#e8ebef")
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)

@@ -8,8 +8,8 @@ import federations
 import finished_runs
 import paper
 import settings
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from shared.pictures import clean
 
 from piebald.report.comparison import Comparison
 
@@ -63,7 +63,7 @@ def _panels(curves: dict[str, Comparison], axis: str, name: str, path: Path) -> 
                     band.x, [100 * y for y in band.low], [100 * y for y in band.high], color=colour, alpha=0.15, lw=0
                 )
         panel.set(xlabel=name, ylabel="accuracy, %", title=title)
-        _clean(panel)
+        clean(panel)
     for panel in panels[len(curves) :]:
         panel.set_visible(False)
     lines, labels = panels[0].get_legend_handles_labels()
@@ -83,7 +83,7 @@ def _figure_3(found: dict[str, dict[int, Comparison]], path: Path) -> Path:
                     panel.plot(band.x, [100 * y for y in band.mean], label=f"C = {cohort}")
             panel.set(xlabel="rounds", ylabel="accuracy, %", title=f"{paper.TITLES[setting]}, {label}")
             panel.legend(frameon=False, fontsize=8)
-            _clean(panel)
+            clean(panel)
     figure.savefig(path, dpi=120)
     return path
 
@@ -101,12 +101,6 @@ def _differences(found: dict, path: Path) -> Path:
     panel.axvline(0, color="#505a68", lw=1)
     panel.set_yticks(range(len(names)), names)
     panel.set(xlabel="HDAFL minus FedAvg, points of accuracy (95 % over seeds)")
-    _clean(panel)
+    clean(panel)
     figure.savefig(path, dpi=120)
     return path
-
-
-def _clean(panel: Axes) -> None:
-    panel.grid(color="#e8ebef")
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)

@@ -17,6 +17,7 @@ import torch
 from blocks import merged, merged_rows
 from finished_runs import BASE, OURS, comparisons, finished, traffic_runs
 from shared.markdown import block, put
+from shared.markdown import table as table_of
 
 import piebald
 from piebald.report.comparison import Comparison
@@ -271,7 +272,7 @@ def costs(row: dict) -> tuple[str, str]:
 
 def table_head(*names: str) -> str:
     """Return the first two lines of a table."""
-    return f"{table_row(*names)}\n{table_row(*('---' for _ in names))}"
+    return table_of(names, [])
 
 
 def table_row(*cells: str) -> str:
