@@ -264,57 +264,11 @@ def by_owner(owner: str, clients: int | None = None) -> dict[str, Any]:
     return {"kind": "by_owner", "owner": owner} | ({} if clients is None else {"clients": clients})
 
 
-def _dirichlet(alpha: float, clients: int = 10, **more: Any) -> dict[str, Any]:
-    return {"kind": "dirichlet", "clients": clients, "alpha": alpha, **more}
+def _listed(group: str) -> tuple[Federation, ...]:
+    rows = tomllib.loads(Path(__file__).with_name("federations.toml").read_text("utf-8"))[group]
+    return tuple(Federation(**row | {"labels_of": tuple(row.get("labels_of", ()))}) for row in rows)
 
 
-IID = {"kind": "iid", "clients": 10}
-SENSOR = {"kind": "sensor", "gain": 0.7, "bias": 0.7, "seed": SEED}
-FEW = {"kind": "power_law", "exponent": 1.2}
-
-FEDERATIONS = (
-    Federation("digits-iid", "digits, alike", "digits", IID),
-    Federation("digits-dirichlet", "digits, Dirichlet 0.3", "digits", _dirichlet(0.3)),
-    Federation("digits-disjoint", "digits, two classes each", "digits",
-               {"kind": "disjoint", "clients": 10, "classes_each": 2, "shared_by": 2}),
-    Federation("digits-swapped", "digits, half with other labels", "digits", IID, labels_of=(0, 2, 4, 6, 8)),
-    Federation("digits-sizes", "digits, few large clients", "digits", IID | {"sizes": FEW}),
-    Federation("digits-sensor", "digits, other sensors", "digits", IID | {"changes": [SENSOR]}),
-    Federation("digits-slow", "digits, Dirichlet 0.3, half of the devices slow", "digits", _dirichlet(0.3), slow=True),
-    Federation("mnist-writers", "MNIST writers", "writers", by_owner("writer")),
-    Federation("mnist-dirichlet", "MNIST, Dirichlet 0.1", "mnist", _dirichlet(0.1)),
-    Federation("mnist-swapped", "MNIST, a third with other labels", "mnist", IID, labels_of=(1, 4, 7)),
-    Federation("mnist-sensor", "MNIST, other sensors", "mnist", _dirichlet(1.0) | {"changes": [SENSOR]}),
-    Federation("cifar10-iid", "CIFAR-10, alike", "cifar10", IID),
-    Federation("cifar10-dirichlet", "CIFAR-10, Dirichlet 0.1", "cifar10", _dirichlet(0.1)),
-    Federation("cifar10-disjoint", "CIFAR-10, two classes each", "cifar10",
-               {"kind": "disjoint", "clients": 10, "classes_each": 2, "shared_by": 2}),
-    Federation("cifar10-sizes", "CIFAR-10, Dirichlet 0.5, few large clients", "cifar10", _dirichlet(0.5, sizes=FEW)),
-    Federation("har-subjects", "HAR subjects", "har", by_owner("subject", 10)),
-    Federation("har-dirichlet", "HAR, Dirichlet 0.3", "har", _dirichlet(0.3)),
-    Federation("har-swapped", "HAR, half with other labels", "har", by_owner("subject", 10), labels_of=(0, 1, 2, 3, 4)),
-    Federation("har-slow", "HAR subjects, half of the devices slow", "har", by_owner("subject", 10), slow=True),
-    Federation("heart", "heart hospitals", "heart", by_owner("site")),
-    Federation("heart-iid", "heart patients, dealt at random", "heart", IID | {"clients": 6}),
-    Federation("contraception", "districts (Contraception)", "contraception", by_owner("site")),
-    Federation("exam", "schools (Exam)", "exam", by_owner("site")),
-    Federation("office", "Office-Caltech domains", "office", by_owner("domain"), limit=1200),
-    Federation("office-dirichlet", "Office-Caltech, Dirichlet 0.3", "office", _dirichlet(0.3, 6)),
-    Federation("shakespeare", "Shakespeare roles", "shakespeare", by_owner("role"), limit=2500),
-)  # fmt: skip
-# Whole data sets from which nothing was learned and on which nothing was tuned
-HELD_BACK = (
-    Federation("lecturers", "lecturers (InstEval)", "lecturers", by_owner("site")),
-    Federation("traffic", "app traffic, Dirichlet 0.3", "traffic", _dirichlet(0.3)),
-    Federation("hsb", "schools (Hsb82)", "hsb", by_owner("site")),
-    Federation("star", "schools (star)", "star", by_owner("site")),
-    Federation("adult", "occupations (Adult)", "adult", by_owner("site")),
-    Federation("credit", "education (credit cards)", "credit", by_owner("site")),
-    Federation("tumours", "tumours, few rows each", "tumours", {"kind": "iid", "clients": 12}),
-    Federation("marriages", "occupations (Fair)", "marriages", by_owner("site")),
-    Federation("visits", "coinsurance (RAND HIE)", "visits", by_owner("site")),
-    Federation("voters", "education (ANES 1996)", "voters", by_owner("site")),
-    Federation("rules", "a rule for each site, generated", "rules", by_owner("site"), limit=4000),
-)
+FEDERATIONS, HELD_BACK = _listed("learned"), _listed("held_back")
 MADE_UP = ("rules",)  # of those held back: what is said of them is judged, and no mean of regrets has them
 BY_NAME = {federation.name: federation for federation in (*FEDERATIONS, *HELD_BACK)}

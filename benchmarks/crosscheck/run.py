@@ -47,6 +47,8 @@ import numpy as np
 import ours
 import personal
 from shared.options import reader
+from shared.stored import table as stored
+from shared.stored import texts
 
 HERE = Path(__file__).parent
 ROUNDING = 1e-5  # relative to the largest number: float32 in another order of sums
@@ -73,53 +75,11 @@ class Peer:
     commit: str = ""
 
 
-PEERS = (
-    Peer("plain PyTorch and NumPy", "with_torch.py", "torch", ("torch",)),
-    Peer("the papers' equations", "with_equations.py", "torch", ("torch",)),
-    Peer("Flower", "with_flower.py", "flower", ("flwr",)),
-    Peer("FedJAX", "with_fedjax.py", "fedjax", ("fedjax", "jax")),
-    Peer("pfl-research", "with_pfl.py", "pfl", ("pfl",)),
-    Peer("PFLlib", "with_pfllib.py", "pfllib", ("torch",), "d832e76f6a23b833038949ec1e4fdefe63a4d350"),
-    Peer("ByzFL", "with_byzfl.py", "byzfl", ("byzfl",)),
-    Peer("opacus", "with_opacus.py", "opacus", ("opacus",)),
-    Peer(
-        "PFLlib, personal models", "with_pfllib_personal.py", "pfllib", ("torch",),
-        "d832e76f6a23b833038949ec1e4fdefe63a4d350",
-    ),
-    Peer("flwr-datasets", "with_flwr_datasets.py", "flower", ("flwr-datasets",)),
-    Peer(
-        "statistics' libraries", "with_statistics.py", "statistics",
-        ("scipy", "scikit-learn", "statsmodels", "POT", "torchmetrics"),
-    ),
-    Peer("FedLab", "with_fedlab.py", "fedlab", ("fedlab", "torch")),
-    Peer("FL-bench", "with_flbench.py", "flbench", ("torch",), "06e658bca5af6ce732e25bb7c0f8be321e14a85e"),
-    Peer("CFL's authors", "with_cfl.py", "authors", ("torch",), "23a1c3887ed151a9c6340370337804766d11c69c"),
-    Peer("IFCA's authors", "with_ifca.py", "authors", ("torch",), "61e44b8977a53c25368e8120aac6a505496ebbdf"),
-    Peer("HeteroFL's authors", "with_heterofl.py", "authors", ("torch",), "cc40f3e46b0fab5364d62a1bb623d3764daf179d"),
-    Peer("FlexLoRA's authors", "with_flexlora.py", "authors", ("torch",), "1cb1ab76bf4c9394d617c4c5a800cb0df145796d"),
-    Peer(
-        "CGAU's authors", "with_cgau.py", "cgau", ("tensorflow-cpu",), "ea2882bc38209b5bbf18c61f279af5bc3bb249ca",
-    ),
-)  # fmt: skip
-# differences larger than rounding: what is defined otherwise, and the largest that this explains
-EXPLAINED = {
-    ("Flower", "FedAdam"): ("Flower corrects the bias of both moments, which the paper's algorithm 2 does not", 1.0),
-    ("Flower", "FedYogi"): ("Flower starts the second moment at 0, the paper at tau squared", 0.01),
-    ("opacus", "epsilon, RDP"): ("ours has whole orders of the Renyi divergence only, so its bound is larger", 0.002),
-    ("opacus", "epsilon, PLD"): ("opacus' PRV accountant gives an upper bound that is up to 0.01 too high", 0.002),
-    ("CFL's authors", "CFL, cut of noise"): (
-        "their clusters use complete linkage, the paper's algorithm 1 single linkage",
-        1.0,
-    ),
-    ("statistics' libraries", "logistic regression"): ("400 rounds of gradient descent beside a Newton solver", 1e-4),
-}
+STORED = stored(HERE / "peers.toml")
+PEERS = tuple(Peer(**one | {"packages": tuple(one["packages"])}) for one in STORED["peers"])
+EXPLAINED = {(one["peer"], one["quantity"]): (one["why"], one["bound"]) for one in STORED["explained"]}
+TEXTS = texts(HERE / "page.md")
 Line = tuple[str, ...]
-WITHOUT = """No program of others stands beside these recipes.  `async_fedavg`, `async_dvw`, `adaptive_dvw` and
-`sync_dvw`: their authors' MetisFL has no weights by validation (at commit a33b749ed59dfbb3e6cf456d4a5a127d54d7cb6d by
-examples, later also by batches or equal ones); the cache of `async_fedavg`, in its later history, is part of a
-controller of C++ that is built with Bazel and protocol buffers.  `distfl`: its authors' program (YikFungTsai/DistFL,
-commit aef5592bf32d6c19c88e573404d377e6a2d732dc) needs CUDA, and makes its probes without a gradient of the term about
-distributions, which it computes from detached numbers.  They are compared with their papers' equations in our tests."""
 
 
 def results_of(peer: Peer, root: Path, given: Path, folder: Path) -> inputs.Arrays | None:
@@ -182,35 +142,10 @@ def text(lines: list[Line], installed: dict[str, str], missing: list[str]) -> st
     listed = "\n".join(f"- {name}: {numbers}" for name, numbers in installed.items())
     absent = f"Not installed, so without rows: {', '.join(missing)}.\n\n" if missing else ""
     named = len(differs) - len(open_ones)
-    return f"""# Piebald beside other programs
-
-`python benchmarks/crosscheck/run.py --peers build/crosscheck`, which says how to put the other programs beside; each
-has its own requirements.  The same updates, rows, starting models and batches go through both; in training, a batch is
-all rows of a client, so that the order in which a program draws rows does not matter.
-
-Of {len(lines)} quantities {len(lines) - len(differs)} are equal within rounding ({ROUNDING:g} of the largest number;
-for random draws {ERRORS:g} standard errors), {named} differ by a definition that the last column names, and
-{len(open_ones)} differ without explanation.
-
-| program | quantity | largest difference | largest number | verdict |
-|---|---|---|---|---|
-{rows}
-
-"PLD" is compared with opacus' PRV accountant; "IRLS line" is the repeated-median line through sorted values, with both
-intercepts; "MMD" is its square, over all pairs.  FedAsync and FedBuff run on six clients of different speeds, and plain
-PyTorch replays which client sent what, from which version, at which step.  Of PFLlib its clients are run, whose models
-are averaged with equal weights, and FedAMP's mixing; its FedLC calibrates by the rows of all clients together, where
-the paper counts those of the client, so its client is given its own counts.  "The papers' equations" are written out
-in plain PyTorch (`peers/with_equations.py`), for methods that no maintained program has as their papers say; it is told
-the numbers that were drawn for random-k and for the first basis of low rank.  QSGD draws for itself at both ends.
-What FL-bench, FedLab and the programs of papers' authors do otherwise than the papers is in the scripts of `peers`.
-
-{WITHOUT}
-
-{absent}Programs:
-
-{listed}
-"""
+    return TEXTS["page"].format(
+        quantities=len(lines), equal=len(lines) - len(differs), rounding=ROUNDING, errors=ERRORS, named=named,
+        unexplained=len(open_ones), rows=rows, absent=absent, listed=listed,
+    )  # fmt: skip
 
 
 def main() -> int:

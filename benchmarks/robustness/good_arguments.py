@@ -6,6 +6,7 @@ Those of one callable go by "callable.name".
 
 from __future__ import annotations
 
+import tomllib
 import wave
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from PIL import Image
 import piebald
 from piebald import data, models, partition, recipes, tuning, vertical
 from piebald.data.clients.data_source import DataSource
+
+PLAIN = tomllib.loads(Path(__file__).with_name("good_arguments.toml").read_text("utf-8"))
 
 
 def good_arguments(folder: Path) -> dict[str, Any]:
@@ -84,105 +87,30 @@ def good_arguments(folder: Path) -> dict[str, Any]:
         "piebald.data.partition.Standardisation.mean": [0.0], "piebald.data.partition.Standardisation.deviation": [1.0],
         "piebald.data.partition.StandardisedClients.standardisation": partition.standardised(clients).standardisation,
         "piebald.data.partition.TorchClients.datasets": [torch.utils.data.TensorDataset(rows.x, rows.y)],
-        **_of_questions(), **_of_searches(finished), **_of_tables(),
+        **_of_questions(), **_of_python(finished), **PLAIN,
     }  # fmt: skip
 
 
 def _of_questions() -> dict[str, Any]:
-    """Of statistics, models of statistics, and budgets."""
+    """Of statistics and models of statistics."""
     draw = np.random.default_rng(0)
     tables = {name: (draw.normal(size=(20, 2)), draw.normal(size=20)) for name in "abc"}
-    found = piebald.statistics(tables)
-    fitted = piebald.glm(tables)
-    made = {
-        "piebald.statistics.clients": tables,
-        "piebald.glm.clients": tables,
-        "Ledger.spend.question": "a",
-        "Ledger.spend.noise": 1e3,
-    }
-    made |= {
-        f"piebald.FederatedStatistics.{name}": getattr(found, name) for name in ("clients", "mode", "rows", "numbers")
-    }
-    made |= {
-        f"piebald.Glm.{name}": getattr(fitted, name)
-        for name in ("family", "target", "names", "coefficients", "errors", "covariance")
-    }
-    security = "piebald.privacy.secure_aggregation.security"
-    ring = {
-        "clients": 100,
-        "neighbours": 22,
-        "threshold": 18,
-        "colluding": 5,
-        "dropping": 5,
-        "holders": 23,
-        "population": 99,
-        "marked": 5,
-        "drawn": 22,
-        "least": 3,
-    }
-    calls = {"parameters": ["clients"], "exposure": ["clients", "neighbours", "threshold", "colluding"], "quorum": ["clients", "holders", "threshold"],
-             "failure": ["clients", "neighbours", "threshold", "dropping"], "colluders_needed": ["clients", "threshold", "least"],
-             "tail": ["population", "marked", "drawn", "least"]}  # fmt: skip
-    made |= {f"{security}.{call}.{name}": ring[name] for call, names in calls.items() for name in names}
-    made |= {"FederatedStatistics.only.columns": ["x0"], "FederatedStatistics.standardisation.columns": ["x0"]}
-    return made | {"piebald.Ledger.epsilon": 1.0, "piebald.Ledger.delta": 1e-5}
-
-
-def _of_searches(finished: piebald.Run) -> dict[str, Any]:
-    """Of tuning and advice; searches are as short as they can be."""
-    short = {"budget": 1, "rounds": 1, "seeds": [0]}
-    made = {f"piebald.{call}.{name}": value for call in ("tune", "advise") for name, value in short.items()}
-    made |= {
-        "piebald.tune.methods": ["fedavg"],
-        "piebald.tune.space": {"lr": [0.05, 0.1]},
-        "piebald.advise.families": ["fedavg"],
-    }
-    made |= {
-        "piebald.advice.tuning.Range.low": 0.1,
-        "piebald.advice.tuning.Range.high": 1.0,
-        "piebald.advice.tuning.Choices.values": (1, 2),
-    }
-    made |= {"piebald.advice.tuning.Budget.amount": 5, "piebald.advice.tuning.with_settings.point": {"lr": 0.1}}
-    made |= {
-        "SearchSpace.of.table": {"lr": [0.05, 0.1]},
-        "SearchSpace.of_recipe.recipe": recipes.fedavg(),
-        "SearchSpace.own_point.recipe": recipes.fedavg(),
-    }
-    made |= {
-        "Budget.of.given": 5,
-        "Budget.parse.text": "5 rounds",
-        "Run.plot.over": "rounds",
-        "Run.reasons.kind": "train",
-        "Run.reasons.names": ["0"],
-        "Run.predict.rows": np.zeros((2, 1, 8, 8), np.float32),
-        "Run.number.client": 0,
-        "Run.curve_of.metric": finished.metric,
-    }
-    made |= {f"Comparison.{name}.label": "fedavg" for name in ("over_seeds", "per_client", "gain_of_each", "band")}
-    made |= {
-        "Comparison.over_seeds.figure": "mean",
-        "Comparison.per_client.base": "fedavg",
-        "Comparison.gain_of_each.base": "fedavg",
-    }
-    made |= {
-        "Comparison.band.axis": "bytes",
-        "Comparison.bands.axis": "bytes",
-        "Comparison.to_target.value": 0.5,
-        "Comparison.made_by.recipe": "fedavg",
-    }
-    functions = ("Augmentation", "LrSchedule", "StepSchedule")
-    made |= {f"piebald.methods.training.Function{one}.function": "math:sqrt" for one in functions}
-    return made | {"Run.save.path": "saved.safetensors", "Look.detectable.split": "test"}
-
-
-def _of_tables() -> dict[str, Any]:
-    """Of attacks, and of tables in settings."""
-    made: dict[str, Any] = {
-        "piebald.core.metrics.AttackSuccess.flips": {0: 4},
-        "piebald.methods.training.LearnerGroup.clients": (1,),
-    }
-    made |= {"piebald.methods.training.LearnerGroup.vc_loss": 1.0, "piebald.methods.training.LearnerGroup.vc_tomb": 1}
+    named = (
+        (piebald.statistics(tables), ("clients", "mode", "rows", "numbers")),
+        (piebald.glm(tables), ("family", "target", "names", "coefficients", "errors", "covariance")),
+    )
+    made = {f"piebald.{call}.clients": tables for call in ("statistics", "glm")}
     return made | {
-        "piebald.methods.training.ParameterGroup.layers": ("norm",),
-        "piebald.methods.training.ParameterGroup.lr": 0.1,
+        f"piebald.{type(value).__name__}.{name}": getattr(value, name) for value, names in named for name in names
     }
+
+
+def _of_python(finished: piebald.Run) -> dict[str, Any]:
+    """Values that a file of settings cannot hold."""
+    return {
+        "piebald.advice.tuning.Choices.values": (1, 2), "SearchSpace.of_recipe.recipe": recipes.fedavg(),
+        "SearchSpace.own_point.recipe": recipes.fedavg(), "Run.predict.rows": np.zeros((2, 1, 8, 8), np.float32),
+        "Run.curve_of.metric": finished.metric, "piebald.core.metrics.AttackSuccess.flips": {0: 4},
+        "piebald.methods.training.LearnerGroup.clients": (1,),
+        "piebald.methods.training.ParameterGroup.layers": ("norm",),
+    }  # fmt: skip
