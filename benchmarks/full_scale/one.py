@@ -144,8 +144,7 @@ def hdafl(setting: str, cohort: str, label: str, seed: int) -> Case:
 
 def dirichlet(name: str, seed: int) -> Case:
     """CIFAR-10, per-class Dirichlet 0.1 over 100 clients, with the settings of FedSpeed's authors."""
-    beside("gpu")
-    from networks import with_group_norm
+    from shared.networks import with_group_norm
 
     from piebald.data import cifar10
 

@@ -6,10 +6,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from networks import LoraEncoder, Lstm, seeded, with_group_norm
+sys.path.extend([str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "simulator")])
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "simulator"))
-
+from shared.networks import CharacterLstm, LoraEncoder, seeded, with_group_norm
 from workloads import GENERAL, W1, W2, Encoder, Workload, bare_loop
 
 from piebald.models import build_model
@@ -27,7 +26,7 @@ def resnet(width: int = 64) -> Workload:
 
 VGG = replace(next(work for work in GENERAL if work.name == "VGG-11"), clients=100, cohort=20, rows=200, rounds=3)
 TRANSFORMER = next(work for work in GENERAL if work.name == "transformer")
-LSTM = Workload("LSTM", 100, 20, 100, 3, (32,), 90, lambda: seeded(Lstm), tokens=90)
+LSTM = Workload("LSTM", 100, 20, 100, 3, (32,), 90, lambda: seeded(CharacterLstm, 90, 90), tokens=90)
 LORA = Workload("LoRA on a frozen transformer", 100, 20, 100, 3, (32,), 10, lambda: seeded(LoraEncoder), tokens=256)
 # At most this share of the bare loop's seconds on the same GPU.
 TARGETS = {
@@ -45,7 +44,7 @@ _SMALL = {
     "W2": {"make": lambda: build_model("small_cnn", (1, 28, 28), 62, 0)},
     "ResNet-18, group norm": {"make": resnet(4).make},
     "VGG-11": {"make": lambda: build_model("vgg11", PICTURE, 10, 0, width=4)},
-    "LSTM": {"make": lambda: seeded(Lstm, 90, 8)},
+    "LSTM": {"make": lambda: seeded(CharacterLstm, 90, 90, 8)},
     "transformer": {"make": lambda: seeded(Encoder)},
     "LoRA on a frozen transformer": {"make": lambda: seeded(LoraEncoder, 16, 1, 2)},
 }

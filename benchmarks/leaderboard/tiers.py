@@ -23,6 +23,7 @@ from torch import nn
 sys.path.append(str(Path(__file__).parents[1] / "advise"))
 import federations
 from federations import HELD_OUT, SEED, by_owner
+from shared.networks import CharacterLstm
 
 from piebald import data, partition
 from piebald.contracts.component import build
@@ -110,27 +111,6 @@ def _small(name: str, kind: str, table: federations.Federation | None = None) ->
 # -- the real tier
 
 
-class LastCharacter(nn.Module):
-    """The kind of the next character: an embedding of 8 numbers and two LSTM layers (McMahan et al. 2017).
-
-    Args:
-        letters: different characters.
-        outputs: kinds.
-        width: units of a layer.
-    """
-
-    def __init__(self, letters: int, outputs: int, width: int = 128) -> None:
-        super().__init__()
-        self.table = nn.Embedding(letters, 8)
-        self.layers = nn.LSTM(8, width, 2, batch_first=True)
-        self.classifier = nn.Linear(width, outputs)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Characters [batch, length] to scores [batch, outputs]."""
-        scores: torch.Tensor = self.classifier(self.layers(self.table(x.long()))[0][:, -1])
-        return scores
-
-
 def _real(
     name: str,
     words: str,
@@ -153,7 +133,7 @@ def _real(
             return build_model(network, shape, outputs, seed=seed, **settings)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return LastCharacter(LETTERS, outputs)
+            return CharacterLstm(LETTERS, outputs, 128)
 
     return Entrants(name, words, kind, rows, clients, make, tier=tier)
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
-
-sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 
 import numpy as np
 import torch
-from networks import with_group_norm
 from results import METHODS
+from shared.networks import CharacterLstm, with_group_norm
 from torch import Tensor, nn
 
 from piebald import partition, recipes
@@ -23,26 +19,6 @@ from piebald.data import cifar10
 from piebald.data.sets.download import prepared
 from piebald.methods.recipe import Recipe
 from piebald.models import build_model
-
-
-class CharacterLstm(nn.Module):
-    """The next character at every place: an embedding of 8 numbers and two LSTM layers (McMahan et al. 2017).
-
-    Args:
-        letters: different characters.
-        width: units of a layer, 256 in the paper.
-    """
-
-    def __init__(self, letters: int, width: int) -> None:
-        super().__init__()
-        self.table = nn.Embedding(letters, 8)
-        self.layers = nn.LSTM(8, width, 2, batch_first=True)
-        self.head = nn.Linear(width, letters)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Characters [batch, length] to scores [batch, length, letters]."""
-        scores: Tensor = self.head(self.layers(self.table(x))[0])
-        return scores
 
 
 class CharacterTransformer(nn.Module):
@@ -231,7 +207,7 @@ def shakespeare(scale: str) -> Study:
         "Shakespeare by role, next character",
         pooled(tokens, tokens, np.array(owner), names, np.array(test)),
         {
-            "lstm": seeded(lambda: CharacterLstm(len(letters), 256 if scale == "full" else 128)),
+            "lstm": seeded(lambda: CharacterLstm(len(letters), len(letters), 256 if scale == "full" else 128, True)),
             "transformer": seeded(lambda: CharacterTransformer(len(letters), LENGTH, width, blocks)),
         },
         alike(100 if scale == "full" else 6, optimizer="adamw", lr=0.005, batch=16, clip=1.0),

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.networks import CharacterLstm
 from torch import Tensor, nn
 
 from piebald.data.partition import Lists, PooledClients
@@ -76,21 +82,6 @@ class Encoder(nn.Module):
         return logits
 
 
-class NextCharacter(nn.Module):
-    """A two-layer LSTM on 40 characters that predicts the next one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(80, 8)
-        self.lstm = nn.LSTM(8, 100, 2, batch_first=True)
-        self.out = nn.Linear(100, 80)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Characters [batch, 40] to logits [batch, 80]."""
-        logits: Tensor = self.out(self.lstm(self.table(x))[0][:, -1])
-        return logits
-
-
 class Block(nn.Module):
     """Two convolutions with group norm, and what came in."""
 
@@ -131,7 +122,7 @@ GENERAL = (
     Workload("VGG-11", 20, 20, 40, 2, (3, 32, 32), 10, lambda: build_model("vgg11", (3, 32, 32), 10, 0)),
     Workload("1D-CNN", 30, 30, (40, 320), 4, (9, 128), 6, lambda: build_model("cnn_1d", (9, 128), 6, 0)),
     Workload("transformer", 100, 20, 60, 4, (32,), 10, Encoder, tokens=256),
-    Workload("LSTM", 300, 60, (5, 60), 2, (40,), 80, NextCharacter, tokens=80),
+    Workload("LSTM", 300, 60, (5, 60), 2, (40,), 80, lambda: CharacterLstm(80, 80, 100), tokens=80),
     Workload("ResNet-8", 40, 20, 40, 2, (3, 32, 32), 10, Resnet8),
     Workload("logistic", 2000, 2000, (1, 40), 5, (60,), 10, lambda: nn.Linear(60, 10)),
 )

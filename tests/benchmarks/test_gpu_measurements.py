@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
 @pytest.fixture(scope="module")
 def program() -> Iterator[Any]:
     """The program with the modules beside it, which are forgotten afterwards."""
-    names = ("run", "measures", "works", "networks", "ledger", "figures", "workloads")
+    names = ("run", "measures", "works", "ledger", "figures", "workloads")
     before, path = {name: sys.modules.pop(name, None) for name in names}, [*sys.path]
     sys.path.insert(0, str(FOLDER))
     yield importlib.import_module("run")

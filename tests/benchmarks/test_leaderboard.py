@@ -168,7 +168,7 @@ def test_methods_without_rounds_have_the_time_of_the_rounds(board: SimpleNamespa
 
 
 def test_the_network_for_text_reads_the_order_of_characters(board: SimpleNamespace) -> None:
-    network, text = board.tiers.LastCharacter(128, 12, width=8), torch.tensor([[97.0, 98.0, 99.0], [98.0, 97.0, 99.0]])
+    network, text = board.tiers.CharacterLstm(128, 12, width=8), torch.tensor([[97.0, 98.0, 99.0], [98.0, 97.0, 99.0]])
     scores = network(text)
     assert scores.shape == (2, 12)
     assert not torch.allclose(scores[0], scores[1])

@@ -13,7 +13,7 @@ import pytest
 
 from tests.scripts import loaded
 
-NAMES = ("results", "studies", "networks")
+NAMES = ("results", "studies")
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "real_models"
 
 

@@ -1,4 +1,4 @@
-"""Networks of the benchmark that the package does not have."""
+"""Networks of benchmarks that the package does not have."""
 
 from __future__ import annotations
 
@@ -19,24 +19,28 @@ def with_group_norm(module: nn.Module, channels: int = 16) -> nn.Module:
     return module
 
 
-class Lstm(nn.Module):
-    """Next character from the last of 32: an embedding of 8 numbers and two LSTM layers of 256 (McMahan et al. 2017).
+class CharacterLstm(nn.Module):
+    """The next character: an embedding of 8 numbers and two LSTM layers (McMahan et al. 2017).
 
     Args:
-        tokens: different tokens.
-        width: units of a layer.
+        letters: different characters.
+        outputs: what is told apart, the characters themselves or their kinds.
+        width: units of a layer, 256 in the paper.
+        everywhere: whether the next character is told at every place, or after the last one only.
     """
 
-    def __init__(self, tokens: int = 90, width: int = 256) -> None:
+    def __init__(self, letters: int, outputs: int, width: int = 256, everywhere: bool = False) -> None:
         super().__init__()
-        self.table = nn.Embedding(tokens, 8)
+        self.table = nn.Embedding(letters, 8)
         self.layers = nn.LSTM(8, width, 2, batch_first=True)
-        self.out = nn.Linear(width, tokens)
+        self.classifier = nn.Linear(width, outputs)
+        self.everywhere = everywhere
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens [batch, 32] to logits [batch, tokens]."""
-        logits: Tensor = self.out(self.layers(self.table(x))[0][:, -1])
-        return logits
+        """Characters [batch, length] to scores [batch, outputs], or [batch, length, outputs] of every place."""
+        seen = self.layers(self.table(x.long()))[0]
+        scores: Tensor = self.classifier(seen if self.everywhere else seen[:, -1])
+        return scores
 
 
 class LowRank(nn.Module):
