@@ -40,8 +40,8 @@ def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
     assert results == listed, "pages that no menu leads to"
     for page in ("index", "tutorial", "howto/extend", "api/runs", "results/hdafl", "contributing"):
         assert (tmp_path / "site" / f"{page}.html").is_file()
-    runs = (tmp_path / "site" / "api" / "runs.html").read_text("utf-8")
-    assert all(f"<code>{name}</code>" in runs for name in ("evaluate_every", "checkpoint_every", "longest_step"))
+    settings = (tmp_path / "site" / "reference" / "settings.html").read_text("utf-8")
+    assert all(f"<code>{name} = " in settings for name in ("evaluate_every", "checkpoint_every", "longest_step"))
 
 
 PUBLIC = (
