@@ -88,18 +88,10 @@ def results(given: Arrays) -> Arrays:
 
 def models_of_clients(recipe: Any, given: Arrays, model: Any) -> tuple[Any, np.ndarray[Any, Any]]:
     """A run on the clients with some other labels, and the model of each client at its end [clients, numbers]."""
-    import tempfile
-
     import ours
     import torch
 
-    import piebald
-
-    with tempfile.TemporaryDirectory() as folder:
-        run = piebald.run(
-            recipe, ours.federation(given | {"y": labels(given)}), model, rounds=int(TRAINING["rounds"]),
-            evaluate_every=0, runtime=piebald.Simulator(workers=0, deterministic=True), out=f"{folder}/run",
-        )  # fmt: skip
+    with ours.kept(recipe, ours.federation(given | {"y": labels(given)}), model) as run:
         models = [
             torch.cat([one.detach().flatten() for one in run.model(client).parameters()]) for client in range(CLIENTS)
         ]

@@ -83,8 +83,6 @@ def all_numbers(model: Any) -> np.ndarray[Any, Any]:
 
 def _own_models(given: Arrays, usual: dict[str, Any]) -> Arrays:
     """Of methods that give clients models of their own: that of the first client."""
-    import tempfile
-
     import ours
     import personal
     import torch
@@ -110,11 +108,7 @@ def _own_models(given: Arrays, usual: dict[str, Any]) -> Arrays:
     }
     found = {}
     for name, (recipe, held, model) in made.items():
-        with tempfile.TemporaryDirectory() as folder:
-            run = piebald.run(
-                recipe, held, model, rounds=int(TRAINING["rounds"]), evaluate_every=0,
-                runtime=piebald.Simulator(workers=0, deterministic=True), out=f"{folder}/run",
-            )  # fmt: skip
+        with ours.kept(recipe, held, model) as run:
             found[f"{name}, client 0"] = all_numbers(run.model(0))
     return found
 

@@ -17,12 +17,9 @@ SAME_EXAMPLES = 10  # of each client, in FedLab's FedNova
 
 def results(given: Arrays) -> Arrays:
     """What Piebald makes of them: global models, and the model of the first client."""
-    import tempfile
-
     import ours
     import personal
 
-    import piebald
     from piebald import recipes
 
     usual: dict[str, Any] = {"lr": TRAINING["lr"], "epochs": int(TRAINING["epochs"]), "batch": ROWS}
@@ -33,11 +30,7 @@ def results(given: Arrays) -> Arrays:
         "HDAFL": recipes.hdafl(**usual), "Fine-tuned": recipes.fine_tuned(**FINE_TUNED, **usual),
         "Local": recipes.local(**usual),
     }.items():  # fmt: skip
-        with tempfile.TemporaryDirectory() as folder:
-            run = piebald.run(
-                recipe, ours.federation(given), personal.network(), rounds=rounds, evaluate_every=0,
-                runtime=piebald.Simulator(workers=0, deterministic=True), out=f"{folder}/run",
-            )  # fmt: skip
+        with ours.kept(recipe, ours.federation(given), personal.network()) as run:
             found[f"{name}, client 0"] = personal.flat(run.model(0))
     found["FedNova, equal weights"] = equations.normalized(given, [SAME_EXAMPLES] * len(given["updates"]), momentum=0.0)
     return found

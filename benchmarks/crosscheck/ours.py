@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import inputs
@@ -133,6 +136,16 @@ def trained(
         recipe, federation(given), model or network(given, bias), rounds=rounds, evaluate_every=0,
         runtime=piebald.Simulator(workers=0, deterministic=True, fleet=fleet or Homogeneous()),
     )  # fmt: skip
+
+
+@contextmanager
+def kept(recipe: Recipe, clients: PooledClients, model: nn.Module) -> Iterator[Any]:
+    """Give a run whose clients' own models can be asked for while it is open."""
+    with TemporaryDirectory() as folder:
+        yield piebald.run(
+            recipe, clients, model, rounds=int(TRAINING["rounds"]), evaluate_every=0,
+            runtime=piebald.Simulator(workers=0, deterministic=True), out=f"{folder}/run",
+        )  # fmt: skip
 
 
 def flat(run: Any) -> np.ndarray[Any, Any]:

@@ -58,11 +58,8 @@ def flat(model: Any) -> np.ndarray[Any, Any]:
 
 def results(given: Arrays) -> Arrays:
     """What Piebald makes of them: the global models, and the model of the first client."""
-    import tempfile
-
     import ours
 
-    import piebald
     from piebald import recipes
 
     usual: dict[str, Any] = {"lr": TRAINING["lr"], "epochs": int(TRAINING["epochs"]), "batch": ROWS}
@@ -76,11 +73,7 @@ def results(given: Arrays) -> Arrays:
     }
     found = {}
     for name, recipe in made.items():
-        with tempfile.TemporaryDirectory() as folder:
-            run = piebald.run(
-                recipe, ours.federation(given), network(), rounds=int(TRAINING["rounds"]), evaluate_every=0,
-                runtime=piebald.Simulator(workers=0, deterministic=True), out=f"{folder}/run",
-            )  # fmt: skip
+        with ours.kept(recipe, ours.federation(given), network()) as run:
             if name not in ("FedRep", "FedBABU"):  # whose global models lack a head
                 found[name] = flat(run.model())
             if name != "pFedMe":  # PFLlib overwrites its personal model with the local one

@@ -13,15 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from works import TARGETS, Workload, bare_loop
+from works import TARGETS, Workload, bare_loop, registered_clients
 
 import piebald
 import piebald.core.machine
 from piebald import data, partition, recipes
 from piebald.core.errors import DeviceLost
-from piebald.data.partition import Lists, PooledClients
 from piebald.models import build_model
 from piebald.report.callbacks import Callback
 
@@ -129,11 +127,7 @@ def beside(row: Row, base: Row, name: str) -> Row:
 
 def registered(count: int, work: Workload, device: str) -> Row:
     """Seconds a round where so many clients are registered and as many as ever are asked."""
-    draw = torch.Generator().manual_seed(0)
-    x, y = torch.rand(4_000, 64, generator=draw), torch.randint(0, 10, (4_000,), generator=draw)
-    rows = np.random.default_rng(0).integers(0, 4_000, count * 40)
-    lists = {"train": Lists(rows, np.arange(count + 1) * 40)}
-    clients = PooledClients(x, y, lists, classes=[str(n) for n in range(10)])  # type: ignore[arg-type]
+    clients = registered_clients(count)
     asked = replace(work, cohort=min(100, count), shape=(64,), make=lambda: build_model("mlp", (64,), 10, 0))
     return seconds_a_round(asked, device, clients, engine="batched", stack=50)
 

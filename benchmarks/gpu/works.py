@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path.extend([str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "simulator")])
 
 from shared.networks import CharacterLstm, LoraEncoder, seeded, with_group_norm
-from workloads import GENERAL, W1, W2, Encoder, Workload, bare_loop
+from workloads import GENERAL, W1, W2, Encoder, Workload, bare_loop, registered_clients
 
 from piebald.models import build_model
 
@@ -52,7 +52,7 @@ TINY = {
     name: replace(work, clients=6, cohort=4, rows=20, rounds=1, **_SMALL[name])  # type: ignore[arg-type]
     for name, work in FULL.items()
 }
-__all__ = ["Workload", "bare_loop"]  # of benchmarks/simulator, for measures.py
+__all__ = ["Workload", "bare_loop", "registered_clients"]  # of benchmarks/simulator, for measures.py
 SCALES = {"full": FULL, "tiny": TINY}
 COHORTS = {"full": (10, 100, 1000), "tiny": (2, 4)}
 REGISTERED = {"full": (100, 10_000, 1_000_000), "tiny": (10, 100)}

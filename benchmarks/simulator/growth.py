@@ -12,14 +12,12 @@ import argparse
 import sys
 from pathlib import Path
 
-import numpy as np
-import torch
 from footprint import watched
 from shared.options import reader
 from torch import nn
+from workloads import CLASSES, WIDTH, registered_clients
 
 HERE = Path(__file__).parent
-ROWS, WIDTH, CLASSES = 40, 64, 10
 POINTS = {
     "registered clients": [(count, 10, 10_000) for count in (10, 100, 1_000, 10_000, 100_000, 1_000_000)],
     "clients a round": [(100_000, cohort, 10_000) for cohort in (10, 100, 1_000, 10_000)],
@@ -30,13 +28,8 @@ POINTS = {
 def one(registered: int, cohort: int, parameters: int) -> float:
     """Seconds for one client update."""
     import piebald
-    from piebald.data.partition import Lists, PooledClients
 
-    draw = torch.Generator().manual_seed(0)
-    x, y = torch.rand(4_000, WIDTH, generator=draw), torch.randint(0, CLASSES, (4_000,), generator=draw)
-    rows = np.random.default_rng(0).integers(0, 4_000, registered * ROWS)
-    train = Lists(rows, np.arange(registered + 1) * ROWS)
-    clients = PooledClients(x, y, {"train": train}, classes=[str(n) for n in range(CLASSES)])
+    clients = registered_clients(registered)
     width = round(parameters / (WIDTH + CLASSES + 1)) if parameters <= 1_000_000 else round(parameters**0.5)
     layers = [nn.Linear(WIDTH, width), nn.ReLU()]
     if parameters > 1_000_000:

@@ -17,30 +17,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 from shared.measured import apart, megabytes
 from shared.options import reader
+from workloads import CLASSES, WIDTH, registered_clients
 
 REGISTERED, COHORT, ROUNDS, HIDDEN = 1_000_000, 1_000, 50, 134  # 10,060 parameters
-ROWS, WIDTH, CLASSES = 40, 64, 10
 BUDGET = 64 << 20
 
 
 def one(method: str, registered: int, cohort: int, rounds: int) -> list[dict[str, float]]:
     """A run in this process: what there is after each tenth."""
     import piebald
-    from piebald.data.partition import Lists, PooledClients
     from piebald.report.callbacks import Callback
 
-    draw = torch.Generator().manual_seed(0)
-    x, y = torch.rand(4_000, WIDTH, generator=draw), torch.randint(0, CLASSES, (4_000,), generator=draw)
-    rows = np.random.default_rng(0).integers(0, 4_000, registered * ROWS)
-    train = Lists(rows, np.arange(registered + 1) * ROWS)
-    clients = PooledClients(x, y, {"train": train}, classes=[str(n) for n in range(CLASSES)])
+    clients = registered_clients(registered)
     found: list[dict[str, float]] = []
 
     class Watch(Callback):

@@ -115,6 +115,18 @@ class Resnet8(nn.Module):
         return logits
 
 
+ROWS, WIDTH, CLASSES = 40, 64, 10  # of each registered client, its inputs and labels
+
+
+def registered_clients(count: int) -> PooledClients:
+    """So many clients that share 4,000 random rows."""
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.rand(4_000, WIDTH, generator=draw), torch.randint(0, CLASSES, (4_000,), generator=draw)
+    rows = np.random.default_rng(0).integers(0, 4_000, count * ROWS)
+    lists = {"train": Lists(rows, np.arange(count + 1) * ROWS)}
+    return PooledClients(x, y, lists, classes=[str(n) for n in range(CLASSES)])  # type: ignore[arg-type]
+
+
 IMAGE = (1, 28, 28)
 W1 = Workload("W1", 1000, 100, 60, 20, IMAGE, 62, lambda: build_model("mlp", IMAGE, 62, 0))
 W2 = Workload("W2", 100, 10, 100, 5, IMAGE, 62, lambda: build_model("leaf_cnn", IMAGE, 62, 0))

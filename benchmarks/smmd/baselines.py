@@ -71,12 +71,16 @@ def source_only(data: Mapping[Role, PartyHolding], settings: TransferSettings) -
     source, target = data["source"], data["target"]
     assert source.y is not None
     model = supervised(source.x, source.y, settings, "source only")
-    mean = source.x.mean(0)
-    rows = mean.repeat(len(target.test), 1)
+    return transfer_score(model(as_seen(source, target)), target.test_y, float((source.y > 0).double().mean()))
+
+
+def as_seen(source: PartyHolding, target: PartyHolding) -> Tensor:
+    """Return the target's test rows with the source's features, at its mean where the target lacks one."""
+    rows = source.x.mean(0).repeat(len(target.test), 1)
     for place, name in enumerate(source.features):
         if name in target.features:
             rows[:, place] = target.test[:, target.features.index(name)]
-    return transfer_score(model(rows), target.test_y, float((source.y > 0).double().mean()))
+    return rows
 
 
 def overlap_only(data: Mapping[Role, PartyHolding], settings: TransferSettings) -> TransferScore:

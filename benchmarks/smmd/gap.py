@@ -78,11 +78,7 @@ def source_alone(held: dict[Role, PartyHolding], given: TransferSettings) -> dic
     source, target = held["source"], held["target"]
     assert source.y is not None
     model = baselines.supervised(source.x, source.y, given, "source only")
-    rows = source.x.mean(0).repeat(len(target.test), 1)
-    for place, name in enumerate(source.features):
-        if name in target.features:
-            rows[:, place] = target.test[:, target.features.index(name)]
-    return averages(model(rows), target.test_y, float((source.y > 0).double().mean()))
+    return averages(model(baselines.as_seen(source, target)), target.test_y, float((source.y > 0).double().mean()))
 
 
 def source_own(held: dict[Role, PartyHolding], given: TransferSettings) -> dict[str, float]:
