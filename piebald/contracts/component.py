@@ -139,6 +139,10 @@ class Settings(WordedModel):
                 raise SettingError(f"{subject}: {name} {error}") from None
         super().__init__(**fields)
 
+    def __str__(self) -> str:
+        # pydantic's is empty where there are no settings
+        return repr(self)
+
     @classmethod
     def in_words(cls) -> str:
         return "a table"

@@ -8,22 +8,7 @@ party's secret and of the numbers that it hides, so the messages are the same, a
 other party came back with other messages, this party's weights move elsewhere, and its numbers are new: they are
 counted, and when the plan is used up the run ends.
 
-A step's messages depend on a party's rows through sums over a batch.  If batches were drawn anew for each step, sums
-over many different batches would determine single rows by linear algebra, so each row is always together with the same
-others: rows are divided once, and each step takes the next chunk.  While the weights stand still, any number of steps
-discloses the sums over each chunk and nothing else.
-
-Weights do not stand still, so the other party learns sums of different functions of the same rows.  The bound grants
-it even all weights of all steps: if the other rows of a chunk have more unknown numbers than were disclosed about it,
-the equations leave every single row open, since the others can make up for a change of it.  (The sums treat all rows
-alike, so the derivatives by one row's numbers lie in the span of those by the others' as long as these are at least as
-many as the equations.)  Beyond the bound, only the secrecy of the weights is left.  The bound counts numbers: it does
-not cover a party that knows some of the rows from elsewhere.
-
-A column whose values repeat, as 0 and 1, words or whole numbers do, has no derivatives, and far less to find out than
-a number: a few sums can determine how many rows there are of each kind.  Such columns count by their information: the
-binary logarithm of the number of collections of rows, over the binary digits of a disclosed number.  Where more digits
-are disclosed than that, rows can be determined.  Where fewer are, not all of them can; single ones may.
+How much that is follows from chunks of rows that are always together, see `vertical.chunks`.
 """
 
 from __future__ import annotations

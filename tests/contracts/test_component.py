@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from piebald.contracts.component import build
+from piebald import Recipe
+from piebald.contracts.component import Component, build
 from piebald.vertical import encryption, kernels
 
 
@@ -38,3 +39,13 @@ def test_only_the_name_of_the_own_axis_is_left_out():
     finally:
         for toy in (ToyKernelTrainer, Toy):
             del registered[toy.kind]
+
+
+def test_a_component_is_printed_with_its_name_and_settings() -> None:
+    """Also one without settings, of which pydantic's text is empty."""
+    for axis in Recipe.axes:
+        for component in Component.registry[axis].values():
+            ours = component.__module__.startswith("piebald.")
+            if ours and not any(field.is_required() for field in component.model_fields.values()):
+                assert str(component()) == repr(component())
+                assert component.__name__ in str(component())
