@@ -319,8 +319,6 @@ def _measuring(
     clients: Clients, work: ClientWork, runtime: RuntimeSettings, options: RunSettings, stop: StoppingCriteria | None
 ) -> EvaluationPlan:
     interval = options.evaluate.every
-    if stop is not None and stop.measures and not interval:
-        raise SettingError("stop uses scores but evaluate_every is 0: set it to 1 or more, or remove the target")
     global_model = not work.layout.private and clients.common is not None and len(clients.common) > 0
     common = Evaluate(personal=False) if global_model else None
     validate = _validate(options.keep, interval, clients)
@@ -332,7 +330,7 @@ def _measuring(
     rows = row_query(work, clients, options.evaluate.split, clients_asked, runtime.simulates)
     thresholds = threshold_query(options.evaluate.threshold, work, clients, options.evaluate.split, clients_asked)
     asked = (query, interval, options.evaluate.clients, common, higher, validate, count, rows, totals_query(rows, work))
-    return EvaluationPlan(*asked, thresholds)
+    return EvaluationPlan(*asked, thresholds, _stopping(stop, interval, clients))
 
 
 def _meta(
@@ -385,6 +383,20 @@ def _validate(keep: str | Mapping[str, Any], interval: int, clients: Clients) ->
             f"keep = {keep!r} needs validation rows but no client has any: give [split] validation = 0.1"
         )
     return Evaluate(split="validation") if keep == "best" else None
+
+
+def _stopping(stop: StoppingCriteria | None, interval: int, clients: Clients) -> Evaluate | None:
+    """Return the query whose scores may end the run: those of test rows decide nothing."""
+    if stop is None or not stop.measures:
+        return None
+    if not interval:
+        raise SettingError("stop uses scores but evaluate_every is 0: set it to 1 or more, or remove the target")
+    if not _has_validation(clients):
+        raise SettingError(
+            "target and patience of stop need validation rows, since test rows choose nothing, but no client has any: "
+            "give [split] validation = 0.1, or take another limit"
+        )
+    return Evaluate(split="validation")
 
 
 def _whole_rows(clients: Clients, after: int = 0) -> Rows:

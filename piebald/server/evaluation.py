@@ -54,6 +54,7 @@ class EvaluationPlan:
         totals: what sites are asked about their training rows for the constant answer of all, None for nothing.
         thresholds: what is asked about scores at thresholds, None for nothing.
         validate: the query that decides which version is the best, None where the last one is kept.
+        stopping: the query whose scores may end the run, None where none do.
     """
 
     query: Query
@@ -66,12 +67,22 @@ class EvaluationPlan:
     rows: RowScores | None = None
     totals: TrainingTotals | None = None
     thresholds: ThresholdScores | None = None
+    stopping: Query | None = None
 
     @property
     def asked(self) -> list[Query]:
         """All that clients may be asked."""
-        queries = (self.query, self.validate, self.count, self.rows, self.totals, self.thresholds) if self.every else ()
+        queries = (*self._scoring, self.count, self.rows, self.totals, self.thresholds) if self.every else ()
         return [query for query in queries if query is not None and query.asked_of != "itself"]
+
+    @property
+    def _scoring(self) -> list[Query]:
+        """The queries at every evaluation, each once."""
+        queries = list[Query]()
+        for query in (self.query, self.validate, self.stopping):
+            if query is not None and query not in queries:
+                queries.append(query)
+        return queries
 
     def is_due(self, version: int, rounds: int | None, last: bool) -> bool:
         """Return whether a version is evaluated; `last` says that the run ends with it."""
@@ -80,9 +91,7 @@ class EvaluationPlan:
     def queries(self, known: int, seed: int) -> list[tuple[int, Query]]:
         """The clients that are asked at every evaluation out of `known`, each with its query."""
         clients = self._evaluated_clients(known, seed)
-        pairs = [(client, self.query) for client in clients]
-        if self.validate is not None and self.validate != self.query:
-            pairs += [(client, self.validate) for client in clients]
+        pairs = [(client, query) for query in self._scoring for client in clients]
         return pairs if self.common is None else [*pairs, (SERVER_ID, self.common)]
 
     def counting(self, known: int, seed: int) -> list[tuple[int, Query]]:

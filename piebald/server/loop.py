@@ -407,8 +407,9 @@ class ServerLoop:
         if plan.validate is not None and self.best.consider(self.version, rows, self.models):
             self._count_classes()
         means = mean_scores([row for row in rows if row["split"] == split_of(plan.query)])
-        if self.stop is not None:
-            self.stop.note_means(self.totals, means, self.work.objective.metric, plan.higher)
+        if self.stop is not None and plan.stopping is not None:
+            judged = mean_scores([row for row in rows if row["split"] == split_of(plan.stopping)])
+            self.stop.note_means(self.totals, judged, self.work.objective.metric, plan.higher)
         if self.watch is not None:
             self.watch(RoundProgress(self.version, means))
 

@@ -48,8 +48,8 @@ class StoppingCriteria(Component):
         updates: client updates that counted.
         seconds: of the runtime's clock.  wall_seconds: of the clock on the wall, over all sittings of a resumed run.
         bytes: sent in both directions.
-        target: mean score on clients' own rows that is good enough.
-        patience: measurements in a row without a better mean score.
+        target: mean score on clients' own validation rows that is good enough.
+        patience: measurements in a row without a better mean score on these rows.
         epsilon: privacy budget, above 0: the run ends before the round after which more were spent, in all runs that it
             goes on from together; of several budgets, each.  Refused where none is known.
 
@@ -96,6 +96,8 @@ class StoppingCriteria(Component):
         scores = [means[name] for name in (f"personal/{metric}", f"global/{metric}") if name in means]
         if scores and math.isfinite(scores[0]):
             self.note(tally, scores[0], higher)
+        elif self.measures:
+            _log.warning("no client scores its model on validation rows, so that no score ends the run")
 
     def note(self, tally: RunTotals, score: float, higher: bool) -> None:
         """Take a new mean score into account."""

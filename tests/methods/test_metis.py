@@ -631,7 +631,10 @@ def test_a_run_ends_at_the_first_limit(stop: dict[str, float], versions: int) ->
 
 
 def test_target_and_patience_go_by_scores(tmp_path: Any) -> None:
-    options: dict[str, Any] = {"runtime": piebald.Simulator(engine="sequential", workers=0), "checkpoint_every": 7}
+    options: dict[str, Any] = {
+        "runtime": piebald.Simulator(engine="sequential", workers=0), "checkpoint_every": 7,
+        "evaluate_split": "validation",  # so that the curve is of the scores that end the run
+    }  # fmt: skip
     clients, model = classified_federation(), nn.Linear(3, 2)
     nn.init.zeros_(model.weight)
     with torch.no_grad():
@@ -659,7 +662,7 @@ def test_a_limit_on_scores_needs_evaluations(stop: Any) -> None:
         ({}, "must set at least one limit"),
         ({"second": 3}, "did you mean 'seconds'"),
         ({"updates": 0}, "updates"),
-        (7, "stop must be a StoppingCriteria or a table"),
+        (7, "stop must be a table or a StoppingCriteria"),
     ],
 )
 def test_bad_limits_are_refused(stop: Any, words: str) -> None:

@@ -85,7 +85,7 @@ VARIED: dict[str, dict[str, Any]] = {
     "metric": {"metrics": {"error": lambda outputs, targets: (outputs.argmax(1) != targets).float()}},
     "per_class": {"per_class": True},
     "runtime": {"simulator": {"stack": 3, "engine": "sequential"}},
-    "stop": {"stop": {"target": 1.5, "seconds": 1e6}},
+    "stop": {"stop": {"seconds": 1e6, "updates": 1000}},
 }
 # what a run is made with or from, and what is told of it
 DESCRIBES = {"piebald", "torch", "python", "machine", "plugins", "settings", "paper", "gathered_bytes", "privacy"}
