@@ -39,8 +39,8 @@ def load(files: PartyFiles, role: Role, test: float, seed: int, public: bool = F
     Args:
         files: files of the settings; only this party's is read.
         role: role of the party.
-        test: share of the target's labelled rows without a key that is held out to score the result; without labels,
-            all its rows are predicted and nothing is scored.
+        test: share of the target's rows without a key that is held out, and of which those with a label score the
+            result; without a column of labels all its rows are predicted, and nothing is scored.
         seed: seed of that choice.
         public: whether all columns must be prepared by stated bounds and values.
 
@@ -60,6 +60,7 @@ def load(files: PartyFiles, role: Role, test: float, seed: int, public: bool = F
     held_out = np.zeros(len(frame), dtype=bool)
     if role == "target" and labels is not None:
         held_out[_held_out(labels, keys, file, test, seed)] = True
+    scored = held_out if labels is None else held_out & (labels != 0)
     x, names = _features(frame, file, ~held_out, role if public else None)
     # held-out rows have no place among the training rows
     number = np.cumsum(~held_out) - 1  # position among the training rows
@@ -69,8 +70,8 @@ def load(files: PartyFiles, role: Role, test: float, seed: int, public: bool = F
         y=torch.from_numpy(labels) if role == "source" and labels is not None else None,
         overlap=number[place],
         features=tuple(names),
-        test=x[held_out] if held_out.any() else x if role == "target" else x[:0],
-        test_y=torch.from_numpy(labels[held_out]) if held_out.any() and labels is not None else nothing,
+        test=x[scored] if scored.any() else x if role == "target" else x[:0],
+        test_y=torch.from_numpy(labels[scored]) if scored.any() and labels is not None else nothing,
         # in the order of keys and not of rows, so that both parties' tables may be sorted in any way
         keys=hashlib.blake2b("\n".join(keys[place]).encode(), digest_size=16).hexdigest(),
         records=records_of(owners, role),
@@ -138,14 +139,18 @@ def _labels(column: Series[Any], file: PartyFile, role: Role) -> NDArray[np.floa
 
 
 def _held_out(labels: NDArray[np.float64], keys: Texts, file: PartyFile, test: float, seed: int) -> Ints:
-    """Return the target's held-out rows: a share of those with a label and without a key."""
+    """Return the target's held-out rows, a share of those without a key, with labels or not.
+
+    A label has no say in which rows these are: else the chunks of all rows, which noise hides one row in, would follow
+    from whether a single label is there.
+    """
     # rows with a key are trained on, so they cannot be held out
-    free = np.flatnonzero((labels != 0) & (keys == ""))
+    free = np.flatnonzero(keys == "")
     chosen = np.sort(generator(seed, "transfer", "test").permutation(free)[: round(len(free) * test)])
-    if len(np.unique(labels[chosen])) != 2:
+    if len(np.unique(labels[chosen][labels[chosen] != 0])) != 2:
         raise SettingError(
             f"{file.path} must have rows of both labels without a key to score the result, "
-            f"got {len(free)} labelled rows: "
+            f"got {int((labels[free] != 0).sum())} labelled rows: "
             "leave files.target.label out, or take a larger data.test"
         )
     return chosen

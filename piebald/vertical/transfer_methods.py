@@ -147,8 +147,9 @@ class Smmd(Method):
         return (
             f"all that the {role} has sent in this run is ({epsilon:.3g}, {self.delta:g})-differentially private for "
             f"one of its own rows replaced{label}, by {releases} releases about one row that were counted when they "
-            "were sent. Not covered are co-occurring rows, the preparation of columns unless by given bounds and "
-            "values, and other runs on the same rows"
+            "were sent. That holds against a partner that follows the protocol: one that does not may learn from "
+            "whether the run ends with an error. Not covered are co-occurring rows, the preparation of columns unless "
+            "by given bounds and values, and other runs on the same rows"
         )
 
 

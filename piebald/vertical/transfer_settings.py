@@ -43,7 +43,7 @@ class TransferData(TransferSection):
         common: names of the source's features that the target has, too.
         source_share: share of the other rows that the source holds.
         test: share of held-out rows, if the data set has no published test part; with `files`, the share of the
-            target's labelled rows without a key.
+            target's rows without a key.
     """
 
     name: str = "credit"
