@@ -192,6 +192,8 @@ class Member:
         """Record a hello, and return whether anything other than the time has changed."""
         before = (self.hello.incarnation, self.hello.ready, self.refused) if self.hello else None
         if hello.incarnation not in self.processes:
+            # a process that was started anew, and does not have what the one before was given, owes nothing
+            self.owed.intersection_update(hello.held)
             self.processes = (*self.processes, hello.incarnation)[-_PROCESSES:]
         # a restarted process is the last of them from its first hello on, so only those count that another one followed
         self.returned += hello.incarnation != self.processes[-1]

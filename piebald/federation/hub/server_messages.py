@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -77,7 +76,7 @@ class ServerMessages:
     def start(self) -> None:
         """Listen, and start the thread that sees to it that sites get their tasks."""
         self.link.start()
-        threading.Thread(target=self._dispatch, name="tasks", daemon=True).start()
+        self._state.threads.start("the sending of tasks", self._dispatch)
 
     def stop(self) -> None:
         """Disconnect; the threads end with `FederationState.closing`."""
@@ -252,7 +251,7 @@ class ServerMessages:
                     if member.open and not member.sending and self._next(member) is not None:
                         # here and not in the thread, or the next look might start a second
                         member.sending = True
-                        threading.Thread(target=self._send_tasks, args=(member,), daemon=True).start()
+                        state.threads.start(f"sending to {member.name}", partial(self._send_tasks, member))
                 # at least every second: that a site has fallen silent is a matter of the clock, which notifies nobody
                 state.changed.wait(1.0)
 

@@ -107,8 +107,7 @@ class FederationServer:
         self._messages.start()
         listens = {"event": "listening", "port": self.credentials.port, "sites": len(sites)}
         log.info("listening on port %(port)d for %(sites)d sites", listens)
-        self._watching = threading.Thread(target=self._watch, name="watch", daemon=True)
-        self._watching.start()
+        self._watching = self.shared.threads.start("the watch over sites", self._watch)
         if local is not None:
             # last: these sites connect as soon as they run
             local.open()
@@ -143,6 +142,7 @@ class FederationServer:
         shared = self.shared
         with self._changed:
             while True:
+                shared.threads.check()
                 result = shared.pop_result()
                 if result is not None:
                     return result
@@ -248,6 +248,7 @@ class FederationServer:
             while len(present := self.shared.ready_clients()) < self._sites_to_begin_with() and not (
                 present and time.monotonic() > until
             ):
+                self.shared.threads.check()
                 if time.monotonic() > warn_at:
                     warn_at = float("inf")
                     missing = [member.name for number, member in enumerate(members) if number not in present]

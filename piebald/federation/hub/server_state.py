@@ -15,6 +15,7 @@ from typing import Any, Literal
 from piebald.contracts import Checkpoint, Result, Task, Update
 from piebald.core.parameters import nbytes
 from piebald.federation.hub.member_list import Member, OpenTask, stated_rows
+from piebald.federation.link.supervision import Supervision
 from piebald.federation.link.transfer import Assembly
 from piebald.federation.link.wire_messages import Hello, Welcome
 from piebald.version import __version__
@@ -81,6 +82,7 @@ class FederationState:
         started: whether the server loop has begun, so that a resumed run has its own number again.
         dismissed: whether the run has ended.
         closing: whether the server is being stopped.
+        threads: its threads, none of which ends unseen.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class FederationState:
         self.changed = threading.Condition(self.lock)
         self.members = [Member(name, assembly=Assembly(folder)) for name in sites]
         self.number = {member.name: number for number, member in enumerate(self.members)}
+        self.threads = Supervision(self._ends_within, self._notify)
         self.terms, self.timeouts, self._cut = terms, timeouts, cut
         self.epoch, self.run = secrets.token_hex(8), secrets.token_hex(8)
         self.version, self.now = 0, 0.0
@@ -104,6 +107,15 @@ class FederationState:
         self._last_id = self._restored = 0
         self._returned: dict[int, int] = {}  # training tasks returned by `next` since the last checkpoint: their client
         self._captured: dict[int, int] = {}  # training tasks in a checkpoint that may not be written yet
+
+    def _ends_within(self, seconds: float) -> bool:
+        """Wait for so many seconds, and return whether the server is being stopped."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self.closing, seconds)
+
+    def _notify(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
 
     def clock(self) -> float:
         """Seconds of the run's clock."""

@@ -30,6 +30,7 @@ from piebald.federation.credentials.signing import CertificateSigner
 from piebald.federation.hub.run_terms import read_values
 from piebald.federation.link.heartbeat import Heartbeat, repeated
 from piebald.federation.link.messaging import SERVER, Link
+from piebald.federation.link.supervision import Supervision
 from piebald.federation.link.wire_messages import Piece, Refused, Reply, Welcome, decode
 from piebald.federation.site import client_log, site_choice
 from piebald.federation.site.client_session import ClientSession, StartedTask, TrainingJob
@@ -83,6 +84,7 @@ class FederationClient:
         self._hello_due = threading.Event()
         self._over = threading.Event()
         self._disk = DiskWrites(credentials.folder, self._over)
+        self._threads = Supervision(self._over.wait, self.stop)
         self._heard = 0.0
         self._at_work: dict[str, float] = {}  # what it does now, and since when
         self._state = "", 0.0  # what `_activity` said last, and since when
@@ -104,16 +106,15 @@ class FederationClient:
         """Run until the run has ended or `stop` is called, and return why it ended."""
         values = {"piebald": __version__, "policy": self._policy.digest, "allows": self._policy.model_dump(mode="json")}
         self._audit.write("started", party=self.credentials.party, **values)
-        loops = {"train": self._train, "answer": self._answer, "deliver": self.deliveries.run}
-        threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in loops.items()]
         self._heartbeat.start()
         fields = {"event": "connecting", "site": self.credentials.party, "address": self._address}
         log.info("%(site)s: connecting to %(address)s", fields)
         self._link.start()
         with self._busy("choosing the models of earlier runs"):  # that were left when the site was stopped
             self._choose()
-        for thread in threads:
-            thread.start()
+        loops = {"training": self._train, "answering": self._answer, "the delivery of results": self.deliveries.run}
+        for name, loop in loops.items():
+            self._threads.start(name, loop)
         expiry = ExpiryWatch(self.credentials.folder)
         try:
             while not self._over.is_set():
@@ -133,6 +134,7 @@ class FederationClient:
             over = self.session.welcome is not None and self.session.welcome.over
             self._ended = "finished" if over else "stopped"
             self._disk.attempt("the status", self._write_status)
+        self._threads.check()
         return "the run is over" if over else "stopped"
 
     def waits_for(self) -> str:
@@ -327,10 +329,13 @@ class FederationClient:
 
     def _train(self) -> None:
         """Loop of the training thread."""
+        while (id := self._training_queue.get()) is not None:
+            self._threads.steadily("training", partial(self._train_task, id))
+
+    def _train_task(self, id: int) -> None:
         with suppress(Ended):
-            while (id := self._training_queue.get()) is not None:
-                if (begun := self.session.start_training(id)) is not None:
-                    self._train_for(*begun)
+            if (begun := self.session.start_training(id)) is not None:
+                self._train_for(*begun)
 
     def _train_for(self, job: TrainingJob, started: StartedTask) -> None:
         """Train for a task, and keep the result until it is delivered."""
@@ -354,17 +359,19 @@ class FederationClient:
     def _answer(self) -> None:
         """Loop of the thread that answers queries."""
         while (task := self._query_queue.get()) is not None:
-            started = self.session.start_query(task)
-            if started is None:
-                continue
-            client_log.answering(started)
-            if isinstance(task.query, KeyQuery):
-                with self._secrets:
-                    update, failure = started.runner.answer_key_query(task, started.store)
-                client_log.declined(started, failure)
-            else:
-                update, failure = self._answered(task, started)
-            self.session.finish_query(task, started.runner.gate.result(task, update, failure))
+            self._threads.steadily("answering", partial(self._answer_task, task))
+
+    def _answer_task(self, task: Task) -> None:
+        if (started := self.session.start_query(task)) is None:
+            return
+        client_log.answering(started)
+        if isinstance(task.query, KeyQuery):
+            with self._secrets:
+                update, failure = started.runner.answer_key_query(task, started.store)
+            client_log.declined(started, failure)
+        else:
+            update, failure = self._answered(task, started)
+        self.session.finish_query(task, started.runner.gate.result(task, update, failure))
 
     def _answered(self, task: Task, started: StartedTask) -> tuple[Update | None, str | None]:
         """The answer to a query as it may leave, or why there is none."""
