@@ -310,13 +310,18 @@ def stop(
     wait: Annotated[float, typer.Option(help="Seconds to wait for it to end.")] = 30.0,
 ) -> None:
     """Stop a server or a site cleanly; finished rounds and tasks are saved."""
-    from piebald.federation.operate.status import running_process
+    from piebald.federation.operate.status import is_visible, running_process
 
     if not folder.is_dir():
         raise SettingError(f"there is no folder {shown(str(folder))}: give a run folder, or a folder of credentials")
     pid = running_process(folder)
     if pid is None:
         return print(f"nothing is running in {folder}")
+    if not is_visible(pid, folder) and running_process(folder) == pid:
+        raise SettingError(
+            f"the process that uses {folder} is none of yours on this machine: it may be in a container, or elsewhere; "
+            "stop it there"
+        )
     with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
         os.kill(pid, signal.SIGTERM)
     until = time.monotonic() + wait

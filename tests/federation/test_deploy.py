@@ -20,7 +20,7 @@ from piebald.core.errors import SettingError
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.local_federation import LocalFederation
-from piebald.federation.link.wire_messages import Welcome
+from piebald.federation.link.wire_messages import MINOR, PROTOCOL, Welcome
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_process import SiteSettings, SiteWork
@@ -184,7 +184,8 @@ def test_what_is_wrong_with_a_sites_rows_stays_at_the_site(tmp_path: Path, caplo
     credentials = provisioning.read(provisioned(tmp_path / "credentials", ["north"]) / "north")
     rebuild = SiteWork(credentials, SiteSettings.model_validate({"data": {"source": "patients-of-dr-x.csv"}}), tmp_path)
     terms = {
-        "piebald": piebald.__version__, "experiment": described("fedavg").table(), "training": {}, "transforms": [],
+        "protocol": PROTOCOL, "minor": MINOR, "piebald": piebald.__version__,
+        "experiment": described("fedavg").table(), "training": {}, "transforms": [],
         "private": [], "layout": [], "objective": "classification", "metrics": [], "seed": 0, "shape": [30],
         "outputs": [2], "classes": ["0", "1"], "clients": ["north"], "sites": ["north"],
     }  # fmt: skip
@@ -208,7 +209,8 @@ def test_a_loss_that_does_not_fit_tells_the_server_no_number_of_a_sites_rows(
         "model": {"name": "mlp"}, "loss": "survival", "recipe": {"name": "fedavg"},
     }  # fmt: skip
     terms = {
-        "piebald": piebald.__version__, "experiment": experiment, "training": {"kind": "sgd"}, "transforms": [],
+        "protocol": PROTOCOL, "minor": MINOR, "piebald": piebald.__version__,
+        "experiment": experiment, "training": {"kind": "sgd"}, "transforms": [],
         "private": [],
         "layout": [], "objective": "survival", "metrics": [], "seed": 0, "shape": [4], "outputs": [1], "classes": None,
         "clients": ["north"], "sites": ["north"],

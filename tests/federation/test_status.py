@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import http.client
 import json
 import logging
@@ -483,7 +484,23 @@ def test_a_process_that_ends_before_it_is_stopped_is_stopped(
 ) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    seen = iter([gone.pid, None])
+    seen = iter([gone.pid, None, None])
     monkeypatch.setattr(status, "running_process", lambda folder: next(seen))
     assert main(["stop", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"stopped process {gone.pid}\n"
+
+
+def test_stop_signals_no_stranger(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that a container writes has the number of its process there, which is another one's here."""
+    signalled: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda process, _: signalled.append(process))
+    for stranger in (1, os.getppid(), 4_000_000):
+        with (tmp_path / "run.lock").open("w+") as file:
+            file.write(str(stranger))
+            file.flush()
+            fcntl.flock(file, fcntl.LOCK_EX)
+            assert main(["stop", str(tmp_path), "--wait", "0"]) == 2
+        assert "is none of yours on this machine" in capsys.readouterr().err
+    assert signalled == []

@@ -127,8 +127,8 @@ class RunTerms(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    protocol: int
-    minor: int
+    protocol: int = PROTOCOL
+    minor: int = MINOR
     piebald: str
     plugins: list[tuple[str, str]] = []
     experiment: dict[str, Any]

@@ -170,6 +170,22 @@ def running_process(folder: Path) -> int | None:
     return None
 
 
+def is_visible(process: int, folder: Path) -> bool:
+    """Return whether a process of this number, as it is seen here, is the one that uses a folder.
+
+    One in another container, or on another machine with the same disk, has a number there that is somebody else's here.
+    """
+    files = Path(f"/proc/{process}/fd")
+    if not Path("/proc/self/fd").is_dir():  # a system without containers of its own
+        return True
+    try:
+        lock = (folder / _LOCK).stat()
+        opened = [file.stat() for file in files.iterdir() if file.exists()]
+    except OSError:  # there is none, or it is another user's
+        return False
+    return any((one.st_dev, one.st_ino) == (lock.st_dev, lock.st_ino) for one in opened)
+
+
 def killed_process(folder: Path) -> int | None:
     """Return the id of a process that was killed while it used credentials, None where one runs or has ended."""
     if fcntl is None or running_process(folder) is not None:
