@@ -504,3 +504,20 @@ def test_stop_signals_no_stranger(
             assert main(["stop", str(tmp_path), "--wait", "0"]) == 2
         assert "is none of yours on this machine" in capsys.readouterr().err
     assert signalled == []
+
+
+def test_a_server_on_a_full_disk_lives(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its sign of life was a file alone, so that Kubernetes ended the server that waits for room as documented."""
+    credentials, _ = places
+    for name in ("status.json", "run.lock"):
+        if (credentials / name).exists():
+            os.utime(credentials / name, (0, 0))
+    monkeypatch.setattr(status, "write_private", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
+    monkeypatch.setattr(status.os, "utime", lambda *_: (_ for _ in ()).throw(OSError(30, "read-only")))
+    port = free_port()
+    with serving_page(PageAddress("127.0.0.1", port), *places):
+        assert Page(port).get("/healthz")[0] == 503
+        status.give_sign(credentials)
+        assert Page(port).get("/healthz")[0] == 200

@@ -40,6 +40,7 @@ from piebald.federation.hub.server_state import FederationState, Timeouts
 from piebald.federation.link.heartbeat import EVERY, Heartbeat
 from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.wire_format import digest
+from piebald.federation.operate.status import lives
 from piebald.methods.client_work import ClientWork
 from piebald.version import __version__
 
@@ -365,6 +366,7 @@ class FederationServer:
 
     def _write_status(self, last: bool = False) -> None:
         """Write the status file that `piebald status` reads; nothing once the last one has been written."""
+        lives(self.credentials.folder)  # also where the disk takes nothing
         link = self._messages.link
         with self._lock:
             sites = [

@@ -27,7 +27,7 @@ from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_text
 from piebald.federation.link.proxy import is_loopback
 from piebald.federation.operate.run_view import RunView, Viewer
-from piebald.federation.operate.status import STALLED, silence, status_values
+from piebald.federation.operate.status import STALLED, silence_here, status_values
 
 INSTALL = f"the status page needs starlette, uvicorn and prometheus-client: {install('page')}"
 TOKEN = "status-token"  # in the server's credentials: what a browser or Prometheus must know
@@ -293,7 +293,7 @@ def page_app(viewer: Viewer, credentials: Path, token: Token, loopback: bool) ->
         return Response(body, media_type=kind)
 
     def healthz(request: Request) -> Response:
-        fine = silence(credentials) < STALLED
+        fine = silence_here(credentials) < STALLED
         return PlainTextResponse("ok\n" if fine else "stalled\n", 200 if fine else 503)
 
     routes = [

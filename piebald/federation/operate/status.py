@@ -7,8 +7,10 @@ its lock (`RunLock`).
 
 from __future__ import annotations
 
+import math
 import os
 import time
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ STALLED = 60.0  # seconds without a sign of life after which a process counts as
 STATES = ("waiting", "training", "stalled", "failing", "stopped", "killed", "failed", "finished")  # the first word
 _LOCK = "run.lock"  # its process holds it, see `RunLock`
 _STATUS = "status.json"  # in each party's credentials: what its process wrote last
+_signs: dict[Path, float] = {}  # when this process gave its last sign of life, by credentials
 
 
 def silence(credentials: Path) -> float:
@@ -35,12 +38,24 @@ def silence(credentials: Path) -> float:
     return time.time() - max(_changed(credentials / name) or 0.0 for name in (_STATUS, _LOCK))
 
 
+def silence_here(credentials: Path) -> float:
+    """Return the seconds since this process gave a sign of life, which it knows also where its disk is full."""
+    return min(silence(credentials), time.monotonic() - _signs.get(credentials.absolute(), -math.inf))
+
+
+def lives(credentials: Path) -> None:
+    """Note a sign of life of this process, which works for a party."""
+    _signs[credentials.absolute()] = time.monotonic()
+
+
 def give_sign(credentials: Path) -> None:
     """Give a sign of life while the status does not change."""
-    try:
-        os.utime(credentials / _STATUS)
-    except FileNotFoundError:
-        write_private(credentials / _STATUS, "{}", lasting=False)
+    lives(credentials)
+    with suppress(OSError):  # of a full disk, or one that is read alone
+        try:
+            os.utime(credentials / _STATUS)
+        except FileNotFoundError:
+            write_private(credentials / _STATUS, "{}", lasting=False)
 
 
 def check_health(folder: Path) -> None:
