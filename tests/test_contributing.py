@@ -46,10 +46,10 @@ def follow(tree: Path) -> set[str]:
     made = re.findall(r"^Create `([^`]+)`", text, re.MULTILINE)
     for path in made:
         (tree / path).write_text(block(f"Create `{path}`", text), encoding="utf-8")
-    listed = tree / "piebald/methods/recipes/__init__.py"
+    listed = tree / "piebald/methods/catalog/recipes.py"
     lines, line = (
         listed.read_text("utf-8").splitlines(),
-        block("In `piebald/methods/recipes/__init__.py`", text).rstrip(),
+        block("In `piebald/methods/catalog/recipes.py`", text).rstrip(),
     )
     place = next(
         row for row, other in enumerate(lines) if other.startswith("    from piebald.methods.recipes.") and other > line
@@ -100,7 +100,7 @@ def test_a_method_touches_what_contributing_says_and_inherits_the_contract_tests
     after = hashes(tree)
     touched = {path for path in after if after[path] != before.get(path)}
     by_hand = {path for path in touched if not GENERATED.fullmatch(path)}
-    assert by_hand == made | {"piebald/methods/recipes/__init__.py", "tests/contract/conftest.py", "CHANGELOG.md"}
+    assert by_hand == made | {"piebald/methods/catalog/recipes.py", "tests/contract/conftest.py", "CHANGELOG.md"}
     assert {"docs/reference/recipes.md", "docs/reference/components.md"} <= touched
     name = next(Path(path).stem for path in made if path.startswith("piebald/methods/recipes/"))
     listing = json.loads(run(tree, "-m", "piebald.cli", "recipes", "--json"))

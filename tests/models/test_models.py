@@ -104,7 +104,7 @@ def test_many_models_at_once(name: str) -> None:
         ("mlp", (4,), 2, {"hidden": (3, 0)}, "each of hidden must be a whole number, at least 1, got 0"),
         ("mlp", (4,), 0, {}, "outputs must be a whole number of at least 1, got 0"),
         ("mlp", (), 2, {}, "input_shape must be the shape of one input"),
-        ("mlp", 4, 2, {}, "input_shape must be a list"),
+        ("mlp", 4, 2, {}, "input_shape must be a table or a list"),
         ("leaf_cnn", (28, 28), 2, {}, r"reads inputs \[channels, height, width\], got \[28, 28\]"),
         ("leaf_cnn", (1, 3, 28), 2, {}, "needs sides of at least 4"),
         ("leaf_cnn", (1, 8, 8), 2, {"channels": (3,)}, r"channels must be a list of 2 widths, like \[32, 64\]"),

@@ -84,7 +84,6 @@ HOSTILE = {
     "half precision": typed("F16", 2),
     "whole numbers": typed("I32", 4),
     "another vector": lambda values, head: head.__setitem__("rows", head.pop("model")),
-    "a field more": field("partial_sum", {}),
     "no fields": lambda values, head: values.clear(),
 }  # fmt: skip
 
