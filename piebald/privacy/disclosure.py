@@ -48,7 +48,7 @@ class DisclosureRules:
     Attributes:
         least: the least number of persons, and of units, that contribute to a sum.
         largest_share: the largest share of a person, or unit, in the sum of all absolute contributions.
-        rows_each: the most rows that one person has.
+        rows_per_person: the most rows that one person has.
 
     Examples:
         >>> rules = DisclosureRules(least=3, largest_share=0.5)
@@ -58,12 +58,12 @@ class DisclosureRules:
 
     least: int = LEAST_ROWS
     largest_share: float = LARGEST_SHARE
-    rows_each: int = 1
+    rows_per_person: int = 1
 
     @property
     def least_rows(self) -> int:
         """The least number of rows that are always of `least` persons."""
-        return (self.least - 1) * self.rows_each + 1
+        return (self.least - 1) * self.rows_per_person + 1
 
     def allow(self, contributions: Floats, dominance_only: bool = False) -> bool:
         """Return whether the sums of contributions [n, k] may be told; one without any tells of nobody.
@@ -78,14 +78,14 @@ class DisclosureRules:
             return False
         # most sums of many rows are even enough by far, which is seen without an order of the rows
         with np.errstate(over="ignore"):
-            bound = self.rows_each * (2 + self.least / self.largest_share)
+            bound = self.rows_per_person * (2 + self.least / self.largest_share)
             unclear = (largest > 0) & (largest * bound > sizes.sum(axis=0))
         # in units of the largest one, so that no total overflows
         return all(self._allow(sizes[:, place] / largest[place], dominance_only) for place in np.flatnonzero(unclear))
 
     def _allow(self, sizes: Floats, dominance_only: bool) -> bool:
         """Return whether a sum of contributions [n] of 0 to 1 may be told."""
-        fewer, one, two = self.least_rows - 1, self.rows_each, 2 * self.rows_each
+        fewer, one, two = self.least_rows - 1, self.rows_per_person, 2 * self.rows_per_person
         if not dominance_only and np.count_nonzero(sizes) <= fewer:
             return False
         count = min(max(fewer, two), len(sizes))
@@ -116,7 +116,7 @@ class DisclosureRules:
             Withheld: a rule is broken.
         """
         numbers = None if units is None else np.unique(units, return_inverse=True)[1]
-        of_units = replace(self, rows_each=1)
+        of_units = replace(self, rows_per_person=1)
         for block in contributions:
             allowed = self.allow(block, dominance_only)
             if not allowed or not (numbers is None or of_units.allow(_summed(block, numbers), dominance_only)):

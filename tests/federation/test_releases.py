@@ -28,6 +28,7 @@ from piebald.federation.link.wire_messages import (
     Welcome,
     decode,
     encode,
+    release,
 )
 from piebald.runs.run import opened
 
@@ -130,6 +131,13 @@ def test_a_field_that_is_not_known_is_left_out(kind: type[Message]) -> None:
     for spoiled in (text[:-1], b"[]", b'{"later": 1}', text.replace(b"1", b'"1"', 1) if kind is ResultHead else b"{}x"):
         with pytest.raises(Refused):  # nothing else is taken for one
             decode(kind, len(spoiled).to_bytes(4, "little") + spoiled)
+
+
+def test_a_server_that_does_not_say_its_protocol_has_the_last_one_that_did_not() -> None:
+    """So that the check of a site names both releases."""
+    text = b'{"version": "0.1.0", "time": 1.0, "terms": "ab"}'
+    reply, _ = decode(CheckReply, len(text).to_bytes(4, "little") + text)
+    assert release(reply) == "Piebald 0.1.0 with protocol 5" != release()
 
 
 def test_what_is_sent_has_declared_fields_alone() -> None:

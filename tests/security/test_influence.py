@@ -393,25 +393,25 @@ def test_rows_of_one_person_count_together() -> None:
     st.randoms(use_true_random=False),
 )  # fmt: skip
 def test_whoever_has_the_rows_no_person_has_a_large_share(
-    sizes: Any, rows_each: int, dominance_only: bool, random: Any
+    sizes: Any, rows_per_person: int, dominance_only: bool, random: Any
 ) -> None:
     """The rules hold for persons in whatever way rows belong to them, the largest to one person first of all."""
-    rules, of_persons = DisclosureRules(rows_each=rows_each), DisclosureRules()
+    rules, of_persons = DisclosureRules(rows_per_person=rows_per_person), DisclosureRules()
     if not rules.allow(sizes[:, None], dominance_only):
         return
     mixed = np.arange(len(sizes))
     random.shuffle(mixed)
     for order in (np.argsort(-sizes), mixed):
-        persons = np.add.reduceat(sizes[order], np.arange(0, len(sizes), rows_each))
+        persons = np.add.reduceat(sizes[order], np.arange(0, len(sizes), rows_per_person))
         assert of_persons.allow(persons[:, None], dominance_only)
 
 
 def test_rows_of_a_person_count_as_one_row() -> None:
     """Of ten persons with three rows each, as of ten rows."""
-    assert DisclosureRules(rows_each=3).allow(np.ones((30, 1)))
-    assert not DisclosureRules(rows_each=3).allow(np.ones((27, 1)))
-    assert DisclosureRules(rows_each=3).allow_counts(np.array([0, 28]))
-    assert not DisclosureRules(rows_each=3).allow_counts(np.array([27]))
+    assert DisclosureRules(rows_per_person=3).allow(np.ones((30, 1)))
+    assert not DisclosureRules(rows_per_person=3).allow(np.ones((27, 1)))
+    assert DisclosureRules(rows_per_person=3).allow_counts(np.array([0, 28]))
+    assert not DisclosureRules(rows_per_person=3).allow_counts(np.array([27]))
 
 
 PERSONAL = {
@@ -442,9 +442,11 @@ def test_a_person_with_several_rows_is_hidden_where_the_site_names_the_column(as
                             validation=0.0)  # fmt: skip
         run = RunRows(numbers=True, prepare=PrepareSettings() if prepared else None)
         own = own_rows(source, tmp_path, "a", run, ["a"])
-        assert own.rows_each == (1 if person is None else 12)
+        assert own.rows_per_person == (1 if person is None else 12)
         policy = Policy(queries=["statistics", "prepare_names", "evaluate"])
-        where = TaskRunner(SiteClient(plan.work, own, 0, records=own.records, rows_each=own.rows_each), policy, "cpu")
+        where = TaskRunner(
+            SiteClient(plan.work, own, 0, records=own.records, rows_per_person=own.rows_per_person), policy, "cpu"
+        )
         told[person] = ask(where, PERSONAL[asked])
     assert told[None][0] is not None
     answer, _ = told["patient"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -78,6 +78,9 @@ class Present(Sequence[int]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._all[index].tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._all.tolist())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Ints:
         return np.array(self._all, dtype, copy=bool(copy))

@@ -1,4 +1,4 @@
-"""Threads that live as long as their process: none ends unseen while the process goes on and looks healthy."""
+"""Threads that do a process's work: none of them ends unseen while the process goes on and looks healthy."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class CheckReply(Message):
         terms: digest of the run's terms.
     """
 
-    protocol: Annotated[int, Field(ge=0, lt=1 << 31)]
+    protocol: Annotated[int, Field(ge=0, lt=1 << 31)] = 5  # the last one whose servers did not say it
     version: VersionText
     time: Annotated[float, Field(ge=0, lt=1e11)]
     terms: Hex

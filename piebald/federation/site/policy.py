@@ -188,15 +188,15 @@ class Policy(BaseModel):
         """Whether the policy itself says that small numbers of rows are hidden."""
         return self.least_rows is not None and self.least_rows > 1
 
-    def disclosure(self, rows_each: int = 1) -> DisclosureRules | None:
+    def disclosure(self, rows_per_person: int = 1) -> DisclosureRules | None:
         """Return the rules of sums that leave without noise, None where the site's owner has taken them away.
 
         Args:
-            rows_each: the most rows of one person at this site.
+            rows_per_person: the most rows of one person at this site.
         """
         if self.least_rows == 1:
             return None
-        return DisclosureRules(self.least_rows or LEAST_ROWS, self.largest_share, rows_each)
+        return DisclosureRules(self.least_rows or LEAST_ROWS, self.largest_share, rows_per_person)
 
     def most_asked(self, query: Query) -> int | None:
         """Return how many questions like this one are answered about the same rows, None for any number."""

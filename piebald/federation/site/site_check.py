@@ -76,7 +76,7 @@ def _rows(work: SiteWork) -> Check:
         return Check("rows", False, missing)
     try:
         held = rows_before_a_run(data, work.folder, work.credentials.party)
-        persons = "" if data.person is None else f"; one {data.person} has up to {held.rows_each:,} of them"
+        persons = "" if data.person is None else f"; one {data.person} has up to {held.rows_per_person:,} of them"
         return Check("rows", True, f"{described(held, 0)}{persons}")
     except Exception as error:  # whatever a file holds
         return _unusable(error)

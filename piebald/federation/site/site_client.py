@@ -25,7 +25,7 @@ class SiteClient:
         begins: digest of the private numbers that a first task may bring where updates are masked, see `RunTerms`.
         records: digests of this site's rows as it has them, before anything that a server chooses; None takes those of
             the rows that are trained on.
-        rows_each: the most rows of one person, 1 where nothing says whose a row is.
+        rows_per_person: the most rows of one person, 1 where nothing says whose a row is.
         place: the folder that the rows lie in, None where they have none.
     """
 
@@ -34,7 +34,7 @@ class SiteClient:
     client: int
     begins: str = ""
     records: Digests | None = None
-    rows_each: int = 1
+    rows_per_person: int = 1
     place: Path | None = None
 
     def ledger(self, state: Path, log: str = "", head: Callable[[], Head | None] = lambda: None) -> RowLedger:

@@ -169,7 +169,7 @@ class SiteWork:
             held = work if by_task else work.of(number)
             if clients.division is not None and (reason := self.settings.policy.split_reject_reason(held)):
                 raise SettingError(reason)
-            return SiteClient(held, clients, number, terms.begins, clients.records, clients.rows_each, self.place)
+            return SiteClient(held, clients, number, terms.begins, clients.records, clients.rows_per_person, self.place)
         except SettingError as error:
             refusal = _refusal(str(error), weights)
             raise refusal from refusal.__cause__
@@ -235,7 +235,7 @@ class SiteWork:
                 raise SettingError("the run's terms have no constants of standardise")
             if constants is not None:
                 given, rows = rows, rows_of_one(StandardisedClients(rows, constants), number)
-                rows.records, rows.rows_each = given.records, given.rows_each
+                rows.records, rows.rows_per_person = given.records, given.rows_per_person
             named = settings.data.source is None and settings.data.public is None
             if terms.public_rows and not settings.rows_at_sites and named:
                 rows.public_rows = public_rows_of(settings.clients())  # of a named data set, as the server makes them

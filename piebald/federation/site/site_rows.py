@@ -83,7 +83,7 @@ class SiteSource(DataSource):
             self._refuse("key", "person")
         return records_of(owners, site, self.client, self.key)
 
-    def rows_each(self, owners: Sequence[Owner], site: str) -> int:
+    def rows_per_person(self, owners: Sequence[Owner], site: str) -> int:
         """Return the most rows that one person has at a site.
 
         Raises:
@@ -112,7 +112,7 @@ class SiteRows:
 
     Attributes:
         records: digests of these rows as the site has them, each once; none where nothing identifies them.
-        rows_each: the most rows of one person, 1 where nothing says whose a row is.
+        rows_per_person: the most rows of one person, 1 where nothing says whose a row is.
         division: how the run says that they are divided, None where it does not.
     """
 
@@ -128,7 +128,7 @@ class SiteRows:
     ):
         self.names, self.classes, self.division = names, classes, division
         self.common: Rows | None = None
-        self.public_rows, self.records, self.rows_each = public, records, 1
+        self.public_rows, self.records, self.rows_per_person = public, records, 1
         self._number, self._rows = number, rows
         # no rows, but with the shapes and types of rows
         self._none = rows["train"][:0]
@@ -206,7 +206,7 @@ def own_rows(
     """
     owners, records = _owners(source, folder, site, run)
     rows = _rows_for_run(owners, source, folder, site, run, names, number)
-    rows.records, rows.rows_each = records, source.rows_each(owners, site)
+    rows.records, rows.rows_per_person = records, source.rows_per_person(owners, site)
     return rows
 
 
@@ -257,7 +257,7 @@ def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
                 parsed_numbers(table[rows], kinds, [], {})
     own = {split: clients.rows(client, split) for split in SPLITS}
     held = SiteRows([site], 0, own, clients.classes, records=records)
-    held.rows_each = source.rows_each(owners, site)
+    held.rows_per_person = source.rows_per_person(owners, site)
     return held
 
 

@@ -98,7 +98,7 @@ class TaskRunner:
         self._threshold_of_all: dict[int, dict[str, Any]] = {}  # of the newest version that has one
         if ledger is not None:
             self.ledger = ledger
-        self._rules = policy.disclosure(prepared.rows_each)
+        self._rules = policy.disclosure(prepared.rows_per_person)
         self.gate = Gate(policy, self.every, prepared.clients, prepared.client, self._rules)
         self.rows = self.gate.rows
         self._examined = ExaminedModels()
