@@ -92,11 +92,14 @@ class StoppingCriteria(Component):
         )
 
     def note_means(self, tally: RunTotals, means: Mapping[str, float], metric: str, higher: bool) -> None:
-        """Take the mean scores of an evaluation into account: those of personal models where there are some."""
+        """Take the mean scores of an evaluation into account: those of personal models where there are some.
+
+        Without any, which is said after the first evaluation, no score ends the run.
+        """
         scores = [means[name] for name in (f"personal/{metric}", f"global/{metric}") if name in means]
         if scores and math.isfinite(scores[0]):
             self.note(tally, scores[0], higher)
-        elif self.measures:
+        elif self.measures and not tally.updates:
             _log.warning("no client scores its model on validation rows, so that no score ends the run")
 
     def note(self, tally: RunTotals, score: float, higher: bool) -> None:

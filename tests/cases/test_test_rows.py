@@ -14,6 +14,7 @@ import torch
 import piebald
 from piebald import recipes
 from piebald.core.errors import SettingError
+from piebald.server.stopping import RunTotals, StoppingCriteria
 from tests.fakes import seeded
 
 
@@ -76,3 +77,13 @@ def test_the_score_that_ends_a_run_is_that_of_validation_rows() -> None:
     reached = [float(np.mean(means[version])) >= 0.68 for version in sorted(means)]
     assert reached == [False] * (len(reached) - 1) + [True]
     assert len(run.rounds) < 60
+
+
+def test_that_nobody_scores_validation_rows_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As in a federation whose sites turn out to have none: after the first evaluation, not after each."""
+    stop, totals = StoppingCriteria(patience=1), RunTotals()
+    for updates in (0, 3, 6):
+        totals.updates = updates
+        stop.note_means(totals, {}, "accuracy", True)
+    assert caplog.text.count("no client scores its model on validation rows") == 1
+    assert not totals.reached
