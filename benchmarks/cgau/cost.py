@@ -70,7 +70,7 @@ def measure(out: Path) -> None:
             for name, (recipe, model) in tried.items():
                 began = time.process_time()
                 run = piebald.run(
-                    recipe(lr=0.05, batch=50), clients, model, rounds=ROUNDS, evaluate_every=0,
+                    recipe(lr=0.05, batch=50, batches="exact"), clients, model, rounds=ROUNDS, evaluate_every=0,
                     runtime=Simulator(engine=engine, stack=stack, workers=0),
                 )  # fmt: skip
                 seconds[name].append((time.process_time() - began) / ROUNDS)

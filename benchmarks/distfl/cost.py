@@ -79,7 +79,7 @@ def rule(name: str, step: dict[str, float]) -> dict[str, float]:
     x, y = torch.randn(len(rows), 3, 32, 32, generator=rng), torch.randint(0, 10, (len(rows),), generator=rng)
     train = Lists(rows, np.arange(CLIENTS + 1) * BATCH)
     run = piebald.run(
-        piebald.methods.recipes.distfl(probes=PROBES, lr=0.01, batch=BATCH),
+        piebald.methods.recipes.distfl(probes=PROBES, lr=0.01, batch=BATCH, batches="exact"),
         PooledClients(x, y, {"train": train}, classes=[str(label) for label in range(10)]),
         build_model(name, (3, 32, 32), 10),
         rounds=ROUNDS,

@@ -178,7 +178,7 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
         for noise in (0.0, 0.6, 1.0, 2.0, 4.0):
             recipe = recipes.dp_sgd(lr=2.0, epochs=1, batch=100, clip=1.0, noise=noise)
             yield f"noise {noise:g}", "FedAvg of DP-SGD", recipe, lambda: fed.writers(seed), 5
-        usual = recipes.fedavg(lr=0.5, epochs=1, batch=100)
+        usual = recipes.fedavg(lr=0.5, epochs=1, batch=100, batches="exact")
         yield "not hidden", "FedAvg", usual, lambda: fed.writers(seed), 5
     if part in ("vgg", "resnet"):
         methods = {"DistFL": distfl(DEEP, probes=100), **baselines(DEEP), "K-Cluster (K = 5)": kcluster(5, 1, DEEP)}

@@ -30,9 +30,14 @@ RULES: dict[str, dict[str, Any]] = {  # what else may say who is near (section 4
     "linked in each round": {"find": "linked"},
 }
 LG_NET = "LG-Net (fine-tuning)"  # what the paper runs under this name (section 5.1.4); LG-FedAvg is another method
-TRAINING: Training = {"lr": 0.1, "epochs": 3, "batch": 10}
-DEEP: Training = {"lr": 0.05, "epochs": 3, "batch": 10}  # a hundred clients with the networks of Table 2
-WIDE: Training = {"lr": 0.05, "epochs": 1, "batch": 20}
+TRAINING: Training = {"lr": 0.1, "epochs": 3, "batch": 10, "batches": "exact"}
+DEEP: Training = {
+    "lr": 0.05,
+    "epochs": 3,
+    "batch": 10,
+    "batches": "exact",
+}  # a hundred clients with the networks of Table 2
+WIDE: Training = {"lr": 0.05, "epochs": 1, "batch": 20, "batches": "exact"}
 
 SCALES = (2.0, 4.0, 8.0, 16.0, 30.0, 50.0)  # of a lone attacker's update
 CLIP, DELTA = 5.0, 1e-5
@@ -47,9 +52,9 @@ def noise_of(epsilon: float) -> float:
 
 # the paper's own setting (section 5.1.5), for one GPU: 50 rounds, 5 local epochs, momentum 0.9, batch not stated
 PAPER: dict[str, Training] = {
-    "vgg": {"lr": 1e-4, "epochs": 5, "batch": 32, "momentum": 0.9},
-    "resnet": {"lr": 1e-2, "epochs": 5, "batch": 32, "momentum": 0.9},
-    "people": {"lr": 1e-2, "epochs": 5, "batch": 32, "momentum": 0.9},
+    "vgg": {"lr": 1e-4, "epochs": 5, "batch": 32, "batches": "exact", "momentum": 0.9},
+    "resnet": {"lr": 1e-2, "epochs": 5, "batch": 32, "batches": "exact", "momentum": 0.9},
+    "people": {"lr": 1e-2, "epochs": 5, "batch": 32, "batches": "exact", "momentum": 0.9},
 }
 # of Tables 2, 5 and 6 and of Fig. 4
 FULL_NETWORKS = {

@@ -29,7 +29,7 @@ def settings(hidden: list[int], sites: int) -> ExperimentSettings:
         "data": {"name": "digits"},
         "model": {"name": "mlp", "hidden": hidden},
         "partition": {"kind": "iid", "clients": sites, "limit": 100 * sites},
-        "recipe": {"name": "fedavg", "lr": 0.01, "batch": 10, "steps": 1},
+        "recipe": {"name": "fedavg", "lr": 0.01, "batch": 10, "batches": "exact", "steps": 1},
         "runtime": {"kind": "federation"},
     }
     return ExperimentSettings.of_table(table, "the benchmark's settings")

@@ -122,7 +122,9 @@ def cgau(setting: str, method: str, seed: int) -> Case:
 
     clients, task = jobs.federation(setting, seed, "paper_images")
     chosen = settings.METHODS[method]
-    recipe = chosen.recipe(lr=task.rates[chosen.family], batch=task.batch, momentum=settings.MOMENTUM, steps=task.steps)
+    recipe = chosen.recipe(
+        lr=task.rates[chosen.family], batch=task.batch, batches="exact", momentum=settings.MOMENTUM, steps=task.steps
+    )
     network = chosen.network(tuple(clients.x.shape[1:]), len(clients.classes), task.units, len(clients))
     return Case(recipe, clients, network, {"rounds": task.rounds}, task.every, mean_of_clients)
 
@@ -135,7 +137,7 @@ def hdafl(setting: str, cohort: str, label: str, seed: int) -> Case:
 
     clients = federations.clients(setting, None, seed, letters=True)
     asked = min(int(cohort), len(clients))
-    recipe = settings.compared(asked, lr=settings.LEARNING_RATE, batch=settings.BATCH)[label]
+    recipe = settings.compared(asked, lr=settings.LEARNING_RATE, batch=settings.BATCH, batches="exact")[label]
     outputs = len(clients.classes or ())
     model = lambda seed: build_model("small_cnn", (1, 28, 28), outputs, seed=seed)  # noqa: E731
     rounds = settings.SCALES["full"].paper_rounds
@@ -154,7 +156,7 @@ def dirichlet(name: str, seed: int) -> Case:
     decay = {} if name == "scaffold" else {"weight_decay": 0.001}
     schedule = {"kind": "exponential", "rate": 0.9995 if name == "feddyn" else 0.998}
     recipe = recipes.make(
-        name, cohort=10, lr=0.1, batch=50, epochs=5, lr_schedule=schedule,
+        name, cohort=10, lr=0.1, batch=50, batches="exact", epochs=5, lr_schedule=schedule,
         augmentation=["random_crop", "horizontal_flip"], **decay, **own,
     )  # fmt: skip
     model = lambda seed: with_group_norm(build_model("resnet18", (3, 32, 32), 10, seed=seed))  # noqa: E731

@@ -170,7 +170,9 @@ def run_job(job: Job, out: Path) -> str:
         clients = federations.clients(job.setting, job.rows, job.seed, letters)
         shape, outputs = (1, 28, 28), len(clients.classes)
         network, own = ("leaf_cnn" if job.part == "leaf" else "small_cnn"), {}
-    recipe = settings.compared(job.cohort, **training)["FedAvg" if job.label == federations.CENTRAL else job.label]
+    recipe = settings.compared(job.cohort, batches="exact", **training)[
+        "FedAvg" if job.label == federations.CENTRAL else job.label
+    ]
     comparison = piebald.compare(
         {job.label: recipe},
         clients,

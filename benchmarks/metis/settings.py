@@ -35,7 +35,7 @@ from piebald.methods.server_optimizer import CachedAverage
 CLIENTS = 10
 TEST = 10_000  # images of the test set
 SIDE = 32  # pixels of a published image
-TRAINING = {"lr": 0.05, "momentum": 0.75, "batch": 20, "epochs": 4}
+TRAINING = {"lr": 0.05, "momentum": 0.75, "batch": 20, "batches": "exact", "epochs": 4}
 SIZES: dict[str, Sizes] = {"uniform": Uniform(), "skewed": Skewed(), "power law": PowerLaw(exponent=1.5)}
 CLASSES: dict[str, int] = {"IID": 10, "Non-IID(5)": 5, "Non-IID(3)": 3}
 # The largest clients hold more classes where sizes follow a power law, and nowhere else (section VI).

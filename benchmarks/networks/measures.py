@@ -79,7 +79,7 @@ def settings(size: str, clients: int, **recipe: Any) -> ExperimentSettings:
         "data": {"name": "digits"},
         "model": {"name": "mlp", "hidden": WIDTHS[size]},
         "partition": {"kind": "iid", "clients": clients, "limit": 100},
-        "recipe": {"name": "fedavg", "lr": 0.01, "batch": 10, "steps": 1, **recipe},
+        "recipe": {"name": "fedavg", "lr": 0.01, "batch": 10, "batches": "exact", "steps": 1, **recipe},
         "evaluate": {"every": 0},
         "runtime": {"kind": "federation", "task_timeout": 7200.0, "patience": 1200.0, "silence": 60.0},
     }

@@ -57,7 +57,7 @@ def piebald_run(name: str, folder: bool, in_process: bool) -> float:
     work = WORKLOADS[name]
     with tempfile.TemporaryDirectory() as place:
         history = piebald.run(
-            piebald.recipes.fedavg(cohort=work.cohort, lr=0.05, batch=20, epochs=work.epochs),
+            piebald.recipes.fedavg(cohort=work.cohort, lr=0.05, batch=20, batches="exact", epochs=work.epochs),
             work.data(),
             work.network(),
             rounds=work.rounds + 1,

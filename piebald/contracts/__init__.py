@@ -20,6 +20,7 @@ from piebald.contracts.data import RowsAtSites as RowsAtSites
 from piebald.contracts.data import Split as Split
 from piebald.contracts.local_step import PLAIN_PASSES as PLAIN_PASSES
 from piebald.contracts.local_step import PLAIN_STEP as PLAIN_STEP
+from piebald.contracts.local_step import Batches as Batches
 from piebald.contracts.local_step import LocalLoss as LocalLoss
 from piebald.contracts.local_step import LocalStep as LocalStep
 from piebald.contracts.local_step import LossBatch as LossBatch

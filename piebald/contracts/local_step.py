@@ -11,6 +11,7 @@ No engine knows any of them by name, so a new one runs on all engines.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
@@ -125,6 +126,21 @@ class RowPrivacy(LocalStep):
 
 
 Precision = Literal["float32", "bfloat16", "float16"]
+Batches = Literal["equal", "exact"]
+
+
+def batch_count(count: int, size: int, batches: Batches, mixes: bool) -> int:
+    """Return how many batches an epoch has.
+
+    Args:
+        count: rows.
+        size: rows of a batch, at most; where a row would be alone, one more.
+        batches: how rows are divided, see `SgdConfig`.
+        mixes: whether the model mixes the rows of a batch (batch norm), so that none may have a single row.
+    """
+    number = math.ceil(count / size)
+    alone = count % size == 1 if batches == "exact" else count < 2 * number
+    return number - 1 if mixes and alone and number > 1 else number
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from piebald.contracts.data import Rows, Split
-from piebald.contracts.local_step import PLAIN_PASSES, PLAIN_STEP, LocalLoss, LocalStep, PassSettings, RowOutputs
+from piebald.contracts.local_step import (
+    PLAIN_PASSES,
+    PLAIN_STEP,
+    Batches,
+    LocalLoss,
+    LocalStep,
+    PassSettings,
+    RowOutputs,
+)
 from piebald.core.parameters import Part, pad
 
 T = TypeVar("T")
@@ -149,8 +157,9 @@ class SgdConfig:
         momentum: in [0, 1).
         weight_decay: added to the gradient as weight_decay * w.
         clip: longest gradient allowed (Euclidean norm over all parameters), None for no limit.
-        batch: rows in each pass, and in each step unless gradients are accumulated; the last batch of an epoch is
-            shorter, never dropped.
+        batch: rows in each pass, and in each step unless gradients are accumulated.
+        batches: "equal" for ceil(rows / batch) batches an epoch whose sizes differ by one at most; "exact" for batches
+            of `batch` rows and a last one of what is left, which is never dropped.
         epochs: epochs over the client's training rows.
         steps: if given, exactly this many steps instead of `epochs`.
         step_limit: if given, the most steps of all epochs.
@@ -170,6 +179,7 @@ class SgdConfig:
     weight_decay: float = 0.0
     clip: float | None = None
     batch: int = 20
+    batches: Batches = "equal"
     epochs: int = 1
     steps: int | None = None
     step_limit: int | None = None

@@ -285,8 +285,8 @@ def trial(work: ClientWork) -> SgdConfig:
     trainer = work.trainer
     momentum = 0.0 if trainer.rule is None else trainer.momentum  # that of plain SGD costs next to nothing
     return SgdConfig(
-        0.01, momentum, batch=trainer.batch, steps=_STEPS, step=trainer.local_step, rule=trainer.rule,
-        groups=trainer.parameter_groups, base_lr=trainer.lr, passes=trainer.passes,
+        0.01, momentum, batch=trainer.batch, batches=trainer.batches, steps=_STEPS, step=trainer.local_step,
+        rule=trainer.rule, groups=trainer.parameter_groups, base_lr=trainer.lr, passes=trainer.passes,
     )  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
@@ -16,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import SERVER_ID, Clients, HasServerRows, InMemory, Rows, SgdConfig, Split
+from piebald.contracts import SERVER_ID, Batches, Clients, HasServerRows, InMemory, Rows, SgdConfig, Split
 from piebald.contracts.data import LacksInputs, first_passing, lacked_inputs, public_rows_of, without_inputs
+from piebald.contracts.local_step import batch_count
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.errors import CannotTrain, RuntimeFault
@@ -306,8 +306,8 @@ def batches(
     Args:
         places: the client's rows.
         config: rows of a step, epochs or steps.
-        mixes: the model mixes the rows of a batch (batch norm) and cannot take a batch of one, so a lone last row
-            joins the batch before it.
+        mixes: the model mixes the rows of a batch (batch norm) and cannot take a batch of one, so there is one batch
+            less where a row would be left alone.
         rng_key: the client's rng key.
         only: if given, the batch of this one of the steps alone, counted from 0; nothing where there are fewer.
     """
@@ -324,7 +324,7 @@ def batches(
         for lot in lots if only is None else itertools.islice(lots, only, only + 1):
             yield places[lot]
         return
-    starts = _starts(count, config.step_rows, mixes)
+    starts = _starts(count, config.step_rows, config.batches, mixes)
     ends = [*starts[1:], count]
     if only is not None:
         if only < planned:
@@ -348,21 +348,30 @@ def pass_slices(count: int, config: SgdConfig, mixes: bool) -> list[slice]:
     """The passes over the rows of one step, of a batch each; `mixes` is as in `batches`."""
     if count <= config.batch or config.passes.accumulate == 1:
         return [slice(0, count)]
-    starts = _starts(count, config.batch, mixes)
+    starts = _starts(count, config.batch, config.batches, mixes)
     return [slice(start, end) for start, end in zip(starts, [*starts[1:], count], strict=True)]
 
 
-def _starts(count: int, size: int, mixes: bool) -> list[int]:
-    """Return where batches of rows begin; a lone last row joins the batch before it where the model mixes rows."""
-    starts = list(range(0, count, size))
-    if mixes and count - starts[-1] == 1:
-        if count == 1 or size == 1:
-            raise CannotTrain(
-                "cannot train on a batch of one row with batch norm: give every client two rows or more and a batch "
-                "above 1"
-            )
-        starts.pop()
-    return starts
+def _starts(count: int, size: int, batches: Batches, mixes: bool) -> list[int]:
+    """Return where the batches of an epoch begin.
+
+    Args:
+        count: rows, at least 1.
+        size, batches, mixes: as for `batch_count`.
+
+    Raises:
+        CannotTrain: batches of one row cannot be avoided where the model mixes rows.
+    """
+    if mixes and (count == 1 or size == 1):
+        raise CannotTrain(
+            "cannot train on a batch of one row with batch norm: give every client two rows or more and a batch above 1"
+        )
+    number = batch_count(count, size, batches, mixes)
+    if batches == "exact":
+        return list(range(0, number * size, size))
+    # larger ones first, so that at one step clients of a stack have batches of one length more often
+    each, larger = divmod(count, number)
+    return [index * each + min(index, larger) for index in range(number)]
 
 
 def planned_steps(places: Places, config: SgdConfig, mixes: bool, only: int | None = None) -> int:
@@ -373,8 +382,8 @@ def planned_steps(places: Places, config: SgdConfig, mixes: bool, only: int | No
     count = len(places) if visible is None else visible
     if count == 0 or config.steps is not None:
         return config.steps or 0 if count else 0
-    lone = not config.step.hides_rows and mixes and count % config.step_rows == 1 and count > 1
-    steps = config.epochs * (math.ceil(count / config.step_rows) - lone)
+    mixes = mixes and not config.step.hides_rows
+    steps = config.epochs * batch_count(count, config.step_rows, config.batches, mixes)
     return steps if config.step_limit is None else min(steps, config.step_limit)
 
 

@@ -105,7 +105,7 @@ def test_the_full_scale_is_table_one(benchmark: Any, monkeypatch: pytest.MonkeyP
     ours = settings.conditions(full)
     assert ours.keys() == paper.CONDITIONS.keys()
     assert (ours["training images"], ours["test images"]) == ("50,000", "10,000")
-    assert full.training == {"lr": 0.05, "momentum": 0.75, "batch": 100, "epochs": 4}
+    assert full.training == {"lr": 0.05, "momentum": 0.75, "batch": 100, "batches": "exact", "epochs": 4}
     assert (full.rounds, full.seconds, tuple(full.seeds), dict(full.model)) == (200, 14_000.0, (1990,), {})
     cells = {(sizes, classes) for sizes in ("uniform", "skewed", "power law") for classes in settings.CLASSES}
     assert set(full.settings) == set(full.uneven) == cells == set(paper.ROUNDS_200) == set(paper.SECONDS_14K)

@@ -216,7 +216,9 @@ def test_dp_sgd_pays_for_the_rows_of_a_step() -> None:
 
 
 @pytest.mark.parametrize("simulator", STACKED, ids=str)
-@pytest.mark.parametrize("more", [{}, {"precision": "bfloat16", "accumulate": 2, "batch": 5}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"precision": "bfloat16", "accumulate": 2, "batch": 5, "batches": "exact"}], ids=str
+)
 def test_checkpointed_layers_have_the_same_gradients(more: dict[str, Any], simulator: dict[str, Any]) -> None:
     """The same bits, with dropout: a layer's second pass draws the masks of its first."""
     kept, passes, _ = watched(method("fedavg", **more), engine="sequential")

@@ -188,7 +188,7 @@ def test_a_model_that_mixes_rows_is_refused() -> None:
     simulate(recipe, clients, nn.Sequential(nn.Linear(4, 3), Frozen(3), nn.Linear(3, 2)))
 
 
-@pytest.mark.parametrize("wrong", [{"clip": None}, {"clip": 0.0}, {"noise": -1.0}, {"mu": -0.1}])
+@pytest.mark.parametrize("wrong", [{"clip": None}, {"clip": 0.0}, {"noise": -1.0}, {"mu": -0.1}, {"batches": "exact"}])
 def test_bad_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingError, match=next(iter(wrong))):
         DpSgd(**wrong)

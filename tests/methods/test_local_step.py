@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.contracts import PLAIN_STEP, LocalStep, RowPrivacy, SgdConfig, Slopes, StepPoint
+from piebald.contracts import PLAIN_STEP, Batches, LocalStep, RowPrivacy, SgdConfig, Slopes, StepPoint
 from piebald.contracts.local_step import Gradients
 from piebald.core.errors import RuntimeFault
 from piebald.engines import vmapped
@@ -78,9 +79,9 @@ def trained(trainer: Sgd, engine: str) -> Tensor:
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vmapped", "batched"])
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_step_of_ones_own_is_that_of_the_reference(engine: str, accumulate: int) -> None:
-    trainer = RidgeSgd(lr=0.2, batch=3, momentum=0.5, weight_decay=0.01, clip=1.0, accumulate=accumulate)
+@pytest.mark.parametrize(("accumulate", "kind"), [(1, "equal"), (2, "equal"), (2, "exact")])
+def test_a_step_of_ones_own_is_that_of_the_reference(engine: str, accumulate: int, kind: Batches) -> None:
+    trainer = RidgeSgd(lr=0.2, batch=3, batches=kind, momentum=0.5, weight_decay=0.01, clip=1.0, accumulate=accumulate)
     expected = trained(trainer, "reference")
     torch.testing.assert_close(trained(trainer, engine), expected, rtol=1e-4, atol=1e-5)
     plain = Sgd(lr=0.2, batch=3, momentum=0.5, weight_decay=0.01, clip=1.0, accumulate=accumulate)
@@ -113,13 +114,15 @@ def test_rows_are_hidden_alike_where_a_stack_does_not_fit(monkeypatch: pytest.Mo
     epochs=st.integers(1, 3),
     step=st.sampled_from([PLAIN_STEP, ShareOfRows(0.4), ShareOfRows(1.0), RowPrivacy(1.0, 1.0)]),
     mixes=st.booleans(),
+    kind=st.sampled_from(["equal", "exact"]),
 )
 def test_a_single_step_has_the_batch_that_it_has_among_the_others(
-    count: int, batch: int, epochs: int, step: LocalStep, mixes: bool
+    count: int, batch: int, epochs: int, step: LocalStep, mixes: bool, kind: Batches
 ) -> None:
     if mixes and count == 1:
         return  # refused
-    config, places = SgdConfig(lr=0.1, batch=batch, epochs=epochs, step=step), np.arange(100, 100 + count)
+    config = SgdConfig(lr=0.1, batch=batch, batches=kind, epochs=epochs, step=step)
+    places = np.arange(100, 100 + count)
     every = list(batches(places, config, mixes, "client"))
     assert len(every) == planned_steps(places, config, mixes)
     for number, rows in enumerate(every):
@@ -128,6 +131,34 @@ def test_a_single_step_has_the_batch_that_it_has_among_the_others(
         assert planned_steps(places, config, mixes, number) == 1
     assert not list(batches(places, config, mixes, "client", only=len(every)))
     assert planned_steps(places, config, mixes, len(every)) == 0
+
+
+@few
+@given(count=st.integers(2, 90), batch=st.integers(2, 23), mixes=st.booleans())
+def test_batches_of_an_epoch_differ_by_one_row_at_most_and_have_every_row_once(
+    count: int, batch: int, mixes: bool
+) -> None:
+    rows = list(batches(np.arange(count), SgdConfig(lr=0.1, batch=batch), mixes, "client"))
+    sizes = [len(one) for one in rows]
+    assert sorted(np.concatenate(rows).tolist()) == list(range(count))
+    assert max(sizes) - min(sizes) <= 1
+    if mixes and batch == 2:
+        assert min(sizes) >= 2
+        assert len(sizes) == count // 2
+    else:
+        assert min(sizes) >= 1 + mixes
+        assert len(sizes) == math.ceil(count / batch)
+
+
+@few
+@given(count=st.integers(2, 90), batch=st.integers(2, 23), mixes=st.booleans())
+def test_exact_batches_are_full_but_for_what_is_left(count: int, batch: int, mixes: bool) -> None:
+    config = SgdConfig(lr=0.1, batch=batch, batches="exact")
+    sizes = [len(one) for one in batches(np.arange(count), config, mixes, "client")]
+    expected = [len(one) for one in torch.arange(count).split(batch)]
+    if mixes and expected[-1] == 1:
+        expected[-2:] = [expected[-2] + 1]
+    assert sizes == expected
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vmapped", "reference"])

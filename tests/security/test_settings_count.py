@@ -28,6 +28,7 @@ OTHER_THAN_DEFAULT: dict[str, Any] = {
     "aggregation": "gradient_norm",
     "augmentation": ["horizontal_flip"],
     "average": "changes",
+    "batches": "exact",
     "checkpointing": ["a"],
     "classes": 7,
     "digest_batch": 7,

@@ -106,6 +106,7 @@ class AdaptiveLocalAggregation(Sgd):
         once = SgdConfig(
             lr=self.weight_lr,
             batch=self.batch,
+            batches=self.batches,
             rule=AggregationWeights(),
             passes=self.passes,
             step=ShareOfRows(self.weight_share),

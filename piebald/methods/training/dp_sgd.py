@@ -63,6 +63,15 @@ class DpSgd(Sgd):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_batches(self) -> Self:
+        if self.batches != "equal":
+            raise ValueError(
+                f"batches = {self.batches!r} would have no effect with dp_sgd, whose steps have each row by chance: "
+                "leave it out"
+            )
+        return self
+
     def row_privacy(self) -> RowPrivacy:
         return RowPrivacy(self.clip, self.noise)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from piebald.contracts import (
     PLAIN_PASSES,
     PLAIN_STEP,
+    Batches,
     ClientContext,
     LocalLoss,
     LocalStep,
@@ -23,6 +24,7 @@ from piebald.contracts import (
     TrainInput,
     TrainOutput,
 )
+from piebald.contracts.local_step import batch_count
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.client_models import idle_pattern_reason
 from piebald.methods.training import optimizer_state
@@ -46,6 +48,7 @@ class SgdSettings(TypedDict, total=False):
     epochs: int
     steps: int | None
     batch: int
+    batches: Batches
     momentum: float
     keep_momentum: bool
     weight_decay: float
@@ -79,7 +82,7 @@ class Sgd(Trainer):
     counted, and halves the scale.
 
     With `accumulate` above 1, a step sums the gradients of so many batches, each counted by its rows, so that it is the
-    step of a batch that is so many times larger: also its last step of an epoch has all rows that are left.  Batch norm
+    step of a batch that is so many times larger: also the rows of a step are divided as `batches` says.  Batch norm
     and losses that compare rows see one batch at a time.
 
     Attributes:
@@ -89,7 +92,10 @@ class Sgd(Trainer):
         epochs: passes over the client's rows.  steps: exactly this many steps instead, however many passes they take;
             refused beside other epochs than 1.  step_limit: the epochs end after this many steps at the latest, as the
             clients of CGAU's paper take ten steps or one epoch, whichever ends first.
-        batch: rows in each step, or in each of those that `accumulate` adds up.
+        batch: rows in each step, or in each of those that `accumulate` adds up.  batches: "equal" for as many batches
+            an epoch as that takes, whose sizes differ by one row at most; "exact" for full batches and a last one of
+            the rows that are left, as most other programs have them: a last batch of a few rows moves a model as far
+            as a full one, and can undo an epoch.
         momentum: in [0, 1), of SGD and RMSprop.  keep_momentum: keep the velocity of Metis' eq. 2 in the client's state
             between tasks.
         weight_decay: L2 decay, which AdamW takes from the parameters directly; by default 0, and 0.01 for AdamW.
@@ -124,6 +130,7 @@ class Sgd(Trainer):
     steps: int | None = Field(default=None, ge=1)
     step_limit: int | None = Field(default=None, ge=1)
     batch: int = Field(default=20, ge=1)
+    batches: Batches = "equal"
     momentum: float = Field(default=0.0, ge=0, lt=1)
     keep_momentum: bool = False
     weight_decay: float = Field(default=0.0, ge=0)
@@ -311,8 +318,8 @@ class Sgd(Trainer):
         return steps if self.step_limit is None else min(steps, self.step_limit)
 
     def epoch_steps(self, examples: int) -> int:
-        """Steps of one pass, at least: a lone last row may join the batch before it."""
-        return max(1, examples // self.step_rows) if examples else 0
+        """Steps of one pass, at least: a row that would be alone in a batch may join another."""
+        return batch_count(examples, self.step_rows, self.batches, mixes=True)
 
     def run_sgd(
         self,
@@ -344,6 +351,7 @@ class Sgd(Trainer):
             weight_decay=self.weight_decay,
             clip=self.clip,
             batch=self.batch,
+            batches=self.batches,
             epochs=epochs or self.epochs,
             # a caller that says how many passes means passes, whatever ends a task of the run
             steps=None if epochs else self.steps,

@@ -149,7 +149,7 @@ class _Trial:
         sgd = plain_sgd(run.work.trainer)
         rate = sgd.lr if lr is None else lr
         self.config = SgdConfig(
-            rate, sgd.momentum, sgd.weight_decay, sgd.clip, sgd.batch, augmentation=sgd.augmentation,
+            rate, sgd.momentum, sgd.weight_decay, sgd.clip, sgd.batch, sgd.batches, augmentation=sgd.augmentation,
             passes=sgd.passes,
         )  # fmt: skip
         self.optimizer = sgd.optimizer
