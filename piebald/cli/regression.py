@@ -145,8 +145,7 @@ def survival(
         "time": time, "event": event, "group": group, "times": None if times is None else _times(times),
         "stratified": stratified, "noise": _noise(epsilon, delta, None),
     }  # fmt: skip
-    names = [time, event] + ([] if group is None else [group])
-    model = _fitted(options, file, fit_survival, SurvivalOptions, settings, names)
+    model = _fitted(options, file, fit_survival, SurvivalOptions, settings, None)
     for name, curve in ({} if options.as_json else model.curves).items():
         print(name)
         columns = (curve.times, curve.at_risk, curve.events, curve.survival, curve.errors, *curve.interval.T)
@@ -195,10 +194,7 @@ def _fitted(
         wanted["target"] = wanted["target"] or source.target or TARGET
     columns = column or (source.features if source.columns else None)
     settings = kind(**wanted, **({"columns": columns} if accepts_columns else {}))
-    if columns is not None and accepts_columns:
-        columns = [*dict.fromkeys([*columns, *settings.roles(source.client).names])]
-        columns = [name for name in columns if name != source.client]
-    with asked_tables(source.source, source.client, columns, part, source.inputs, codes) as clients:
+    with asked_tables(source.source, source.client, settings, part, source.inputs, codes) as clients:
         return fit(clients, settings)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -85,8 +85,9 @@ def _text(value: float) -> str:
 
 
 def columns_of(
-    source: Any, client: str | None, columns: Sequence[str] | None, split: Split, features: Sequence[str] | None = None
-) -> list[ClientColumns]:
+    source: Any, client: str | None, columns: Sequence[str] | None, split: Split,
+    features: Sequence[str] | None = None, optional: Collection[str] = (),
+) -> list[ClientColumns]:  # fmt: skip
     """Return the columns of each client, from anything that holds rows.
 
     Args:
@@ -96,19 +97,20 @@ def columns_of(
         columns: names of columns; None for all.
         split: the split, where clients have splits; tables are taken whole.
         features: names of the inputs, where clients have no tables; "x0", "x1", ... by default.
+        optional: those of the columns that need not be there.
 
     Raises:
         SettingError: there are no clients or columns, or clients hold different ones.
     """
     owners = read_owners(source, client)
     if owners[0].is_table:
-        tables = _of_frames(by_client(owners, client), columns)
+        tables = _of_frames(by_client(owners, client), columns, optional)
     else:
         if client is not None:
             raise SettingError(f"client names a column of a table, got a {type(source).__name__}: leave client out")
         # clients that hold rows keep their splits; all else is divided anew by `clients_from`
         held = owners[0].clients
-        tables = _of_clients(clients_from(owners) if held is None else held, split, features, columns)
+        tables = _of_clients(clients_from(owners) if held is None else held, split, features, columns, optional)
     if not tables:
         raise SettingError("there are no clients: give at least one")
     if not tables[0].numbers and not tables[0].texts:
@@ -116,7 +118,9 @@ def columns_of(
     return tables
 
 
-def _of_frames(frames: Mapping[str, Any], columns: Sequence[str] | None) -> list[ClientColumns]:
+def _of_frames(
+    frames: Mapping[str, Any], columns: Sequence[str] | None, optional: Collection[str] = ()
+) -> list[ClientColumns]:
     """Return the columns of tables, which have the kinds that clients would agree on before a training.
 
     Booleans are 1 and 0 whatever words a client has for them, and dates are days since 1970.
@@ -124,7 +128,7 @@ def _of_frames(frames: Mapping[str, Any], columns: Sequence[str] | None) -> list
     Raises:
         SettingError: a column occurs twice, is missing in a table, or has a value of another kind or in another unit.
     """
-    chosen = {client: _chosen(client, frame, columns) for client, frame in frames.items()}
+    chosen = {client: _chosen(client, frame, columns, optional) for client, frame in frames.items()}
     check_same_columns(chosen)
     answers = [cast(KindsAnswer, answer(KindsQuestion(), frame)) for frame in chosen.values()]
     # by all clients' answers: a column that has only 0 and 1 at one client may have amounts at another
@@ -150,23 +154,24 @@ def _of_frames(frames: Mapping[str, Any], columns: Sequence[str] | None) -> list
     return tables
 
 
-def _chosen(client: str, frame: Any, columns: Sequence[str] | None) -> Any:
+def _chosen(client: str, frame: Any, columns: Sequence[str] | None, optional: Collection[str]) -> Any:
     """Return the columns of a client's table that are wanted, with text as names."""
     names = [str(column) for column in frame.columns]
     if len(set(names)) < len(names):
         twice = next(column for place, column in enumerate(names) if column in names[:place])
         raise SettingError(f"column {twice!r} of client {client!r} occurs twice: rename one of them")
     for column in columns or ():
-        if column not in names:
+        if column not in names and column not in optional:
             raise SettingError(f"client {client!r} has no column {column!r}: it has {', '.join(names)}")
     named = frame.set_axis(names, axis=1)
     # a name that was given twice is one column
-    return named if columns is None else named[list(dict.fromkeys(columns))]
+    return named if columns is None else named[[name for name in dict.fromkeys(columns) if name in names]]
 
 
 def _of_clients(
-    clients: Clients, split: Split, features: Sequence[str] | None, columns: Sequence[str] | None
-) -> list[ClientColumns]:
+    clients: Clients, split: Split, features: Sequence[str] | None, columns: Sequence[str] | None,
+    optional: Collection[str],
+) -> list[ClientColumns]:  # fmt: skip
     if isinstance(clients, RowsAtSites) and clients.elsewhere:
         raise SettingError(
             "rows are at the sites of a federation: ask them with piebald statistics FILE --credentials FOLDER"
@@ -181,12 +186,16 @@ def _of_clients(
     else:  # columns of a table, as a run would prepare them
         frames = {str(name): frame_of(coded, rows) for name, rows in zip(clients.names, rows_of, strict=True)}
         tables = _of_frames(frames, None)
-    return [_with_targets(table, rows, clients.classes, columns) for table, rows in zip(tables, rows_of, strict=True)]
+    return [
+        _with_targets(table, rows, clients.classes, columns, optional)
+        for table, rows in zip(tables, rows_of, strict=True)
+    ]
 
 
 def _with_targets(
-    table: ClientColumns, rows: Rows, classes: Sequence[str] | None, columns: Sequence[str] | None
-) -> ClientColumns:
+    table: ClientColumns, rows: Rows, classes: Sequence[str] | None, columns: Sequence[str] | None,
+    optional: Collection[str],
+) -> ClientColumns:  # fmt: skip
     """Return the columns that are wanted of inputs and targets, of which classes are text."""
     numbers, texts, labels = dict(table.numbers), dict(table.texts), class_numbers(rows.y)
     if classes is not None and labels is not None:
@@ -196,7 +205,7 @@ def _with_targets(
     else:
         numbers |= target_columns(rows.y)
     for column in columns or ():
-        if column not in numbers and column not in texts:
+        if column not in numbers and column not in texts and column not in optional:
             raise unknown("column", column, [*numbers, *texts])
     if columns is not None:
         numbers = {name: numbers[name] for name in columns if name in numbers}

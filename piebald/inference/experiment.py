@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -31,8 +31,7 @@ from piebald.data.preparation.settings import PrepareSettings
 from piebald.experiments.clients import wants_preparation
 from piebald.experiments.file import ExperimentSettings
 from piebald.experiments.run_settings import RunSettings
-from piebald.inference.models.clients import ModelClients, ModelColumns
-from piebald.inference.models.rows import ModelPlan
+from piebald.inference.models.clients import ModelClients, ModelColumns, ModelOptions, client_names
 from piebald.inference.pooled_statistics import FederatedStatistics
 from piebald.inference.queries.models import from_limbs
 from piebald.inference.queries.prepare import (
@@ -53,17 +52,7 @@ from piebald.privacy import SecureAggregation
 from piebald.runs.prepare import prepare
 
 T = TypeVar("T")
-Options = TypeVar("Options", bound="ModelOptions")
-
-
-class ModelOptions(Protocol):
-    """What a user says of a model."""
-
-    def plan(self, asked: ModelColumns, /) -> tuple[ModelPlan, list[str]]:
-        """Return the plan of clients' columns, and the names of its regressors."""
-
-    def question(self, clients: Any, /) -> Query:
-        """Return the question that terms name."""
+Options = TypeVar("Options", bound=ModelOptions)
 
 
 class QuestionExperiment(ExperimentSettings):
@@ -96,6 +85,7 @@ def open_sites(
     file: Path, flags: Sequence[str], credentials: Path | None, subject: str, masks: Sequence[SecureAggregation],
     questions: Callable[[ExperimentSettings, Clients], Sequence[Query]],
     agreed: Callable[[ExperimentSettings, Sequence[SecureAggregation]], Preparation] | None = None,
+    labels: Sequence[str] = (),
 ) -> Iterator[OpenSites]:  # fmt: skip
     """Open the federation of an experiment, whose sites take part under its terms and their policies.
 
@@ -107,6 +97,7 @@ def open_sites(
         masks: the secure aggregation under which answers are to leave, if any.
         questions: returns those that the run's terms name, so that who approves the terms approves them.
         agreed: asks sites that prepare their tables what they agree on; without it, rows are as sites have them.
+        labels: columns of which nothing is agreed on, since each site numbers its own values.
 
     Raises:
         SettingError: a setting is wrong, or rows are changed by an extractor.
@@ -119,10 +110,14 @@ def open_sites(
         settings = QuestionExperiment.load(file, [*flags, "recipe.name=fedavg"])
     if settings.extractor is not None:
         raise SettingError(f"{subject} are of rows as sites have them, and extractor changes them: leave it out")
+    labels = [name for name in labels if name not in client_names(settings.data.client)]
     preparation, blank = None, None
     if agreed is not None and settings.asks_sites:
-        preparation = agreed(settings, masks)
-    elif agreed is not None and (blank := _blank_values(settings)) is not None:
+        wanted = settings.wanted
+        unasked = {**wanted.columns, **dict.fromkeys(labels, "leave out")}
+        prepare_settings = wanted.model_copy(update={"columns": unasked})
+        preparation = agreed(settings.model_copy(update={"prepare": prepare_settings}), masks).as_values(labels)
+    elif agreed is not None and (blank := _blank_values(settings, labels)) is not None:
         preparation = blank.preparation
 
     def as_read(loaded: QuestionExperiment) -> QuestionExperiment:
@@ -153,10 +148,10 @@ def _values_at_sites(settings: ExperimentSettings, masks: Sequence[SecureAggrega
     """Return what sites agree on, so that the values of their columns are read alike."""
     if settings.wanted.tokenizer is not None:
         raise SettingError("statistics of sites read no text: leave tokenizer and length out of [prepare]")
-    return agreed_at_sites(settings, masks).as_values()
+    return agreed_at_sites(settings, masks)
 
 
-def _blank_values(settings: ExperimentSettings) -> SitesPrepared | None:
+def _blank_values(settings: ExperimentSettings, labels: Sequence[str]) -> SitesPrepared | None:
     """Return the clients of a table on this machine, which read its values alike and are asked as sites are.
 
     None where rows are at sites already, or in no table.
@@ -166,7 +161,8 @@ def _blank_values(settings: ExperimentSettings) -> SitesPrepared | None:
     clients = settings.model_copy().clients()  # which keep what they agree on for a training
     if (agreed := preparation_of(clients)) is None:
         return None
-    values, y = agreed.as_values(), torch.zeros(1, dtype=torch.float32 if clients.classes is None else torch.int64)
+    values = agreed.as_values(labels)
+    y = torch.zeros(1, dtype=torch.float32 if clients.classes is None else torch.int64)
     blank = Rows(torch.zeros(1, len(values.columns)), y)
     sites = SiteClients(clients.names, blank, clients.classes).divided_by(settings.split)
     sites.elsewhere = False  # each process reads the table
@@ -244,14 +240,16 @@ def model_of_sites(
 
     def columns(settings: ExperimentSettings, clients: Clients) -> ModelColumns:
         data = settings.data
-        return ModelColumns(clients, data.features, data.target, split, categories or {}, secure)
+        return ModelColumns(clients, data.features, data.target, split, categories, secure, data.client)
 
     def questions(settings: ExperimentSettings, clients: Clients) -> list[Query]:
         asked = columns(settings, clients)
         return [options.question(asked)]
 
     masks = (SecureAggregation(bits=64),) if secure else ()
-    with open_sites(file, flags, credentials, "models", masks, questions, _values_at_sites) as sites:
+    cluster = options.roles().cluster
+    labels = [] if cluster is None else [cluster]
+    with open_sites(file, flags, credentials, "models", masks, questions, _values_at_sites, labels) as sites:
         asked = columns(sites.settings, sites.clients)
         return fit(ModelClients(asked, sites.runtime, sites.work, sites.clients), options)
 

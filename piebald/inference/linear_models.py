@@ -8,7 +8,7 @@ Nelder 1989, section 2.5; as in DataSHIELD's `ds.glm`, Jones et al. 2012).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -156,15 +156,17 @@ def glm(
         target: the column to explain; "target" by default, as `Clients` have it.  Under "binomial" it has two
             classes, of which the second (the larger number, or by alphabet) counts as 1; under "poisson" and
             "negative_binomial" counts.
-        columns: the columns to explain it by, all others by default.
+        columns: the columns to explain it by, all others by default.  The column `client`, which may also be called
+            "client", has a coefficient of each client but the first; "C(name)" takes numbers as categories.
         family: the distribution of targets: "gaussian" (identity link), "binomial" (logit), "poisson" or
             "negative_binomial" (log), whose dispersion is estimated.
         offset: a column that is added to the linear predictor, such as the logarithm of an exposure.
         weights: a column of weights of rows, as in R and as `var_weights` of statsmodels: they multiply a row's
             log-likelihood, and a row of weight 0 is left out.
         robust: standard errors by each row's own residual (HC1) instead of the model's.
-        cluster: a column whose values name clusters of rows that may depend on each other, or "client" for one of each
-            client: cluster-robust standard errors, times G / (G - 1) (n - 1) / (n - p) as in statsmodels and Stata.
+        cluster: a column whose values, of any kind and number, name clusters of rows that may depend on each other, or
+            "client" for one of each client: cluster-robust standard errors, times G / (G - 1) (n - 1) / (n - p) as in
+            statsmodels and Stata.
         random_intercept: "one_stage" for a mixed model with a random intercept of each client; "two_stage" to fit a
             model at each client and pool the coefficients.
         reml: for "gaussian" in one stage, maximise the restricted likelihood, as lme4.
@@ -194,8 +196,7 @@ def glm(
         target or TARGET, columns, family, offset, weights, robust, cluster, random_intercept, reml, max_iterations,
         NoiseOptions.of(epsilon, delta, bounds, rounds),
     )  # fmt: skip
-    wanted = None if columns is None else [*dict.fromkeys([*columns, *options.roles(client).names])]
-    with asked_tables(clients, client, wanted, split, features, categories) as asked:
+    with asked_tables(clients, client, options, split, features, categories) as asked:
         return fit_glm(asked, options)
 
 
@@ -215,7 +216,7 @@ class GlmOptions:
     max_iterations: int = 50
     noise: NoiseOptions | None = None
 
-    def roles(self, client: str | None) -> ColumnRoles:
+    def roles(self) -> ColumnRoles:
         """Return the parts of columns.
 
         Raises:
@@ -227,12 +228,14 @@ class GlmOptions:
             raise SettingError(
                 "a negative binomial has no random intercept in one stage: take 'two_stage', or the family 'poisson'"
             )
-        cluster = "client" if self.cluster is not None and self.cluster == client else self.cluster
-        return ColumnRoles(self.target, None, self.offset, self.weights, cluster)
+        return ColumnRoles(self.target, None, self.offset, self.weights, self.cluster)
 
     def plan(self, asked: ModelColumns) -> tuple[ModelPlan, list[str]]:
         """Return the plan, and the names of the regressors."""
-        return planned(asked, self.family, self.roles(asked.client), self.columns)
+        plan, names = planned(asked, self.family, self.roles(), self.columns)
+        if self.random_intercept and plan.of_clients:
+            raise SettingError("a coefficient of each client stands for its intercept: leave random_intercept out")
+        return plan, names
 
     def question(self, asked: ModelColumns) -> Query:
         """Return the question that terms name."""
@@ -300,6 +303,11 @@ class ModelOfRows:
         # nothing is known of the columns yet, so the first question takes them as they are
         self.scale = Scale(np.zeros(columns), np.ones(columns))
         moments = self.ask("moments")
+        if absent := self._absent_clients(moments):
+            self.plan, self.names = without(self.plan, self.names, absent)
+            columns = len(self.plan.columns)
+            self.scale = Scale(np.zeros(columns), np.ones(columns))
+            moments = self.ask("moments")
         self.rows, self.dropped, self.taking_part, self.events = map(int, moments[:4])
         self.weight, self.total, self.offset, self.exposure = map(float, moments[4:HEADS])
         if self.rows <= plan.parameters:
@@ -318,6 +326,17 @@ class ModelOfRows:
                     part = "a baseline" if plan.has_times else "the intercept"
                     raise SettingError(f"column {name!r} is constant over all clients, like {part}: leave it out")
             self.scale = Scale(self.scale.mean, spread)
+
+    def _absent_clients(self, moments: Floats) -> list[int]:
+        """Return the indexes of regressors of clients that need no coefficient: those without rows, and then, where
+        none of those that have rows is the one that others are compared with, the first of these.
+        """
+        rows = {index: moments[HEADS + index] for index in self.plan.of_clients}
+        absent, present = [index for index in rows if not rows[index]], [index for index in rows if rows[index]]
+        compared = moments[0] > sum(rows.values())
+        if rows and len(present) + compared == 1:
+            raise SettingError("all rows are of one client, so there is none to compare it with: leave its column out")
+        return absent if compared else [*absent, *present[:1]]
 
     def ask(self, ask: Ask, *numbers: Floats | float) -> Floats:
         """Return the sums over all clients."""
@@ -396,6 +415,15 @@ class ModelOfRows:
             "covariance": covariance, "rows": self.rows, "dropped": self.dropped, "clients": self.taking_part,
             "iterations": self.questions, "left_out": self.clients.left_out,
         }  # fmt: skip
+
+
+def without(plan: ModelPlan, names: Sequence[str], columns: Collection[int]) -> tuple[ModelPlan, tuple[str, ...]]:
+    """Return a plan without some of its regressors, by their indexes, and the names of its coefficients."""
+    first = len(names) - len(plan.columns)
+    return (
+        plan.model_copy(update={"columns": tuple(t for k, t in enumerate(plan.columns) if k not in columns)}),
+        tuple(name for k, name in enumerate(names) if k - first not in columns),
+    )
 
 
 def _mixed(model: ModelOfRows, common: _Pairs, reml: bool) -> MixedGlm:

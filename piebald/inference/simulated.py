@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -61,7 +62,7 @@ class TableClients:
     @classmethod
     def of(
         cls, tables: Sequence[ClientColumns], stated: Mapping[str, Sequence[str]] | None = None,
-        most: int | None = None,
+        most: int | None = None, labels: Collection[str] = (),
     ) -> Self:  # fmt: skip
         """Return clients with these columns.
 
@@ -69,6 +70,7 @@ class TableClients:
             tables: the columns of each client.
             stated: categories of columns of text, which are numbered first; others follow in sorted order.
             most: categories of a column, at most; None to give all others than the stated ones one number together.
+            labels: columns of text that may have any number of categories.
 
         Raises:
             SettingError: a column has too many categories.
@@ -81,7 +83,9 @@ class TableClients:
             if name in tables[0].numbers:
                 columns = [table.numbers[name] for table in tables]
             else:
-                coded[name], columns = _numbered(tables, name, (stated or {}).get(name, ()), most)
+                coded[name], columns = _numbered(
+                    tables, name, (stated or {}).get(name, ()), sys.maxsize if name in labels else most
+                )
             for array, column in zip(arrays, columns, strict=True):
                 array[index] = column
         return cls([table.name for table in tables], names, [_training_rows(array) for array in arrays], coded)

@@ -19,7 +19,7 @@ from piebald.core.arguments import Count, checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.core.result_table import ResultTable
-from piebald.inference.linear_models import ModelOfRows
+from piebald.inference.linear_models import ModelOfRows, without
 from piebald.inference.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
 from piebald.inference.models.fitting import Maximum
 from piebald.inference.models.risk_sets import LogRank, log_rank
@@ -266,7 +266,8 @@ def cox(
         clients, client, split, features: as of `statistics`.
         time, event: columns of the time to an event or to the end of observation, and of whether it was an event: 1 or
             0, or two classes, of which the second (the larger number, or by alphabet) is an event.
-        columns: the columns that hazards depend on, all others by default.
+        columns: the columns that hazards depend on, all others by default.  The column `client`, or "client", has a
+            coefficient of each client but the first, where these have no baselines of their own.
         entry: a column of the times after which rows are observed (left truncation): they are in no risk set before.
         offset: a column that is added to the log hazard.
         weights: a column of weights of rows, as in R's survival: tied events share their mean weight.
@@ -274,7 +275,8 @@ def cox(
             for that.
         ties: tied events after "efron" (1977) or "breslow" (1974).
         robust: standard errors by score residuals of rows (Lin and Wei 1989) instead of the model's.
-        cluster: a column whose values name clusters of rows that may depend on each other, or "client".
+        cluster: a column whose values, of any kind and number, name clusters of rows that may depend on each other, or
+            "client".
         transform: the function of time against which Schoenfeld residuals are tested (Grambsch and Therneau 1994): the
             time, its "log", the share of lives that have ended before it ("km", of Kaplan and Meier), or its "rank"
             among events.  The last two are of the pooled rows, and sites are not asked for them.
@@ -306,8 +308,7 @@ def cox(
         time, event, columns, offset, stratified, ties, robust, cluster, transform, max_iterations, entry, weights,
         NoiseOptions.of(epsilon, delta, bounds, rounds, times or ()),
     )  # fmt: skip
-    wanted = None if columns is None else [*dict.fromkeys([*columns, *options.roles(client).names])]
-    with asked_tables(clients, client, wanted, split, features, categories) as asked:
+    with asked_tables(clients, client, options, split, features, categories) as asked:
         return fit_cox(asked, options)
 
 
@@ -329,10 +330,9 @@ class CoxOptions:
     weights: str | None = None
     noise: NoiseOptions | None = None
 
-    def roles(self, client: str | None) -> ColumnRoles:
-        """Return the parts of columns."""
-        cluster = "client" if self.cluster is not None and self.cluster == client else self.cluster
-        return ColumnRoles(self.event, self.time, self.offset, self.weights, cluster, self.entry)
+    def roles(self) -> ColumnRoles:
+        """Return the other columns."""
+        return ColumnRoles(self.event, self.time, self.offset, self.weights, self.cluster, self.entry)
 
     def plan(self, asked: ModelColumns) -> tuple[ModelPlan, list[str]]:
         """Return the plan, and the names of the regressors.
@@ -340,8 +340,10 @@ class CoxOptions:
         Raises:
             SettingError: there are none.
         """
-        roles = self.roles(asked.client)
-        plan, names = planned(asked, "cox", roles, self.columns, ties=self.ties, stratified=self.stratified)
+        plan, names = planned(asked, "cox", self.roles(), self.columns, ties=self.ties, stratified=self.stratified)
+        if self.stratified:  # where each client has a baseline of its own, and a coefficient would say nothing
+            plan, left = without(plan, names, plan.of_clients)
+            names = list(left)
         if not names:
             raise SettingError("a Cox model needs at least one column that hazards depend on")
         return plan, names
@@ -444,8 +446,8 @@ def survival(
     Args:
         clients, client, split, features: as of `statistics`.
         time, event: as of `cox`.
-        group: a column whose values are the groups: text, true and false (1 and 0), or codes, of which more than these
-            two need `categories`.
+        group: a column whose values are the groups: the clients, text, true and false (1 and 0), or codes, of which
+            more than these two need `categories`.
         times: increasing times at which rows are counted: a time between two of them counts as the later one, and rows
             beyond the last one as seen up to it.  All times that occur by default.
         stratified: whether the log-rank test compares rows with rows of their own client only, at their own times.
@@ -457,8 +459,7 @@ def survival(
         SettingError: an argument is wrong, or there are no rows.
     """
     options = SurvivalOptions(time, event, group, times, stratified, NoiseOptions.of(epsilon, delta, None))
-    names = [time, event] + ([] if group is None else [group])
-    with asked_tables(clients, client, names, split, features, categories) as asked:
+    with asked_tables(clients, client, options, split, features, categories) as asked:
         # true and false are numbers by this point, and their two values need no names from the caller
         if group is not None:
             asked.columns.name_truths(group)
@@ -476,6 +477,15 @@ class SurvivalOptions:
     stratified: bool = False
     noise: NoiseOptions | None = None
 
+    @property
+    def columns(self) -> list[str]:
+        """The column of groups."""
+        return [] if self.group is None else [self.group]
+
+    def roles(self) -> ColumnRoles:
+        """Return the other columns."""
+        return ColumnRoles(self.event, self.time)
+
     def plan(self, asked: ModelColumns) -> tuple[ModelPlan, list[str]]:
         """Return the plan, and the names of the groups.
 
@@ -490,9 +500,7 @@ class SurvivalOptions:
         # the sum is finite only if each of them is, and one that occurs twice is not in its sorted set
         if times is not None and (not len(times) or not math.isfinite(sum(times)) or list(times) != sorted({*times})):
             raise SettingError("times must be increasing numbers, at least one")
-        columns = [] if self.group is None else [self.group]
-        roles = ColumnRoles(self.event, self.time)
-        plan, names = planned(asked, "survival", roles, columns, stratified=self.stratified)
+        plan, names = planned(asked, "survival", self.roles(), self.columns, stratified=self.stratified)
         return plan, [name.partition("=")[2] for name in names] or ["all"]
 
     def question(self, asked: ModelColumns) -> Query:

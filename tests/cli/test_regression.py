@@ -68,7 +68,7 @@ def test_json_is_what_python_returns(command, table) -> None:
     [
         (("glm", "--target", "visits", "--secure"), "--secure is for sites"),
         (("glm", "--target", "visits", "--cluster", "ward"), "there is no column 'ward'"),
-        (("cox", *TIMES[2:], "--column", "clinic"), "'clinic'"),
+        (("cox", *TIMES[2:], "--column", "clinic"), "needs at least one column that hazards depend on"),
         (("survival", *TIMES[2:], "--times", "1:2"), "--times must be FIRST:LAST:STEP"),
         (("survival", *TIMES[2:], "--times", "1:1e9:1"), "with at most 10,000 times"),
         (("survival", *TIMES[2:], "--group", "age"), "group 'age' holds numbers"),

@@ -130,6 +130,14 @@ class CategoryColumn(Fields):
         return self
 
 
+class LabelColumn(Fields):
+    """A column of values that name what rows belong to, such as a patient: each client numbers its own."""
+
+    kind: Literal["label"] = "label"
+    name: Name
+    gaps: Literal[False] = False
+
+
 class TokenColumn(Fields):
     """A column of text, which becomes token ids and is the only one that is read; a gap is an empty text.
 
@@ -155,7 +163,8 @@ class TokenColumn(Fields):
 
 
 Column = Annotated[
-    NumericColumn | DateColumn | BooleanColumn | CategoryColumn | TokenColumn, Field(discriminator="kind")
+    NumericColumn | DateColumn | BooleanColumn | CategoryColumn | LabelColumn | TokenColumn,
+    Field(discriminator="kind"),
 ]
 
 

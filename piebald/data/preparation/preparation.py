@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -23,6 +23,7 @@ from piebald.data.preparation.column_models import (
     DateColumn,
     Fields,
     Finite,
+    LabelColumn,
     Name,
     NumericColumn,
     TokenColumn,
@@ -245,8 +246,11 @@ class Preparation(Fields, WordedModel):
             )
         return inputs.astype(np.float32)
 
-    def as_values(self) -> Preparation:
+    def as_values(self, labels: Collection[str] = ()) -> Preparation:
         """Return the same preparation in the form "values".
+
+        Args:
+            labels: columns that only name what rows belong to; each client numbers its own words of them.
 
         Raises:
             SettingError: there is text, which has no such values.
@@ -256,7 +260,12 @@ class Preparation(Fields, WordedModel):
                 f"statistics and models are of numbers and categories, and column {shown(self.text.name, 40)} has "
                 "text: leave tokenizer out"
             )
-        return self.model_copy(update={"form": "values"})
+        numbered = {column.name for column in self.columns if not isinstance(column, CategoryColumn)}
+        names = [name for name in labels if name not in numbered]
+        columns = [column for column in self.columns if column.name not in names]
+        return self.model_copy(
+            update={"form": "values", "columns": [*columns, *(LabelColumn(name=name) for name in names)]}
+        )
 
     @property
     def coded(self) -> dict[str, list[str]]:
@@ -268,6 +277,8 @@ class Preparation(Fields, WordedModel):
 
     def _column_values(self, parsed: pd.DataFrame) -> NDArray[np.float64]:
         """Return the values of the columns [n, d] of a parsed table."""
+        import pandas as pd
+
         values = np.empty((len(parsed), len(self.columns)))
         for place, column in enumerate(self.columns):
             if isinstance(column, CategoryColumn):
@@ -275,6 +286,9 @@ class Preparation(Fields, WordedModel):
                 words = parsed[column.name]
                 # a word that is no category has the number after the last one; a gap stays NaN
                 values[:, place] = words.map(codes).fillna(float(len(codes))).mask(words.isna()).astype(np.float64)
+            elif isinstance(column, LabelColumn):
+                numbers = pd.factorize(parsed[column.name])[0]
+                values[:, place] = np.where(numbers < 0, math.nan, numbers)
             else:
                 values[:, place] = parsed[f"{column.name}: days" if isinstance(column, DateColumn) else column.name]
         return values

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import Clients, Fleet, Query, Runtime, Split
+from piebald.contracts import Clients, Query, Runtime, Split
 from piebald.core.errors import RuntimeFault, SettingError, shown, unknown
 from piebald.core.moments import Floats
 from piebald.data.preparation.columns import are_classes, in_order
 from piebald.inference.columns import MOST_CODES, TARGET, as_text, check_codes, columns_of
 from piebald.inference.models.noisy_sums import STEP
-from piebald.inference.models.rows import Ask, ModelPlan, ModelRows, Term, model_rows
+from piebald.inference.models.rows import CLIENT, Ask, ModelPlan, ModelRows, Term, model_rows
 from piebald.inference.queries.columns import columns as rows_columns
 from piebald.inference.queries.columns import table_columns
 from piebald.inference.queries.models import MaskedModelSumsQuery, ModelSumsQuery, NoisyModelSumsQuery, from_limbs
@@ -30,6 +31,16 @@ from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation
 
 log = logging.getLogger("piebald.statistics")
+_CODED = re.compile(r"C\((.+)\)")  # a column whose values are categories, as in formulas of R and statsmodels
+
+
+def client_names(client: str | None) -> set[str]:
+    """Return the names by which a model's columns may ask for the client of a row, where no column has them.
+
+    Args:
+        client: the column that names the clients of rows, None where there is none.
+    """
+    return {"client", client or "site"}
 
 
 class ModelColumns:
@@ -46,9 +57,9 @@ class ModelColumns:
 
     Attributes:
         numbers: names of columns of numbers.
-        categories: the categories of columns of text, in order.
-        client: as given.
-        split: as given.
+        categories: the categories of columns of text, and of the client of a row, in order.
+        present: the columns that there are, without that of the client.
+        split, secure: as given.
     """
 
     def __init__(
@@ -56,17 +67,20 @@ class ModelColumns:
         split: Split = "train", categories: Mapping[str, Sequence[str]] | None = None, secure: bool = False,
         client: str | None = None,
     ) -> None:  # fmt: skip
-        self._columns, self._clients, self.client = AskedColumns.of(clients, features), clients, client
+        self._columns, self._clients = AskedColumns.of(clients, features), clients
         # a model takes the number of a class
         self.numbers = [name for name in self._columns.names if name not in self._columns.coded]
         self.categories: dict[str, Sequence[str]] = {**self._columns.coded, **(categories or {})}
         # columns of numbers that have categories: a misspelt code would be a coefficient of no row
         for name in {*self.categories} & {*self.numbers}:
             check_codes(name, self.categories[name])
+        self.present = list(dict.fromkeys([*self.numbers, *self.categories]))
         self._places = {name: str(place) for place, name in enumerate(self._columns.names)}
-        # setdefault: an input that has this name keeps it
+        # an input that has this name keeps it
         if target is not None and TARGET in self._places:
             self._places.setdefault(target, self._places[TARGET])
+        for name in client_names(client) - {*self._places}:
+            self._places[name], self.categories[name] = CLIENT, sorted(map(str, clients.names))
         self.split, self.secure, self._kind = split, secure, MaskedModelSumsQuery if secure else ModelSumsQuery
 
     def place(self, name: str) -> str:
@@ -79,9 +93,28 @@ class ModelColumns:
         """Return a column, or whether it has a category, as a term of plans: clients number categories from 0."""
         return self.place(name), None if value is None else self._columns.codes(name, [value])[0]
 
+    def regressor(self, text: str) -> str:
+        """Return the name of a regressor, which may be written as C(name): its values are categories.
+
+        Raises:
+            SettingError: it holds numbers that nobody here can list.
+        """
+        coded = _CODED.fullmatch(text)
+        if coded is None or text in self._places:
+            return text
+        name = coded[1].strip()
+        if self.place(name) != CLIENT and name not in self.categories:
+            if not isinstance(self._clients, TableClients):
+                raise SettingError(f"sites do not list values of {name!r}: name them, categories={{{name!r}: [...]}}")
+            words = in_order(as_text(self._clients.values(name)).tolist())
+            if len(words) > MOST_CODES:
+                raise SettingError(f"{text} has {len(words):,} categories, at most {MOST_CODES} are allowed")
+            self.categories[name] = words
+        return name
+
     def classes(self, name: str) -> Sequence[str]:
         """Return the classes of a target in order, () of amounts, and of numbers that are 0 and 1 already."""
-        if name in self._columns.coded or not isinstance(self._clients, TableClients):
+        if name in self.categories or not isinstance(self._clients, TableClients):
             return self.categories.get(name, ())
         self.place(name)
         values = self._clients.values(name)
@@ -177,8 +210,13 @@ class ModelClients:
     def _of_all(self, plan: ModelPlan) -> ModelPlan:
         """Return the plan of one client with the rows of all, whose last column is the number of a row's client."""
         owner = str(len(self._clients.features)) if isinstance(self._clients, TableClients) else ""
-        cluster = owner if plan.cluster == "" else plan.cluster
-        return plan.model_copy(update={"cluster": cluster, "strata": owner if plan.stratified else None})
+        numbers = {str(name): str(number) for number, name in enumerate(self._clients.names)}
+        return plan.model_copy(update={
+            "cluster": owner if plan.cluster == CLIENT else plan.cluster,
+            "strata": owner if plan.stratified else None,
+            "columns": tuple((owner, numbers[str(value)]) if name == CLIENT else (name, value)
+                             for name, value in plan.columns),
+        })  # fmt: skip
 
 
 def _vectors(numbers: Floats) -> dict[str, Tensor]:
@@ -187,20 +225,25 @@ def _vectors(numbers: Floats) -> dict[str, Tensor]:
 
 @contextmanager
 def asked_tables(
-    source: Any, client: str | None, columns: Sequence[str] | None, split: Split, features: Sequence[str] | None,
-    categories: Mapping[str, Sequence[str]] | None = None, fleet: Fleet | None = None,
+    source: Any, client: str | None, options: ModelOptions, split: Split, features: Sequence[str] | None,
+    categories: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[ModelClients]:  # fmt: skip
     """Open clients on this machine, in the simulator.
 
     Args:
-        source, client, columns, split, features: as of `columns.columns_of`.
+        source, client, split, features: as of `columns.columns_of`.
+        options: of the model, whose columns are read.
         categories: as of `ModelColumns`.
-        fleet: as of `simulated`.
 
     Raises:
         SettingError: a column has too many categories.
     """
-    clients = TableClients.of(columns_of(source, client, columns, split, features), categories, MOST_CODES)
+    roles, wanted = options.roles(), None
+    if options.columns is not None:
+        wanted = [_CODED.sub(r"\1", name).strip() for name in options.columns] + roles.names
+    tables = columns_of(source, client, wanted, split, features, client_names(client))
+    labels = () if roles.cluster is None else (roles.cluster,)
+    clients = TableClients.of(tables, categories, MOST_CODES, labels)
     with ExitStack() as stack:
 
         @cache
@@ -208,7 +251,7 @@ def asked_tables(
             return AskedSites(*stack.enter_context(simulated(clients.joined)))
 
         asked = ModelColumns(clients, categories=categories, client=client)
-        yield ModelClients(asked, *stack.enter_context(simulated(clients, fleet=fleet)), clients, joined=joined)
+        yield ModelClients(asked, *stack.enter_context(simulated(clients)), clients, joined=joined)
 
 
 _NUMBERS = ("time", "entry", "offset", "weights")  # roles of columns of numbers
@@ -221,7 +264,7 @@ class ColumnRoles:
 
     Attributes:
         target: the column to explain, or of events.
-        time, entry, offset, weights, cluster: as of `ModelPlan`, by name; a cluster may be "client".
+        time, entry, offset, weights, cluster: as of `ModelPlan`, by name; a cluster may be the client of a row.
     """
 
     target: str
@@ -233,8 +276,25 @@ class ColumnRoles:
 
     @property
     def names(self) -> list[str]:
-        """The columns, without the client's."""
-        return [name for name in (getattr(self, role) for role in _ROLES) if name is not None and name != "client"]
+        """The columns."""
+        return [name for name in (getattr(self, role) for role in _ROLES) if name is not None]
+
+
+class ModelOptions(Protocol):
+    """What a user says of a model."""
+
+    @property
+    def columns(self) -> Sequence[str] | None:
+        """The regressors; None for all columns."""
+
+    def roles(self) -> ColumnRoles:
+        """Return the other columns."""
+
+    def plan(self, asked: ModelColumns, /) -> tuple[ModelPlan, list[str]]:
+        """Return the plan of clients' columns, and the names of its regressors."""
+
+    def question(self, asked: ModelColumns, /) -> Query:
+        """Return the question that terms name."""
 
 
 def planned(
@@ -252,22 +312,26 @@ def planned(
     Raises:
         SettingError: there is no such column, or it does not hold what its role takes.
     """
-    present = [*asked.numbers, *asked.categories]
+    columns = None if columns is None else [*map(asked.regressor, columns)]
     numbers = {role: getattr(roles, role) for role in _NUMBERS}
     for role, name in numbers.items():
         if name is not None and name in asked.categories:
             raise SettingError(f"{role} must be a column of numbers, and {name!r} holds text")
-    # "" stands for the client itself, which is no column that a site could look up
-    cluster = "" if roles.cluster == "client" else roles.cluster
-    # by places, since the target of sites has two names
-    places = {name: asked.place(name) for name in [*roles.names, *(columns or present)]}
+    # by places, since the target of sites has two names, and the client as well
+    places = {name: asked.place(name) for name in [*roles.names, *(columns or asked.present)]}
     taken = {places[name] for name in roles.names}
     for name in columns or ():
-        if places[name] in taken:
+        if places[name] in taken - {CLIENT}:
             role = next(role for role in _ROLES if places.get(getattr(roles, role)) == places[name])
             raise SettingError(f"columns must not include the {role} {name!r}: leave it out")
     # a column that was named twice would make the information singular
-    regressors = [name for name in dict.fromkeys(present if columns is None else columns) if places[name] not in taken]
+    named = {places[name]: name for name in (asked.present if columns is None else columns)}
+    regressors = [name for place, name in named.items() if place not in taken - {CLIENT}]
+    if asked.secure and CLIENT in {*named}:
+        raise SettingError(
+            "a coefficient of each client is of sums that masks are to hide: leave secure out, or the column "
+            f"{named[CLIENT]!r}, and take a random intercept of each client or a stratified model"
+        )
     terms: list[Term] = [(name, None) for name in regressors if name not in asked.categories]
     first = 0 if family == "survival" else 1  # all groups have a curve, and a first category has no coefficient
     for name in regressors:
@@ -276,7 +340,7 @@ def planned(
         family=family, columns=tuple(asked.term(name, value) for name, value in terms),
         target=_target(asked, family, roles.target), **fields,
         **{role: None if name is None else asked.place(name) for role, name in numbers.items()},
-        cluster=asked.place(cluster) if cluster else cluster,
+        cluster=None if roles.cluster is None else asked.place(roles.cluster),
     )  # fmt: skip
     return plan, [name if value is None else f"{name}={value}" for name, value in terms]
 

@@ -35,8 +35,9 @@ def check_sums(plan: ModelPlan, ask: Ask, rows: ModelRows, numbers: Floats, rule
     columns = len(plan.columns)
     scale, point = Scale(numbers[:columns], numbers[columns : 2 * columns]), numbers[2 * columns :]
     rules.check_counts(np.array([len(rows.y), rows.dropped, rows.support]))
-    # as DataSHIELD's `nfilter.glm`: with as many coefficients as rows, sums are as good as the rows
-    if 3 * plan.parameters > len(rows.y) > 0:
+    # as DataSHIELD's `nfilter.glm`: with as many coefficients as rows, sums are as good as the rows; those of clients
+    # are one for the rows of each
+    if 3 * (plan.parameters - len(plan.of_clients)) > len(rows.y) > 0:
         rules.check([np.ones((1, 1))])
     units = rows.cluster if plan.cluster else None
     with np.errstate(over="ignore", invalid="ignore"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from piebald.core.moments import Floats
 from piebald.inference.models.rows import Family
@@ -105,12 +104,12 @@ def row_scores(terms: RowTerms, x: Floats, weight: Floats) -> Floats:
     return np.concatenate(parts, axis=1) * weight[:, None]
 
 
-def cluster_sums(scores: Floats, labels: NDArray[np.object_]) -> Floats:
+def cluster_sums(scores: Floats, labels: Floats) -> Floats:
     """Return the sums of scores over clusters [clusters, q] (Liang, Zeger 1986).
 
     Args:
         scores: of rows [n, q].
-        labels: of the rows' clusters [n].
+        labels: numbers of the rows' clusters [n].
     """
     clusters, places = np.unique(labels, return_inverse=True) if len(labels) else (labels, np.zeros(0, dtype=int))
     sums = np.zeros((len(clusters), scores.shape[1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Final, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,7 @@ class ModelRows:
         offset, weight: [n].
         time: [n], 0 where the model has none.
         entry: times from which rows are observed [n], -inf for the beginning.
-        cluster: labels of clusters [n].
+        cluster: numbers of clusters [n].
         stratum: numbers of strata [n].
         dropped: rows with gaps, or of weight 0, which are left out.
     """
@@ -56,7 +56,7 @@ class ModelRows:
     weight: Floats
     time: Floats
     entry: Floats
-    cluster: NDArray[Any]
+    cluster: Floats
     stratum: Floats
     dropped: int
 
@@ -98,10 +98,11 @@ def model_rows(plan: ModelPlan, table: ClientColumns, refuse: bool = True) -> Mo
     # an entry of -inf stands for the beginning and is no gap, so it is only checked where the plan has entries
     numbers = [*x.T, y, offset, weight, time, *(() if plan.entry is None else (entry,))]
     whole = np.isfinite(np.stack(numbers)).all(0)
-    cluster: NDArray[Any] = np.arange(table.rows)
+    cluster = np.arange(table.rows, dtype=np.float64)
     if plan.cluster is not None:
-        cluster = table.text(plan.cluster) if plan.cluster else np.full(table.rows, table.name, dtype=object)
-        whole &= cluster != None  # noqa: E711
+        # the numbers themselves, of which there may be as many as rows
+        cluster = table.numbers[plan.cluster] if plan.cluster else np.zeros(table.rows)
+        whole &= ~np.isnan(cluster)
     # before rows of weight 0 are left out, so that a negative weight is refused and not dropped
     if refuse:
         _check(plan, table.name, y[whole], weight[whole], time[whole])
@@ -123,6 +124,8 @@ def model_rows(plan: ModelPlan, table: ClientColumns, refuse: bool = True) -> Mo
 
 def _numbers(table: ClientColumns, term: Term) -> Floats:
     name, category = term
+    if name == CLIENT:
+        return np.full(table.rows, float(table.name == category))
     if category is None:
         return table.numbers[name]
     texts = table.text(name)
@@ -179,12 +182,15 @@ Name = Annotated[str, Field(max_length=300)]
 Term = tuple[Name, Name | None]  # a column of numbers, or a column and the category that counts as 1
 
 
+CLIENT: Final = ""  # the column that has the name of the client, where a term's category is one
+
+
 class ModelPlan(BaseModel):
     """The columns of a model, and the parts that they play.
 
     Attributes:
         family: the distribution of targets; "cox" for a proportional-hazards model, "survival" for survival curves.
-        columns: the regressors; of "survival" the groups.
+        columns: the regressors; of "survival" the groups.  The column `CLIENT` is the client's name.
         target: the column that is explained; where there is a time, the event.
         time: the column of times, of "cox" and "survival".
         entry: the column of times from which rows are observed, of "cox"; None where that is from the beginning.
@@ -232,6 +238,11 @@ class ModelPlan(BaseModel):
     def width(self) -> int:
         """The number of regressors, with the intercept that all but models of times have."""
         return len(self.columns) + (not self.has_times)
+
+    @property
+    def of_clients(self) -> list[int]:
+        """The indexes of the regressors that are the same for all rows of a client."""
+        return [index for index, (name, _) in enumerate(self.columns) if name == CLIENT]
 
     @property
     def parameters(self) -> int:
