@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 
 from piebald.core.errors import RuntimeFault, SettingError
-from piebald.vertical.party_messages import HEADER, MessageFault, PartyEnded, body_length
+from piebald.vertical.party_messages import HEADER, PartyEnded, body_length
 
 SLOWEST = 8_000  # bytes a second: while a frame arrives faster than that, the other party is not silent
 GONE = "the other party is gone: its process ended or the connection broke"
@@ -128,7 +128,7 @@ class SocketChannel(Channel):
                 raise PartyEnded(GONE) from None
             if not piece:
                 if data:
-                    raise MessageFault(f"{GONE} in the middle of a message")
+                    raise PartyEnded(f"{GONE} in the middle of a message")
                 raise PartyEnded(GONE)
             data += piece
             until += len(piece) / SLOWEST  # a slow link takes its time; a trickle does not

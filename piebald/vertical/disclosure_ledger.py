@@ -2,6 +2,8 @@
 
     RUN/source/told.jsonl    one line for each disclosure: its kind, chunk, step and digest
 
+An error with which this party ends a run is one, too: whether the other party's messages lead to it may depend on rows.
+
 A run may disclose as much as its steps do if nothing interrupts them (`plan`).  After an interruption both parties
 repeat some steps.  A repeated step that computes the same numbers discloses nothing new: noise is a function of the
 party's secret and of the numbers that it hides, so the messages are the same, and they are not counted again.  If the
@@ -25,7 +27,8 @@ from piebald.core.errors import PiebaldError, RunFolderError
 from piebald.core.reading.files import read_bytes
 
 LEDGER = "told.jsonl"
-DisclosureKind = Literal["own", "common", "gradient", "whole"]
+DisclosureKind = Literal["own", "common", "gradient", "whole", "abort"]
+MOST_ABORTS = 10  # of one run
 
 
 class _Line(BaseModel):
@@ -51,7 +54,8 @@ def plan(steps: int, own_chunks: int, common_chunks: int) -> dict[tuple[Disclosu
     ]  # fmt: skip
     # chunk k is used at the steps k, k + count, k + 2 count, ...
     counts = {(kind, chunk): len(range(chunk, steps, count)) for kind, count in chunks for chunk in range(count)}
-    return counts | {("whole", 0): 2}  # the share of positives, and the final translator
+    # "whole": the share of positives, and the final translator
+    return counts | {("whole", 0): 2, ("abort", 0): MOST_ABORTS}
 
 
 class DisclosureLedger:
@@ -59,8 +63,8 @@ class DisclosureLedger:
 
     Args:
         plan: the most disclosures of each kind and chunk.  "own" is a step's disclosure about a chunk of own rows,
-            "common" about one of co-occurring rows, "gradient" a chunk's gradient with noise, and "whole" is about all
-            own rows at once.
+            "common" about one of co-occurring rows, "gradient" a chunk's gradient with noise, "whole" is about all own
+            rows at once, and so is "abort", an error with which this party ended the run.
         path: the file; None keeps the ledger in memory.
 
     Raises:
@@ -82,8 +86,24 @@ class DisclosureLedger:
 
     @property
     def releases(self) -> int:
-        """The largest number of releases with noise about one own row."""
-        return self.uses("own", "gradient") + self.uses("whole")
+        """The largest number of releases about one own row."""
+        return self.uses("own", "gradient") + self.uses("whole") + self.uses("abort")
+
+    def count_abort(self, step: int, spend: Callable[[], None] = lambda: None) -> None:
+        """Count an error with which this party ends the run, before the other party hears of it; see `count`."""
+        self.count("abort", 0, step, self.uses("abort").to_bytes(8, "little"), spend)
+
+    def check_aborts(self) -> None:
+        """Refuse to go on with a run that ended with an error too often.
+
+        Raises:
+            RunFolderError: it did.
+        """
+        if self.uses("abort") >= MOST_ABORTS:
+            raise RunFolderError(
+                f"this run has ended {MOST_ABORTS} times with an error about the other party's messages, and each may "
+                "tell something about this party's rows: start both parties in new folders"
+            )
 
     def count(
         self, kind: DisclosureKind, chunk: int, step: int, content: bytes, spend: Callable[[], None] = lambda: None

@@ -57,7 +57,7 @@ class Party:
         settings: settings that both parties have agreed on.
         secret: this party's secret, from which its first weights and the chunks of its rows are drawn.
         ledger_file: file of its ledger of disclosures; None keeps the ledger in memory.
-        spend: counts a release with so much noise on its rows, see `RowNoise`.
+        spend: counts a release with so much noise on its rows, see `RowNoise`; 0 is an error that ended a run without.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Party:
         self.terms = settings.terms(role)
         self.ledger = DisclosureLedger(plan(settings.steps, len(self.own), len(self.common)), ledger_file)
         self.noise = settings.method.row_noise(settings.balanced, secret, self.ledger, spend)
+        self._spend = spend
         self.done = 0
         self.phi: Tensor | None = None
         self.rate = 0.5
@@ -89,12 +90,17 @@ class Party:
         """
         owned = [size for term in self.terms for size in term.owned]
         requested = [size for term in self.terms for size in term.requested]
-        products = Products(session, self.settings.backend, owned, requested)
+        # an error that depends on own rows would be a release of them without noise
+        products = Products(session, self.settings.backend, owned, requested, clamp=self.settings.method.hides_rows)
         while self.done < self.settings.steps:
             yield self._step(session, products)
             if after_step is not None:
                 after_step(self)
         self._hand_over(session)
+
+    def count_abort(self) -> None:
+        """Count an error with which this party ends the run, as a release with the run's noise or without any."""
+        self.ledger.count_abort(self.done, lambda: self._spend(0.0 if self.noise is None else self.noise.noise))
 
     def predict(self, x: Tensor) -> Tensor:
         """Return the target's own scores of rows of its features: sigmoid(Phi.u) [n], higher for positives."""

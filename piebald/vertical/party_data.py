@@ -68,6 +68,8 @@ class PartyHolding:
             raise SettingError(
                 f"overlap_batch must be at most the {len(self.overlap)} co-occurring rows, got {settings.overlap_batch}"
             )
+        if not bool(torch.isfinite(self.x).all()):
+            raise SettingError(f"the {role}'s inputs must be finite numbers: fill in or leave out what is none")
         if (self.y is None) != (role == "target"):
             raise SettingError(f"the source must have labels and the target none, got them the other way at the {role}")
         if self.y is not None and not bool(torch.isin(self.y, torch.tensor([-1.0, 1.0])).all()):

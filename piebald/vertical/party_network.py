@@ -79,15 +79,18 @@ def row_gradients(trace: Trace, slopes: Sequence[Tensor | None], longest: float 
     if not layers:
         return None
     # A layer's gradient for one row is the outer product of slope and inputs, with a 1 for the bias.
+    if longest is not None:  # a row whose gradient is no number adds none, where it could end the run
+        layers = [(x, slope.nan_to_num(0.0, 0.0, 0.0)) for x, slope in layers]
     squares = torch.stack([(slope**2).sum(1) * ((x**2).sum(1) + 1) for x, slope in layers]).sum(0)
-    # a row with a gradient of 0 has an infinite share, which the clamp makes 1
-    share = torch.ones_like(squares) if longest is None else (longest / squares.sqrt()).clamp(max=1.0)
+    # a row with a gradient of 0 has an infinite share, which the clamp makes 1; one that overflows has none
+    sizes = squares.nan_to_num(math.inf, math.inf).sqrt()
+    share = torch.ones_like(squares) if longest is None else (longest / sizes).clamp(max=1.0)
     return [part for x, slope in layers for part in ((share[:, None] * slope).T @ x, share @ slope)]
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Rows scaled to length 1."""
-    unit: Tensor = rows / rows.norm(dim=1, keepdim=True)
+    """Rows scaled to length 1; those of hidden units that are nearly all 0 stay shorter."""
+    unit: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-12)
     return unit
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from piebald.core.errors import RuntimeFault
 from piebald.vertical.channel import Channel
-from piebald.vertical.encryption.backend import Backend, InvalidMessage, MessageLength
+from piebald.vertical.encryption.backend import Backend, InvalidMessage, MessageLength, in_range
 from piebald.vertical.kernels import Floats, ProductSize, ProductStatistics
 from piebald.vertical.party_messages import (
     EndReason,
@@ -159,12 +159,14 @@ class Products:
         backend: the encryption backend.
         owned: sizes of the products of this party's statistics.
         requested: sizes of the products of the other party's statistics.
+        clamp: whether results outside their range are clamped, in place of an error (`in_range`).
     """
 
     def __init__(
-        self, session: PartySession, backend: Backend, owned: Sequence[ProductSize], requested: Sequence[ProductSize]
-    ) -> None:
-        self._session, self._backend = session, backend
+        self, session: PartySession, backend: Backend, owned: Sequence[ProductSize], requested: Sequence[ProductSize],
+        clamp: bool = False,
+    ) -> None:  # fmt: skip
+        self._session, self._backend, self._clamp = session, backend, clamp
         self.owned, self.requested = list(owned), list(requested)
         self._owner = backend.owner(self.owned)
         session.send(MessageKind.KEY, [self._owner.announcement])
@@ -216,7 +218,7 @@ class Products:
         ours = session.receive(MessageKind.DECRYPTED, [lengths(size)[2] for size in sizes])
         with session.reading(MessageKind.DECRYPTED):
             return [
-                self._evaluator.unmask(blob, mask, size)
+                in_range(self._evaluator.unmask(blob, mask, size), size, self._clamp)
                 for blob, (_, mask), size in zip(ours, masked, sizes, strict=True)
             ]
 

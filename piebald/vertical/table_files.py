@@ -16,25 +16,21 @@ from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError, unknown
 from piebald.core.randomness import generator
-from piebald.data.clients.client_tables import check_complete, numbers_of
 from piebald.data.clients.owner import read_owners, records_of
 from piebald.data.preparation.columns import factorized
-from piebald.data.sets.encoded_tables import encode
 from piebald.vertical.party_data import Ints, PartyHolding
+from piebald.vertical.party_preparation import PartyPreparation
 from piebald.vertical.protocol import ROLES, Role
 from piebald.vertical.transfer_settings import PartyFile, PartyFiles
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-MAX_VALUES = 100  # largest number of different values in a text column
 Texts = NDArray[np.str_]
 
 
 def load(files: PartyFiles, role: Role, test: float, seed: int, public: bool = False) -> PartyHolding:
-    """Load one party's data.  Numbers become standard scores, and each value of a text column a 0/1 column.
-
-    Columns with stated bounds or values are prepared by these, and not by the rows.
+    """Load one party's data, as `PartyPreparation` prepares it.
 
     Args:
         files: files of the settings; only this party's is read.
@@ -42,10 +38,11 @@ def load(files: PartyFiles, role: Role, test: float, seed: int, public: bool = F
         test: share of the target's rows without a key that is held out, and of which those with a label score the
             result; without a column of labels all its rows are predicted, and nothing is scored.
         seed: seed of that choice.
-        public: whether all columns must be prepared by stated bounds and values.
+        public: whether all columns must be prepared by stated bounds and values, so that no value of a row changes
+            how others are prepared, or whether the table can be used.
 
     Raises:
-        SettingError: there is no such file, or a column is missing, has gaps, or holds unusable values.
+        SettingError: there is no such file, or a column is missing or holds unusable values.
     """
     file = getattr(files, role)
     if file is None:
@@ -56,12 +53,15 @@ def load(files: PartyFiles, role: Role, test: float, seed: int, public: bool = F
     frame = owners[0].frame
     _check_columns(frame, file)
     keys, place = _keys(frame[file.key], file)
-    labels = None if file.label is None else _labels(frame[file.label], file, role)
-    held_out = np.zeros(len(frame), dtype=bool)
+    labels = None if file.label is None else _labels(frame[file.label], file, role, public)
+    held_out = scored = np.zeros(len(frame), dtype=bool)
     if role == "target" and labels is not None:
-        held_out[_held_out(labels, keys, file, test, seed)] = True
-    scored = held_out if labels is None else held_out & (labels != 0)
-    x, names = _features(frame, file, ~held_out, role if public else None)
+        held_out[_held_out(keys, test, seed)] = True
+        scored = _scored(held_out, labels, file, public)
+    chosen = _features(frame, file)
+    # fitted to training rows alone: held-out rows must not shape the inputs that they are scored by
+    preparation = PartyPreparation.fitted(frame.loc[~held_out, chosen], file, role if public else None)
+    x = preparation.inputs(frame)
     # held-out rows have no place among the training rows
     number = np.cumsum(~held_out) - 1  # position among the training rows
     nothing = torch.zeros(0, dtype=torch.float64)
@@ -69,7 +69,7 @@ def load(files: PartyFiles, role: Role, test: float, seed: int, public: bool = F
         x=x[~held_out],
         y=torch.from_numpy(labels) if role == "source" and labels is not None else None,
         overlap=number[place],
-        features=tuple(names),
+        features=preparation.features,
         test=x[scored] if scored.any() else x if role == "target" else x[:0],
         test_y=torch.from_numpy(labels[scored]) if scored.any() and labels is not None else nothing,
         # in the order of keys and not of rows, so that both parties' tables may be sorted in any way
@@ -121,24 +121,32 @@ def _keys(column: Series[Any], file: PartyFile) -> tuple[Texts, Ints]:
     return keys, place
 
 
-def _labels(column: Series[Any], file: PartyFile, role: Role) -> NDArray[np.float64]:
+def _labels(column: Series[Any], file: PartyFile, role: Role, public: bool) -> NDArray[np.float64]:
     """Return labels -1 and 1 [n], and 0 for the target's rows without a label."""
     texts = _texts(column, file)
-    if role == "source" and (gaps := int((texts == "").sum())):
+    if public:
+        if file.positive is None:
+            raise SettingError(
+                f"files.{role}.positive is missing: with method.noise, the rows must not say which label is the "
+                "positive one; all other labels are negative"
+            )
+    elif role == "source" and (gaps := int((texts == "").sum())):
         raise SettingError(
             f"column {file.label!r} of {file.path} has no value in {gaps} of {len(texts)} rows: drop these rows"
         )
     values = np.unique(texts[texts != ""]).tolist()
     positive = values[-1] if file.positive is None and values else str(file.positive)
-    if len(values) != 2 or positive not in values:
+    if not public and (len(values) != 2 or positive not in values):
         shown = ", ".join(values[:5]) + (", ..." if len(values) > 5 else "")
         allowed = "two values" if file.positive is None else f"two values, one of them {positive!r}"
         raise SettingError(f"column {file.label!r} of {file.path} must have {allowed}, got {shown or 'none'}")
-    signs: NDArray[np.float64] = np.where(texts == "", 0.0, np.where(texts == positive, 1.0, -1.0))
+    signs: NDArray[np.float64] = np.where(texts == positive, 1.0, -1.0)
+    if role == "target":
+        signs[texts == ""] = 0.0
     return signs
 
 
-def _held_out(labels: NDArray[np.float64], keys: Texts, file: PartyFile, test: float, seed: int) -> Ints:
+def _held_out(keys: Texts, test: float, seed: int) -> Ints:
     """Return the target's held-out rows, a share of those without a key, with labels or not.
 
     A label has no say in which rows these are: else the chunks of all rows, which noise hides one row in, would follow
@@ -146,57 +154,32 @@ def _held_out(labels: NDArray[np.float64], keys: Texts, file: PartyFile, test: f
     """
     # rows with a key are trained on, so they cannot be held out
     free = np.flatnonzero(keys == "")
-    chosen = np.sort(generator(seed, "transfer", "test").permutation(free)[: round(len(free) * test)])
-    if len(np.unique(labels[chosen][labels[chosen] != 0])) != 2:
-        raise SettingError(
-            f"{file.path} must have rows of both labels without a key to score the result, "
-            f"got {int((labels[free] != 0).sum())} labelled rows: "
-            "leave files.target.label out, or take a larger data.test"
-        )
-    return chosen
+    return np.sort(generator(seed, "transfer", "test").permutation(free)[: round(len(free) * test)])
 
 
-def _features(
-    frame: DataFrame, file: PartyFile, train: NDArray[np.bool_], public: Role | None
-) -> tuple[torch.Tensor, list[str]]:
-    """Return inputs [n, f] and their names; `public` is the party whose columns must all have bounds or values."""
+def _scored(
+    held_out: NDArray[np.bool_], labels: NDArray[np.float64], file: PartyFile, public: bool
+) -> NDArray[np.bool_]:
+    """Return which rows [n] score the result: the held-out ones with labels, none where these are all alike."""
+    scored: NDArray[np.bool_] = held_out & (labels != 0)
+    if len(np.unique(labels[scored])) == 2:
+        return scored
+    if public:
+        return np.zeros_like(scored)
+    raise SettingError(
+        f"{file.path} must have rows of both labels without a key to score the result, got {int(scored.sum())} "
+        "labelled rows among those held out: leave files.target.label out, or take a larger data.test"
+    )
+
+
+def _features(frame: DataFrame, file: PartyFile) -> list[str]:
+    """Return the columns of features."""
     chosen = list(file.columns or [str(name) for name in frame.columns if name not in (file.key, file.label)])
     if not chosen:
         raise SettingError(f"{file.path} must have a column besides key and label, got none")
-    check_complete(frame, chosen, "fill them in, or name the other columns in columns")
-    numbers = [name for name in chosen if frame[name].dtype.kind in "biuf"]
-    texts = [name for name in chosen if name not in numbers]
-    numbers_of(frame, numbers)  # refuses infinite ones
-    for name in texts:
-        if name not in file.values and (count := frame[name].astype(str).nunique()) > MAX_VALUES:
-            raise SettingError(
-                f"column {name!r} of {file.path} has {count} different values, more than {MAX_VALUES}: "
-                "name the other columns in columns"
-            )
-    for kind, fitting, stated in (("bounds", numbers, file.bounds), ("values", texts, file.values)):
-        if public is not None and (lacking := [name for name in fitting if name not in stated]):
-            raise SettingError(
-                f"column {lacking[0]!r} of {file.path} needs files.{public}.{kind}: with method.noise, no column may "
-                "be prepared by the rows"
-            )
-        if odd := [name for name in stated if name not in fitting]:
-            what = "numbers" if kind == "bounds" else "text"
-            raise SettingError(f"column {odd[0]!r} of {file.path} has {kind} and is no feature of {what}")
-    columns, names, prepared = [], list[str](), {*file.bounds, *file.values}
-    for name, (least, largest) in file.bounds.items():
-        inside = np.clip(frame[name].to_numpy(dtype=np.float64), least, largest)
-        columns.append(2 * (inside - least) / (largest - least) - 1)
-        names.append(name)
-    for name, values in file.values.items():
-        columns += [(frame[name].astype(str) == value).to_numpy(dtype=np.float64) for value in values]
-        names += [f"{name}={value}" for value in values]
-    numbers, texts = ([name for name in kind if name not in prepared] for kind in (numbers, texts))
-    if numbers or texts:
-        # fitted to training rows alone: held-out rows must not shape the inputs that they are scored by
-        x, encoded = encode(frame, numbers, texts, train)
-        columns += list(x.double().numpy().T)
-        names += encoded
-    return torch.from_numpy(np.stack(columns, 1)), names
+    if odd := [name for name in (*file.bounds, *file.values) if name not in chosen]:
+        raise SettingError(f"column {odd[0]!r} of {file.path} has bounds or values and is no feature")
+    return chosen
 
 
 def _texts(column: Series[Any], file: PartyFile) -> Texts:

@@ -145,11 +145,12 @@ class Smmd(Method):
         epsilon = gaussian_epsilon(self.noise / math.sqrt(releases), self.delta) if releases else 0.0
         label = ", another label included" if role == "source" else ""
         return (
-            f"all that the {role} has sent in this run is ({epsilon:.3g}, {self.delta:g})-differentially private for "
-            f"one of its own rows replaced{label}, by {releases} releases about one row that were counted when they "
-            "were sent. That holds against a partner that follows the protocol: one that does not may learn from "
-            "whether the run ends with an error. Not covered are co-occurring rows, the preparation of columns unless "
-            "by given bounds and values, and other runs on the same rows"
+            f"from a partner that follows the protocol, all that the {role} has sent in this run is "
+            f"({epsilon:.3g}, {self.delta:g})-differentially private for one of its own rows replaced{label}, by "
+            f"{releases} releases about one row, errors that ended the run included, that were counted before they "
+            "were sent. A partner that deviates may send keys under which masks hide nothing. Not covered are "
+            "co-occurring rows, the preparation of columns unless by given bounds and values, and other runs on the "
+            "same rows"
         )
 
 

@@ -25,7 +25,7 @@ from piebald.federation.hub.local_federation import free_port
 from piebald.federation.link.heartbeat import at_work
 from piebald.federation.link.messaging import SERVER
 from piebald.federation.link.proxy import is_loopback
-from piebald.privacy.ledger import FOLDER, TRANSFER, RowLedger
+from piebald.privacy.ledger import FOLDER, TRANSFER, TRANSFER_ABORT, RowLedger
 from piebald.vertical import party_data, table_files
 from piebald.vertical.channel import Channel, InMemoryChannel, connect, listen, parse
 from piebald.vertical.chunks import exposures, warning
@@ -200,7 +200,7 @@ def _load_party(settings: TransferSettings, role: Role) -> PartyHolding:
 
 
 def _spending(role: Role, runtime: TransferRuntime, data: PartyHolding, folder: Path) -> Callable[[float], None]:
-    """Return what counts a release with noise in the ledger of a party's rows, beside all else that they are used for.
+    """Return what counts releases in the ledger of a party's rows, beside all else that they are used for.
 
     Args:
         role: role of the party.
@@ -217,7 +217,10 @@ def _spending(role: Role, runtime: TransferRuntime, data: PartyHolding, folder: 
 
     def spend(noise: float) -> None:
         try:
-            ledger.spend(TRANSFER, noise)
+            if noise:
+                ledger.spend(TRANSFER, noise)
+            else:
+                ledger.count(TRANSFER_ABORT, "abort")
         except OSError as error:
             raise RunFolderError(
                 f"the ledger of this party's rows in {state} cannot be written, so nothing is sent: "
@@ -258,6 +261,7 @@ def train_party(
             secret = PartySecret.simulated(settings.seed, role) if simulated else None
             secret = store.secret(secret) if store else secret or PartySecret.fresh()
             party = Party(role, data, settings, secret, store.ledger_file if store else None, spend)
+            party.ledger.check_aborts()
             if store and isinstance(channel, SecureChannel):
                 store.keep_to(channel.partner)
             # co-occurring rows are matched by their positions alone, so both tables must have the same keys
@@ -267,17 +271,29 @@ def train_party(
                 store.restore(party, party.done)
             if store and party.done == 0:
                 store.write("before", {"rows": sample(party.aligned(data.x))})
-            for step in party.train(session, _checkpoint_writer(settings, store)):
-                if store:
-                    store.record(step)
-                if watch:
-                    watch(step.table())
+            with _counting_aborts(party):
+                for step in party.train(session, _checkpoint_writer(settings, store)):
+                    if store:
+                        store.record(step)
+                    if watch:
+                        watch(step.table())
             if store:
                 _write_results(party, store)
         finally:
             if store:
                 store.close()
     return party
+
+
+@contextmanager
+def _counting_aborts(party: Party) -> Iterator[None]:
+    """Count an error with which this party ends the run, before `PartySession.closing` tells the other one."""
+    try:
+        yield
+    except RuntimeFault as error:
+        if not isinstance(error, PartyEnded):
+            party.count_abort()
+        raise
 
 
 @contextmanager

@@ -296,7 +296,8 @@ def table(folder, bounds: str, rows: list[str]):
     path = folder / "bank.csv"
     path.write_text("key,age,town,label\n" + "\n".join(rows) + "\n")
     file = {"path": str(path), "key": "key", "label": "label"}
-    if bounds:
+    file |= {"positive": 1}
+    if bounds == "stated":
         file |= {"bounds": {"age": (0, 100)}, "values": {"town": ("A", "B")}}
     return PartyFiles(source=PartyFile(**file))
 
@@ -307,13 +308,25 @@ ROWS = ["k,20,A,1", ",30,B,0", ",40,A,1", ",50,B,0"]
 def test_with_noise_no_column_is_prepared_by_the_rows(tmp_path):
     """Before, every standard score moved with one row."""
     first = load(table(tmp_path, "stated", ROWS), "source", 0.2, 0, public=True)
-    second = load(table(tmp_path, "stated", [*ROWS[:3], ",5000,C,1"]), "source", 0.2, 0, public=True)
-    assert first.features == second.features == ("age", "town=A", "town=B")
-    assert torch.equal(first.x[:3], second.x[:3])
-    assert first.x[0].tolist() == [-0.6, 1, 0]
-    assert second.x[3].tolist() == [1, 0, 0]
+    assert first.features == ("age", "town=A", "town=B", "town is another")
+    assert first.x[0].tolist() == pytest.approx([-0.6, 1, 0, 0])
+    prepared = {
+        ",5000,C,0": [1, 0, 0, 1],
+        ",,,": [0, 0, 0, 1],
+        ",many,A,perhaps": [0, 1, 0, 0],
+        ",-inf,B,1": [-1, 0, 1, 0],
+    }
+    for cells, inputs in prepared.items():
+        second = load(table(tmp_path, "stated", [*ROWS[:3], cells]), "source", 0.2, 0, public=True)
+        assert second.features == first.features
+        assert torch.equal(first.x[:3], second.x[:3])
+        assert second.x[3].tolist() == inputs
+        assert second.y.tolist() == [1, -1, 1, 1 if cells.endswith("1") else -1]
+    unsaid = PartyFiles(source=PartyFile(path=str(tmp_path / "bank.csv"), key="key", label="label"))
+    with pytest.raises(SettingError, match=r"positive is missing: with method.noise"):
+        load(unsaid, "source", 0.2, 0, public=True)
     with pytest.raises(SettingError, match=r"'age' of .* needs files.source.bounds: with method.noise"):
-        load(table(tmp_path, "", ROWS), "source", 0.2, 0, public=True)
+        load(table(tmp_path, "positive alone", ROWS), "source", 0.2, 0, public=True)
 
 
 @pytest.mark.parametrize(

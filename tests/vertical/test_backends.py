@@ -16,6 +16,7 @@ from piebald.vertical.encryption.backend import (
     FixedPointScale,
     InvalidMessage,
     exact_product,
+    in_range,
     to_floats,
     to_integers,
     uniform,
@@ -42,7 +43,7 @@ def product(backend, size, matrix, constant, coefficients, changed=lambda masked
         assert not length.exact or len(message) == length.most
     announced = backend.announced([size])
     assert len(owner.announcement) <= announced.most
-    return evaluator.unmask(opened, mask, size)
+    return in_range(evaluator.unmask(opened, mask, size), size, clamp=False)
 
 
 def both(table, size, matrix, constant, coefficients):
@@ -144,7 +145,7 @@ def test_another_key_is_noticed(backend):
 
     def whole():
         masked, mask = evaluator.multiply(sealed, evaluator.prepare(np.ones((6, 4)) / 8, size), size)
-        evaluator.unmask(owners[0].decrypt(masked, size, np.zeros(3)), mask, size)
+        in_range(evaluator.unmask(owners[0].decrypt(masked, size, np.zeros(3)), mask, size), size, clamp=False)
 
     with pytest.raises(InvalidMessage, match=r"another key|not below its modulus"):
         whole()
@@ -230,11 +231,18 @@ def test_integers_are_exact_beyond_what_floating_point_holds():
     assert exact_product(np.array([[3, -4]]), np.array([[5], [6]])).tolist() == [[-9]]
 
 
-def test_a_result_beyond_its_bound_is_refused():
-    size = ProductSize(1, 1, 1, 1.0)
-    assert to_floats(np.array([[2**48]]), size)[0, 0] == 1.0
+@pytest.mark.parametrize("beyond", [1.01, -1.01, 1e30, math.inf, -math.inf, math.nan])
+def test_a_result_beyond_its_bound_is_refused_or_clamped(beyond):
+    size = ProductSize(1, 1, 2, 1.0)
+    assert to_floats(np.array([[2**48, -(2**48)]]), size).tolist() == [[1.0, -1.0]]
+    inside, outside = np.array([[1.0, -1.0]]), np.array([[beyond, 0.25]])
+    for clamp in (False, True):
+        assert in_range(inside, size, clamp).tolist() == inside.tolist()
+    clamped = in_range(outside, size, clamp=True)
+    assert np.abs(clamped[0, 0]) <= 1 + 1e-6
+    assert clamped[0, 1] == 0.25
     with pytest.raises(InvalidMessage, match="outside its declared range"):
-        to_floats(np.array([[2**48 + 1]]), size)
+        in_range(outside, size, clamp=False)
 
 
 def test_rounding_is_to_the_nearest():

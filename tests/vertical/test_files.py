@@ -58,6 +58,13 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 SOURCE = {"path": "bank.csv", "key": "customer", "label": "repaid"}
 TARGET = {"path": "shop.parquet", "key": "member", "label": "paid"}
+STATED_SOURCE = {**SOURCE, "positive": "yes", "bounds": {"income": (-3.0, 3.0), "age": (10.0, 70.0)}}
+STATED_TARGET = {
+    **TARGET,
+    "positive": "yes",
+    "bounds": {"basket": (-1.0, 5.0), "visits": (-3.0, 3.0)},
+    "values": {"town": ("Ulm", "Bern")},
+}
 
 
 def own(source=None, target=None, **changes):
@@ -92,6 +99,15 @@ def test_numbers_become_standard_scores_of_rows_that_are_trained_on_and_words_co
     assert source.features == ("income", "age")
     assert len(source.x) == 160
     assert len(source.test) == 0
+
+
+def test_gaps_are_filled_and_shown_in_a_column_of_their_own(folder):
+    _, shop = people()
+    shop.assign(visits=[None, None, *range(158)]).to_csv("holes.csv", index=False)
+    held = files.load(own(target={**TARGET, "path": "holes.csv"}).files, "target", test=0.5, seed=0)
+    assert held.features == ("basket", "visits", "visits is missing", "town=Bern", "town=Ulm")
+    assert torch.isfinite(held.x).all()
+    assert held.x[:3, 2].tolist() == [1, 1, 0]
 
 
 @pytest.mark.full
@@ -158,8 +174,7 @@ def test_parties_whose_keys_differ_part_with_a_reason(folder):
 
 def test_what_parties_tell_with_noise_is_spent_in_the_ledger_of_their_rows(folder):
     """Before, only a run's own folder knew of it, so that a new folder began anew."""
-    source = {**SOURCE, "bounds": {"income": (-3.0, 3.0), "age": (10.0, 70.0)}}
-    target = {**TARGET, "bounds": {"basket": (-1.0, 5.0), "visits": (-3.0, 3.0)}, "values": {"town": ("Ulm", "Bern")}}
+    source, target = STATED_SOURCE, STATED_TARGET
     noise, delta = 6.0, 1e-6
     method = {"kind": "smmd", "kernel": "linear", "noise": noise, "clip": 0.05}
     one, other = own(source, False, method=method), own(False, target, method=method)
@@ -183,7 +198,7 @@ def test_what_parties_tell_with_noise_is_spent_in_the_ledger_of_their_rows(folde
 @pytest.mark.parametrize("label", ["", "yes", "no"])
 def test_a_label_of_the_target_deals_no_row_into_another_chunk(folder, row, label):
     """One emptied cell dealt nearly every row into another one: first moments moved by 3.98 reaches of a row."""
-    target = {**TARGET, "bounds": {"basket": (-1.0, 5.0), "visits": (-3.0, 3.0)}, "values": {"town": ("Ulm", "Bern")}}
+    target = STATED_TARGET
 
     def chunks():
         held = files.load(own(target=target).files, "target", 0.5, 0, public=True)
@@ -223,10 +238,10 @@ def test_a_folder_of_another_file_is_not_gone_on_with(folder, capsys):
         ("files.source.colums=3", "did you mean 'columns'"),
         ("files.sauce.path=3", "there is no setting of [files] called 'sauce'"),
         ("files.target.path=more.csv", "keys in their co-occurring rows, got 60 and 61"),
-        ("files.target.path=holes.csv", "holes.csv: column 'visits' has no value in 1 of 160 rows"),
-        ("files.target.path=names.csv", "column 'town' of names.csv has 160 different values"),
+        ("files.target.path=towns.csv", "column 'town' of towns.csv has more than 100 different values"),
+        ('files.target.bounds={ basket = [0, 1], "cash" = [0, 1] }', "'cash' of shop.parquet has bounds or values"),
         ("files.target.path=twice.csv", "key '1001' is in two rows of twice.csv"),
-        ("files.target.path=endless.csv", "endless.csv: column 'visits' is infinite in row"),
+        ("files.target.path=endless.csv", "endless.csv: column 'visits' must have a finite number"),
         ("data.test=0.001", "must have rows of both labels without a key"),
         ("data.name=census", "files replace the data set"),
         ("overlap_batch=61", "overlap_batch must be at most the 60 co-occurring rows, got 61"),
@@ -235,8 +250,8 @@ def test_a_folder_of_another_file_is_not_gone_on_with(folder, capsys):
 def test_bad_files_are_one_sentence_and_exit_code_2(folder, capsys, flag, said):
     Path("bank.txt").write_text("x")
     _, shop = people()
-    shop.assign(visits=[None, *range(159)]).to_csv("holes.csv", index=False)
-    shop.assign(town=[f"town {place}" for place in range(160)]).to_csv("names.csv", index=False)
+    many = pandas.concat([shop] * 16).assign(member=[*shop["member"], *[None] * 2400])
+    many.assign(town=[f"town {index % 110}" for index in range(len(many))]).to_csv("towns.csv", index=False)
     shop.assign(member=[1001, *shop["member"][1:]]).to_csv("twice.csv", index=False)
     shop.assign(member=[*shop["member"][:-1], 5]).to_csv("more.csv", index=False)
     shop.assign(visits=[np.inf, *range(159)]).to_csv("endless.csv", index=False)

@@ -256,8 +256,8 @@ def test_a_whole_run_over_a_socket_is_the_run_in_memory():
     ("data", "error", "said"),
     [
         (b"", PartyEnded, "the other party is gone"),
-        (frame()[:20], MessageFault, "in the middle of a message"),
-        (frame()[:-3], MessageFault, "in the middle of a message"),
+        (frame()[:20], PartyEnded, "in the middle of a message"),
+        (frame()[:-3], PartyEnded, "in the middle of a message"),
         (b"\x00" * 60, MessageFault, "no message of this protocol"),
     ],
 )

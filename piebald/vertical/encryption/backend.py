@@ -84,20 +84,32 @@ def added_integers(constant: Floats, size: ProductSize) -> Ints:
 
 
 def to_floats(values: Ints, size: ProductSize) -> Floats:
-    """Return the result of a product as floating-point numbers.
+    """Return the result of a product as floating-point numbers, which may lie outside its range (`in_range`)."""
+    return np.ldexp(values.astype(np.float64), -FixedPointScale.of(size).result)
+
+
+def in_range(values: Floats, size: ProductSize, clamp: bool) -> Floats:
+    """Return the result of a product within its range, twice its bound at most.
+
+    Args:
+        values: C S + K [rows, width].
+        size: of the product.
+        clamp: replace numbers outside the range by its ends.  An error would tell the other party, which chooses S and
+            K, something about C, which is a party's own rows.
 
     Raises:
-        InvalidMessage: a value is outside the bound, as almost every result of another key or a wrong ciphertext is.
+        InvalidMessage: without `clamp`, a value is outside, as almost every result of another key or a wrong ciphertext
+            is.
     """
-    scale = FixedPointScale.of(size)
-    # honest results leave the highest digit free, which random ones almost never do
-    most = 1 << (ROOM - 1)
-    if np.any((values > most) | (values < -most)):
+    most = 2.0 ** max(math.ceil(math.log2(size.bound)), 0) * (1 + 1e-9)  # what `FixedPointScale` leaves room for
+    if clamp:
+        return np.clip(np.nan_to_num(values), -most, most)
+    if not np.all(np.abs(values) <= most):  # true for NaN, too
         raise InvalidMessage(
             "a result lies outside its declared range, so it was encrypted under another key or is damaged: "
             "start both parties again"
         )
-    return np.ldexp(values.astype(np.float64), -scale.result)
+    return values
 
 
 def exact_product(coefficients: Ints, statistics: Ints) -> Ints:
@@ -161,7 +173,7 @@ class Evaluator(ABC):
 
     @abstractmethod
     def unmask(self, decrypted: bytes, mask: Any, size: ProductSize) -> Floats:
-        """Remove the mask: C S + K [rows, width]."""
+        """Remove the mask: C S + K [rows, width], which an honest owner's numbers keep `in_range`."""
 
 
 class Backend(Component):
@@ -300,7 +312,4 @@ class _PlainEvaluator(Evaluator):
             return (prepared @ statistics).astype("<f8").tobytes(), None
 
     def unmask(self, decrypted: bytes, mask: None, size: ProductSize) -> Floats:
-        result = np.frombuffer(decrypted, "<f8").reshape(size.rows, size.width).astype(np.float64)
-        if not np.all(np.abs(result) <= 2 * size.bound):
-            raise InvalidMessage("a result lies outside its declared range, or is no number")
-        return result
+        return np.frombuffer(decrypted, "<f8").reshape(size.rows, size.width).astype(np.float64)
