@@ -149,7 +149,11 @@ class Scores:
     @property
     def mean(self) -> float:
         """The mean over seeds and, by their votes, over clients; NaN without a value."""
-        return float(CrossedEffects.of(self.values[None], self.votes).mean[0]) if self.present else float("nan")
+        if not self.present:
+            return float("nan")
+        cells = self.cells()  # clients that never trained count only where nobody did
+        cells = cells if np.isfinite(cells).any() else self.values
+        return float(CrossedEffects.of(cells[None], self.votes).mean[0])
 
     @property
     def present(self) -> bool:

@@ -13,8 +13,10 @@ accuracy is taken for that of two shares, at most (p (1 - p) + q (1 - q)) / n, a
 the squares of both standard errors; both find less.  Clients count by their votes (`Scores.votes`), so the variance of
 the mean is the sum of those of clients, weighed by the squares of their shares.
 One row more, at any client, on which the two disagree is added to accuracies, since no disagreement on few rows is not
-known without error (Agresti and Min 2005).  With three seeds and more, the variance of the seeds' means is added; with
-two, they must agree in the sign.  Degrees of freedom are Satterthwaite's.
+known without error (Agresti and Min 2005).  With three seeds and more, what seeds add to the variance is added: that of
+their means, less the part of it that comes from rows on which seeds differ, which the variance of rows has already, as
+`crossed_effects` does with cells.  One or two seeds say too little about others: what is found holds for these runs,
+and two must agree in the sign.  Degrees of freedom are Satterthwaite's.
 
 Sources: McNemar, *Note on the sampling error of the difference between correlated proportions or percentages*,
 Psychometrika 1947; Agresti and Min, *Simple improved confidence intervals for comparing matched proportions*,
@@ -30,6 +32,7 @@ better by it than chance.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,7 +90,7 @@ def row_difference(a: Scores, b: Scores, *, comparisons: Count = 1) -> Differenc
     parts = [_of_client(a, b, own_seeds, name, mean) for name, own_seeds in zip(names, held, strict=True)]
     if not parts or None in parts:
         return None
-    variances, freedoms, sizes, disagreements = np.array(parts, np.float64).T
+    variances, freedoms, sizes, disagreements, by_seeds = np.array(parts, np.float64).T
     # clients' rows are independent, so variances add up by squared shares
     of_rows = shares**2 * variances
     # where the disagreement is, or anywhere if there is none
@@ -102,8 +105,12 @@ def row_difference(a: Scores, b: Scores, *, comparisons: Count = 1) -> Differenc
     ]
     # two seeds give no variance to speak of; from three on that of seeds comes on top of that of rows
     if len(per_seed) >= SEEDS_FOR_INTERVAL:
-        of_seeds = float(np.var(per_seed, ddof=1)) / len(per_seed)
-        variance, uncertain = variance + of_seeds, uncertain + of_seeds**2 / (len(per_seed) - 1)
+        of_means = float(np.var(per_seed, ddof=1))
+        # seeds' means differ by rows on which seeds differ as well, and the variance of rows has those
+        beyond_rows = of_means - float((shares**2 * by_seeds).sum())
+        if beyond_rows > 0:
+            variance += beyond_rows / len(per_seed)
+            uncertain += (of_means / len(per_seed)) ** 2 / (len(per_seed) - 1)
     freedom = min(variance**2 / uncertain, _MOST_FREEDOM) if uncertain else _MOST_FREEDOM
     # no variance is known better than by all rows together: two rows that agree prove nothing
     freedom = min(freedom, max(1.0, float(sizes.sum()) - 1))
@@ -123,13 +130,26 @@ def row_differences(a: Scores, b: Scores, comparisons: Count = 1) -> dict[str, D
     return {name: gap for name, gap in gaps.items() if gap is not None}
 
 
-def _of_client(
-    a: Scores, b: Scores, seeds: list[int], name: str, mean: float
-) -> tuple[float, float, float, float] | None:
-    """The variance of a client's difference by its rows, its degrees of freedom, its rows, and their disagreement.
+class _Noise(NamedTuple):
+    """The noise of a client's difference.
 
-    Without single rows the variance is the largest that shares allow, and its degrees of freedom are infinite.
+    Attributes:
+        variance: by its rows, of the mean over seeds; without single rows the largest that shares allow.
+        freedom: its degrees of freedom, infinite for that largest variance.
+        rows: the client's.
+        disagreement: the mean square of rows' differences.
+        by_seeds: the variance of a seed's difference by rows on which seeds differ, 0 where it is not known.
     """
+
+    variance: float
+    freedom: float
+    rows: float
+    disagreement: float
+    by_seeds: float = 0.0
+
+
+def _of_client(a: Scores, b: Scores, seeds: list[int], name: str, mean: float) -> _Noise | None:
+    """The noise of a client's difference, None where it is not known."""
     pairs = [(a.rows.get((seed, name)), b.rows.get((seed, name))) for seed in seeds]
     # rows pair only where both methods were scored on as many
     gaps = [x - y for x, y in pairs if x is not None and y is not None and len(x) == len(y)]
@@ -137,24 +157,30 @@ def _of_client(
         # of the same rows the mean over seeds is what varies; of others no less than their mean variance
         tables = [np.mean(gaps, axis=0)] if len({len(gap) for gap in gaps}) == 1 else gaps
         rows, disagreement = min(map(len, tables)), float(np.mean([(gap**2).mean() for gap in tables]))
-        return float(np.mean([_variance(gap, mean) for gap in tables])), max(1, rows - 1), rows, disagreement
+        covariance = np.cov(gaps) / rows if len(tables) < len(gaps) and rows > 1 else np.zeros((1, 1))
+        variance = float(np.mean([_variance(gap, mean) for gap in tables]))
+        return _Noise(variance, max(1, rows - 1), rows, disagreement, _between(covariance))
     if (part := _of_moments(a, b, seeds, name, mean)) is not None:
         return part
     # rows are the same under every seed, so averaging over seeds does not reduce their noise
     p, q = (float(_cells(scores, seeds, [name]).mean()) for scores in (a, b))
     rows = min(_size(a, name), _size(b, name))
     if a.counted and b.counted:
-        return row_error(p, q, rows) ** 2, np.inf, rows, 0.0
+        return _Noise(row_error(p, q, rows) ** 2, np.inf, rows, 0.0)
     squares = [[_standard_error(scores, seed, name) ** 2 for seed in seeds] for scores in (a, b)]
     values = min(rows, REPLICATES)
     if values < 2 or not np.isfinite(squares).all():
         return None
-    return float(np.mean(squares, axis=1).sum()) + _off_centre(p - q, values, mean), values - 1, rows, 0.0
+    return _Noise(float(np.mean(squares, axis=1).sum()) + _off_centre(p - q, values, mean), values - 1, rows, 0.0)
 
 
-def _of_moments(
-    a: Scores, b: Scores, seeds: list[int], name: str, mean: float
-) -> tuple[float, float, float, float] | None:
+def _between(covariance: Floats) -> float:
+    """What seeds' values vary by around their mean, from their covariance [seeds, seeds] for other rows."""
+    count = len(covariance)
+    return 0.0 if count < 2 else float(max(0.0, np.trace(covariance) - covariance.sum() / count) / (count - 1))
+
+
+def _of_moments(a: Scores, b: Scores, seeds: list[int], name: str, mean: float) -> _Noise | None:
     """The result of `_of_client`, from covariances in place of single rows; None where they are not known."""
     cells = [scores.moments.get((seed, name)) for scores in (a, b) for seed in seeds]
     moments, count = [cell for cell in cells if cell is not None], len(seeds)
@@ -164,18 +190,19 @@ def _of_moments(
     gaps = _cells(a, seeds, [name])[:, 0] - _cells(b, seeds, [name])[:, 0]
     # of the same rows under all seeds, all covariances are known, and the mean over seeds has one variance
     if len({moment.count for moment in moments}) == 1 and np.isfinite(table).all():
-        signs = np.repeat([1 / count, -1 / count], count)  # of the mean over seeds
-        gaps, variances = gaps.mean(keepdims=True), np.array([signs @ table @ signs])
+        signs = np.kron([1.0, -1.0], np.eye(count))  # of each seed's difference
+        of_seeds = signs @ table @ signs.T
+        gaps, variances, by_seeds = gaps.mean(keepdims=True), of_seeds.mean(keepdims=True)[0], _between(of_seeds)
     else:  # only the two methods' values under the same seed
         ours, theirs = np.arange(count), np.arange(count, 2 * count)
-        variances = table[ours, ours] + table[theirs, theirs] - 2 * table[ours, theirs]
+        variances, by_seeds = table[ours, ours] + table[theirs, theirs] - 2 * table[ours, theirs], 0.0
         if not np.isfinite(variances).all():
             return None
     values = min(moment.count for moment in moments)
     variances = np.maximum(variances, 0.0)  # rounded
     disagreement = float(np.mean(variances * (values - 1) + gaps**2))
     noise = [v + _off_centre(gap, values, mean) for v, gap in zip(variances.tolist(), gaps.tolist(), strict=True)]
-    return float(np.mean(noise)), max(1, values - 1), values, disagreement
+    return _Noise(float(np.mean(noise)), max(1, values - 1), values, disagreement, by_seeds)
 
 
 def row_error(a: float, b: float, rows: float) -> float:

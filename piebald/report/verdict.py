@@ -1,26 +1,29 @@
 """The verdict on methods: one object, and one sentence, for terminal, page, answer, notebook and JSON.
 
 First comes what is gained against training alone and against an answer that needs no model, then who leads, then who is
-not clearly behind the leader.  That is said of pairs with the leader only: two methods that are both not clearly behind
-it may well differ from each other.
+not clearly behind.  A method is clearly behind where the leader or another method is clearly better; two methods that
+are not clearly behind do not clearly differ from each other.
 
 Two methods are compared on the clients and seeds that both have: row by row for the clients at hand
 (`report.row_noise`) where the noise of rows is known, otherwise for other clients (`report.paired`).  The leader is
-chosen by the same scores that it is compared by, so intervals and p values hold for all of its comparisons together
-(Bonferroni).  So a method that is truly the best is called clearly behind in at most 5 % of cases.
+chosen by the same scores that it is compared by, and of equal methods the best and the worst differ most by chance, so
+intervals and p values hold for all pairs of methods together (Bonferroni).  So where no method is better than another,
+any is called clearly behind in at most 5 % of cases.  One or two seeds say nothing of others: what is said then holds
+for these runs.
 
-Sources: Hsu, *Constrained simultaneous confidence intervals for multiple comparisons with the best*, Annals of
-Statistics 1984; Berger, *Multiparameter hypothesis testing and acceptance sampling*, Technometrics 1982.
+Sources: Tukey, *The problem of multiple comparisons*, 1953, for all pairs; Berger, *Multiparameter hypothesis testing
+and acceptance sampling*, Technometrics 1982.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from piebald.core.arguments import Count, checked
-from piebald.report.crossed_effects import ERROR_RATE
+from piebald.report.crossed_effects import ERROR_RATE, SEEDS_FOR_INTERVAL
 from piebald.report.page.wording import MetricFormat, cheapest, megabytes, names, plural
 from piebald.report.paired import Difference, Scores, difference, ranking
 from piebald.report.row_noise import row_difference
@@ -56,15 +59,30 @@ def leads(scores: Mapping[str, Scores], higher_is_better: bool = True, extra: in
         share no client and seed.
     """
     order = ranking(scores, higher_is_better)
-    comparisons = max(1, len(order) - 1 + extra)
+    comparisons = _all_pairs(len(order), extra)
     return {label: compared(scores[order[0]], scores[label], comparisons) for label in order}
+
+
+def _all_pairs(methods: int, extra: int = 0) -> int:
+    """The number of comparisons of each two methods, and some more; at least 1."""
+    return max(1, methods * (methods - 1) // 2 + extra)
+
+
+def _clearly_behind(scores: Mapping[str, Scores], order: Sequence[str], comparisons: int) -> list[str]:
+    """The methods that one before them in an order, the best mean first, is clearly better than."""
+    pairs = itertools.combinations(order, 2)
+    behind = {
+        worse for better, worse in pairs
+        if (gap := compared(scores[better], scores[worse], comparisons)) is not None and gap.p < ERROR_RATE
+    }  # fmt: skip
+    return [label for label in order if label in behind]
 
 
 @checked
 def not_clearly_behind(scores: Mapping[str, Scores], higher_is_better: bool = True) -> list[str]:
-    """The leader, and all methods that are not clearly behind it, the best mean first.
+    """The leader, and all methods that neither it nor another is clearly better than, the best mean first.
 
-    Without scores that pair with those of the leader a method is not clearly behind it either.
+    Without scores that pair with those of another a method is not clearly behind it either.
 
     Examples:
         >>> import numpy as np
@@ -74,7 +92,9 @@ def not_clearly_behind(scores: Mapping[str, Scores], higher_is_better: bool = Tr
         >>> sorted(not_clearly_behind({label: Scores(table, clients) for label, table in values.items()}))
         ['fedavg', 'fedprox']
     """
-    return [label for label, lead in leads(scores, higher_is_better).items() if lead is None or lead.p >= ERROR_RATE]
+    order = ranking(scores, higher_is_better)
+    behind = _clearly_behind(scores, order, _all_pairs(len(order)))
+    return [label for label in order if label not in behind]
 
 
 @dataclass(frozen=True)
@@ -89,7 +109,8 @@ class ScoreVerdict:
         naive: the name and the mean of the best answer that needs no model, None where there is none.
         over_naive: the leader's mean minus that answer's; its p is the largest of those against all such answers.
         below_naive: the methods whose mean is worse than that answer's, with their means.
-        comparisons: of the leader with others, for all of which together intervals and p values hold.
+        behind: the methods that are clearly behind the leader or another.
+        comparisons: of methods with each other, for all of which together intervals and p values hold.
         sent: bytes that each method sends, both ways; None where that is not known.
         unscored: the methods without any score, of which nothing can be said.
     """
@@ -102,6 +123,7 @@ class ScoreVerdict:
     naive: tuple[str, float] | None = None
     over_naive: Difference | None = None
     below_naive: Mapping[str, float] = field(default_factory=dict)
+    behind: Sequence[str] = ()
     comparisons: int = 1
     sent: Mapping[str, float | None] = field(default_factory=dict)
     unscored: Sequence[str] = ()
@@ -135,7 +157,7 @@ class ScoreVerdict:
         best_naive = (order[0], plain[order[0]].mean) if order else None
         sign = 1 if higher_is_better else -1
         worse = {} if best_naive is None else {x: m for x, m in means.items() if sign * m < sign * best_naive[1]}
-        comparisons = len(over) - 1 + min(1, len(plain))
+        comparisons = _all_pairs(len(over), min(1, len(plain)))
         # against each answer, since the best of them by its mean need not be the hardest to beat beyond chance
         gaps = [compared(scores[leader], plain[name], comparisons) for name in order]
         # an intersection-union test: the leader beats all answers only if it beats each of them
@@ -144,8 +166,8 @@ class ScoreVerdict:
         alone = alone if alone in over else None
         unscored = [label for label in dict.fromkeys([*scores, *tried]) if label not in over]
         return cls(
-            metric, higher_is_better, over, means[leader], alone, best_naive, gap, worse, comparisons, sent or {},
-            unscored,
+            metric, higher_is_better, over, means[leader], alone, best_naive, gap, worse,
+            _clearly_behind(scores, list(over), comparisons), comparisons, sent or {}, unscored,
         )  # fmt: skip
 
     @property
@@ -155,13 +177,8 @@ class ScoreVerdict:
 
     @property
     def near(self) -> list[str]:
-        """The leader and all that are not clearly behind it, the best mean first."""
-        return [label for label, lead in self.leads.items() if lead is None or lead.p >= ERROR_RATE]
-
-    @property
-    def behind(self) -> list[str]:
-        """The methods that are clearly behind the leader."""
-        return [label for label in self.leads if label not in self.near]
+        """The leader and all that are not clearly behind, the best mean first."""
+        return [label for label in self.leads if label not in self.behind]
 
     @property
     def incomparable(self) -> list[str]:
@@ -196,9 +213,13 @@ class ScoreVerdict:
         value = f"{shown.value(self.best)} {shown.name}"
         gains = " and ".join(filter(None, (self._alone_clause(shown), self._naive_gain(shown))))
         if len(self.leads) == 1:
-            first = f"{self.leader} ends at {value}" + (f", {gains}" if gains else "")
+            first = f"{self.leader} ends at {value}" + (f", {gains}{self._runs}" if gains else "")
         else:
-            first = f"{self.leader} is {gains}; it leads at {value}" if gains else f"{self.leader} leads at {value}"
+            first = (
+                f"{self.leader} is {gains}{self._runs}; it leads at {value}"
+                if gains
+                else f"{self.leader} leads at {value}"
+            )
         rest = [self._near_clause()] if len(self.leads) > 1 else []
         if self.unscored:
             rest.append(f"{names(self.unscored)} {'has' if len(self.unscored) == 1 else 'have'} no score")
@@ -221,7 +242,7 @@ class ScoreVerdict:
         lead, base = self.over_alone, "training alone"
         if lead is None or not self._is_gain(lead):
             lead, base = self.over_naive, f"always {self.naive[0]}" if self.naive else ""
-        gain = f", {shown.size(abs(lead.mean))}{shown.points} better than {base}" if lead else ""
+        gain = f", {shown.size(abs(lead.mean))}{shown.points} better than {base}{self._runs}" if lead else ""
         verb = "leads" if len(self.leads) > 1 and self.behind else "ends"
         return f"{self.leader} {verb} at {value}{gain}"
 
@@ -242,7 +263,10 @@ class ScoreVerdict:
         """The comparison that no method clearly wins."""
         if not (rivals := self._rivals(shown)):
             return ""
-        worse = [f"{label} ({shown.value(mean)})" for label, mean in self.below_naive.items()]
+        told = {label: shown.value(mean) for label, mean in self.below_naive.items()}
+        answer = "" if self.naive is None else shown.value(self.naive[1])
+        # a mean that is written as the answer's is not called worse than it
+        worse = [f"{label} ({mean})" for label, mean in told.items() if mean != answer]
         below = f"; worse than that: {names(worse)}" if worse and self.naive is not None else ""
         return f"No method is clearly better than {' or '.join(rivals)}{below}"
 
@@ -286,8 +310,17 @@ class ScoreVerdict:
         if not noises:
             return ""
         of = {"rows": "other rows of these clients", "clients": "other clients"}
-        together = f", all {self.comparisons} comparisons with {self.leader} together" if self.comparisons > 1 else ""
-        return f"Clearly: beyond the chance of {' and '.join(of[noise] for noise in sorted(noises))}{together} (95 %)."
+        together = f", all {self.comparisons} comparisons together" if self.comparisons > 1 else ""
+        runs = f",{self._runs}" if self._runs else ""
+        chance = " and ".join(of[noise] for noise in sorted(noises))
+        return f"Clearly: beyond the chance of {chance}{runs}{together} (95 %)."
+
+    @property
+    def _runs(self) -> str:
+        """What limits the verdict where its seeds are too few to say anything of others; empty where they are not."""
+        others = [lead for label, lead in self.leads.items() if label != self.leader] + [self.over_naive]
+        seeds = [lead.seeds for lead in others if lead is not None]
+        return " for these runs" if seeds and min(seeds) < SEEDS_FOR_INTERVAL else ""
 
     def plain(self) -> dict[str, Any]:
         """As JSON values."""

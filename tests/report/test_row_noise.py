@@ -136,6 +136,25 @@ def test_seeds_that_disagree_prove_nothing() -> None:
     assert one.p < 1e-6
 
 
+def test_what_rows_and_seeds_do_together_counts_once() -> None:
+    """Seeds whose models differ on rows by chance alone say no less than one: their means differ by these rows only."""
+    rng, count, errors = np.random.default_rng(7), 60, []
+    for seeds in (1, 4):
+        total = 0.0
+        for _ in range(40):
+            ours, theirs = [[pair(rng, [count] * 4, 0.3, 0.1)[side] for _ in range(seeds)] for side in (0, 1)]
+            tables = [
+                table(np.concatenate([one.values for one in scores]), count, rows={
+                    (seed, name): right for seed, one in enumerate(scores) for (_, name), right in one.rows.items()})
+                for scores in (ours, theirs)
+            ]  # fmt: skip
+            gap = row_difference(*tables)
+            assert gap is not None
+            total += (gap.error or 0.0) ** 2
+        errors.append(total)
+    assert errors[1] < errors[0] / 4 * 1.35  # a fourth, and what a variance of four means is above zero by chance
+
+
 def test_seeds_on_the_same_rows_are_averaged_before_rows_vary() -> None:
     """Two seeds that repeat each other say no more about rows than one."""
     ours, theirs = pair(np.random.default_rng(5), [60, 60], 0.3, 0.1)
