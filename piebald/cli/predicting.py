@@ -27,7 +27,7 @@ def predict(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="A folder of a run, or of several whose answers are averaged; trees, or a site's credentials.",
+            help="A folder of a run, or of several whose answers are averaged; trees, a transfer, or credentials.",
         ),
     ],
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="The rows: .csv, .tsv, .parquet, or .npz with x.")],
@@ -46,8 +46,6 @@ def predict(
 ) -> None:
     """Predict for the rows of a table: probabilities of the classes, or values in the target's unit."""
     check_run(folder)
-    if is_transfer(folder):
-        raise SettingError(f"{folder} holds a transfer between two parties, which is no run to predict with")
     if out is not None and not out.name.endswith((".csv", ".csv.gz")):
         raise SettingError(f"--out must be a .csv file, got {out}")
     if pooled and threshold is None:
@@ -65,6 +63,12 @@ def predict(
         if cluster is not None or calibrate or threshold:
             raise SettingError("--cluster, --calibrate and --threshold are for runs of a recipe, and these are trees")
         (predictions, model), naming = _of_trees(folder, rows, client), ""
+    elif is_transfer(folder):
+        if client is not None or cluster is not None or calibrate or threshold:
+            raise SettingError(f"{folder} holds a transfer, with one model: give no options but --out")
+        from piebald.vertical import predict as predict_transfer
+
+        predictions, model, naming = predict_transfer(folder, rows), "the target's model", ""
     else:
         places = _runs_in(folder)
         if threshold is not None and len(places) > 1:

@@ -7,10 +7,11 @@ what was disclosed; networks, partitions and the accounting of budgets are in ot
 
     settings = vertical.TransferSettings.load("examples/transfer.toml")
     result = vertical.run(settings, out="runs/transfer")
+    scores = vertical.predict("runs/transfer", "new.csv")
 
 Modules: `kernels` (MMD in moment form), `encryption` (its backends), `loss_terms` and `transfer_methods` (the loss),
-`protocol`, `party_messages` and `channel` (messages and their transport), `party` (one party) and `transfer_runs`
-(a whole run).
+`protocol`, `party_messages` and `channel` (messages and their transport), `party` (one party), `transfer_runs`
+(a whole run) and `prediction` (the target's scores of new rows).
 """
 
 from typing import TYPE_CHECKING
@@ -18,7 +19,10 @@ from typing import TYPE_CHECKING
 from piebald.core.discovery import lazy_names
 
 if TYPE_CHECKING:
+    from piebald.vertical.party import Party as Party
     from piebald.vertical.party_data import PartyHolding as PartyHolding
+    from piebald.vertical.prediction import TransferPredictor as TransferPredictor
+    from piebald.vertical.prediction import predict as predict
     from piebald.vertical.transfer_results import TransferResult as TransferResult
     from piebald.vertical.transfer_results import result as result
     from piebald.vertical.transfer_runs import resume as resume

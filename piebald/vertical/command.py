@@ -1,4 +1,4 @@
-"""The transfer commands of the command line: start, resume, report."""
+"""The transfer commands of the command line: start and resume."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from piebald.data import DataSet
 from piebald.data.clients.row_identity import UNKNOWN, Digests
 from piebald.data.partition.vertical_split import Vertical, feature_names
 from piebald.data.sets.named import named
+from piebald.vertical.party_preparation import PartyPreparation
 from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_settings import TransferData, TransferSettings
 
@@ -40,6 +41,7 @@ class PartyHolding:
         keys: digest of the co-occurring rows' keys, which must be the same at both parties; "" if rows have no keys.
         records: digests of the rows as they were read, none where nothing identifies them.
         place: the folder that the rows lie in, None where they have none.
+        preparation: how a table's columns become `x`, None where inputs are taken as they are.
     """
 
     x: Tensor
@@ -51,6 +53,7 @@ class PartyHolding:
     keys: str = ""
     records: Digests = field(default_factory=UNKNOWN.copy)
     place: Path | None = None
+    preparation: PartyPreparation | None = None
 
     @property
     def alone(self) -> Ints:

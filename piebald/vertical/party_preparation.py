@@ -84,7 +84,7 @@ class PartyPreparation(BaseModel):
             SettingError: a column is missing, or a value cannot be read.
         """
         if self.columns is None:
-            return torch.from_numpy(numbers_of(frame, self.features))
+            return torch.tensor(numbers_of(frame, self.features))
         import pandas
 
         if missing := [name for name in self.bounds if name not in frame.columns]:

@@ -7,7 +7,10 @@
         secret                                 the seed of the first weights and batches; not in a simulation
         told.jsonl                             the party's disclosures about its rows, counted before they were sent
         partner                                the name in the other party's certificate
-        before.safetensors, after.safetensors    aligned rows for the figure, and scores of test rows at the target
+        before.safetensors, after.safetensors    aligned rows for the figure; at the target also the translator and
+                                               scores of test rows
+        preparation.json                       how columns become inputs, at the target
+        scores.csv                             the target's scores of all rows of its file
 
 Only the owner can read the folder and its files, whatever the umask.  Keys, masks and messages of the other party are
 never written.  The secret stays after the run: if the other party has not finished, both take their last step again.
@@ -43,7 +46,7 @@ from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_settings import TransferSettings
 
 SETTINGS = "transfer.toml"
-SECRET, PARTNER = "secret", "partner"
+SECRET, PARTNER, PREPARATION, SCORES = "secret", "partner", "preparation.json", "scores.csv"
 KEPT = 2  # the parties' newest checkpoints are at most one apart, so the last two have one in common
 
 
@@ -124,7 +127,7 @@ class PartyStore:
         tensors = {f"network.{name}": tensor for name, tensor in party.network.state_dict().items()}
         for number, state in party.optimizer.state_dict()["state"].items():
             tensors |= {f"adam.{number}.{name}": tensor for name, tensor in state.items()}
-        self._write(self._name(party.done), tensors)
+        self._write(checkpoint_file(party.done), tensors)
         self._forget(self._checkpoints()[:-KEPT])
 
     def passed(self) -> None:
@@ -136,14 +139,14 @@ class PartyStore:
         # step 0 has a checkpoint, too: from then on a missing secret or ledger is a damage and not a beginning
         if step == 0 and not self._checkpoints():
             self.save(party)
-        tensors = read(self.folder / self._name(step))
+        tensors = read(self.folder / checkpoint_file(step))
         # later ones as well: a partner could otherwise have this party take other steps in place of them
         self._forget([number for number in self._checkpoints() if number != step])
         remaining = [line for line in self.steps() if line["step"] < step]
         self._replace("steps.jsonl", "".join(json.dumps(line) + "\n" for line in remaining).encode())
         party.done = step
         try:
-            party.network.load_state_dict(_below(tensors, "network."))
+            party.network.load_state_dict(weights_in(tensors))
             # the optimizer has no state before its first step
             if step == 0:
                 return
@@ -152,7 +155,8 @@ class PartyStore:
             state["state"] = {number: _below(tensors, f"adam.{number}.") for number in numbers}
             party.optimizer.load_state_dict(state)
         except (RuntimeError, KeyError, ValueError):
-            raise RunFolderError(f"{self.folder / self._name(step)} belongs to another network: start again") from None
+            path = self.folder / checkpoint_file(step)
+            raise RunFolderError(f"{path} belongs to another network: start again") from None
 
     def record(self, step: TransferStep) -> None:
         """Append the record of a step."""
@@ -167,16 +171,17 @@ class PartyStore:
         """Write results of the party: aligned rows, scores."""
         self._write(f"{name}.safetensors", tensors)
 
+    def write_text(self, name: str, text: str) -> None:
+        """Write a file of text."""
+        self._replace(name, text)
+
     def _forget(self, steps: list[int]) -> None:
         for step in steps:
-            (self.folder / self._name(step)).unlink(missing_ok=True)
+            (self.folder / checkpoint_file(step)).unlink(missing_ok=True)
 
     def _checkpoints(self) -> list[int]:
         matches = (re.fullmatch(r"checkpoint-(\d+)\.safetensors", path.name) for path in self.folder.iterdir())
         return sorted(int(match[1]) for match in matches if match)
-
-    def _name(self, step: int) -> str:
-        return f"checkpoint-{step:08d}.safetensors"
 
     def _write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         self._replace(name, save({key: tensor.detach().clone() for key, tensor in tensors.items()}))
@@ -261,6 +266,16 @@ def read_settings(run: Path) -> TransferSettings:
 def is_transfer(run: Path) -> bool:
     """Return whether a folder is the run folder of a transfer."""
     return (run / SETTINGS).is_file()
+
+
+def checkpoint_file(step: int) -> str:
+    """The name of the checkpoint after so many steps."""
+    return f"checkpoint-{step:08d}.safetensors"
+
+
+def weights_in(checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of a party's network in a checkpoint."""
+    return _below(checkpoint, "network.")
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -76,6 +76,7 @@ def load(files: PartyFiles, role: Role, test: float, seed: int, public: bool = F
         keys=hashlib.blake2b("\n".join(keys[place]).encode(), digest_size=16).hexdigest(),
         records=records_of(owners, role),
         place=Path(file.path).resolve().parent,
+        preparation=preparation,
     )
 
 

@@ -19,6 +19,7 @@ import torch
 
 from piebald.core.arguments import PathLike, checked
 from piebald.core.errors import PiebaldError, RunFolderError, RuntimeFault, SettingError
+from piebald.core.plain_text import csv_text
 from piebald.federation.credentials.provisioning import Description, provision
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.federation.hub.local_federation import free_port
@@ -33,8 +34,19 @@ from piebald.vertical.disclosure_ledger import DisclosureLedger
 from piebald.vertical.party import Party
 from piebald.vertical.party_data import PartyHolding
 from piebald.vertical.party_messages import PartyEnded
+from piebald.vertical.party_preparation import PartyPreparation
 from piebald.vertical.party_secret import PartySecret
-from piebald.vertical.party_store import PartyStore, read_partner, read_settings, read_steps, sample, write_settings
+from piebald.vertical.party_store import (
+    PREPARATION,
+    SCORES,
+    PartyStore,
+    read_partner,
+    read_settings,
+    read_steps,
+    sample,
+    write_settings,
+)
+from piebald.vertical.prediction import predict
 from piebald.vertical.protocol import ROLES, PartySession, Role
 from piebald.vertical.secure_channel import SecureChannel, open_channel
 from piebald.vertical.transfer_results import (
@@ -331,8 +343,16 @@ def _write_results(party: Party, store: PartyStore) -> None:
     tensors = {"rows": sample(party.aligned(party.data.x))}
     if party.role == "target":
         tensors |= {"scores": party.predict(party.data.test), "labels": party.data.test_y}
-        tensors["rate"] = torch.tensor(party.rate, dtype=torch.float64)
-    store.write("after", tensors)
+        assert party.phi is not None, "training ends with the translator"
+        tensors |= {"translator": party.phi, "rate": torch.tensor(party.rate, dtype=torch.float64)}
+        preparation = party.data.preparation or PartyPreparation(features=party.data.features)
+        store.write_text(PREPARATION, preparation.model_dump_json(indent=1))
+        store.write("after", tensors)
+        files = party.settings.files
+        if files is not None and files.target is not None:
+            store.write_text(SCORES, csv_text(predict(store.folder.parent, files.target.path)))
+    else:
+        store.write("after", tensors)
 
 
 # ---------------------------------------------------------------------------------------------------------- two threads

@@ -1,0 +1,112 @@
+"""The target predicts for new rows from its run folder alone, as it would have in the run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+from piebald import vertical
+from piebald.cli import main
+from piebald.core.errors import PiebaldError, RunFolderError, SettingError
+from piebald.vertical.party_data import load
+from piebald.vertical.party_store import read
+from piebald.vertical.transfer_runs import run
+
+from .conftest import small, train_both
+from .test_files import STATED_TARGET, TARGET, folder, own, people, pytestmark  # noqa: F401
+
+
+def test_scores_of_the_file_have_row_numbers_and_keys_and_new_rows_are_prepared_alike(folder, capsys):  # noqa: F811
+    _, shop = people()
+    run(own(), out="run")
+    scores = pandas.read_csv("run/target/scores.csv")
+    assert list(scores.columns) == ["row", "member", "score"]
+    assert scores["row"].tolist() == list(range(1, len(shop) + 1))
+    assert scores["member"].dropna().tolist() == shop["member"].dropna().tolist()
+    # any order of columns and rows, without keys and labels
+    order = np.random.default_rng(1).permutation(len(shop))
+    new = shop.drop(columns=["member", "paid"])[["town", "visits", "basket"]].iloc[order]
+    found = vertical.predict("run", new)
+    assert list(found.columns) == ["row", "score"]
+    np.testing.assert_allclose(found["score"], scores["score"].to_numpy()[order], rtol=1e-12)
+    new.to_csv("new.csv", index=False)
+    assert main(["predict", "run", "new.csv", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["predictions"]["score"] == pytest.approx(found["score"].tolist())
+    # the scores of the test rows are those that the result was made of
+    after = read(Path("run/target/after.safetensors"))
+    assert set(np.round(after["scores"].numpy(), 12)) <= set(np.round(scores["score"], 12))
+    assert main(["predict", "run", "new.csv", "--out", "scores.csv"]) == 0
+    np.testing.assert_allclose(pandas.read_csv("scores.csv")["score"], found["score"], rtol=1e-9)
+
+
+@pytest.mark.parametrize("target", [TARGET, STATED_TARGET], ids=["by rows", "stated"])
+def test_a_single_row_is_scored_as_among_all(folder, target):  # noqa: F811
+    _, shop = people()
+    run(own(target=target), out="run")
+    predictor = vertical.TransferPredictor.of_run(Path("run"))
+    together = predictor.predict(shop)["score"].to_numpy()
+    alone = [predictor.predict(shop.iloc[[index]])["score"].item() for index in range(5)]
+    np.testing.assert_allclose(alone, together[:5], rtol=1e-6)
+
+
+def test_rows_from_python_are_scored_by_the_names_of_their_features(tmp_path):
+    settings = small()
+    held = load(settings.data, settings.seed)
+    run(settings, held, out=tmp_path / "run")
+    target: vertical.Party = train_both(settings, held)[0]["target"]
+    frame = pandas.DataFrame(held["target"].test.numpy(), columns=list(held["target"].features))
+    found = vertical.predict(tmp_path / "run", frame[frame.columns[::-1]])
+    np.testing.assert_allclose(found["score"], target.predict(held["target"].test).numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["predict", "run", "gone.csv"], "there is no file gone.csv"),
+        (["predict", "run", "few.csv"], "few.csv has no column 'visits'"),
+        (["predict", "run", "words.csv"], "column 'basket' must have a number in each row, got 'many'"),
+        (
+            ["predict", "run", "shop.csv", "--client", "3"],
+            "holds a transfer, with one model: give no options but --out",
+        ),
+        (["predict", "source alone", "shop.csv"], "holds no target that has finished"),
+    ],
+)
+def test_what_cannot_be_predicted_is_one_sentence(folder, capsys, words, said):  # noqa: F811
+    _, shop = people()
+    run(own(), out="run")
+    shop.to_csv("shop.csv", index=False)
+    shop.drop(columns="visits").to_csv("few.csv", index=False)
+    shop.astype({"basket": object}).assign(basket=["many", *shop["basket"][1:]]).to_csv("words.csv", index=False)
+    Path("source alone/source").mkdir(parents=True)
+    Path("source alone/transfer.toml").write_bytes(Path("run/transfer.toml").read_bytes())
+    capsys.readouterr()
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("file", ["preparation.json", "after.safetensors", "checkpoint-00000003.safetensors"])
+def test_a_damaged_folder_is_one_sentence(folder, file):  # noqa: F811
+    run(own(), out="run")
+    Path("run/target", file).write_bytes(b"{}" if file.endswith("json") else b"nonsense")
+    with pytest.raises((RunFolderError, SettingError), match="cannot be read, it may be damaged") as raised:
+        vertical.predict("run", people()[1])
+    assert isinstance(raised.value, PiebaldError)
+
+
+def test_what_is_stored_holds_no_row(folder):  # noqa: F811
+    run(own(), out="run")
+    stored = json.loads(Path("run/target/preparation.json").read_text())
+    assert set(stored) == {"features", "key", "bounds", "columns"}
+    assert stored["key"] == "member"
+    told = read(Path("run/target/after.safetensors"))
+    assert told["translator"].shape == (8,)
+    assert torch.isfinite(told["translator"]).all()
