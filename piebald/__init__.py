@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from piebald.data import partition as partition
     from piebald.data.partition import LazyClients as LazyClients
     from piebald.data.partition import clients_from as clients_from
-    from piebald.inference.describe import statistics as statistics
     from piebald.inference.linear_models import Glm as Glm
     from piebald.inference.linear_models import glm as glm
     from piebald.inference.pooled_statistics import FederatedStatistics as FederatedStatistics
+    from piebald.inference.statistics_at_sites import statistics as statistics
     from piebald.inference.survival import cox as cox
     from piebald.inference.survival import survival as survival
     from piebald.inference.trees.boosted_trees import BoostedTrees as BoostedTrees
-    from piebald.inference.trees.experiment import trees as trees
+    from piebald.inference.trees.site_clients import trees as trees
     from piebald.methods.catalog import recipes as recipes
     from piebald.methods.recipe import Recipe as Recipe
     from piebald.privacy.ledger import Ledger as Ledger

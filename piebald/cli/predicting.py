@@ -155,7 +155,7 @@ def _of_trees(folder: Path, rows: Path, client: str | None) -> tuple[pd.DataFram
     import pandas as pd
 
     from piebald.data.clients.client_tables import read_table
-    from piebald.inference.trees.folder import trees_in
+    from piebald.inference.trees.boosted_trees import trees_in
 
     trees = trees_in(folder)
     if client is not None and client not in trees.clients:

@@ -49,7 +49,7 @@ def statistics(
     ] = False,
 ) -> None:
     """Count, and compute means, deviations, quantiles and tables over the rows of all clients."""
-    from piebald.inference.describe import statistics
+    from piebald.inference.statistics_at_sites import statistics
 
     counted = _ledger(ledger, budget, delta)
     if noise_at is not None and epsilon is None:

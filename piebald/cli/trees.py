@@ -44,7 +44,7 @@ def trees(
     end_on_term()
     from piebald.core.progress import Bar
     from piebald.data.clients.client_tables import is_table
-    from piebald.inference.trees import experiment
+    from piebald.inference.trees import site_clients
 
     columns: dict[str, Any] = {
         "target": target, "client": options.client, "objective": objective, "validation": validation, "test": test,
@@ -55,9 +55,9 @@ def trees(
             for name, value in {**columns, "column": options.column}.items():
                 if value is not None:
                     raise SettingError(f"--{name} is for tables on this machine: sites have what [data] says")
-            boosted = experiment.trees_of_sites(file, site_flags(file, options), options.credentials, **how)
+            boosted = site_clients.trees_of_sites(file, site_flags(file, options), options.credentials, **how)
         else:
-            grow = experiment.trees_of_table if is_table(file) else experiment.trees_of_experiment
+            grow = site_clients.trees_of_table if is_table(file) else site_clients.trees_of_experiment
             boosted = grow(file, options.sets or (), columns=options.column, **columns, **how)
     if options.as_json:
         return print_json(boosted.plain())

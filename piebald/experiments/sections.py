@@ -200,7 +200,7 @@ def place_source(document: Document, folder: Path) -> None:
 
 
 # Sections whose settings belong to a room above this one, which it must not import: their module and class.
-_SECTIONS = {"trees": ("piebald.inference.trees.settings", "TreeSettings")}
+_SECTIONS = {"trees": ("piebald.inference.trees.forest", "TreeSettings")}
 
 
 def section_settings(name: str) -> type[Component]:

@@ -43,7 +43,7 @@ from piebald.inference.queries.prepare import (
     unpacked,
 )
 from piebald.inference.request import statistics_request
-from piebald.inference.sites import AskedSites
+from piebald.inference.simulated import AskedSites
 from piebald.inference.statistics_at_sites import stated_questions, statistics_at_sites
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe

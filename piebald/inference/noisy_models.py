@@ -19,8 +19,8 @@ from piebald.core.arguments import checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.inference.models.clients import ModelClients, ModelColumns
+from piebald.inference.models.likelihood import log_rank
 from piebald.inference.models.noisy_sums import NoisyScore
-from piebald.inference.models.risk_sets import log_rank
 from piebald.inference.models.rows import ModelPlan, Scale
 from piebald.inference.models.sums import at_risk_of
 from piebald.inference.pooled_statistics import Estimates

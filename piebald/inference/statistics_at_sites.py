@@ -1,4 +1,9 @@
-"""Statistics of the columns of clients that are asked: exact ones, or from sums with noise or under masks."""
+"""Statistics of the columns of clients that are asked: exact ones, or from sums with noise or under masks.
+
+Exact quantiles need no bounds and no sorted rows: the server bisects the order of all float64 numbers, and each client
+counts how many of its numbers are at most the thresholds of the question.  After 16 questions at most, an order
+statistic is known to the bit.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +11,195 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 
-from piebald.contracts import Clients, Query, Runtime
+from piebald.contracts import Clients, Query, Runtime, Split
 from piebald.core import pytree
-from piebald.core.errors import unknown
-from piebald.core.moments import Floats, merged
+from piebald.core.arguments import Fraction, Positive, checked
+from piebald.core.errors import RuntimeFault, SettingError, unknown
+from piebald.core.moments import HIGHEST, LOWEST, Floats, Ints, Moments, keys_of, merged, number_of, order_statistics
 from piebald.core.noise import NoiseSource
 from piebald.data.clients.prepared import preparation_of
 from piebald.data.preparation.preparation import OTHER
-from piebald.inference.bounded_sums import STEP, SumPlan
-from piebald.inference.columns import TARGET, input_names, target_columns
-from piebald.inference.exact_statistics import ExactAnswers, bin_limits, counts_queries, edges_of
+from piebald.inference.columns import TARGET, columns_of, input_names, target_columns
 from piebald.inference.pooled_statistics import FederatedStatistics, Mode, NumberColumn, Table, TextColumn
-from piebald.inference.queries.columns import MaskedSumsQuery, NoisySumsQuery, StatisticsQuery
-from piebald.inference.request import StatisticsRequest
-from piebald.inference.simulated import TableClients
-from piebald.inference.sites import AskedSites
+from piebald.inference.queries.columns import MOST_KEYS, PARTS, MaskedSumsQuery, NoisySumsQuery, StatisticsQuery
+from piebald.inference.request import STEP, Bins, NoiseAt, Quantiles, StatisticsRequest, SumPlan, statistics_request
+from piebald.inference.simulated import MOST_CATEGORIES, AskedSites, TableClients, simulated
 from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation
 from piebald.privacy.ledger import Ledger, budget
+
+_SECTIONS = 16  # of the numbers that are left: 2 would take 64 questions in place of 16
+
+
+class ExactAnswers:
+    """The answers of clients about d columns of numbers.
+
+    The first question says who takes part: clients that refuse it, or do not answer, are left out, and those who
+    answered must answer all further ones.
+
+    Args:
+        sites: reaches the clients.
+        split: the split that the questions are about.
+        targets: how many numbers a target has.
+
+    Attributes:
+        clients: the numbers of those who take part.
+        moments: of the columns of each of them.
+
+    Raises:
+        SettingError: nobody answers.
+    """
+
+    def __init__(self, sites: AskedSites, split: Split, targets: int) -> None:
+        self._sites, self._split, self._targets = sites, split, targets
+        answers = sites.ask(StatisticsQuery(split=split, targets=targets), sites.runtime.clients())
+        if not answers:
+            raise sites.refusal("no site answers questions about statistics")
+        sites.leave_out(answers)
+        self.clients = list(answers)
+        self.moments = [_moments(answer.vectors["moments"].numpy()) for answer in answers.values()]
+
+    def at_most(self, thresholds: Floats) -> Ints:
+        """Count the finite numbers of each client that are at most these thresholds [d, t]: [clients, d, t]."""
+        queries = counts_queries(thresholds, self._split, self._targets)
+        answers = [self._sites.ask(query, self.clients) for query in queries]
+        # quantiles are a bisection over all rows: counts of fewer clients would lead it astray
+        if lost := [client for client in self.clients if not all(client in answer for answer in answers)]:
+            raise RuntimeFault(
+                f"client {lost[0] + 1} answered the first question and not the next one "
+                f"({self._sites.refused[lost[0]]}): ask again, or for no more than it answers"
+            )
+        counts = [[answer[client].vectors["counts"] for answer in answers] for client in self.clients]
+        return torch.stack([torch.cat(parts, 1) for parts in counts]).numpy().astype(np.int64)
+
+    def quantiles(self, present: Ints, shares: Sequence[float]) -> Floats:
+        """Return exact quantiles [d, shares] of the pooled numbers, linear between neighbours like numpy.quantile.
+
+        Args:
+            present: how many numbers each column has [d].
+            shares: of the numbers below.
+        """
+        if not shares:
+            return np.zeros((len(present), 0))
+        positions = np.maximum(present - 1, 0)[:, None] * np.asarray(shares, dtype=np.float64)
+        # as numpy's method "linear": a share p lies at the position p (n - 1), between two order statistics
+        below = np.floor(positions).astype(np.int64)
+        # the neighbour of the last rank is itself; without numbers both are 0, and the result becomes NaN below
+        ranks = np.minimum(np.concatenate([below, below + 1], axis=1), np.maximum(present - 1, 0)[:, None])
+        keys = order_statistics(
+            lambda thresholds: self.at_most(number_of(thresholds)).sum(0), ranks, LOWEST, HIGHEST, _SECTIONS
+        )
+        ends = np.where(present[:, None] > 0, number_of(keys) + 0.0, np.nan)  # -0.0 becomes 0.0
+        lower, upper = ends[:, : len(shares)], ends[:, len(shares) :]
+        part = positions - below
+        with np.errstate(over="ignore", invalid="ignore"):
+            # from the nearer end, as numpy interpolates: the other form would differ in the last bit
+            between = np.where(part < 0.5, lower + (upper - lower) * part, upper - (upper - lower) * (1 - part))
+        # at a rank itself nothing is interpolated: with an infinite neighbour 0 times infinity would be NaN
+        return np.where(part == 0, lower, between)
+
+    def columns(
+        self, names: Sequence[str], clients: Sequence[str], request: StatisticsRequest, few_questions: bool = False
+    ) -> tuple[dict[str, NumberColumn], dict[str, dict[str, NumberColumn]]]:
+        """Return the columns of numbers over all clients, and each client's own where the request asks for them.
+
+        Args:
+            names: of the columns.
+            clients: names of those who take part.
+            request: what is asked for.
+            few_questions: whether quantiles come from the histogram, whose counts are the only ones that are asked for.
+        """
+        if not names:
+            return {}, {}
+        pooled, shares = merged(self.moments), request.quantiles
+        quantiles = np.full((len(names), len(shares)), np.nan)
+        if not few_questions:
+            quantiles = self.quantiles(pooled.present, shares)
+        edges: Floats | None = None
+        counts = np.zeros((len(self.moments), len(names), 0), dtype=np.int64)
+        if request.bins is not None:
+            edges = edges_of(*self._ends(names, pooled.present, request), request.bins)
+            counts = np.diff(self.at_most(bin_limits(edges)), axis=2)
+        numbers = _columns(names, pooled, shares, quantiles, edges, counts.sum(0))
+        if few_questions and edges is not None:
+            numbers = {
+                name: column.with_histogram(np.array(column.edges), np.array(column.counts), shares)
+                for name, column in numbers.items()
+            }
+        no_quantiles = np.zeros((len(names), 0))
+        by_client = {
+            client: _columns(names, moments, (), no_quantiles, edges, own_counts)
+            for client, moments, own_counts in zip(clients, self.moments, counts, strict=True)
+        }
+        return numbers, by_client if request.by_client else {}
+
+    def _ends(self, names: Sequence[str], present: Ints, request: StatisticsRequest) -> tuple[Floats, Floats]:
+        """Return the ends [d] of histograms: stated bounds, or the extremes, which are asked for."""
+        ends = np.full((len(names), 2), np.nan)
+        if any(name not in request.bounds for name in names):
+            ends = self.quantiles(present, (0.0, 1.0))
+        low, high = np.array([request.bounds.get(name, own) for name, own in zip(names, ends, strict=True)]).T
+        return low, high
+
+
+def counts_queries(thresholds: Floats, split: Split, targets: int) -> list[StatisticsQuery]:
+    """Return questions about thresholds [d, t], each about no more than a question may have."""
+    keys = keys_of(thresholds)
+    parts = [keys[:, first : first + MOST_KEYS] for first in range(0, keys.shape[1], MOST_KEYS)]
+    return [StatisticsQuery(split=split, targets=targets, keys=tuple(map(tuple, part.tolist()))) for part in parts]
+
+
+def edges_of(low: Floats, high: Floats, bins: int) -> Floats:
+    """Return edges [d, bins + 1] of bins of one width; as numpy.histogram's, a constant column has ends 1 apart."""
+    # not numpy.histogram_bin_edges, which refuses a column whose numbers lie too near for so many bins
+    low, high = np.where(low == high, low - 0.5, low), np.where(low == high, high + 0.5, high)
+    ends = zip(low, high, strict=True)
+    edges = [np.linspace(*pair, bins + 1) if np.isfinite(pair).all() else [np.nan] * (bins + 1) for pair in ends]
+    return np.array(edges, dtype=np.float64).reshape(len(low), bins + 1)
+
+
+def bin_limits(edges: Floats) -> Floats:
+    """Return thresholds [d, bins + 1] whose counts tell those of bins: each has its lower edge, the last one both."""
+    # questions count numbers at most a limit, and a bin has its lower edge: the next smaller float is the limit
+    limits = np.nextafter(edges, -np.inf)
+    limits[:, -1] = edges[:, -1]
+    # columns without numbers have edges NaN, which are no thresholds; their counts are 0 anywhere
+    return np.nan_to_num(limits)
+
+
+def _columns(
+    names: Sequence[str], moments: Moments, shares: Sequence[float], quantiles: Floats, edges: Floats | None,
+    counts: Ints,
+) -> dict[str, NumberColumn]:  # fmt: skip
+    columns, variance = {}, moments.variance
+    for index, name in enumerate(names):
+        present = int(moments.present[index])
+        columns[name] = NumberColumn(
+            present=present,
+            missing=int(moments.missing[index]),
+            infinite=int(moments.infinite[index]),
+            mean=float(moments.mean[index]) if present else float("nan"),
+            variance=float(variance[index]),
+            quantiles=dict(zip(shares, quantiles[index].tolist(), strict=True)),
+            edges=() if edges is None else tuple(edges[index].tolist()),
+            counts=tuple(counts[index].tolist()),
+        )
+    return columns
+
+
+def _moments(vectors: Floats) -> Moments:
+    """Return the moments of one client from its answer [parts, d]."""
+    parts = dict(zip(PARTS, np.asarray(vectors), strict=True))
+    counts = {name: parts[name].astype(np.int64) for name in PARTS[:3]}
+    # each row is present, missing or infinite in the first column
+    rows = int(vectors[:3, 0].sum()) if vectors.shape[1] else 0
+    return Moments(rows, **counts, mean=parts["mean"], scatter=parts["scatter"])
+
 
 log = logging.getLogger("piebald.statistics")
 
@@ -307,3 +478,89 @@ def _categorical(plan: SumPlan, total: Floats) -> tuple[dict[str, TextColumn], d
         for (first, second), counts in double.items()
     }
     return texts, tables
+
+
+@checked
+def statistics(
+    clients: Any,
+    *,
+    client: str | None = None,
+    columns: Sequence[str] | None = None,
+    split: Split = "train",
+    features: Sequence[str] | None = None,
+    quantiles: Quantiles = (0.25, 0.5, 0.75),
+    bins: Bins | None = None,
+    bounds: Mapping[str, Sequence[float]] | None = None,
+    categories: Mapping[str, Sequence[str]] | None = None,
+    tables: Sequence[Sequence[str]] = (),
+    by_client: bool = False,
+    secure: bool = False,
+    epsilon: Positive | None = None,
+    delta: Fraction | None = None,
+    noise_at: NoiseAt = "server",
+    ledger: Ledger | None = None,
+) -> FederatedStatistics:
+    """Compute counts, means, deviations, quantiles, histograms and contingency tables over the rows of all clients.
+
+    Without `secure` and `epsilon` they are those of the pooled rows: counts and quantiles to the bit, means and
+    variances to rounding (each client's are merged as in Chan, Golub, LeVeque 1983).  Clients send their counts and
+    moments, and how many of their numbers are at most the thresholds of a bisection, never a row.
+
+    Args: Rows
+        clients: `Clients`, or anything that `clients_from` accepts; or a pandas DataFrame, or the path of a CSV or
+            Parquet file, with a column `client`; or a mapping from clients' names to such tables of their own.  Tables
+            may have gaps and text.
+        client: the column that names the client of each row.
+        columns: names of columns, all by default.
+        split: the split, where clients have splits; tables are taken whole.
+        features: names of the inputs of `Clients`; "x0", "x1", ... by default, and "target".
+
+    Args: Statistics
+        quantiles: shares in [0, 1] of the numbers below.
+        bins: bins of a histogram of each column of numbers, from its smallest to its largest number, or its bounds.
+        bounds: (low, high) of columns of numbers.  Under `secure` or `epsilon`, all must have them, and a number
+            outside counts as the nearer bound.
+        categories: the categories of columns, by name; by default those that clients have.  Under `secure` or
+            `epsilon` clients do not say them, so only columns with stated categories are counted; one of numbers that
+            has bounds, too, is counted and added up.
+        tables: pairs of columns to count together; whole numbers count as categories, too.
+        by_client: also each client's own columns of numbers.
+
+    Args: Privacy
+        secure: clients' sums are added up under masks, so that nobody learns one client's; three clients at least.
+        epsilon, delta: the privacy budget of this question, for all statistics together: Gaussian noise hides whether
+            the data has a row.  `delta` is below one over the number of rows.
+        noise_at: the place where noise is added: once to the sum, by a "server" that must be trusted, or by each
+            "client" to its own sums, so that no server must be.  Under `secure` it is the clients.  A client states how
+            many rows it has, so its noise hides which row is in the place of one and not whether there is one more;
+            the change is larger, and so is the noise: of one column of numbers 1.15 times, of counts alone 1.41 times,
+            besides the root of the number of clients.
+        ledger: the budget of all questions about these rows; this one is counted, or refused.
+
+    Returns:
+        The statistics; under `secure` or `epsilon`, quantiles come from the histogram, and are at most one bin's width
+        from those of the pooled rows, noise aside.
+
+    Raises:
+        SettingError: an argument is wrong, or clients' rows do not fit together.
+
+    Examples:
+        >>> import pandas as pd
+        >>> import piebald
+        >>> visits = pd.DataFrame({"clinic": ["A", "A", "B", "B"], "age": [30.0, 50.0, 40.0, None]})
+        >>> ages = piebald.statistics(visits, client="clinic", quantiles=(0.5,))["age"]
+        >>> ages.present, ages.missing, ages.mean, ages.quantiles[0.5]
+        (3, 1, 40.0, 40.0)
+    """
+    request = statistics_request(
+        quantiles, bins, bounds, by_client, categories, tables, "train", secure, epsilon, delta, noise_at
+    )
+    if ledger is not None and epsilon is None:
+        raise SettingError("ledger belongs to noise: give epsilon, too, or leave it out")
+    if delta is not None and ledger is not None and ledger.delta != delta:
+        raise SettingError(f"delta must be the ledger's, {ledger.delta:g}, got {delta:g}")
+    # words of clients are no numbers of categories where nobody may look at them: others than the stated ones are one
+    most = None if request.hides_rows else MOST_CATEGORIES
+    rows = TableClients.of(columns_of(clients, client, columns, split, features), request.categories, most)
+    with simulated(rows, [SecureAggregation(bits=64)] * secure) as (runtime, work):
+        return statistics_at_sites(runtime, work, rows, request, ledger=ledger)

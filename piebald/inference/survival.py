@@ -22,7 +22,7 @@ from piebald.core.result_table import ResultTable
 from piebald.inference.linear_models import ModelOfRows, without
 from piebald.inference.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
 from piebald.inference.models.fitting import Maximum
-from piebald.inference.models.risk_sets import LogRank, log_rank
+from piebald.inference.models.likelihood import LogRank, log_rank
 from piebald.inference.models.rows import HEADS, ModelPlan, Ties
 from piebald.inference.models.sums import TABLE, at_risk_of
 from piebald.inference.noisy_models import (

@@ -13,7 +13,7 @@ import piebald
 from piebald.core.errors import SettingError
 from piebald.data.clients.table_files import read_table
 from piebald.data.preparation.agreement import fitted
-from piebald.inference.describe import statistics
+from piebald.inference.statistics_at_sites import statistics
 from piebald.report.export import score
 
 pd = pytest.importorskip("pandas")

@@ -20,7 +20,7 @@ from piebald.engines.serve_stack import serve
 from piebald.engines.stack import PRIVATE, ClientStack, StackResult
 from piebald.inference.queries.columns import MaskedSumsQuery, NoisySumsQuery, StatisticsQuery
 from piebald.inference.queries.trees import MaskedTreeSumsQuery, TreeScoresQuery, TreesQuery
-from piebald.inference.trees.settings import TreeSettings
+from piebald.inference.trees.forest import TreeSettings
 from piebald.methods.choice import BestForEach, KnnPer
 from piebald.methods.client_work import ClientWork
 from piebald.methods.queries.batch_norms import BatchStatistics

@@ -26,7 +26,7 @@ from piebald.federation.link.wire_format import digest, task_body
 from piebald.federation.link.wire_messages import Hello, Piece, TermsRequest, Welcome, encode
 from piebald.inference.experiment import statistics_of_sites
 from piebald.inference.queries.columns import MaskedSumsQuery
-from piebald.inference.trees import experiment as trees_of_experiment
+from piebald.inference.trees import site_clients as trees_of_experiment
 from piebald.privacy.secure_aggregation import server_side
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.transform import SecureAggregation

@@ -18,10 +18,9 @@ from piebald.contracts import Update
 from piebald.core.errors import PiebaldError
 from piebald.data.partition.three_way_split import SPLITS
 from piebald.experiments.file import ExperimentSettings
-from piebald.inference.describe import statistics
 from piebald.inference.pooled_statistics import FederatedStatistics
 from piebald.inference.request import statistics_request
-from piebald.inference.statistics_at_sites import statistics_at_sites
+from piebald.inference.statistics_at_sites import statistics, statistics_at_sites
 
 from .sites import Change, InProcess, Policy, plan
 

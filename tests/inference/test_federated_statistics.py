@@ -16,15 +16,11 @@ from piebald.contracts import SUM, Device
 from piebald.core.errors import SettingError
 from piebald.core.moments import keys_of, number_of
 from piebald.data.partition import clients_from
-from piebald.inference.bounded_sums import STEP, SumPlan
 from piebald.inference.columns import ClientColumns, as_text
-from piebald.inference.describe import statistics
-from piebald.inference.exact_statistics import edges_of
 from piebald.inference.queries.columns import MaskedSumsQuery
-from piebald.inference.request import statistics_request
-from piebald.inference.simulated import TableClients, simulated
-from piebald.inference.sites import AskedSites
-from piebald.inference.statistics_at_sites import statistics_at_sites
+from piebald.inference.request import STEP, SumPlan, statistics_request
+from piebald.inference.simulated import AskedSites, TableClients, simulated
+from piebald.inference.statistics_at_sites import edges_of, statistics, statistics_at_sites
 from piebald.privacy import SecureAggregation
 from piebald.privacy.ledger import Ledger, noise_for
 

@@ -26,7 +26,7 @@ from piebald.federation.site.task_runner import TaskRunner
 from piebald.inference.experiment import _values_at_sites, asked_sites
 from piebald.inference.queries.models import from_limbs
 from piebald.inference.queries.prepare import MaskedPrepareQuery, PrepareQuery, packed, unpacked
-from piebald.inference.sites import AskedSites
+from piebald.inference.simulated import AskedSites
 from piebald.methods.recipes.fedavg import fedavg
 from piebald.privacy import SecureAggregation
 from piebald.runs.prepare import PreparedRun, prepare
@@ -327,7 +327,7 @@ def test_sites_grow_trees_on_the_rows_that_they_prepare(tmp_path: Path) -> None:
     """Tables with words and gaps, and a model that reads such a table."""
     pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
     from piebald.inference.trees.encoding import Encoding
-    from piebald.inference.trees.settings import TreeSettings
+    from piebald.inference.trees.forest import TreeSettings
     from piebald.inference.trees.site_clients import trees_at_sites
 
     sites = Sites(tmp_path, TABLES)

@@ -18,9 +18,8 @@ from piebald.core.errors import PiebaldError
 from piebald.data.partition import clients_from
 from piebald.experiments.run_settings import RunSettings
 from piebald.inference.queries.trees import TreesQuery
-from piebald.inference.trees.boosted_trees import BoostedTrees
-from piebald.inference.trees.folder import trees_in
-from piebald.inference.trees.settings import TreeSettings
+from piebald.inference.trees.boosted_trees import BoostedTrees, trees_in
+from piebald.inference.trees.forest import TreeSettings
 from piebald.inference.trees.site_clients import trees_at_sites
 from piebald.models import Logistic
 from piebald.runs.prepare import PreparedRun, prepare

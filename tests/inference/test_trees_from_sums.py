@@ -15,12 +15,10 @@ from piebald import recipes
 from piebald.contracts import SUM, Task
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.inference.queries.trees import MaskedTreeSumsQuery
-from piebald.inference.sites import AskedSites
+from piebald.inference.simulated import AskedSites
 from piebald.inference.trees.encoding import TreeRows
-from piebald.inference.trees.forest import Forest
-from piebald.inference.trees.histograms import NOWHERE, SummedRows, summed_loss, thresholds_of
-from piebald.inference.trees.rounds import Growing, SummedBoosting
-from piebald.inference.trees.settings import Target, TreeSettings
+from piebald.inference.trees.forest import Forest, Target, TreeSettings
+from piebald.inference.trees.rounds import NOWHERE, Growing, SummedBoosting, SummedRows, summed_loss, thresholds_of
 from piebald.inference.trees.site_clients import SiteSums
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation.server_side import SecureRound

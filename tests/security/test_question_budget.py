@@ -45,7 +45,7 @@ from piebald.inference.queries.prepare import PrepareQuery
 from piebald.inference.queries.trees import TreeScoresQuery
 from piebald.inference.request import statistics_request
 from piebald.inference.statistics_at_sites import stated_questions, statistics_at_sites
-from piebald.inference.trees.settings import TreeSettings
+from piebald.inference.trees.forest import TreeSettings
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.methods.queries.row_scores import NaiveScores, TrainingTotals
 from piebald.methods.queries.scores import Validate

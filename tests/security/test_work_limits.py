@@ -32,8 +32,7 @@ from piebald.federation.site.task_runner import TaskRunner
 from piebald.federation.site.work_limits import TaskWatch, WorkLimits
 from piebald.inference.queries.trees import TreesQuery
 from piebald.inference.trees.client_rows import Grower
-from piebald.inference.trees.forest import Forest
-from piebald.inference.trees.settings import TreeSettings
+from piebald.inference.trees.forest import Forest, TreeSettings
 from tests.federation.conftest import SITES, provisioned, settings
 
 from .server_entry import prepared

@@ -24,8 +24,7 @@ from piebald.inference.models.rows import CLIENT, Ask, ModelPlan, ModelRows, Ter
 from piebald.inference.queries.columns import columns as rows_columns
 from piebald.inference.queries.columns import table_columns
 from piebald.inference.queries.models import MaskedModelSumsQuery, ModelSumsQuery, NoisyModelSumsQuery, from_limbs
-from piebald.inference.simulated import TableClients, simulated
-from piebald.inference.sites import AskedSites
+from piebald.inference.simulated import AskedSites, TableClients, simulated
 from piebald.inference.statistics_at_sites import AskedColumns
 from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation

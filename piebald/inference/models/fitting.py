@@ -145,7 +145,7 @@ def normal_mixed(sums: Callable[[float], Floats], width: int, reml: bool) -> Mix
     """Return the linear mixed model, by the root of its profile likelihood's derivative (Bates et al. 2015, section 3).
 
     Args:
-        sums: returns those of `random_intercept.normal_sums` over all clients, for a ratio of variances.
+        sums: returns those of `likelihood.normal_sums` over all clients, for a ratio of variances.
         width: p, the number of coefficients.
         reml: whether the restricted likelihood is maximised.
     """

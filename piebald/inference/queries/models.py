@@ -26,12 +26,11 @@ from piebald.contracts import (
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.moments import Floats, Ints
 from piebald.core.noise import NoiseSource
-from piebald.inference.bounded_sums import bounds_reason
-from piebald.inference.models.influence import check_sums
 from piebald.inference.models.noisy_sums import STEP, NoisyPlan
 from piebald.inference.models.rows import MOST_COLUMNS, MOST_SUMS, Ask, ModelPlan, ModelRows, model_rows
-from piebald.inference.models.sums import client_sums
+from piebald.inference.models.sums import check_sums, client_sums
 from piebald.inference.queries.columns import columns, noised, sums_form, sums_output, sums_reason, table_columns
+from piebald.inference.request import bounds_reason
 
 LIMBS, _BITS, _LIMB_STEP = 6, 32, 128  # a sum is a whole number of 2^-128, in 6 parts of 32 bits
 _LARGEST = 2.0**60

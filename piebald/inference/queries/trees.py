@@ -33,10 +33,18 @@ from piebald.data.preparation.answers import check_moments
 from piebald.inference.queries.columns import sums_form, sums_output, sums_reason
 from piebald.inference.trees.client_rows import SplitRows, alone
 from piebald.inference.trees.encoding import TreeRows, usable
-from piebald.inference.trees.forest import PARTS, Floats32, Forest, nodes, reject_reason
-from piebald.inference.trees.histograms import SUMS, open_nodes, summed_loss
-from piebald.inference.trees.rounds import MOST_SUMS, Boosted, Start
-from piebald.inference.trees.settings import SCORES, Objective, Target, TreeSettings
+from piebald.inference.trees.forest import (
+    PARTS,
+    SCORES,
+    Floats32,
+    Forest,
+    Objective,
+    Target,
+    TreeSettings,
+    nodes,
+    reject_reason,
+)
+from piebald.inference.trees.rounds import MOST_SUMS, SUMS, Boosted, Start, open_nodes, summed_loss
 
 Ask = Literal["sums", "grow", "loss", "scores", "alone"]
 
@@ -247,7 +255,7 @@ class TreeScoresQuery(TreesQuery):
 class MaskedTreeSumsQuery(BoostingQuery):
     """Send sums from which trees grow, under the run's masks (`kind` is "masked_tree_sums").
 
-    Sums are whole numbers, see `trees.histograms`.  They are of training rows, except losses, which are of validation
+    Sums are whole numbers, see `trees.rounds`.  They are of training rows, except losses, which are of validation
     rows.  The model so far comes as the task's vector "forest", the trees of this round as "grown" and thresholds of
     each column as "thresholds" [d, t].
 

@@ -19,10 +19,20 @@ from piebald.core.errors import SettingError, install
 from piebald.core.moments import Floats
 from piebald.core.randomness import key
 from piebald.inference.trees.encoding import TreeRows
-from piebald.inference.trees.forest import ABSENT, LEAF, MOST_ROWS, PARTS, Floats32, Forest, nodes
-from piebald.inference.trees.histograms import SummedRows
-from piebald.inference.trees.rounds import Boosted, Boosting, Start
-from piebald.inference.trees.settings import Objective, Target, TargetSums, TreeSettings
+from piebald.inference.trees.forest import (
+    ABSENT,
+    LEAF,
+    MOST_ROWS,
+    PARTS,
+    Floats32,
+    Forest,
+    Objective,
+    Target,
+    TargetSums,
+    TreeSettings,
+    nodes,
+)
+from piebald.inference.trees.rounds import Boosted, Boosting, Start, SummedRows
 
 
 class SplitRows:

@@ -24,8 +24,7 @@ from piebald.data.preparation.columns import classes_of, factorized, in_order, n
 from piebald.data.preparation.preparation import Preparation
 from piebald.data.preparation.settings import PrepareSettings
 from piebald.inference.columns import TARGET, named_inputs
-from piebald.inference.trees.forest import MOST_COLUMNS, Floats32
-from piebald.inference.trees.settings import Objective, Target
+from piebald.inference.trees.forest import MOST_COLUMNS, Floats32, Objective, Target
 
 _MOST_CLASSES = 100
 
