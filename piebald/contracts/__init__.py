@@ -58,6 +58,7 @@ from piebald.contracts.runtime import Signer as Signer
 from piebald.contracts.runtime import StatesRows as StatesRows
 from piebald.contracts.runtime import SumDemands as SumDemands
 from piebald.contracts.runtime import TakesClientState as TakesClientState
+from piebald.contracts.runtime import TellsAbsences as TellsAbsences
 from piebald.contracts.runtime import shown_digest as shown_digest
 from piebald.contracts.runtime import task_digest as task_digest
 from piebald.contracts.server import AsksClients as AsksClients

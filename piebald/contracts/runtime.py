@@ -81,6 +81,14 @@ class StatesRows(Protocol):
 
 
 @runtime_checkable
+class TellsAbsences(Protocol):
+    """A runtime whose clients come and go for reasons that it knows."""
+
+    def absences(self) -> Mapping[int, str]:
+        """Return the clients that no round waits for now, each with the reason."""
+
+
+@runtime_checkable
 class ChecksSignatures(Protocol):
     """A runtime that can check what its clients have signed (`contracts.Signer`)."""
 

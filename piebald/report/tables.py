@@ -248,6 +248,8 @@ class History(Tabular):
             facts["failed"] = {
                 name: f"{row['reason']} ({wording.rounds(row['rounds'])})" for name, row in failed.items()
             }
+        if self.absences:
+            facts["absent"] = self.absences
         if budgets := self.meta.get("privacy"):
             facts["epsilon"] = {budget["unit"]: budget["epsilon_pld"] for budget in budgets}
         if lineage := self.meta.get("lineage"):
@@ -259,6 +261,8 @@ class History(Tabular):
         cells = {name: cell for name, cell in self.facts().items() if cell is not None or name == self.metric}
         if isinstance(counts := cells.get("chosen"), dict):
             cells["chosen"] = ", ".join(f"{count} {name}" for name, count in counts.items())
+        if "absent" in cells:
+            cells["absent"] = "; ".join(self.absence_sentences)
         for name in {"unscored", "held_out"} & cells.keys():
             cells[name] = wording.names(cells[name])
         for name in ("why_untrained", "why_unscored", "failed"):
@@ -563,7 +567,8 @@ class History(Tabular):
         queries are the numbers of server steps made before.
         """
         failures = self._store.query(
-            "SELECT version, client, kind, reason FROM result WHERE status IN ('lost', 'refused') AND kind = 'train'"
+            "SELECT version, client, kind, reason FROM result "
+            "WHERE status IN ('lost', 'refused', 'absent') AND kind = 'train'"
         )
         failures += self._store.rows("failure")
         rounds: dict[tuple[int, str, str], list[int]] = {}
@@ -579,6 +584,20 @@ class History(Tabular):
             }
             for (client, kind, reason), versions in sorted(rounds.items())
         ]
+
+    @cached_property
+    def absences(self) -> dict[str, int]:
+        """The number of rounds in which each client was absent, by name, of those that were at all."""
+        rows = self._store.query(
+            "SELECT client, count(DISTINCT version) AS rounds FROM result WHERE status = 'absent' GROUP BY client"
+        )
+        return {self._name_of(row["client"]): row["rounds"] for row in rows}
+
+    @property
+    def absence_sentences(self) -> list[str]:
+        """A sentence about each client that was absent: "north was absent in 3 of 12 rounds"."""
+        total = len(self.rounds)
+        return [f"{name} was absent in {count:,} of {total:,} rounds" for name, count in self.absences.items()]
 
     def _name_of(self, client: int) -> str:
         return "the common test set" if client == SERVER_ID else self.names[client]

@@ -7,7 +7,7 @@ from the last one that a checkpoint holds.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from piebald.contracts import (
     StatesRows,
     SumRequest,
     Task,
+    TellsAbsences,
     Update,
 )
 from piebald.core.errors import RuntimeFault, diverged
@@ -121,6 +122,7 @@ class ServerLoop:
         self._limits: dict[int, float] = {}  # the longest step allowed, by task under way
         self._waiting: list[Result] = []
         self._ended: list[tuple[Result, str, str]] = []  # with status and reason
+        self._absent: dict[int, str] = {}  # clients that no round waits for, when others were asked since the last step
         self._excluded_updates: dict[int, tuple[str, str]] = {}  # status and reason of sound updates that do not count
         self._notes: list[TableRow] = []
         self._refusals: list[TableRow] = []
@@ -220,6 +222,7 @@ class ServerLoop:
 
     def _send(self, clients: Sequence[int]) -> bool:
         """Send training tasks; returns whether there is any."""
+        self._absent |= self._absences()
         if not clients:
             return False
         offer = self.recipe.clustering.candidates(self.cluster_models.models, self.work)
@@ -296,7 +299,8 @@ class ServerLoop:
         next round.
         """
         refused = (result.refused or result.update is not None) and not diverged(reason)
-        self._ended.append((result, "refused" if refused else "lost", reason))
+        absent = result.update is None and result.task.client in self._absences()
+        self._ended.append((result, "refused" if refused else "absent" if absent else "lost", reason))
         if refused:
             self.client_pool.exclude(result.task.client, reason)
             self._refusals.append(refusal(result, reason))
@@ -325,8 +329,9 @@ class ServerLoop:
             rows.append(result_row(result, self.version, status, reason, count))
         rows += [result_row(a, self.version, status, reason) for a, status, reason in self._ended]
         rows += self._queries.take_rows()
+        rows += self._absent_rows({row["client"] for row in rows if row["kind"] == "train"})
         notes = self._notes + refusal_notes(self._refusals + self._queries.take_refusals())
-        self._ended, self._excluded_updates, self._notes, self._refusals = [], {}, [], []
+        self._ended, self._excluded_updates, self._notes, self._refusals, self._absent = [], {}, [], [], {}
         self._requested = self._outstanding = 0
         self._attempts.clear()
         step = step_row(rows, self.version, self._stepped, self.cluster_models.main.norm)
@@ -348,6 +353,20 @@ class ServerLoop:
         # the checkpoint is made before measuring: a resumed run measures this version again, to the same numbers
         self._writer.write(step, rows, notes, self.state if due else None)
         self._evaluate_if_due(over)
+
+    def _absences(self) -> Mapping[int, str]:
+        """Return the clients that the runtime says are absent, with the reasons; none where it knows nothing of it."""
+        return self.runtime.absences() if isinstance(self.runtime, TellsAbsences) else {}
+
+    def _absent_rows(self, asked: Collection[int]) -> list[TableRow]:
+        """Return the rows of clients that were not asked in this step because they were absent."""
+        rows, now = [], self.runtime.now()
+        for client, reason in sorted(self._absent.items()):
+            if client not in asked:
+                self._next_id += 1
+                result = Result(Task(self._next_id, client, self.version - 1, {}), None, now, now)
+                rows.append(result_row(result, self.version, "absent", reason))
+        return rows
 
     def _unmasked(self, results: list[Result]) -> list[Result]:
         """The results that count; none where they were masked and their sum cannot be unmasked."""

@@ -44,12 +44,12 @@ def test_a_site_that_dies_before_unmasking(sites: Sites, monkeypatch: pytest.Mon
             sites.start("site-2")
         else:
             shared = context._server.runtime.shared
-            shared.timeouts = replace(shared.timeouts, silence=2.0)
+            shared.timeouts = replace(shared.timeouts, patience=2.0)
         return real(self, exchanged, arrived, signed, context)
 
     monkeypatch.setattr(SecureRound, "_shares", dying)
     try:
-        run = carry_out(made, credentials=str(sites.folder / "server"), silence=120.0)
+        run = carry_out(made, credentials=str(sites.folder / "server"))
     finally:
         if "site-2" not in sites.running:  # other tests need it
             sites.start("site-2")

@@ -40,9 +40,13 @@ class Wire:
         self.reports: list[str] = []
         self.peers: dict[str, Any] = {}
         self.shut: dict[str, str] = {}
+        self.open: Counter[str] = Counter()
 
     def on(self, topic: str, kind: Any, handler: Any) -> None:
         self.handlers[topic] = (kind, handler)
+
+    def connections(self, name: str) -> int:
+        return self.open[name]
 
     def start(self) -> None:
         return

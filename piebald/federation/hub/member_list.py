@@ -13,7 +13,6 @@ from piebald.federation.link.messaging import SERVER
 from piebald.federation.link.transfer import Assembly
 from piebald.federation.link.wire_messages import Hello
 
-_PROCESSES = 8  # processes of a site that are remembered
 CHANCES = 3  # tasks that a site may let pass while it is present
 _LINES, _LINE_EVERY = 100, 10.0  # lines of the log about what a site says: at once, and seconds for each further one
 SLOWEST = 8_000  # bytes a second: while a transfer is faster than that, its time is not counted against the site
@@ -90,8 +89,9 @@ class Member:
         sending: whether a thread sends it its tasks.
         unready: when it was last seen unready for tasks after it was ready, on the monotonic clock, None while it is
             ready.
-        processes: its processes in the order in which they were heard first, the last of them.
-        returned: how many hellos came from one after which another one was heard.
+        belongs: whether rounds wait for it: from when it is first ready for tasks until it is absent for long.
+        absent: why rounds went on without it when that was logged last, "" where they wait for it.
+        rival: another process with its credentials that was turned away, "" for none.
         busy: since when something keeps it from tasks (`Hello.doing`), on the monotonic clock, None while nothing does.
         told: when that was logged last.
         lines: lines about what it says, less those that time has made room for; and when there was the last one.
@@ -115,19 +115,12 @@ class Member:
     missed: bool = False
     sending: bool = False
     unready: float | None = None
-    processes: tuple[str, ...] = ()
-    returned: int = 0
+    belongs: bool = False
+    absent: str = ""
+    rival: str = ""
     busy: float | None = None
     told: float = 0.0
     lines: tuple[float, float] = (0.0, 0.0)
-
-    @property
-    def doubled(self) -> bool:
-        """True if two processes use its credentials.
-
-        A process sends a hello when the one before was answered or is given up, so few of one that ended are late.
-        """
-        return self.returned > 2
 
     def worth_a_line(self) -> bool:
         """Return whether something new of it is logged: a site that says so with each hello would fill the disk."""
@@ -191,16 +184,17 @@ class Member:
     def hear(self, hello: Hello, refused: str) -> bool:
         """Record a hello, and return whether anything other than the time has changed."""
         before = (self.hello.incarnation, self.hello.ready, self.refused) if self.hello else None
-        if hello.incarnation not in self.processes:
+        if self.is_other(hello):
             # a process that was started anew, and does not have what the one before was given, owes nothing
             self.owed.intersection_update(hello.held)
-            self.processes = (*self.processes, hello.incarnation)[-_PROCESSES:]
-        # a restarted process is the last of them from its first hello on, so only those count that another one followed
-        self.returned += hello.incarnation != self.processes[-1]
         if hello.doing != (self.hello.doing if self.hello else ""):
             self.busy, self.told = time.monotonic() if hello.doing else None, 0.0
         self.hello, self.heard, self.seen, self.refused = hello, time.monotonic(), time.time(), refused
         return before != (hello.incarnation, hello.ready, refused)
+
+    def is_other(self, hello: Hello) -> bool:
+        """Return whether a hello comes from another process than the one before."""
+        return self.hello is None or self.hello.incarnation != hello.incarnation
 
     def next_delivery(self) -> OpenTask | None:
         """Return the next task to deliver, one that the site does not have, or None."""

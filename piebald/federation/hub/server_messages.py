@@ -17,7 +17,7 @@ from piebald.federation.credentials.audit import AuditLog
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.hub.member_list import Member, OpenTask, stated_rows
 from piebald.federation.hub.server_state import FederationState
-from piebald.federation.link.messaging import SERVER, Link
+from piebald.federation.link.messaging import SERVER, Link, Unwelcome
 from piebald.federation.link.transfer import WAIT, piece_at, send_body
 from piebald.federation.link.wire_format import StoredBody, contents, task_body, unpack_update
 from piebald.federation.link.wire_messages import (
@@ -90,6 +90,7 @@ class ServerMessages:
     def _on_hello(self, origin: str, hello: Hello, body: memoryview) -> bytes:
         member = self._member(origin)
         with self._state.lock:
+            self._turn_rival_away(member, hello)
             self.link.shut.pop(origin, None)  # it is here, with a certificate that is admitted
             refused = _refusal(hello, self._state.run, member.rows if hello.ready == self._state.terms else None)
             if refused and refused != member.refused and member.worth_a_line():
@@ -98,9 +99,8 @@ class ServerMessages:
                 self.audit.write("does not take part", site=origin, reason=refused)
             if hello.pending and not (member.hello and member.hello.pending) and member.worth_a_line():
                 log.warning("%s waits until somebody there approves the experiment", origin)
-            # `take_hello` changes all three
-            before, here, doubled = member.hello, member.rows is not None, member.doubled
-            is_known = hello.incarnation in member.processes
+            # `take_hello` changes both
+            before, here, is_other = member.hello, member.rows is not None, member.is_other(hello)
             welcome = self._state.take_hello(member, hello, refused)
             if member.rows is not None and not here:
                 try:
@@ -108,9 +108,7 @@ class ServerMessages:
                 except OSError:  # it joins with a later hello
                     member.rows = None
                     raise
-        if member.doubled and not doubled:
-            self._report_doubled(origin)
-        if not is_known and member.worth_a_line():
+        if is_other and member.worth_a_line():
             self._log_connected(origin)
         if hello.doing and (before is None or before.doing != hello.doing) and member.worth_a_line():
             self.log_doing(member)
@@ -122,11 +120,23 @@ class ServerMessages:
             )
         return encode(welcome)
 
-    def _report_doubled(self, origin: str) -> None:
-        """Report that two processes of a site are heard, each of which may get a part of its tasks."""
-        fields = {"event": "doubled", "site": origin}
-        log.warning("two processes use the credentials of %(site)s at the same time: end one of them", fields)
-        self.audit.write("doubled", site=origin)
+    def _turn_rival_away(self, member: Member, hello: Hello) -> None:
+        """End the connection of a further process with a site's credentials, while the one before it lives.
+
+        Two processes that took turns would each get a part of the site's tasks, and none of its state would be whole.
+        """
+        origin, silence = member.name, self._state.timeouts.silence
+        # the connection of a process that was killed has ended, and one that hangs is silent
+        if not member.is_other(hello) or member.silent() > silence or self.link.connections(origin) < 2:
+            return
+        if member.rival != hello.incarnation and member.worth_a_line():
+            fields = {"event": "doubled", "site": origin}
+            log.warning("a second process with the credentials of %(site)s is turned away: the first one runs", fields)
+            self.audit.write("doubled", site=origin)
+        member.rival = hello.incarnation
+        raise Unwelcome(
+            f"another process runs with these credentials (heard {member.silent():.0f} s ago): end it, or this one"
+        )
 
     @staticmethod
     def log_doing(member: Member, every: float = math.inf) -> None:

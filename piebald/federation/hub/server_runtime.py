@@ -135,6 +135,8 @@ class FederationServer:
                     self.shared.add_result(OpenTask(task, self.shared.clock()), *self._serve_at_server(task))
                 else:
                     self.shared.add(task)
+            # those that are absent are not waited for until the watch looks again
+            self._give_up()
             self._changed.notify_all()
 
     def next(self, until: float = float("inf")) -> Result | None:
@@ -144,6 +146,7 @@ class FederationServer:
         with self._changed:
             while True:
                 shared.threads.check()
+                self._check_willing()
                 result = shared.pop_result()
                 if result is not None:
                     return result
@@ -152,7 +155,7 @@ class FederationServer:
                     return None
                 # nothing is under way that could arrive, and without a time limit this would wait for ever
                 if until == float("inf") and not any(member.open for member in shared.members):
-                    present = shared.ready_clients()
+                    present = shared.belonging()
                     if present != self._seen:  # a site came or left, so there may be a client to ask
                         shared.now = shared.clock()
                         return None
@@ -165,8 +168,14 @@ class FederationServer:
         """See `contracts.Runtime`."""
         self._wait_for_sites()
         with self._lock:
-            self._seen = self.shared.ready_clients()
+            self._seen = self.shared.belonging()
             return list(self._seen)
+
+    def absences(self) -> Mapping[int, str]:
+        """See `contracts.TellsAbsences`."""
+        with self._lock:
+            reasons = enumerate(map(self.shared.absence, self.shared.members))
+            return {number: reason for number, reason in reasons if reason}
 
     def stated_rows(self) -> Sequence[int]:
         """See `contracts.StatesRows`."""
@@ -238,32 +247,53 @@ class FederationServer:
     # -- presence of sites
 
     def _wait_for_sites(self) -> None:
-        """Wait until enough sites are present to begin; from then on, sites come and go."""
+        """Wait until enough sites are present to begin, and later while too few of them belong to the run."""
         self.shared.started = True
-        if self._gathered:
-            return
-        timeouts, members = self.shared.timeouts, self.shared.members
-        patience = timeouts.patience if timeouts.wait_for is None else float("inf")
-        until, warn_at = time.monotonic() + patience, time.monotonic() + 5  # the heartbeat repeats it
         with self._changed:
-            while len(present := self.shared.ready_clients()) < self._sites_to_begin_with() and not (
-                present and time.monotonic() > until
-            ):
-                self.shared.threads.check()
-                if time.monotonic() > warn_at:
-                    warn_at = float("inf")
-                    missing = [member.name for number, member in enumerate(members) if number not in present]
-                    log.warning("waiting for %s", ", ".join(missing))
-                if self._local is not None:
-                    self._local.check()
-                self._changed.wait(_TICK)
-            self._gathered = True
-            self.shared.begin()
-            self._warn_of_outsized()
-            if refusing := [member.name for member in members if member.refused]:
-                log.warning("the run begins without %s", ", ".join(refusing))
-            fields = {"event": "begins", "present": len(present), "sites": len(members)}
-            log.info("the run begins with %(present)d of %(sites)d sites", fields)
+            self._check_willing()
+            if not self._gathered:
+                self._gather()
+            elif len(self.shared.belonging()) < self._sites_needed():
+                self._gathered = False
+                self._wait_until(lambda: len(self.shared.belonging()) >= self._sites_needed())
+                self._gathered = True
+
+    def _gather(self) -> None:
+        """Wait for the sites that the run begins with."""
+        timeouts, members = self.shared.timeouts, self.shared.members
+        until = time.monotonic() + (timeouts.patience if timeouts.wait_for is None else float("inf"))
+
+        def willing() -> int:
+            return len(members) - sum(bool(member.refused) for member in members)
+
+        def complete() -> bool:
+            present = len(self.shared.ready_clients())
+            needed = self._sites_needed() or (1 if timeouts.wait_for else max(willing(), 1))
+            return present >= needed or (present > 0 and time.monotonic() > until)
+
+        self._wait_until(complete)
+        self._gathered = True
+        self.shared.begin()
+        present = self.shared.ready_clients()
+        self._warn_of_outsized()
+        if refusing := [member.name for member in members if member.refused]:
+            log.warning("the run begins without %s", ", ".join(refusing))
+        fields = {"event": "begins", "present": len(present), "sites": len(members)}
+        log.info("the run begins with %(present)d of %(sites)d sites", fields)
+
+    def _wait_until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something holds of the sites, and say once which of them are missing."""
+        warn_at = time.monotonic() + 5  # the heartbeat repeats it
+        while not holds():
+            self.shared.threads.check()
+            self._check_willing()
+            if time.monotonic() > warn_at:
+                warn_at, present = float("inf"), self.shared.ready_clients()
+                missing = [member.name for number, member in enumerate(self.shared.members) if number not in present]
+                log.warning("waiting for %s", ", ".join(missing))
+            if self._local is not None:
+                self._local.check()
+            self._changed.wait(_TICK)
 
     def _warn_of_outsized(self) -> None:
         """Warn of a site that states more rows than all others together: nobody can check that it has them."""
@@ -275,22 +305,25 @@ class FederationServer:
                 "max_examples and max_weight limit that", name, f"{stated[name]:,}", f"{sum(stated.values()):,}",
             )  # fmt: skip
 
-    def _sites_to_begin_with(self) -> int:
-        """Return the number of sites that must be present before the first task.
+    def _sites_needed(self) -> int:
+        """Return the number of sites that must belong to the run in each round, 0 where any number will do."""
+        known, wait_for = len(self.shared.members), self.shared.timeouts.wait_for
+        count = known if wait_for == "all" else min(wait_for or 0, known)
+        return count if count > 1 else 0
+
+    def _check_willing(self) -> None:
+        """Refuse to go on where so many sites refuse that there will never be enough.
 
         Raises:
-            SettingError: so many sites refuse that there will never be enough.
+            SettingError: it says what one of them says.
         """
-        members, wait_for = self.shared.members, self.shared.timeouts.wait_for
+        members = self.shared.members
         refusing = [member for member in members if member.refused]
-        willing = len(members) - len(refusing)
-        count = len(members) if wait_for == "all" else min(wait_for or max(willing, 1), len(members))
-        if willing < count:
+        if len(members) - len(refusing) < max(self._sites_needed(), 1):
             refuser = refusing[0]
             raise SettingError(
                 f"{len(refusing)} of {len(members)} sites do not take part, {refuser.name}: {refuser.refused}"
             )
-        return count
 
     def _watch(self) -> None:
         """Loop of the watching thread: gives up tasks at sites that are silent or too slow, and writes the status."""
@@ -303,13 +336,11 @@ class FederationServer:
                         fields = {"site": member.name, "reason": shut}
                         self._disk.attempt("the audit log", partial(self._messages.audit.write, "shut out", **fields))
                         member.refused = shut
-                    # a copy, as `end_task` removes from it
-                    for open_task in list(member.open.values()):
-                        if self._gathered and (reason := self._give_up_reason(member, open_task)):
-                            self.shared.end_task(member, open_task, None, reason)
                     self._log_presence(member)
                     if self._gathered:  # before, the heartbeat names all sites that are missing
                         self._messages.log_doing(member, EVERY)
+                if self._gathered:
+                    self._give_up()
             if time.monotonic() > rested:
                 began = time.monotonic()
                 self._disk.attempt("the status", self._write_status)
@@ -319,37 +350,53 @@ class FederationServer:
                 self._changed.wait_for(lambda: self.shared.closing, 1.0)
 
     def _log_presence(self, member: Member) -> None:
-        """Log that a site has fallen silent, or is heard again."""
+        """Log that a site has fallen silent, or is heard again, and note where rounds go on without it."""
         silent = member.heard is not None and member.silent() > self.shared.timeouts.silence
-        if silent == member.missed or self.shared.dismissed:
+        if self.shared.dismissed:
             return
-        member.missed = silent
-        fields = {"event": "silent" if silent else "back", "site": member.name}
-        if silent:
-            log.warning("no word from %(site)s: it gets no tasks until it is heard again", fields)
-        else:
-            log.info("%(site)s is heard again", fields)
+        if silent != member.missed:
+            member.missed = silent
+            fields = {"event": "silent" if silent else "back", "site": member.name}
+            fields["patience"] = f"{self.shared.timeouts.patience:g}"
+            if silent:
+                log.warning("no word from %(site)s: it is waited for until %(patience)s s have passed", fields)
+            else:
+                log.info("%(site)s is heard again", fields)
+        absence = self.shared.absence(member)
+        if self._gathered and bool(absence) != bool(member.absent):
+            member.absent = absence
+            event = "absent" if absence else "takes part"
+            facts: dict[str, Any] = {"site": member.name, "step": self.shared.version + 1, "reason": absence or None}
+            self._disk.attempt("the audit log", partial(self._messages.audit.write, event, **facts))
+            if absence:
+                text = "rounds go on without %(site)s from step %(step)d on: %(reason)s"
+                log.warning(text, facts | {"event": event})
+            else:
+                log.info("%(site)s takes part from step %(step)d on", facts | {"event": event})
+
+    def _give_up(self) -> None:
+        """Give up the tasks of sites that are absent, or too slow, unless so many sites are needed."""
+        for member in self.shared.members:
+            # a copy, as `end_task` removes from it
+            for open_task in list(member.open.values()):
+                if self._can_do_without(member) and (reason := self._give_up_reason(member, open_task)):
+                    self.shared.end_task(member, open_task, None, reason)
+
+    def _can_do_without(self, member: Member) -> bool:
+        """Return whether enough other sites belong to the run."""
+        needed = self._sites_needed()
+        return not needed or sum(other is not member and other.belongs for other in self.shared.members) >= needed
 
     def _give_up_reason(self, member: Member, open_task: OpenTask) -> str | None:
         """Return the reason to stop waiting for a task, or None.
 
         Nothing that one site does, or does not do, keeps the others waiting for ever.
         """
-        timeouts, seconds = self.shared.timeouts, self.shared.clock() - open_task.sent - open_task.transfer_time
-        unready = member.unready_for(self.shared.terms, timeouts.silence)
-        patience = timeouts.patience if open_task.trains else timeouts.silence
-        # a resumed server has heard nobody yet: silence counts from its own start at the earliest
-        if min(member.silent(), time.monotonic() - self.shared.began) > patience:
-            return f"silent for more than {patience:g} seconds"
-        if member.refused:
-            return f"does not take part: {member.refused}"
-        if member.owed:
-            return "still owes the result of an earlier task"
-        if seconds > timeouts.task_timeout:
-            return self._overdue(member, open_task, f"took more than {timeouts.task_timeout:g} seconds")
-        # both, as a task may be new where the site has been unready for long, and the other way round
-        if min(seconds, unready) > timeouts.patience:
-            return self._overdue(member, open_task, f"present but not ready for {timeouts.patience:g} seconds")
+        timeout, seconds = self.shared.timeouts.task_timeout, self.shared.clock() - open_task.sent
+        if absence := self.shared.absence(member):
+            return absence
+        if seconds - open_task.transfer_time > timeout:
+            return self._overdue(member, open_task, f"took more than {timeout:g} seconds")
         return None
 
     @staticmethod

@@ -46,10 +46,10 @@ class Timeouts:
     """Limits to the server's patience; see `Federation` for the fields.
 
     Attributes:
-        wait_for: number of sites that must be present before the first task; "all" for every site; None waits for all
-            that do not refuse, or for one after `patience`.
-        patience: seconds of silence after which training at a site is given up.
-        silence: seconds of silence after which a site gets no tasks, and its answers to queries are given up.
+        wait_for: number of sites without which no round begins or ends; "all" for every site; None waits at first for
+            all that do not refuse, or for one after `patience`.
+        patience: seconds of silence, or of not being ready, after which no round waits for a site.
+        silence: seconds of silence after which a site is not sent anything until it is heard again.
         task_timeout: seconds that a task may take at a site that is present.
     """
 
@@ -98,7 +98,7 @@ class FederationState:
         self.epoch, self.run = secrets.token_hex(8), secrets.token_hex(8)
         self.version, self.now = 0, 0.0
         self.started = self.dismissed = self.closing = False
-        self.began = time.monotonic()
+        self.began = self._opened = time.monotonic()
         self._moved = self.began  # when the work that is under way moved last
         self._failed = 0  # tasks that failed one after another
         self._activity = Activity(""), time.time()  # and since when it is so
@@ -130,6 +130,33 @@ class FederationState:
         """Return the clients whose sites can be sent tasks."""
         silence = self.timeouts.silence
         return [number for number, member in enumerate(self.members) if member.ready(self.terms, silence)]
+
+    def absence(self, member: Member) -> str:
+        """Return why no round waits for a site, "" where it belongs to the run.
+
+        It belongs from when it is first ready for tasks, or a resumed run had it; and again when it is ready after it
+        was absent.  How long it has been silent counts, and not whether it was asked meanwhile.
+        """
+        patience, silence = self.timeouts.patience, self.timeouts.silence
+        unready = member.unready_for(self.terms, silence)
+        reason = ""
+        if member.refused:
+            reason = f"does not take part: {member.refused}"
+        elif member.owed:
+            reason = "still owes the result of an earlier task"
+        elif unready and member.heard is None and not member.belongs:
+            reason = "not heard yet"
+        # a resumed server has heard nobody yet: silence counts from its own start at the earliest
+        elif min(member.silent(), time.monotonic() - self._opened) > patience:
+            reason = f"silent for more than {patience:g} seconds"
+        elif unready > patience or (unready and not member.belongs):
+            reason = member.doing() or f"not ready for {unready:.0f} seconds"
+        member.belongs = not reason
+        return reason
+
+    def belonging(self) -> list[int]:
+        """Return the clients whose sites rounds wait for, wherever they are now."""
+        return [number for number, member in enumerate(self.members) if not self.absence(member)]
 
     def waits_for(self, gathered: bool) -> str:
         """Return what the server waits for, in words, "" where its run has ended.
@@ -247,7 +274,6 @@ class FederationState:
             last_id=self._last_id,
             unsaved=self._unsaved(member),
             over=self.dismissed,
-            doubled=member.doubled,
         )
 
     def _unsaved(self, member: Member) -> list[int]:
@@ -272,6 +298,7 @@ class FederationState:
         under_way += [[result.task.id, result.sent] for result in self._arrived if result.task.query is None]
         values = {"run": self.run, "now": self.clock(), "last_id": self._last_id, "open": sorted(under_way)}
         values["rows"] = [member.rows for member in self.members]
+        values["belong"] = [member.belongs for member in self.members]
         return Checkpoint({}, values)
 
     def restore(self, checkpoint: Checkpoint, tasks: Mapping[int, Task]) -> None:
@@ -282,6 +309,8 @@ class FederationState:
         self._last_id = self._restored = int(values["last_id"])
         for member, rows in zip(self.members, values.get("rows", ()), strict=False):
             member.rows = rows
+        for member, belongs in zip(self.members, values.get("belong", ()), strict=False):
+            member.belongs = belongs
         for id, sent in values["open"]:
             self.members[tasks[id].client].open[id] = OpenTask(tasks[id], float(sent))
 

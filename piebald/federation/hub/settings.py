@@ -19,12 +19,11 @@ class Federation(RuntimeSettings):
     Attributes:
         credentials: folder with the server's credentials; None starts a federation of processes on this machine.
         folder: folder for the credentials of a federation on this machine; None takes a temporary folder.
-        wait_for: number of sites that must be present before the first task; "all" if every site must take part, so
-            that the refusal of one ends the run; None waits for all sites that do not refuse, or for one after
-            `patience`.
-        patience: seconds of silence after which the server no longer waits for a site's training.
-        silence: seconds of silence after which the server sends a site no tasks, and no longer waits for its answers to
-            queries.
+        wait_for: number of sites without which no round begins or ends; "all" if every site must take part, so that the
+            refusal of one ends the run; None waits at first for all sites that do not refuse, or for one after
+            `patience`, and later for nobody who is absent.
+        patience: seconds of silence after which a site is absent: no round waits for it until it is back.
+        silence: seconds of silence after which a site is sent nothing until it is heard again.
         task_timeout: seconds that a task may take at a site that is present; then the server goes on without its
             result, and sends it no more tasks until it delivers.  At the third time it gets no more tasks.
         experiment: the experiment's settings, from which sites rebuild the model; filled in by the command line.

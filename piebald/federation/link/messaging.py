@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from piebald.core.errors import SettingError
+from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.plain_text import printable
 from piebald.federation.credentials.revocation import Admission, name_in
 from piebald.federation.link.frames import Connection, Frame, FrameKind
@@ -30,6 +30,10 @@ _REPORTS = 100  # different sentences about a party, or about strangers: nobody 
 log = logging.getLogger("piebald.federation")
 
 Handler = Callable[[str, Any, memoryview], bytes]
+
+
+class Unwelcome(PiebaldError):
+    """A reason for which a handler has the connection ended over which a message came; the other end is told it."""
 
 
 class Link:
@@ -153,6 +157,11 @@ class Link:
             self._troubles.clear()
         return answer
 
+    def connections(self, name: str) -> int:
+        """Return how many connections of a party are open."""
+        with self._lock:
+            return sum(not connection.ended for connection in self._open.get(name, ()))
+
     def report(self, sentence: str) -> None:
         """Report what was refused, each sentence once; it begins with a party's name, an address, or a word of ours."""
         sentence = printable(sentence, 500)
@@ -186,6 +195,8 @@ class Link:
             if not connection.ended:
                 self.report(f"{connection.name} sent {error}")
                 connection.end(f"it sent {error}")
+        except Unwelcome as error:
+            connection.end(str(error))
         # a connection that breaks is no fault: a site connects again, and `_forget` says that it ended
         except OSError:
             pass
@@ -279,13 +290,16 @@ class Link:
 def serve(
     topic: tuple[type[Message], Handler], origin: str, payload: Any, report: Callable[[str], None]
 ) -> bytes | None:
-    """The reply to a message, or None where it is dropped.  Nothing in it raises an error.
+    """The reply to a message, or None where it is dropped.  Nothing that is in it raises an error.
 
     Args:
         topic: the kind of its head, and its handler.
         origin: who sent it.
         payload: its bytes.
         report: called with a sentence where it is dropped.
+
+    Raises:
+        Unwelcome: the handler wants the connection to end.
     """
     kind, handler = topic
     try:
@@ -293,6 +307,8 @@ def serve(
         return handler(origin, head, body)
     except Refused as error:
         report(f"{origin} sent {error}")
+    except Unwelcome:
+        raise
     except OSError as error:  # of the disk: the sender tries again
         report(f"a message of {origin} is not answered: {(error.strerror or str(error)).lower()}")
     except Exception as error:  # whatever a message raises ends that message, and nothing else

@@ -129,7 +129,6 @@ class Welcome(Message):
         last_id: highest id of a training task so far.
         unsaved: ids of this site's training tasks, up to `last_id`, that are not in a checkpoint yet.
         over: whether the run has ended, so that the site may leave.
-        doubled: whether another process has this site's credentials and is heard as well.
     """
 
     version: VersionText
@@ -140,7 +139,6 @@ class Welcome(Message):
     last_id: Id = 0
     unsaved: Annotated[list[Id], Field(max_length=MOST_IDS)] = []
     over: bool = False
-    doubled: bool = False
 
 
 class Piece(Release):

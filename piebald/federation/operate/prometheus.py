@@ -16,6 +16,7 @@ _OF_SITES = {  # metric: field of a site's status, whether it only grows, help
     "piebald_site_results": ("finished", True, "Updates and answers that a site has delivered."),
     "piebald_site_late": ("late", True, "Results of a site that came twice, or too late to count."),
     "piebald_site_refusals": ("refusals", True, "Results of a site that were refused."),
+    "piebald_site_absent_steps": ("absent", True, "Server steps of which a site was absent."),
     "piebald_site_staleness_steps": ("staleness", False, "Server steps since the model of a site's last task."),
     "piebald_site_task_seconds": ("seconds", False, "Time of a site's last training task."),
     "piebald_site_rows": ("rows", False, "Training rows that a site states."),

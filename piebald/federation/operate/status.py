@@ -120,8 +120,12 @@ def status_values(folder: Path) -> dict[str, Any]:
     values = {"party": credentials.name, **(written or {})}
     recorded = values.pop("state", None)
     if run is not None:
-        recorded, progress = _recorded(run)
+        recorded, progress, absent = _recorded(run)
         values |= progress
+        # sites are in the order of the clients' numbers
+        values["sites"] = [
+            {**row, "absent": absent.get(number, 0)} for number, row in enumerate(values.get("sites", ()))
+        ]
     values.pop("over", None)
     values.pop("audit", None)
     activity = values.pop("activity", None) or {}
@@ -225,15 +229,22 @@ def server_credentials(run: Path) -> Path | None:
     return Path(runtime["credentials"]) if runtime.get("credentials") else None
 
 
-def _recorded(run: Path) -> tuple[str | None, dict[str, int | None]]:
-    """Return the recorded state of a run, and its server steps, made and to make; none where it cannot be read."""
+def _recorded(run: Path) -> tuple[str | None, dict[str, int | None], dict[int, int]]:
+    """Return the recorded state of a run, its server steps, made and to make, and of how many each client was absent.
+
+    None and nothing where it cannot be read.
+    """
     from piebald.storage.store import RunStore
 
     try:
         with RunStore.open_read_only(run) as store:
-            return str(store.meta.get("status")), {"steps": store.version, "rounds": store.meta.get("rounds")}
+            absent = store.query(
+                "SELECT client, count(DISTINCT version) AS steps FROM result WHERE status = 'absent' GROUP BY client"
+            )
+            progress = {"steps": store.version, "rounds": store.meta.get("rounds")}
+            return str(store.meta.get("status")), progress, {row["client"]: row["steps"] for row in absent}
     except RunFolderError:
-        return None, {}
+        return None, {}, {}
 
 
 def was_started(credentials: Path) -> bool:

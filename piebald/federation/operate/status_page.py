@@ -81,7 +81,7 @@ def _top(view: RunView) -> str:
 
 def _sites(view: RunView) -> str:
     head = (
-        "Site", "State", "Last word", "Loss, last steps", "Time of a task", "Staleness", "Done", "Failed",
+        "Site", "State", "Last word", "Loss, last steps", "Time of a task", "Staleness", "Done", "Absent", "Failed",
         "Late, refused", "MB from, to it", "Rows", "Piebald",
     )  # fmt: skip
     rows = [_site(view, number, row) for number, row in enumerate(view.status.get("sites", ()))]
@@ -110,6 +110,7 @@ def _site(view: RunView, number: int, row: Mapping[str, Any]) -> list[Cell]:
         wording.duration(row.get("seconds")),
         count("staleness"),
         count("finished"),
+        count("absent"),
         ", ".join(f"{times} {printable(kind)}" for kind, times in failed.items()) or "0",
         f"{count('late')}, {count('refusals')}",
         ", ".join(wording.megabytes((row.get(name) or 0) / 1e6) for name in ("received", "sent")),

@@ -199,8 +199,6 @@ class FederationClient:
 
     def _on_welcome(self, welcome: Welcome) -> None:
         before = self.session.take_welcome(welcome)
-        if welcome.doubled and (before is None or not before.doubled):
-            log.warning("another process uses the credentials of this site as well: end one of them")
         if welcome.run and (welcome.terms != self.session.terms or self._consent.was_given()):
             self._review_terms(welcome)
         if welcome.over and (before is None or not before.over):

@@ -26,7 +26,9 @@ def section(comparison: Comparison) -> str:
     caption = f"What clients could not do{first}. It left them out of these rounds, or without a score there."
     head = ["Client", "Work", "Rounds", "Reason", "Label", "Seed"]
     heading = f"{wording.names(names)} could not do all that was asked"
-    return markup.section("failures", heading, "", markup.table(caption, head, shown, kind="text"))
+    sentences = {(run.label, run.seed): "; ".join(run.absence_sentences) for run in comparison.runs if run.absences}
+    absent = " ".join(f"{label}, seed {seed}: {sentence}." for (label, seed), sentence in sentences.items())
+    return markup.section("failures", heading, absent, markup.table(caption, head, shown, kind="text"))
 
 
 def _rows(run: History) -> list[tuple[str, str, str, str]]:
