@@ -15,6 +15,8 @@ sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import federations as fed
 import numpy as np
+from prose import BOUND
+from screened import Screened
 from settings import (
     ATTACKED,
     BY_ROWS,
@@ -32,6 +34,7 @@ from settings import (
     TRAINING,
     TUNED,
     WIDE,
+    WITH_ROWS,
     Training,
     beside,
     conditions,
@@ -77,6 +80,23 @@ def baselines(training: Training) -> dict[str, Recipe]:
     }
 
 
+def by_normal_cluster(**clustering: Any) -> dict[str, Recipe]:
+    """Return DistFL by what chooses the normal cluster; only the recipe's own rule needs no labelled rows."""
+    rows = {"normal": "server_rows", **clustering}
+    return {
+        "DistFL": distfl(**clustering),
+        "DistFL, clients vote": distfl(normal="vote", **clustering),
+        f"DistFL{WITH_ROWS}": distfl(**rows),
+        f"DistFL on plain noise{WITH_ROWS}": distfl(**rows, knowledge="noise"),
+    }
+
+
+def with_server_rows() -> dict[str, Recipe]:
+    """Return the baselines of Table 5 with the rows by which DistFL may choose its cluster."""
+    rules = {"FedAvg": "example_weighted"} | {name: DEFENCES[name] for name in ("IRLS", "GRA", "Credit")}
+    return {f"{name}{WITH_ROWS}": fedavg(Screened(rule=rule)) for name, rule in rules.items()}
+
+
 def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], Any], int]]:
     """Yield (case, method, recipe, federation, rounds) of one part."""
     if part == "study":
@@ -96,7 +116,7 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             yield f"{name}, {count} IID clients", "DistFL", distfl(), alike, 12
     if part == "scales":
         bound = lambda: fed.honest("digits", 30, 1, each=30, seed=seed, server=60)  # noqa: E731
-        yield "honest clients only", "FedAvg", fedavg(), bound, 8
+        yield BOUND, "FedAvg", fedavg(), bound, 8
         for scale in SCALES:
             one = [{"kind": "model_replacement", "clients": [0], "scale": scale}]
             struck = lambda: fed.attacked("digits", 30, 1, each=30, seed=seed, server=60)  # noqa: E731
@@ -132,24 +152,24 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             yield part, method, recipe, lambda: getattr(fed, part)(seed), 15
     if part == "attacks":
         for attackers in (6, 12, 24):
-            case = f"digits, {attackers} of 30 flip labels"
-            bound = lambda n=attackers: fed.honest("digits", 30, n, each=30, seed=seed)  # noqa: E731
-            attack = lambda n=attackers: fed.attacked("digits", 30, n, each=30, seed=seed, server=60)  # noqa: E731
-            yield case, "honest clients only", fedavg(), bound, 15
+            case, more = f"digits, {attackers} of 30 flip labels", {"each": 30, "seed": seed, "server": 60, "held": 5}
+            bound = lambda n=attackers, more=more: fed.honest("digits", 30, n, **more)  # noqa: E731
+            attack = lambda n=attackers, more=more: fed.attacked("digits", 30, n, **more)  # noqa: E731
+            yield case, BOUND, fedavg(), bound, 15
             yield case, "FedAvg", fedavg(), attack, 15
-            yield case, "DistFL", distfl(normal="server_rows"), attack, 15
-            yield case, "DistFL on plain noise", distfl(normal="server_rows", knowledge="noise"), attack, 15
-            for method, recipe in beside(TRAINING).items():
+            for method, recipe in {**by_normal_cluster(), **beside(TRAINING)}.items():
                 yield case, method, recipe, attack, 15
             for method, aggregation in DEFENCES.items():
                 yield case, method, fedavg(aggregation), attack, 15
+            for method, recipe in with_server_rows().items():
+                yield case, method, recipe, attack, 15
     if part == "replacement":
         attack_settings = {"kind": "model_replacement", "clients": [0], "scale": 30.0}
         for name, count, each in (("digits", 30, 30), ("cifar10", 50, 40)):
             case = f"{name}, 1 of {count} flips labels and replaces the model"
             bound = lambda n=name, c=count, e=each: fed.honest(n, c, 1, each=e, seed=seed, server=60)  # noqa: E731
             attack = lambda n=name, c=count, e=each: fed.attacked(n, c, 1, each=e, seed=seed, server=60)  # noqa: E731
-            yield case, "honest clients only", fedavg(), bound, 8
+            yield case, BOUND, fedavg(), bound, 8
             yield case, "FedAvg", fedavg(transforms=[attack_settings]), attack, 8
             yield case, "DistFL", distfl(normal="server_rows").with_(transforms=[attack_settings]), attack, 8
             for method, recipe in beside(TRAINING, [attack_settings]).items():
@@ -162,13 +182,9 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             more = {"seed": seed, "server": 100, "held": 10}
             bound = lambda n=attackers: fed.honest("cifar10", 50, n, **more)  # noqa: B023, E731
             attack = lambda n=attackers: fed.attacked("cifar10", 50, n, **more)  # noqa: B023, E731
-            yield case, "honest clients only", fedavg(), bound, 12
+            yield case, BOUND, fedavg(), bound, 12
             yield case, "FedAvg", fedavg(), attack, 12
-            yield case, "DistFL, the server's rows", distfl(probes=100, normal="server_rows"), attack, 12
-            yield case, "DistFL, clients vote", distfl(probes=100, normal="vote"), attack, 12
-            noise = distfl(probes=100, normal="server_rows", knowledge="noise")
-            yield case, "DistFL on plain noise", noise, attack, 12
-            for method, recipe in beside(TRAINING).items():
+            for method, recipe in {**by_normal_cluster(probes=100), **beside(TRAINING), **with_server_rows()}.items():
                 yield case, method, recipe, attack, 12
             for method in ("median", "multi-Krum", "FLTrust", "IRLS", "GRA", "Credit"):
                 yield case, method, fedavg(DEFENCES[method]), attack, 12

@@ -23,6 +23,7 @@ ATTACKED = ("attacks", "cifar", "replacement", "scales")  # parts with attackers
 NOISY = ("privacy", "mixed", "environment_privacy")  # parts with noise on the uploads
 NOISY_STEP = 1e9  # the noise of the paper's epsilons alone is longer than an update may be otherwise
 TUNED, LOCAL = "FedAvg + one unsent epoch", "Local"  # the two methods without a model for all
+WITH_ROWS = ", the server's rows"  # 60 or 100 labelled ones, which the paper's methods do not have
 BY_ROWS = "DistFL, clients weighted by rows"
 RULES: dict[str, dict[str, Any]] = {  # what else may say who is near (section 4.3 prints no threshold)
     "the authors' rule": {"find": "linked", "first": 5, "every": 0, "statistics": "running", "loss": "published"},

@@ -173,6 +173,10 @@ class Layout:
         slots = [slot for slot in self.slots if slot.buffer and slot.name.rpartition(".")[2] == "running_var"]
         return tuple(slice(slot.start, slot.stop) for slot in slots if slot.stop <= self.shared)
 
+    def least_variance(self, vector: Tensor) -> Tensor:
+        """The smallest running variance of a vector [s], 0 where there is none: a scalar on the vector's device."""
+        return torch.stack([vector.new_zeros(()), *(vector[variance].min() for variance in self.variances)]).min()
+
     def clamp_variances(self, vector: Tensor) -> Tensor:
         """Raise negative running variances of a vector [s] to 0, in place: clients may send any number."""
         for variance in self.variances:

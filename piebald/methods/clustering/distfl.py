@@ -71,10 +71,10 @@ class Distfl(Clustering):
     norms' running statistics: `Distfl(find="linked", first=5, every=0, statistics="running", loss="published")`.
 
     A client that was not asked keeps its cluster and model.  An uploaded model over `reach` times as long as the median
-    one is left out of the mean and trains on alone.  Clusters keep their numbers from round to round.  One of them is
-    the normal cluster: its model represents the run, and newcomers start from it.  Private layers keep the run's first
-    numbers in the comparison, since only their clients know them.  Without batch norm, the trainer `with_moments`
-    uploads what is needed.
+    one, or with a running variance below 0, is left out of the mean and trains on alone.  Clusters keep their numbers
+    from round to round.  One of them is the normal cluster: its model represents the run, and newcomers start from it.
+    Private layers keep the run's first numbers in the comparison, since only their clients know them.  Without batch
+    norm, the trainer `with_moments` uploads what is needed.
 
     Attributes:
         probes: z, inputs to compare answers on.
@@ -210,7 +210,7 @@ class Distfl(Clustering):
         if not self._groups_at(cohort.version + 1):
             return [self.main_cluster(state) if number is None else number for number in before]
         began = time.perf_counter()
-        sound, far_rows = self._split_by_length(cohort, context)
+        sound, far_rows = self._split(cohort, context)
         used = [int(number) for number in state.get("used", [0])]
         labels: dict[int, int] = {}
         if sound:
@@ -252,27 +252,35 @@ class Distfl(Clustering):
 
     # -- who is compared
 
-    def _split_by_length(self, cohort: Cohort, context: ServerContext) -> tuple[list[int], list[int]]:
-        """Rows that count in the mean model, and rows whose model is far too long.
+    def _split(self, cohort: Cohort, context: ServerContext) -> tuple[list[int], list[int]]:
+        """Rows that are compared, and rows of models that can be nobody's: far too long, or with a variance below 0.
 
         Whole models are looked at, not changes: where one cluster has settled and another has not, changes differ by
-        orders of magnitude in all honesty.  So do batch norms' statistics, which are left out.
+        orders of magnitude in all honesty.  So do batch norms' statistics, which are left out of the length.
         """
-        trained = [part for part in context.spec.layout.trained if part.start < context.spec.layout.shared]
-        models = (cohort.model(row) for row in range(len(cohort.clients)))
+        layout = context.spec.layout
+        trained = [part for part in layout.trained if part.start < layout.shared]
         # one model at a time, since a second cohort may not fit; and a GPU is waited for once
         zero = torch.zeros((), dtype=torch.float64, device=cohort.sent[0].device)
-        squares = [sum((model[part].square().sum() for part in trained), start=zero) for model in models]
-        lengths = torch.stack(squares).sqrt().tolist()
+        measures = []
+        for row in range(len(cohort.clients)):
+            model = cohort.model(row)
+            square = sum((model[part].square().sum() for part in trained), start=zero)
+            measures.append(torch.stack([square.sqrt(), layout.least_variance(model).double()]))
+        lengths, variances = torch.stack(measures).T.tolist()
         limit = self.reach * float(torch.tensor(lengths).median())
         # where at least half of the models are all zeros the limit is 0, which would shut everybody else out
-        far_rows = [row for row, length in enumerate(lengths) if length > limit > 0]
-        for row in far_rows:
-            context.exclude_update(
-                cohort.clients[row],
-                f"model of length {lengths[row]:.3g} is over {self.reach:g} times the median one: it trains alone",
-            )
-        return [row for row in range(len(lengths)) if row not in set(far_rows)], far_rows
+        reasons = {
+            row: f"model of length {length:.3g} is over {self.reach:g} times the median one: it trains alone"
+            for row, length in enumerate(lengths)
+            if length > limit > 0
+        }
+        # its answers would be no numbers, or, raised to 0, those of no model that anybody trained
+        impossible = [row for row, least in enumerate(variances) if least < 0]
+        reasons |= dict.fromkeys(impossible, "model with a running variance below 0: it trains alone")
+        for row, reason in reasons.items():
+            context.exclude_update(cohort.clients[row], reason)
+        return [row for row in range(len(lengths)) if row not in reasons], sorted(reasons)
 
     # -- what they know
 
@@ -316,7 +324,7 @@ class Distfl(Clustering):
         """Whole models [p], one at a time."""
         private = moved(spec.initial[spec.layout.shared :], cohort.sent[0].device)
         for row in rows:
-            model = spec.layout.clamp_variances(cohort.model(row))
+            model = cohort.model(row)
             yield torch.cat([model, private]) if len(private) else model
 
     def _targets(
