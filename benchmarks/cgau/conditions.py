@@ -19,7 +19,7 @@ def printed(scale: str) -> str:
     }
     here: dict[str, Any] = {"settings": settings, "models": len(xor.MODELS), "starts": xor.STARTS, **tasks}
     for name, task in tasks.items():
-        here[f"{name}_steps"] = "one epoch" if task.steps is None else task.steps
+        here[f"{name}_steps"] = next(iter(task.local.values()), "one epoch")
         here[f"{name}_rates"] = " and ".join(f"{rate:g}" for rate in dict.fromkeys(task.rates.values()))
     here |= {
         "rows": "all: 50,000 and the published test part" if full else f"{settings.MORE_ROWS:,} (and 8,000)",

@@ -157,8 +157,7 @@ def run_of(job: Job, clients: PooledClients, task: TaskSettings, out: Path | Non
     """Run one job and return its run."""
     method = (METHODS | SWITCHES)[job.method]
     rate = task.rates[method.family] if job.rate is None else job.rate
-    steps = {} if task.steps is None else {"steps": task.steps}
-    recipe = method.recipe(lr=rate, batch=task.batch, batches="exact", momentum=settings.MOMENTUM, **steps)
+    recipe = method.recipe(lr=rate, batch=task.batch, batches="exact", momentum=settings.MOMENTUM, **task.local)
     shape, outputs = tuple(clients.x.shape[1:]), len(clients.classes)
     network = method.network(shape, outputs, task.units, len(clients))
     return piebald.run(

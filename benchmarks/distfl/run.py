@@ -31,6 +31,7 @@ from settings import (
     PARTS,
     RULES,
     SCALES,
+    TABLE_5,
     TRAINING,
     TUNED,
     WIDE,
@@ -93,7 +94,7 @@ def by_normal_cluster(**clustering: Any) -> dict[str, Recipe]:
 
 def with_server_rows() -> dict[str, Recipe]:
     """Return the baselines of Table 5 with the rows by which DistFL may choose its cluster."""
-    rules = {"FedAvg": "example_weighted"} | {name: DEFENCES[name] for name in ("IRLS", "GRA", "Credit")}
+    rules = {"FedAvg": "example_weighted"} | {name: DEFENCES[name] for name in TABLE_5}
     return {f"{name}{WITH_ROWS}": fedavg(Screened(rule=rule)) for name, rule in rules.items()}
 
 
@@ -152,17 +153,25 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             yield part, method, recipe, lambda: getattr(fed, part)(seed), 15
     if part == "attacks":
         for attackers in (6, 12, 24):
-            case, more = f"digits, {attackers} of 30 flip labels", {"each": 30, "seed": seed, "server": 60, "held": 5}
-            bound = lambda n=attackers, more=more: fed.honest("digits", 30, n, **more)  # noqa: E731
-            attack = lambda n=attackers, more=more: fed.attacked("digits", 30, n, **more)  # noqa: E731
+            case = f"digits, {attackers} of 30 flip labels"
+            bound = lambda n=attackers: fed.honest("digits", 30, n, each=30, seed=seed)  # noqa: E731
+            attack = lambda n=attackers: fed.attacked("digits", 30, n, each=30, seed=seed, server=60)  # noqa: E731
             yield case, BOUND, fedavg(), bound, 15
             yield case, "FedAvg", fedavg(), attack, 15
-            for method, recipe in {**by_normal_cluster(), **beside(TRAINING)}.items():
+            yield case, f"DistFL{WITH_ROWS}", distfl(normal="server_rows"), attack, 15
+            yield case, f"DistFL on plain noise{WITH_ROWS}", distfl(normal="server_rows", knowledge="noise"), attack, 15
+            for method, recipe in beside(TRAINING).items():
                 yield case, method, recipe, attack, 15
             for method, aggregation in DEFENCES.items():
                 yield case, method, fedavg(aggregation), attack, 15
-            for method, recipe in with_server_rows().items():
-                yield case, method, recipe, attack, 15
+    if part == "helped":  # most clients attack, with clients who have validation rows to vote by
+        case, more = "digits, 24 of 30 flip labels", {"each": 30, "seed": seed, "server": 60, "held": 5}
+        attack = lambda: fed.attacked("digits", 30, 24, **more)  # noqa: E731
+        yield case, BOUND, fedavg(), lambda: fed.honest("digits", 30, 24, **more), 15
+        rules = {name: fedavg(DEFENCES[name]) for name in (*TABLE_5, "FLTrust")}
+        methods = {"FedAvg": fedavg(), **by_normal_cluster(), **beside(TRAINING), **rules, **with_server_rows()}
+        for method, recipe in methods.items():
+            yield case, method, recipe, attack, 15
     if part == "replacement":
         attack_settings = {"kind": "model_replacement", "clients": [0], "scale": 30.0}
         for name, count, each in (("digits", 30, 30), ("cifar10", 50, 40)):
@@ -171,7 +180,7 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             attack = lambda n=name, c=count, e=each: fed.attacked(n, c, 1, each=e, seed=seed, server=60)  # noqa: E731
             yield case, BOUND, fedavg(), bound, 8
             yield case, "FedAvg", fedavg(transforms=[attack_settings]), attack, 8
-            yield case, "DistFL", distfl(normal="server_rows").with_(transforms=[attack_settings]), attack, 8
+            yield case, "DistFL", distfl().with_(transforms=[attack_settings]), attack, 8
             for method, recipe in beside(TRAINING, [attack_settings]).items():
                 yield case, method, recipe, attack, 8
             for method in ("IRLS", "GRA", "Credit", "median", "norm clipping", "multi-Krum"):

@@ -16,10 +16,10 @@ from piebald.models import build_model
 
 Training = dict[str, Any]
 PARTS = (
-    "study", "control", "category", "vgg", "resnet", "wide", "domains", "people", "attacks", "cifar", "replacement",
-    "scales", "privacy", "mixed", "environment_privacy", "rows",
+    "study", "control", "category", "vgg", "resnet", "wide", "domains", "people", "attacks", "helped", "cifar",
+    "replacement", "scales", "privacy", "mixed", "environment_privacy", "rows",
 )  # fmt: skip
-ATTACKED = ("attacks", "cifar", "replacement", "scales")  # parts with attackers
+ATTACKED = ("attacks", "helped", "cifar", "replacement", "scales")  # parts with attackers
 NOISY = ("privacy", "mixed", "environment_privacy")  # parts with noise on the uploads
 NOISY_STEP = 1e9  # the noise of the paper's epsilons alone is longer than an update may be otherwise
 TUNED, LOCAL = "FedAvg + one unsent epoch", "Local"  # the two methods without a model for all
@@ -63,6 +63,7 @@ FULL_NETWORKS = {
 }  # fmt: skip
 PAPER_ROUNDS, PAPER_PROBES, PAPER_SEEDS = 50, 200, (0, 1, 2)
 
+TABLE_5 = ("IRLS", "GRA", "Credit")  # the aggregations that the paper compares with
 DEFENCES: dict[str, Any] = {
     "median": "median",
     "trimmed mean": {"kind": "trimmed_mean", "attackers": 0.4},
@@ -145,13 +146,14 @@ def full_jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable
         here = PAPER["vgg" if part == "cifar" else "resnet"]
         for attackers in (5, 10, 15, 20, 40) if part == "cifar" else (1,):
             attack = [] if part == "cifar" else [{"kind": "model_replacement", "clients": [0], "scale": 50.0}]
-            for method in ("FedAvg", "credit", "irls", "gra", "DistFL"):
-                recipe = recipes.fedavg(**here)
-                if method == "DistFL":
-                    recipe = recipes.distfl(normal="server_rows", probes=PAPER_PROBES, **here)
-                if method not in ("FedAvg", "DistFL"):
-                    recipe = recipe.with_(aggregation=method)
-                clients = lambda n=attackers: fed.attacked("cifar10", 50, n, each=990, seed=seed, server=100)  # noqa: E731
+            methods = {
+                "FedAvg": recipes.fedavg(**here),
+                **{rule: recipes.fedavg(**here).with_(aggregation=DEFENCES[rule]) for rule in TABLE_5},
+                "DistFL": recipes.distfl(probes=PAPER_PROBES, **here),
+                f"DistFL{WITH_ROWS}": recipes.distfl(normal="server_rows", probes=PAPER_PROBES, **here),
+            }
+            clients = lambda n=attackers: fed.attacked("cifar10", 50, n, each=990, seed=seed, server=100)  # noqa: E731
+            for method, recipe in methods.items():
                 yield f"{attackers} of 50", method, recipe.with_(transforms=attack), clients, PAPER_ROUNDS
             for method, recipe in beside(here, attack).items():
                 yield f"{attackers} of 50", method, recipe, clients, PAPER_ROUNDS

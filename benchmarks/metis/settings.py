@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+sys.path.append(str(Path(__file__).parents[2] / "examples" / "papers"))  # whose files of settings take the same rows
+
+from paper_rows import cifar10_jpeg
 
 from piebald import recipes
 from piebald.core.randomness import generator
@@ -70,8 +76,8 @@ def fleet(uneven: bool, seconds_per_step: float) -> Devices:
 
 
 @cache
-def _photographs(side: int) -> DataSet:
-    data, few = cifar10(), SIDE // side
+def _photographs(side: int, every_image: bool) -> DataSet:
+    data, few = cifar10_jpeg() if every_image else cifar10(), SIDE // side
     assert isinstance(data.x, torch.Tensor)
     if few == 1:
         return data
@@ -82,18 +88,19 @@ def _photographs(side: int) -> DataSet:
 def images(rows: int | None, side: int, seed: int) -> DataSet:
     """Return CIFAR-10 with so many training images, drawn anew for each seed, and 10,000 test images.
 
-    Where the files hold fewer test images, the test set is filled up with training images, the same for every seed, and
-    nobody trains on these.  If `side` is below 32, each pixel is the mean of a square of the published ones.
+    All rows are trained on with the published test part, whose images are JPEG where no others are prepared.  Fewer
+    rows leave training images to fill up the exact test images with, the same for every seed, and nobody trains on
+    these.  If `side` is below 32, each pixel is the mean of a square of the published ones.
     """
-    data = _photographs(side)
+    data = _photographs(side, rows is None)
     assert data.train is not None
     assert data.test is not None
+    if rows is None:
+        return data
     if len(data.test) < TEST:
         filled = generator(0, "test images").choice(data.train, TEST - len(data.test), replace=False)
         data = replace(data, train=np.setdiff1d(data.train, filled), test=np.sort(np.concatenate([data.test, filled])))
     assert data.train is not None
-    if rows is None:
-        return data
     return replace(data, train=np.sort(generator(seed, "images").choice(data.train, rows, replace=False)))
 
 

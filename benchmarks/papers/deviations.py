@@ -79,10 +79,11 @@ def metis() -> Iterator[Cell]:
 
 def cgau() -> Iterator[Cell]:
     """Fig. 2; the first pixels stand for the extractor's numbers, which take hours and change no condition."""
-    import federations
+    import federations  # noqa: F401 - puts the folder of `paper_rows` on the path
     import jobs
+    import paper_rows
 
-    federations.embed = lambda network, x, **_: x.flatten(1)[:, :512].numpy().astype(np.float32)
+    paper_rows.embed = lambda network, x, **_: x.flatten(1)[:, :512].numpy().astype(np.float32)
     for part, name, paper in tables("cgau"):
         every = [*jobs.JOBS[part]()]
         job = next(job for job in every if job.method == "CGAU")

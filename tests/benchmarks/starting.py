@@ -103,9 +103,10 @@ def cgau() -> Cells:
     """Fig. 2; the first pixels stand for the extractor's numbers, which take hours."""
     import federations
     import jobs
+    import paper_rows
 
-    federations.embed = lambda network, x, **_: x.flatten(1)[:, :512].numpy().astype(np.float32)
-    for name in ("published_images", "published_by_clusters", "rare_by_clusters"):
+    paper_rows.embed = lambda network, x, **_: x.flatten(1)[:, :512].numpy().astype(np.float32)
+    for name in ("all_embedded_images", "published_by_clusters", "rare_by_clusters"):
         setattr(federations, name, made_once(getattr(federations, name)))
     for job in (*jobs.paper_images(), *jobs.paper_rare()):
         if job.seed == 0:

@@ -84,7 +84,7 @@ def test_the_test_set_has_ten_thousand_images_that_nobody_trains_on(
 ) -> None:
     """Before it had as many as the files hold, a thousand here (standard error 1.5 points), and did not say so."""
     settings = benchmark["settings"]
-    monkeypatch.setattr(settings, "_photographs", lambda side: photographs(20_000, 1000))
+    monkeypatch.setattr(settings, "_photographs", lambda side, every_image: photographs(20_000, 1000))
     tests = []
     for seed in (0, 1):
         data = settings.images(5000, 32, seed)
@@ -100,7 +100,7 @@ def test_the_test_set_has_ten_thousand_images_that_nobody_trains_on(
 def test_the_full_scale_is_table_one(benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch, rounds, cells, network, seed and policies as printed; before, batch 20, 100 rounds, four uneven cells."""
     settings, paper = benchmark["settings"], benchmark["paper"]
-    monkeypatch.setattr(settings, "_photographs", lambda side: photographs(50_000, 10_000))
+    monkeypatch.setattr(settings, "_photographs", lambda side, every_image: photographs(50_000, 10_000))
     full = settings.SCALES["full"]
     ours = settings.conditions(full)
     assert ours.keys() == paper.CONDITIONS.keys()
@@ -193,7 +193,7 @@ def test_every_number_in_the_text_follows_the_data(
 ) -> None:
     """The verdict, too: with the recipes' runs exchanged the text says the opposite."""
     settings, results = benchmark["settings"], benchmark["results"]
-    monkeypatch.setattr(settings, "_photographs", lambda side: photographs(50_000, 10_000))
+    monkeypatch.setattr(settings, "_photographs", lambda side, every_image: photographs(50_000, 10_000))
     case = ("synchronous", "power law Non-IID(3)")
     better, worse = runs(60.0, 61.0, 62.5), runs(50.0, 51.0, 52.0)
     for dvw, fedavg, words in (

@@ -102,7 +102,7 @@ PRINTED = {
                        "units": [128, 128], "lr": 0.01, "keep": "best"},
     "distfl-table-2": {**DISTFL, "lr": 1e-4, "clients": 100, "classes_each": 2, "shared_by": 20},
     "distfl-table-3": {**DISTFL, "lr": 0.01, "clients_each": 5},
-    "distfl-table-4": {**DISTFL, "lr": 0.01, "clients": 20},
+    "distfl-table-4": {**DISTFL, "lr": 0.01},
     "distfl-table-5": {**DISTFL, "lr": 1e-4, "clients": 50},
     "distfl-table-6": {**DISTFL, "lr": 0.01, "clients": 50},
     "hdafl-table-3": {"rounds": 400, "seeds": 6, "clients": 100, "cohort": 10, "epochs": 1},
@@ -111,7 +111,7 @@ PRINTED = {
     "metis-table-1-right": {**METIS, "seconds": 14000},
 }  # fmt: skip
 METHODS = {
-    "cgau-figure-2a": "cgau ReLU", "cgau-figure-2b": "cgau ReLU",
+    "cgau-figure-2a": "CGAU ReLU", "cgau-figure-2b": "CGAU ReLU",
     "distfl-table-2": "distfl fedavg local LG-Net K-Cluster", "distfl-table-3": "distfl fedavg local LG-Net K-Cluster",
     "distfl-table-4": "distfl fedavg local LG-Net K-Cluster", "distfl-table-5": "distfl fedavg Credit IRLS GRA",
     "distfl-table-6": "distfl fedavg Credit IRLS GRA", "hdafl-table-3": "fedavg hdafl",
