@@ -16,7 +16,7 @@ import nbformat
 from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
-from piebald.cli.new import notebook, template
+from piebald.cli.train import notebook, template
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("table", "images", "text", "sites", "method")

@@ -23,7 +23,7 @@ import piebald.runtimes
 from piebald import data, models
 from piebald.contracts.component import Component
 from piebald.core.wording import type_in_words
-from piebald.experiments.fields import ExperimentFields
+from piebald.experiments.recipes import ExperimentFields
 from piebald.experiments.run_settings import KEYS, ComparedKeywords, RunKeywords, RunSettings, SearchKeywords
 from piebald.federation.link.wire_messages import Leaving
 from piebald.federation.site.policy import Policy

@@ -24,7 +24,7 @@ from piebald.contracts import (
     Task,
     Update,
 )
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.objective import OBJECTIVES
 from piebald.core.parameters import Layout
 from piebald.data.partition import Lists, PooledClients

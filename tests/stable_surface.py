@@ -11,7 +11,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 import piebald
-from piebald.experiments.fields import ExperimentFields
+from piebald.experiments.recipes import ExperimentFields
 from piebald.federation.hub.run_terms import RunTerms
 from piebald.federation.link import wire_messages
 from piebald.methods.recipe import Recipe

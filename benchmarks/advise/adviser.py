@@ -18,12 +18,10 @@ from known import Entry, Known, tuned
 from single_rows import Right
 
 from piebald.advice.adviser import choose
-from piebald.advice.client_gains import own_methods
-from piebald.advice.evidence import Checked, Evidence, whether_it_pays
-from piebald.advice.families import entrants
+from piebald.advice.evidence import Checked, Evidence, own_methods, whether_it_pays
 from piebald.advice.more_data import SHARE
-from piebald.advice.race import Race, Runner, methods_of
-from piebald.advice.tuning.budget import Budget
+from piebald.advice.race import Race, Runner, entrants, methods_of
+from piebald.advice.tuning.space import Budget
 from piebald.advice.tuning.trial_runs import TrialRuns
 from piebald.contracts import Split
 from piebald.methods.recipe import Recipe

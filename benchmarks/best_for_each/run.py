@@ -25,8 +25,7 @@ from shared.options import reader
 
 import piebald
 from piebald import data, models, partition, recipes
-from piebald.core.losses import cross_entropy
-from piebald.core.metrics import accuracy
+from piebald.core.metrics import accuracy, cross_entropy
 from piebald.data.sets.download import prepared
 from piebald.methods.choice import best_for_each
 from piebald.methods.choice.candidates import ClientCandidates

@@ -17,7 +17,7 @@ import torch
 from piebald.contracts import ClientSecrets, QueryRequest, Task, Update
 from piebald.methods.aggregation import EqualWeighted
 from piebald.privacy import SecureAggregation
-from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
+from piebald.privacy.secure_aggregation.server_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
 
 NUMBERS = 1_000_000
 CASES = [(10, None, 32), (10, None, 64), (100, None, 32), (100, 20, 32), (100, 20, 64)]

@@ -29,7 +29,7 @@ from piebald import partition, recipes
 from piebald.core.errors import RuntimeFault, SettingError
 from piebald.core.metrics import Concordance
 from piebald.data.clients.pooled_clients import Lists
-from piebald.data.partition.three_way_split import SPLITS
+from piebald.data.partition.leakage import SPLITS
 from piebald.runtimes import Simulator
 from piebald.storage.schema import packed_values
 

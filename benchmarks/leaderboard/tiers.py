@@ -29,7 +29,7 @@ from piebald import data, partition
 from piebald.contracts.component import build
 from piebald.data import DataSet, Owners
 from piebald.data.partition import FastSlow
-from piebald.data.partition.three_way_split import SPLITS
+from piebald.data.partition.leakage import SPLITS
 from piebald.data.sets.download import prepared
 from piebald.models import build_model
 

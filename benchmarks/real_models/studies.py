@@ -14,7 +14,7 @@ from shared.networks import CharacterLstm, with_group_norm
 from torch import Tensor, nn
 
 from piebald import partition, recipes
-from piebald.core.losses import survival_loss
+from piebald.core.metrics import survival_loss
 from piebald.data import cifar10
 from piebald.data.sets.download import prepared
 from piebald.methods.recipe import Recipe

@@ -97,8 +97,7 @@ def formats() -> dict[str, tuple[str, bytes, Callable[[Path], Any]]]:
     from safetensors.torch import save
 
     from piebald import models
-    from piebald.core.reading.packed import read_arrays
-    from piebald.core.reading.tables import FORMATS
+    from piebald.core.reading import FORMATS, read_arrays
     from piebald.data.clients.client_tables import read_table
     from piebald.data.sets.folders import image_folder, recording
     from piebald.data.sets.formats import read_idx

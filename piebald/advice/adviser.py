@@ -1,4 +1,7 @@
-"""The adviser: whether clients should train together, by which method, and the gain of each."""
+"""The adviser: whether clients should train together, by which method, and the gain of each.
+
+Reasons for a recommendation: sentences, each of which states a difference that is beyond noise (p < 0.05).
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
+import numpy as np
+from numpy.typing import NDArray
+
 from piebald.advice.answer import Advice
-from piebald.advice.client_gains import client_gains, own_methods
-from piebald.advice.differences import in_points, nearness
 from piebald.advice.ensemble import ensemble
-from piebald.advice.evidence import check, losers, whether_it_pays
-from piebald.advice.families import ALONE, TOGETHER, check_training, entrants
+from piebald.advice.evidence import check, client_gains, losers, own_methods, whether_it_pays
 from piebald.advice.first_look import look as look_at
-from piebald.advice.more_data import SHARE
+from piebald.advice.more_data import SHARE, outlook
 from piebald.advice.more_data import more_data as train_with_parts
-from piebald.advice.odd_sites import far_targets, misfits, odd_sites, over_rows
-from piebald.advice.race import Race, Runner, lag_behind, methods_of
-from piebald.advice.reasons import reasons
-from piebald.advice.tuning.budget import Budget, Cost, rungs_of
+from piebald.advice.odd_sites import far_targets, in_points, misfits, nearness, odd_sites, over_rows
+from piebald.advice.race import ALONE, TOGETHER, Race, Runner, check_training, entrants, lag_behind, methods_of
 from piebald.advice.tuning.search import ROUNDS, claim, spent_together
-from piebald.advice.tuning.trial import words
+from piebald.advice.tuning.space import Budget, Cost, rungs_of
+from piebald.advice.tuning.study import words
 from piebald.advice.tuning.trial_runs import TrialRuns
 from piebald.contracts import Clients, Personalizes
 from piebald.core.arguments import Count, PathLike, Seeds
@@ -36,14 +38,86 @@ from piebald.experiments.run_settings import SearchKeywords, takes
 from piebald.methods.clustering.single_cluster import SingleCluster
 from piebald.methods.recipe import Recipe
 from piebald.methods.sharing.layers import Full
+from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.page.wording import names, plural
-from piebald.report.paired import Scores, difference, probability_within
+from piebald.report.paired import Scores, common_seeds, difference, probability_within
 from piebald.report.row_noise import COUNTED, imbalance
 from piebald.report.tables import History
 from piebald.report.verdict import ScoreVerdict
 from piebald.runs.compare import recipes_by_label
 from piebald.runs.prepare import Model
 from piebald.runtimes.base import SimulatesDevices
+
+Floats = NDArray[np.float64]
+_FEWEST = 4  # clients of a half
+_LEVEL = 0.05 / 4  # of each reason: two properties and two rivals are looked at
+
+
+def reasons(chosen: Runner, alone: Runner | None, together: Runner | None, runs: TrialRuns) -> list[str]:
+    """Return sentences on the clients that gain, and on the effect of more rounds."""
+    sentences = []
+    for rival, name in ((together, "FedAvg"), (alone, "training alone")):
+        if rival is None or rival is chosen:
+            continue
+        gain = _gain(chosen, rival, runs.higher_is_better)
+        sentences += _by_property(gain, _classes(runs), name, "classes", runs)
+        sentences += _by_property(gain, _rows(runs), name, "training rows", runs)
+    sentences += _of_rounds(chosen, runs)
+    return sentences
+
+
+def _gain(chosen: Runner, rival: Runner, higher: bool) -> Floats:
+    """Return the gain of each client [c], the mean over common seeds."""
+    seeds = common_seeds([chosen.last, rival.last])
+    ours, theirs = (runner.last.of_seeds(seeds) for runner in (chosen, rival))
+    # both tables have the same clients and seeds by now, so they are subtracted cell by cell
+    gains = replace(ours, values=ours.values - theirs.values).client_means()
+    return np.asarray(gains if higher else -gains, dtype=np.float64)
+
+
+def _rows(runs: TrialRuns) -> Floats | None:
+    sizes = [runs.choosing.size(client, "train") for client in range(len(runs.names))]
+    return None if any(size is None for size in sizes) else np.array(sizes, dtype=np.float64)
+
+
+def _classes(runs: TrialRuns) -> Floats | None:
+    counts = [runs.choosing.counts(client, "train") for client in range(len(runs.names))]
+    if any(row is None for row in counts):
+        return None
+    return np.array([sum(count > 0 for count in row or ()) for row in counts], dtype=np.float64)
+
+
+def _by_property(gain: Floats, values: Floats | None, rival: str, prop: str, runs: TrialRuns) -> list[str]:
+    """The gains of clients below and above the median of a property, where they differ by Welch's test."""
+    from scipy.stats import ttest_ind
+
+    if values is None:
+        return []
+    scored = ~np.isnan(gain)
+    # of the clients that have a gain, so that both halves are of about the same size
+    middle = float(np.median(values[scored])) if scored.any() else 0.0
+    few, many = gain[scored & (values < middle)], gain[scored & (values >= middle)]
+    # Welch's test of equal gains would divide by a variance of 0
+    if min(len(few), len(many)) < _FEWEST or np.ptp(gain[scored]) < 1e-9:
+        return []
+    if not ttest_ind(few, many, equal_var=False).pvalue < _LEVEL:
+        return []
+    below, above = (in_points(runs.metric, float(half.mean())) for half in (few, many))
+    return [f"Against {rival}, clients with fewer than {middle:,.0f} {prop} gain {below}, the others {above}."]
+
+
+def _of_rounds(chosen: Runner, runs: TrialRuns) -> list[str]:
+    """Return what the second half of the rounds has changed, where that is beyond noise."""
+    rungs = sorted(chosen.scores)
+    if len(rungs) < 2 or rungs[-1] != runs.rungs[-1]:
+        return []
+    step = difference(chosen.scores[rungs[-1]], chosen.scores[rungs[-2]])
+    if step is None or step.p >= ERROR_RATE:
+        return []
+    gain = in_points(runs.metric, step.mean if runs.higher_is_better else -step.mean)
+    verdict = outlook("more rounds", step, runs.higher_is_better, nearness(runs.metric, chosen.mean))
+    return [f"From {rungs[-2]} to {plural(rungs[-1], 'round')} it gained {gain}: {verdict}."]
+
 
 BUDGET = 20  # whole runs
 RUNGS, FACTOR = 3, 2  # settings are judged after a quarter and half of the rounds, and at the end

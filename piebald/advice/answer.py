@@ -14,15 +14,13 @@ import numpy as np
 from pydantic_core import to_jsonable_python
 from rich.filesize import decimal as size
 
-from piebald.advice.answer_page import Axis, page
-from piebald.advice.client_gains import ClientGain, table
-from piebald.advice.differences import FOUND, SHARES, in_points, nearness
+from piebald.advice.answer_page import Axis, Part, fitting, page, screen, short
 from piebald.advice.ensemble import Ensemble
-from piebald.advice.evidence import Checked, Evidence, Loser, Pays
-from piebald.advice.families import title_of
+from piebald.advice.evidence import Checked, ClientGain, Evidence, Loser, Pays, table
 from piebald.advice.more_data import More, outlook, sentences
-from piebald.advice.screen import Part, fitting, screen, short
-from piebald.advice.tuning.budget import Cost
+from piebald.advice.odd_sites import FOUND, SHARES, in_points, nearness
+from piebald.advice.race import title_of
+from piebald.advice.tuning.space import Cost
 from piebald.core.errors import SettingError
 from piebald.core.plain_text import printable, wrap
 from piebald.core.private_files import write_private

@@ -20,7 +20,7 @@ from typing import Any, Unpack
 import numpy as np
 
 import piebald.runtimes  # noqa: F401 - registers the runtimes
-from piebald.advice.differences import DISAGREEMENT, detectable_difference
+from piebald.advice.odd_sites import DISAGREEMENT, detectable_difference
 from piebald.advice.unlikeness import Unlikeness, unlikeness
 from piebald.contracts import Clients, Fleet, HoldsRows, RowsAtSites, Split
 from piebald.core.arguments import Fraction, Seed

@@ -13,11 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from piebald.advice.families import ALONE
-from piebald.advice.race import Runner
-from piebald.advice.tuning.budget import Budget, Cost
-from piebald.advice.tuning.chosen_rows import PartOfRows, PooledPartOfRows
-from piebald.advice.tuning.trial_runs import TrialRuns, cost_of
+from piebald.advice.race import ALONE, Runner
+from piebald.advice.tuning.space import Budget, Cost
+from piebald.advice.tuning.trial_runs import PartOfRows, PooledPartOfRows, TrialRuns, cost_of
 from piebald.contracts import InMemory
 from piebald.core.errors import SettingError
 from piebald.core.randomness import generator

@@ -18,11 +18,10 @@ from piebald.data.clients.client_tables import nameless_columns, owners_of, plai
 from piebald.data.clients.prepared import VALUES_LOG, preparation_of
 from piebald.data.clients.sources import clients_from
 from piebald.data.clients.table_files import gap_code_reasons, mixed_reason, read_table
-from piebald.data.partition.leakage import with_suspects
-from piebald.data.partition.row_keys import RowKeys
+from piebald.data.partition.leakage import RowKeys, with_suspects
 from piebald.data.partition.split import Ints
-from piebald.data.preparation.column_models import CategoryColumn
 from piebald.data.preparation.columns import classes_of, guess_columns, row_number
+from piebald.data.preparation.transformer import CategoryColumn
 from piebald.experiments.file import ExperimentSettings
 from piebald.settings.toml_document import Document, dumps
 

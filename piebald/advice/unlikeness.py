@@ -30,8 +30,7 @@ from torch import Tensor
 from piebald.advice.probe import ProbeResult, binned, inputs_of, probe, together
 from piebald.contracts import Clients, Fleet, InMemory
 from piebald.core.randomness import generator
-from piebald.data.measures.client_statistics import Floats
-from piebald.data.measures.heterogeneity import gini, total_variation
+from piebald.data.measures.heterogeneity import Floats, gini, total_variation
 from piebald.data.partition.split import Ints
 
 KINDS = {

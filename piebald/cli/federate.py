@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from piebald.cli.app import LOG, PAGE, SharedOptions, app, command
+from piebald.cli.app import LOG, PAGE, SharedOptions, app, command, print_facts, print_json, print_table
 from piebald.cli.experiment_files import load_settings, out_folder
-from piebald.cli.printing import print_facts, print_json, print_table
+from piebald.cli.predicting import federation_flags, locked, page_address, relayed, serving, with_sites
 from piebald.cli.queueing import serve_queue
-from piebald.cli.serving import federation_flags, locked, page_address, relayed, serving, with_sites
 from piebald.cli.train import carry_out
 from piebald.core.errors import SettingError, shown
 from piebald.core.plain_text import printable

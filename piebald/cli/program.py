@@ -19,16 +19,14 @@ from piebald.cli.app import app
 from piebald.core.errors import PiebaldError
 from piebald.core.plain_text import printable
 from piebald.core.progress import line_clock
-from piebald.core.reading.files import UnfitFile
+from piebald.core.reading import UnfitFile
 
 # importing a module registers its commands, in the order of `piebald --help`
-from piebald.cli import new  # noqa: F401  # isort: skip
 from piebald.cli import train  # noqa: F401  # isort: skip
 from piebald.cli import predicting  # noqa: F401  # isort: skip
 from piebald.cli import choose  # noqa: F401  # isort: skip
 from piebald.cli import federate  # noqa: F401  # isort: skip
 from piebald.cli import queueing  # noqa: F401  # isort: skip
-from piebald.cli import keep  # noqa: F401  # isort: skip
 from piebald.cli import show  # noqa: F401  # isort: skip
 from piebald.cli import statistics  # noqa: F401  # isort: skip
 from piebald.cli import regression  # noqa: F401  # isort: skip
@@ -81,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _usage(error: typer.TyperException) -> str:
     """Return what is wrong with the options; those that are keys of an experiment file are given by --set."""
     from piebald.core.wording import plain
-    from piebald.experiments.fields import ExperimentFields
+    from piebald.experiments.recipes import ExperimentFields
     from piebald.experiments.run_settings import KEYS
     from piebald.methods.training import Sgd
 

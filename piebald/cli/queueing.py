@@ -17,10 +17,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from piebald.cli.app import Interrupted, SharedOptions, app, check_run, command
+from piebald.cli.app import (
+    Interrupted,
+    SharedOptions,
+    app,
+    check_run,
+    command,
+    print_json,
+    print_result,
+    print_run,
+    print_table,
+)
 from piebald.cli.experiment_files import free_folder, label_of
-from piebald.cli.printing import print_json, print_result, print_run, print_table
-from piebald.cli.serving import federation_flags, locked, name_run, sites_flags, with_sites
+from piebald.cli.predicting import federation_flags, locked, name_run, sites_flags, with_sites
 from piebald.core.errors import DeviceLost, PiebaldError, SettingError
 from piebald.core.result_table import ResultTable
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from piebald.cli.app import ROWS, SharedOptions, command
-from piebald.cli.printing import print_table
+from piebald.cli.app import ROWS, SharedOptions, command, print_table
 from piebald.cli.statistics import (
     Source,
     asked_rows,

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from piebald.cli.app import ROWS, SharedOptions, command
-from piebald.cli.printing import print_json, print_table
+from piebald.cli.app import ROWS, SharedOptions, command, print_json, print_table
 from piebald.core.errors import SettingError, shown
 from piebald.core.plain_text import WIDTH, printable
 from piebald.core.result_table import ResultTable
@@ -102,7 +101,7 @@ def site_flags(file: Path, options: SharedOptions) -> list[str]:
     """Return the settings of the user, with the sites that credentials list where the experiment takes any."""
     if options.credentials is None:
         return list(options.sets or ())
-    from piebald.cli.serving import with_sites
+    from piebald.cli.predicting import with_sites
     from piebald.federation.credentials.provisioning import read
     from piebald.inference.experiment import QuestionExperiment
 

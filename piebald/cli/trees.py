@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from piebald.cli.app import SharedOptions, command, end_on_term
-from piebald.cli.printing import print_json, print_table
+from piebald.cli.app import SharedOptions, command, end_on_term, print_json, print_table
 from piebald.cli.statistics import Source, asks_sites, site_flags
 from piebald.core.errors import SettingError
 from piebald.core.plain_text import WIDTH

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.arguments import STRICT, settled, wants_list
 from piebald.core.discovery import public_classes
 from piebald.core.errors import SettingError, shown, unknown
@@ -64,7 +64,7 @@ HOMES: Mapping[str, tuple[str, ...]] = {
     "vertical": ("piebald.data.partition",),
     "runtime": (
         "piebald.runtimes.simulation.simulator",
-        "piebald.runtimes.ray.settings",
+        "piebald.runtimes.ray.actors",
         "piebald.federation.hub.settings",
     ),
     "tracker": ("piebald.report.callbacks",),

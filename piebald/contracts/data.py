@@ -1,4 +1,7 @@
-"""Contracts of what clients hold, and of the devices they have."""
+"""Contracts of what clients hold, and of the devices they have.
+
+The model of a run, and what it is trained for.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -15,7 +18,15 @@ import torch
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.pytree import Tree
-from piebald.core.stored_vectors import raw
+from piebald.core.tensor_store import raw
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from piebald.core.objective import Objective
+    from piebald.core.parameters import Layout
+    from piebald.core.pytree import Form
+
 
 C = TypeVar("C")
 R = TypeVar("R")
@@ -303,3 +314,35 @@ def _blank_tree(form: Any) -> Any:
     if kind not in _ROW_TYPES or min(sizes, default=0) < 0 or math.prod(sizes) > _LARGEST_ROW:
         raise ValueError(form)
     return torch.zeros((), dtype=getattr(torch, kind)).expand(1, *sizes)  # one number, whatever the form says
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model with everything that fixes what it computes: the same on the server and on every client.
+
+    Attributes:
+        model: the module; its own parameters are not used, `initial` is.
+        layout: where each tensor lies in the flat vector, and which are shared.
+        initial: [p], the parameters that the run starts from.
+        objective: the loss and the metrics.
+        seed: of the run.
+        shape: of one input, see `pytree.Form`.  outputs: of the scores that the model returns for one input.
+        public_rows: how many rows all clients have in common.  public_digest: their digest, "" where there are none.
+        noise_key: in a simulation with noise, a digest of all that its results follow from, else "".
+    """
+
+    model: nn.Module
+    layout: Layout
+    initial: Tensor
+    objective: Objective
+    seed: int
+    shape: Form
+    outputs: tuple[int, ...]
+    public_rows: int = field(default=0, kw_only=True)
+    public_digest: str = field(default="", kw_only=True)
+    noise_key: str = field(default="", kw_only=True)
+
+    @property
+    def noise_seed(self) -> int | str:
+        """What protects is drawn from this in a simulation: two runs with other settings may not share their noise."""
+        return f"{self.seed} {self.noise_key}" if self.noise_key else self.seed

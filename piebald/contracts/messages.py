@@ -11,8 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.contracts.component import Component
-from piebald.contracts.data import Rows, Split
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec, Rows, Split
 from piebald.contracts.training import ClientContext, TrainInput, TrainOutput, Trains
 
 MOST_ROWS = 1 << 40  # rows of a client, and steps of a task, at most: sums of many still fit 64 bits

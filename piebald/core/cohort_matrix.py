@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from piebald.core.machine import float64_device, moved
-from piebald.core.stored_vectors import numel_of, part_of
+from piebald.core.tensor_store import numel_of, part_of
 
 BUDGET = 1 << 24  # numbers of a temporary: 64 MiB of float32
 _CACHED = 1 << 18  # numbers of a temporary that stays in a processor's cache

@@ -20,38 +20,36 @@ import torch
 from torch import Tensor
 
 from piebald.core.errors import SettingError, shown, unknown
-from piebald.core.losses import (
-    Loss,
-    absolute_error,
-    binary_cross_entropy,
-    count_events,
-    cross_entropy,
-    huber_loss,
-    model_loss,
-    next_token_loss,
-    squared_error,
-    survival_loss,
-    token_cross_entropy,
-)
 from piebald.core.metrics import (
     ELSEWHERE,
     AttackSuccess,
     Auc,
     Concordance,
+    Loss,
     OfAllRows,
     Perplexity,
+    absolute_error,
     accuracy,
     balanced_accuracy,
+    binary_cross_entropy,
     brier,
     calibration_error,
+    count_events,
+    cross_entropy,
+    huber_loss,
     label_accuracy,
     macro_f1,
+    model_loss,
     next_token_accuracy,
+    next_token_loss,
     over_classes,
     r2,
     recall,
     rmse,
+    squared_error,
+    survival_loss,
     token_accuracy,
+    token_cross_entropy,
 )
 from piebald.core.pytree import Tree, count, described, logits
 from piebald.core.targets import ClassNumbers, Labels, Misfit, TargetDomain, TimesAndEvents, is_one_hot, survival_pair

@@ -35,8 +35,8 @@ from piebald.core.arguments import checked_class
 from piebald.core.errors import ParameterError, unknown
 from piebald.core.machine import moved
 from piebald.core.private_files import replaced
-from piebald.core.reading.packed import opened_tensors
-from piebald.core.stored_vectors import raw
+from piebald.core.reading import opened_tensors
+from piebald.core.tensor_store import raw
 
 M = TypeVar("M", bound=nn.Module)
 

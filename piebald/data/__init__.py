@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from piebald.core.discovery import lazy_names
 
 if TYPE_CHECKING:
-    from piebald.data.clients.divided_tables import train_validation_test_split as train_validation_test_split
+    from piebald.data.clients.client_tables import train_validation_test_split as train_validation_test_split
     from piebald.data.clients.sources import cross_validation as cross_validation
-    from piebald.data.partition.split_settings import SplitSettings as SplitSettings
+    from piebald.data.partition.split import SplitSettings as SplitSettings
     from piebald.data.sets.breast_cancer import breast_cancer as breast_cancer
     from piebald.data.sets.census import census as census
     from piebald.data.sets.cifar10 import cifar10 as cifar10

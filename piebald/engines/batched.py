@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from piebald.contracts import PassSettings, Rows, SgdConfig, SgdOutcome
 from piebald.core import pytree
-from piebald.core.losses import mean_over_rows
 from piebald.core.machine import moved
+from piebald.core.metrics import mean_over_rows
 from piebald.core.parameters import Layout, Slot
 from piebald.engines.batched_layers import BatchedPass, FactoredDense, batch_layers
 from piebald.engines.factored.client_state import client_row_places, in_step_rows

@@ -15,7 +15,7 @@ from piebald.core.errors import SettingError
 from piebald.core.machine import raise_if_lost
 from piebald.core.parameters import copied
 from piebald.core.randomness import torch_seed
-from piebald.engines.keyed_dropout import KeyedDropout
+from piebald.engines.batched_layers import KeyedDropout
 from piebald.methods.client_work import ClientWork
 from piebald.methods.training.sgd import Sgd
 

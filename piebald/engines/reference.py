@@ -12,18 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from piebald.contracts import PassSettings, Rows, SgdOutcome, Split, UpdateRule
-from piebald.contracts.local_step import Gradients
+from piebald.contracts.training import Gradients
 from piebald.core import pytree
-from piebald.core.losses import mean_over_rows
+from piebald.core.metrics import mean_over_rows
 from piebald.core.parameters import Layout, Slot, copied
 from piebald.core.targets import IGNORED
-from piebald.engines.keyed_dropout import KeyedDropout
-from piebald.engines.local_loss import LossEvaluator
-from piebald.engines.row_gradients import noised, row_keys, state_restored, surviving
+from piebald.engines.batched_layers import KeyedDropout
+from piebald.engines.row_gradients import LossEvaluator, noised, row_keys, state_restored, surviving
 from piebald.engines.row_loader import augmented, pass_slices, planned_steps
 from piebald.engines.sequential import SequentialEngine, step_key
-from piebald.engines.sgd_step import Hidden, SgdRun, no_hidden
-from piebald.engines.stepper import group_settings
+from piebald.engines.sgd_step import Hidden, SgdRun, group_settings, no_hidden
 from piebald.methods.training.optimizers import Optimizer, RuleOptimizer
 
 

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import SERVER_ID, Batches, Clients, HasServerRows, InMemory, Rows, SgdConfig, Split
-from piebald.contracts.data import LacksInputs, first_passing, lacked_inputs, public_rows_of, without_inputs
-from piebald.contracts.local_step import batch_count
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import LacksInputs, ModelSpec, first_passing, lacked_inputs, public_rows_of, without_inputs
+from piebald.contracts.training import batch_count
 from piebald.core import pytree
 from piebald.core.errors import CannotTrain, RuntimeFault
-from piebald.core.losses import MixedTargets
+from piebald.core.metrics import MixedTargets
 from piebald.core.randomness import permutation, torch_generator
 from piebald.methods.client_work import ClientWork
 

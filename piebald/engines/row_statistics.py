@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from piebald.contracts import RowOutputs, Rows, SgdConfig, Split
 from piebald.core import pytree
 from piebald.core.errors import RuntimeFault
-from piebald.core.input_statistics import InputHooks, sums
 from piebald.core.machine import float64_device, moved
+from piebald.core.moments import InputHooks, sums
 from piebald.core.parameters import copied, head
 from piebald.engines.factored.vectors import to_dense
 from piebald.engines.row_loader import Gathered, Places, batches

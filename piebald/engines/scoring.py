@@ -14,9 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from piebald.contracts import PLAIN_PASSES, PassSettings, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError
-from piebald.core.losses import Loss
 from piebald.core.machine import moved
-from piebald.core.metrics import REPLICATES
+from piebald.core.metrics import REPLICATES, Loss
 from piebald.core.objective import METRICS, OBJECTIVES, has_value_for_each
 from piebald.core.parameters import Layout
 from piebald.core.targets import IGNORED, TargetDomain

@@ -15,22 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from piebald.contracts import LocalLoss, Rows, SgdOutcome
-from piebald.contracts.local_step import Gradients
+from piebald.contracts.training import Gradients
 from piebald.core import pytree
 from piebald.core.errors import SettingError
-from piebald.core.losses import for_training, mean_over_rows
 from piebald.core.machine import moved
+from piebald.core.metrics import for_training, mean_over_rows
 from piebald.core.parameters import Layout, Part, copied
 from piebald.core.randomness import key, torch_seed
+from piebald.engines.batched_layers import KeyedDropout, mix
 from piebald.engines.compilation import compiled
 from piebald.engines.device_copies import CohortCopies, moved_arrays
 from piebald.engines.factored.client_state import StatePacker
-from piebald.engines.keyed_dropout import KeyedDropout, mix
-from piebald.engines.local_loss import LossEvaluator
 from piebald.engines.model_traits import Traits, passes_of, probe
-from piebald.engines.recomputation import Checkpointing
-from piebald.engines.recorded_step import BY_HAND, Lane, StepForm, recorder_for, side_by_side
-from piebald.engines.row_gradients import MAX_NUMBERS, ClippingEngine, noised, row_keys, surviving
+from piebald.engines.recorded_step import BY_HAND, Checkpointing, Lane, StepForm, recorder_for, side_by_side
+from piebald.engines.row_gradients import MAX_NUMBERS, ClippingEngine, LossEvaluator, noised, row_keys, surviving
 from piebald.engines.row_loader import (
     Gathered,
     Places,
@@ -42,9 +40,19 @@ from piebald.engines.row_loader import (
     planned_steps,
 )
 from piebald.engines.scoring import bind
-from piebald.engines.sgd_step import Hidden, LossScale, SgdRun, gradients_of_one, plain_step
+from piebald.engines.sgd_step import (
+    GroupSpan,
+    Hidden,
+    LossScale,
+    SgdRun,
+    Stepper,
+    TableStepper,
+    gradients_of_one,
+    joined,
+    plain_step,
+    tensor_spans,
+)
 from piebald.engines.static_buffers import StaticBuffers, StepTables, padded, vectors_of
-from piebald.engines.stepper import GroupSpan, Stepper, TableStepper, joined, tensor_spans
 from piebald.methods.client_work import ClientWork
 
 MOST_LANES = 16  # clients that one engine trains side by side, one after another's step

@@ -25,22 +25,31 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from piebald.contracts import PLAIN_PASSES, LocalStep, PassSettings, Rows, SgdOutcome
-from piebald.contracts.local_step import Gradients
+from piebald.contracts.training import Gradients
 from piebald.core import pytree
-from piebald.core.losses import mean_over_rows
 from piebald.core.machine import moved, raise_if_lost
+from piebald.core.metrics import mean_over_rows
 from piebald.core.parameters import Layout, Part
+from piebald.engines.batched_layers import KeyedDropout
 from piebald.engines.compilation import compiled
 from piebald.engines.factored.vectors import to_dense
-from piebald.engines.keyed_dropout import KeyedDropout
-from piebald.engines.local_loss import LossEvaluator
 from piebald.engines.recorded_step import BY_HAND, Lane, side_by_side
-from piebald.engines.row_gradients import MAX_NUMBERS, noised, row_keys, state_restored, surviving
+from piebald.engines.row_gradients import MAX_NUMBERS, LossEvaluator, noised, row_keys, state_restored, surviving
 from piebald.engines.row_loader import Gathered, Places, RngKey, augmented
 from piebald.engines.sequential import SequentialEngine, step_key
-from piebald.engines.sgd_step import Hidden, PassRows, SgdRun, StackPoint, lay_out_rows, pad_rows, passes, plain_step
+from piebald.engines.sgd_step import (
+    Hidden,
+    PassRows,
+    SgdRun,
+    StackPoint,
+    Stepper,
+    TableStepper,
+    lay_out_rows,
+    pad_rows,
+    passes,
+    plain_step,
+)
 from piebald.engines.static_buffers import StaticBuffers, StepTables, rows_at
-from piebald.engines.stepper import Stepper, TableStepper
 
 _STACK_SIZES = 2  # of which there are resident models
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from piebald.experiments.fields import ExperimentFields
+from piebald.experiments.recipes import ExperimentFields
 from piebald.experiments.run_settings import KEYS, RunSettings
 from piebald.methods.catalog.recipe_help import documented
 

@@ -23,7 +23,7 @@ from piebald.core.errors import SettingError, shown
 from piebald.core.objective import accumulates
 from piebald.core.references import USERS, Text
 from piebald.core.wording import sentence
-from piebald.data.measures.weight_divergence import Measure
+from piebald.data.measures.heterogeneity import Measure
 from piebald.experiments.sections import Section
 from piebald.methods.choice.final_models import Keep
 from piebald.report.callbacks import Tracker
@@ -150,7 +150,7 @@ class RunSettings(Section):
         checkpoint_every: server steps between checkpoints; by default as often as costs at most 2 % of the run's time,
             and after every step where lost work cannot be repeated (a real federation).
         measure: heterogeneity measures to keep in the run folder: "data" for measures of data in memory
-            (`partition.survey`), "weights" for weight divergence after one epoch as well (`weight_divergence.diverge`),
+            (`partition.survey`), "weights" for weight divergence after one epoch as well (`heterogeneity.diverge`),
             or "none".
         label: the run's name in tables, the recipe's name by default.
         longest_step: an update is left out of its step if its norm exceeds this many times the model's.

@@ -24,7 +24,7 @@ from piebald.data.clients.prepared import frame_of
 from piebald.data.partition import clients_from
 from piebald.data.preparation.answers import KindsAnswer, KindsQuestion, answer, common_kinds, date_forms
 from piebald.data.preparation.columns import dates_of, numbers_of, truths_of, words_of
-from piebald.data.preparation.units import common_units
+from piebald.data.preparation.written_forms import common_units
 
 TARGET = "target"  # the name of a column of targets that has no name
 MOST_COLUMNS = 4096

@@ -26,10 +26,8 @@ from piebald.data.preparation.answers import (
     Question,
     ValuesQuestion,
 )
-from piebald.data.preparation.preparation import Preparation
-from piebald.data.preparation.settings import PrepareSettings
-from piebald.experiments.clients import wants_preparation
-from piebald.experiments.file import ExperimentSettings
+from piebald.data.preparation.preparation import Preparation, PrepareSettings
+from piebald.experiments.file import ExperimentSettings, wants_preparation
 from piebald.experiments.run_settings import RunSettings
 from piebald.inference.models.clients import ModelClients, ModelColumns, ModelOptions, client_names
 from piebald.inference.pooled_statistics import FederatedStatistics

@@ -14,7 +14,7 @@ from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError, unknown
 from piebald.core.moments import Floats
 from piebald.core.result_table import ResultTable, Tabular
-from piebald.data.clients.standardise import Standardisation
+from piebald.data.clients.prepared import Standardisation
 from piebald.privacy.accounting import PrivacyBudget
 
 Table = Mapping[str, Mapping[str, float]]  # rows by the category of one column and of another

@@ -32,7 +32,7 @@ from piebald.contracts import (
     Task,
     Update,
 )
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core import pytree
 from piebald.core.errors import RuntimeFault, SettingError, shown
 from piebald.core.machine import count_cores, one_thread
@@ -41,9 +41,9 @@ from piebald.core.objective import Objective
 from piebald.core.parameters import Layout
 from piebald.core.plain_text import printable
 from piebald.engines.model_traits import Traits
+from piebald.engines.outgoing import serve
 from piebald.engines.row_loader import RowLoader
 from piebald.engines.sequential import SequentialEngine
-from piebald.engines.serve_stack import serve
 from piebald.engines.stack import ClientStack, RunningSum, StackResult
 from piebald.inference.columns import ClientColumns, as_text
 from piebald.methods.client_work import ClientWork

@@ -21,7 +21,7 @@ from piebald.core import pytree
 from piebald.core.arguments import Fraction, Positive, checked
 from piebald.core.errors import RuntimeFault, SettingError, unknown
 from piebald.core.moments import HIGHEST, LOWEST, Floats, Ints, Moments, keys_of, merged, number_of, order_statistics
-from piebald.core.noise import NoiseSource
+from piebald.core.randomness import NoiseSource
 from piebald.data.clients.prepared import preparation_of
 from piebald.data.preparation.preparation import OTHER
 from piebald.inference.columns import TARGET, columns_of, input_names, target_columns

@@ -22,7 +22,7 @@ from piebald.contracts import (
     Update,
     shown_digest,
 )
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.client_models import ClientModels
 from piebald.methods.training.base import Trainer
 from piebald.methods.transforms.base import MaskingTransform, Transform

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from piebald.core.discovery import lazy_names
 
 if TYPE_CHECKING:
-    from piebald.data.embeddings.embedded import embedded as embedded
-    from piebald.data.embeddings.extractors import LogMel as LogMel
-    from piebald.data.embeddings.extractors import SqueezeNet as SqueezeNet
-    from piebald.data.embeddings.extractors import embed as embed
-    from piebald.data.embeddings.extractors import squeezenet as squeezenet
+    from piebald.data.embeddings import LogMel as LogMel
+    from piebald.data.embeddings import SqueezeNet as SqueezeNet
+    from piebald.data.embeddings import embed as embed
+    from piebald.data.embeddings import embedded as embedded
+    from piebald.data.embeddings import squeezenet as squeezenet
     from piebald.models.convolutional import Cnn1d as Cnn1d
     from piebald.models.convolutional import Cnn1dBn as Cnn1dBn
     from piebald.models.convolutional import CnnBn as CnnBn

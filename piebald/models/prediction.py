@@ -20,13 +20,13 @@ from piebald.core import pytree
 from piebald.core.arguments import checked_class
 from piebald.core.errors import SettingError
 from piebald.core.objective import Objective
-from piebald.core.reading.packed import read_arrays
+from piebald.core.reading import read_arrays
 from piebald.core.targets import IGNORED
 from piebald.data.clients.client_tables import is_table, numbers_of, read_table
 from piebald.data.clients.convert import floats, input_arrays
 from piebald.data.clients.owner import is_frame
-from piebald.data.clients.standardise import Standardisation
-from piebald.data.embeddings.embedded import embedding
+from piebald.data.clients.prepared import Standardisation
+from piebald.data.embeddings import embedding
 from piebald.data.preparation import Preparation
 from piebald.data.preparation.preparation import NumberTarget
 from piebald.data.preparation.tokens import tokenizer_json

@@ -13,7 +13,7 @@ from piebald.contracts import RowOutputs
 from piebald.core import pytree
 from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError
-from piebald.core.input_statistics import InputHooks
+from piebald.core.moments import InputHooks
 from piebald.core.parameters import head
 from piebald.methods.choice.knn_per import interpolated, neighbour_shares
 

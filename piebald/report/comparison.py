@@ -16,7 +16,7 @@ from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError, unknown
 from piebald.core.result_table import ResultTable, Tabular
 from piebald.privacy.spending import together
-from piebald.report.learning_curves import Axis, Band, Over, Point, band_of, bands_of
+from piebald.report.chart import Axis, Band, Over, Point, band_of, bands_of
 from piebald.report.paired import Difference, Level, RowMoments, Scores, level, ranking
 from piebald.report.row_noise import COUNTED, answers
 from piebald.report.tables import History, mean
@@ -383,7 +383,7 @@ class Comparison(Tabular):
 
     @checked
     def bands(self, axis: Axis, metric: str | None = None) -> dict[str, Band]:
-        """The curves of all labels that have one, see `learning_curves.bands_of`."""
+        """The curves of all labels that have one, see `chart.bands_of`."""
         curves = {label: self._curves(label, metric) for label in self.labels}
         return bands_of(curves, axis)
 

@@ -18,18 +18,22 @@ from piebald.report.chart import (
     DASHES,
     GROUPS_LIGHT,
     LIGHT,
+    Axis,
     Bars,
     Box,
     Cells,
     Chart,
     ChartAxis,
     Dots,
+    Evaluated,
     Line,
     Mark,
+    Over,
     Share,
+    bands_of,
     curves,
+    time_axis,
 )
-from piebald.report.learning_curves import Axis, Evaluated, Over, bands_of, time_axis
 from piebald.storage.schema import explained
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from piebald.core.thresholds import CRITERIA, LEAST, is_pooled
+from piebald.core.metrics import CRITERIA, LEAST, is_pooled
 from piebald.report.comparison import Comparison
 from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.page.wording import MetricFormat, count, is_significant, megabytes, names, plural

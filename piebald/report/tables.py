@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from piebald.contracts import MOST_REMEMBERED, SERVER_ID
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import RunFolderError, SettingError, unknown
+from piebald.core.metrics import METRICS as METRICS_AT_THRESHOLDS
 from piebald.core.metrics import SHARES
 from piebald.core.objective import METRICS
 from piebald.core.result_table import ResultTable, Tabular
-from piebald.core.thresholds import METRICS as METRICS_AT_THRESHOLDS
+from piebald.report.chart import Over, Point
 from piebald.report.class_rows import ClassRow, Counts, class_rows, matrices
-from piebald.report.learning_curves import Over, Point
 from piebald.report.page import wording
 from piebald.report.paired import RowMoments
 from piebald.storage.run_folder import recorded_choices

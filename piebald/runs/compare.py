@@ -12,7 +12,7 @@ from piebald.core.arguments import PathLike, Seeds
 from piebald.core.errors import SettingError, check_names
 from piebald.data.clients.prepared import rows_of_recipe
 from piebald.data.clients.sources import clients_of
-from piebald.data.partition.split_settings import division_of
+from piebald.data.partition.split import division_of
 from piebald.experiments.run_settings import ComparedKeywords, RunSettings, takes
 from piebald.methods.catalog import recipes
 from piebald.methods.recipe import Recipe

@@ -19,9 +19,9 @@ from piebald.core.errors import RunFolderError
 from piebald.core.machine import HOST, existing_objects_frozen, float64_device, free_memory, moved, naming_lost
 from piebald.core.private_files import write_private
 from piebald.core.progress import Bar
-from piebald.core.stored_vectors import mapped
+from piebald.core.tensor_store import mapped
 from piebald.data.clients.prepared import gaps_by_client, preparation_of
-from piebald.data.measures.weight_divergence import measure_heterogeneity
+from piebald.data.measures.heterogeneity import measure_heterogeneity
 from piebald.data.preparation.tokens import keep_tokenizer
 from piebald.report.callbacks import Callback, ObservedRecorder
 from piebald.runs import adaptation

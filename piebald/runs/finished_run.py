@@ -19,14 +19,14 @@ from piebald.contracts.data import blank_row
 from piebald.core import pytree
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import SettingError, unknown
+from piebald.core.metrics import METRICS, best_on_validation, best_threshold, checked_criterion, is_pooled, rates
 from piebald.core.pytree import Tree
-from piebald.core.thresholds import METRICS, best_on_validation, best_threshold, checked_criterion, is_pooled, rates
+from piebald.data.clients.prepared import Standardisation, constants_of_run
 from piebald.data.clients.sites import RecordedClients
-from piebald.data.clients.standardise import Standardisation, constants_of_run
 from piebald.data.preparation import Preparation
 from piebald.data.preparation.tokens import with_kept_tokenizer
 from piebald.engines.engine_choice import make_engine
-from piebald.engines.serve_stack import personal_model
+from piebald.engines.outgoing import personal_model
 from piebald.engines.stack import PRIVATE
 from piebald.methods.choice.candidates import SHARED
 from piebald.methods.choice.knn_per import NEIGHBOURS

@@ -21,6 +21,7 @@ from piebald.contracts import Clients, HasServerRows, Query, Rows, RowsAtSites
 from piebald.contracts.component import build
 from piebald.contracts.data import (
     InMemory,
+    ModelSpec,
     blank_row,
     column_names,
     first_passing,
@@ -30,18 +31,23 @@ from piebald.contracts.data import (
     rows_digest,
     rows_with_all_inputs,
 )
-from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.machine import existing_objects_frozen, machine
 from piebald.core.parameters import Layout, frozen_digest
-from piebald.core.stored_vectors import raw
-from piebald.data.clients.prepared import SitesPrepared, gathered_bytes, in_own_unit, preparation_of
+from piebald.core.tensor_store import raw
+from piebald.data.clients.prepared import (
+    SitesPrepared,
+    constants_of,
+    gathered_bytes,
+    in_own_unit,
+    preparation_of,
+    unhidden_reason,
+)
 from piebald.data.clients.sites import RecordedClients
 from piebald.data.clients.sources import clients_of
-from piebald.data.clients.standardise import constants_of, unhidden_reason
 from piebald.data.clients.target_check import check_targets, tell_of_lacking_rows, trains_batch_norm
-from piebald.data.partition.split_settings import division_of
+from piebald.data.partition.split import division_of
 from piebald.data.preparation import Preparation
 from piebald.experiments.run_models import GivenModels, copied_for_run, outputs_of
 from piebald.experiments.run_models import Model as Model
@@ -57,12 +63,12 @@ from piebald.methods.scheduling.base import HasCohort, cohort_size
 from piebald.methods.training.base import Trainer
 from piebald.methods.training.sgd import Sgd
 from piebald.privacy.accounting import installed
-from piebald.privacy.secure_aggregation.alike import unlike_reason
+from piebald.privacy.secure_aggregation.masks import unlike_reason
 from piebald.privacy.spending import Spending, told_together
 from piebald.report.callbacks import Tracker, trackers_of
 from piebald.runs.adaptation import check_newcomers, hold_out
 from piebald.runs.adaptation.held_out import ClientSubset
-from piebald.runs.missing_inputs import models_without_inputs
+from piebald.runs.lineage import models_without_inputs
 from piebald.runtimes.base import RuntimeSettings, SimulatesDevices
 from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
 from piebald.server.evaluation import class_query, row_query, threshold_query, totals_query

@@ -18,8 +18,8 @@ from piebald.core.machine import differences
 from piebald.core.plain_text import errors_alone
 from piebald.core.references import USERS, Outside, of_folder
 from piebald.data.clients.owner import is_frame
+from piebald.data.clients.prepared import as_in_run
 from piebald.data.clients.sites import RecordedClients
-from piebald.data.clients.standardise import as_in_run
 from piebald.data.partition import clients_from
 from piebald.data.preparation.tokens import with_kept_tokenizer
 from piebald.experiments.run_settings import ObjectiveKeywords, RunKeywords, RunSettings, takes

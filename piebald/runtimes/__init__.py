@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from piebald.core.discovery import lazy_names
 
 if TYPE_CHECKING:
-    from piebald.runtimes.ray.settings import Ray as Ray
+    from piebald.runtimes.ray.actors import Ray as Ray
     from piebald.runtimes.simulation.simulation import Simulation as Simulation
     from piebald.runtimes.simulation.simulator import Simulator as Simulator
 

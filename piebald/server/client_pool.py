@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.contracts import Result, Task
-from piebald.core.noise import NoiseSource
-from piebald.core.randomness import brief_generator, generator, long_key, select
+from piebald.core.randomness import NoiseSource, brief_generator, generator, long_key, select
 from piebald.methods.scheduling.base import Scheduler
 
 Floats = NDArray[np.float64]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from piebald.contracts import MOST_ROWS, ChecksSignatures, QueryRequest, Result, Runtime, Task, Update, count_reason
 from piebald.contracts.component import Component
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.machine import raise_if_lost
 from piebald.methods.recipe import Recipe
 from piebald.server.client_pool import ClientPool

@@ -13,8 +13,8 @@ from torch import Tensor
 from piebald.contracts import SERVER_ID, Clients, Personalizes, Query, Result, Split
 from piebald.core.cohort_matrix import weighted_mean
 from piebald.core.errors import SettingError
+from piebald.core.metrics import checked_criterion, is_pooled
 from piebald.core.randomness import select
-from piebald.core.thresholds import checked_criterion, is_pooled
 from piebald.methods.client_work import ClientWork
 from piebald.methods.queries.row_scores import (
     NO_VALUE,
@@ -219,7 +219,7 @@ def threshold_query(
     """The query about scores at clients' own thresholds or at one for all, None where no criterion is given.
 
     Args:
-        criterion: what is best on validation rows, see `core.thresholds.best_threshold`.
+        criterion: what is best on validation rows, see `core.metrics.best_threshold`.
         work, clients, split, asked: as for `class_query`.
 
     Raises:

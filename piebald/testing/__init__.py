@@ -10,18 +10,18 @@ Each function raises an `AssertionError` that says which promise is broken, and 
 Piebald's own tests use this room, and nothing that runs does.
 """
 
-from piebald.testing.aggregator import check_aggregator
-from piebald.testing.component import check_component
-from piebald.testing.data_set import check_data_set, check_partition
-from piebald.testing.recipe import (
+from piebald.testing.components import (
+    check_aggregator,
     check_clustering,
+    check_component,
     check_recipe,
     check_scheduler,
     check_server_optimizer,
     check_sharing,
     check_trainer,
+    check_transform,
 )
-from piebald.testing.transform import check_transform
+from piebald.testing.data_set import check_data_set, check_partition
 
 __all__ = [
     "check_aggregator",

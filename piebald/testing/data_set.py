@@ -14,10 +14,10 @@ from piebald.core.pytree import single
 from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.partition.by_owner import ByOwner
 from piebald.data.partition.iid import Iid
+from piebald.data.partition.leakage import SPLITS
 from piebald.data.partition.partition import Partition
-from piebald.data.partition.three_way_split import SPLITS
 from piebald.data.sets.dataset import DataSet, Owners
-from piebald.testing.component import check_component, promises
+from piebald.testing.components import check_component, promises
 
 
 @promises(object, "what loads a data set")

@@ -19,7 +19,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from piebald.core.noise import NoiseSource
+from piebald.core.randomness import NoiseSource
 
 LENGTH = 32  # bytes of a secret
 

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from piebald.core.errors import RunFolderError
 from piebald.core.private_files import write_private
-from piebald.core.reading.files import read_bytes, read_text
+from piebald.core.reading import read_bytes, read_text
 from piebald.settings.toml_document import Document
 from piebald.storage.lock import RunLock
 from piebald.storage.schema import explained

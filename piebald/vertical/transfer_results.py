@@ -21,8 +21,7 @@ from piebald.core.result_table import ResultTable, Tabular
 from piebald.report.chart import LIGHT
 from piebald.report.figures import picture
 from piebald.report.page import markup
-from piebald.report.page.document import document
-from piebald.report.page.markup import Cell
+from piebald.report.page.markup import Cell, document
 from piebald.report.page.wording import duration
 from piebald.storage.schema import explained
 from piebald.vertical.disclosure_ledger import LEDGER, DisclosureLedger

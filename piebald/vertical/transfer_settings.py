@@ -11,10 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from piebald.core.arguments import STRICT, settled
 from piebald.core.errors import SettingError
-from piebald.core.reading.files import settings_text
+from piebald.core.reading import settings_text
 from piebald.core.wording import sentence
-from piebald.settings.setting_places import of_document
-from piebald.settings.toml_document import Document, dumps
+from piebald.settings.toml_document import Document, dumps, of_document
 from piebald.vertical import encryption as backends
 from piebald.vertical.encryption.backend import Backend
 from piebald.vertical.loss_terms import LabelTerm, LossTerm

@@ -19,10 +19,10 @@ import piebald
 from piebald import models, partition, recipes
 from piebald.advice import Advice, advise
 from piebald.advice.answer_page import curve
-from piebald.advice.families import MOST, RATES, entrants, portfolio
 from piebald.advice.more_data import outlook
+from piebald.advice.race import MOST, RATES, entrants, portfolio
 from piebald.advice.tuning import Budget
-from piebald.advice.tuning.chosen_rows import PartOfRows, PooledPartOfRows
+from piebald.advice.tuning.trial_runs import PartOfRows, PooledPartOfRows
 from piebald.cli import main
 from piebald.core.errors import SettingError
 from piebald.core.result_table import plain_cell

@@ -15,15 +15,13 @@ import pytest
 from rich.cells import cell_len
 
 from piebald import recipes
+from piebald.advice.adviser import reasons
 from piebald.advice.answer import Advice, noise_of_privacy
-from piebald.advice.answer_page import gain_picture
-from piebald.advice.client_gains import ClientGain, shrunken, with_shrunk
-from piebald.advice.differences import in_points
-from piebald.advice.evidence import Checked, Evidence, whether_it_pays
+from piebald.advice.answer_page import gain_picture, screen
+from piebald.advice.evidence import Checked, ClientGain, Evidence, shrunken, whether_it_pays, with_shrunk
 from piebald.advice.more_data import More
-from piebald.advice.reasons import reasons
-from piebald.advice.screen import screen
-from piebald.advice.tuning.budget import Cost
+from piebald.advice.odd_sites import in_points
+from piebald.advice.tuning.space import Cost
 from piebald.core.result_table import ResultTable
 from piebald.report.paired import Difference, Scores
 from piebald.report.verdict import ScoreVerdict

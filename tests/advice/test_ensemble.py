@@ -11,7 +11,7 @@ import torch
 
 from piebald import models, partition, recipes
 from piebald.advice import advise
-from piebald.advice.tuning.chosen_rows import without_test_rows
+from piebald.advice.tuning.trial_runs import without_test_rows
 from piebald.methods.recipe import Recipe
 from piebald.models.prediction import mean_outputs
 from piebald.report.tables import History

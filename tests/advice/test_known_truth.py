@@ -14,7 +14,7 @@ import pytest
 import piebald
 from piebald import recipes
 from piebald.advice.adviser import _same_rung
-from piebald.advice.client_gains import own_methods
+from piebald.advice.evidence import own_methods
 from piebald.advice.odd_sites import far_targets, misfits, odd_sites, over_rows
 from piebald.report.paired import Scores
 

@@ -9,7 +9,7 @@ import pytest
 
 from piebald import data
 from piebald.advice import look
-from piebald.advice.differences import detectable_difference
+from piebald.advice.odd_sites import detectable_difference
 from piebald.advice.probe import probe
 from piebald.advice.unlikeness import references
 from piebald.core.errors import SettingError

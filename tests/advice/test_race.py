@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from piebald import recipes
-from piebald.advice.families import Entrant
-from piebald.advice.race import KEPT, RECORD, REPEATED, Race, Runner, methods_of
+from piebald.advice.race import KEPT, RECORD, REPEATED, Entrant, Race, Runner, methods_of
 from piebald.advice.tuning import Budget
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.report.paired import Scores

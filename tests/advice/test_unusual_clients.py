@@ -14,8 +14,7 @@ import pytest
 
 from piebald import models, partition
 from piebald.advice import Advice, advise
-from piebald.advice.client_gains import ClientGain
-from piebald.advice.evidence import Loser
+from piebald.advice.evidence import ClientGain, Loser
 from piebald.cli import main
 from piebald.core.errors import SettingError
 

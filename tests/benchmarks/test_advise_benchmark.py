@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from piebald.advice import families
+from piebald.advice import race
 
 MODULES = ("federations", "grid", "truth", "single_rows", "known", "portfolio", "simulated", "score", "adviser")
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "advise"
@@ -78,7 +78,7 @@ def test_the_adviser_finds_a_clear_winner_within_its_budget(portfolio: str, part
     from adviser import advised
 
     truth = score.Known(score.BY_NAME["digits-iid"], known.entries_of(lines("ditto", CLEAR, 2, grid)), ROWS)
-    settings = score.learned([truth]) if portfolio == "learned" else families.portfolio()
+    settings = score.learned([truth]) if portfolio == "learned" else race.portfolio()
     found = advised(truth, 0, 230, settings)
     assert found.entry.recipe == "ditto"
     assert found.pays.pays == found.before.pays == "yes"
@@ -212,7 +212,7 @@ def test_the_portfolio_of_the_package_is_the_one_that_is_learned(
     parts: tuple[Any, Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, known, score = parts
-    assert list(families.portfolio()) == score.learned(known.known_federations(FOLDER / "truth"))
+    assert list(race.portfolio()) == score.learned(known.known_federations(FOLDER / "truth"))
 
 
 def test_a_line_that_was_cut_off_is_run_again(parts: tuple[Any, Any, Any], tmp_path: Path) -> None:

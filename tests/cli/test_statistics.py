@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from piebald.data.clients.standardise import constants_of
+from piebald.data.clients.prepared import constants_of
 from piebald.experiments.file import ExperimentSettings
 
 

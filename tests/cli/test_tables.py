@@ -8,7 +8,7 @@ import pandas
 import pytest
 from rich.cells import cell_len
 
-from piebald.cli.printing import print_table
+from piebald.cli.app import print_table
 from piebald.core.result_table import ResultTable
 
 LONG = "its policy has no such recipe, " * 3

@@ -16,7 +16,7 @@ from piebald.engines import batched as batched_engine
 from piebald.engines import engine_choice
 from piebald.engines.batched_layers import FactoredDense
 from piebald.engines.factored.factors import Factor
-from piebald.engines.stepper import Stepper
+from piebald.engines.sgd_step import Stepper
 from piebald.experiments.run_settings import RunSettings
 from piebald.methods.training import Sgd
 from piebald.models import build_model

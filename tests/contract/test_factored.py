@@ -302,7 +302,7 @@ def test_what_is_packed_comes_back(seed: int, by_row: bool, beside: str) -> None
     if beside != "packed":
         packed[1] = torch.zeros(size) if beside == "never asked" else torch.ones(size)
         expected[1] = packed[1]
-    from piebald.engines.serve_stack import unpack_state
+    from piebald.engines.outgoing import unpack_state
 
     for engine in (batched, sequential):
         found = unpack_state(engine, [0, 1, 2], "control", packed)

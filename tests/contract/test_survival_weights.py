@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from piebald import recipes
-from piebald.core.losses import count_events, survival_loss
+from piebald.core.metrics import count_events, survival_loss
 from piebald.server.evaluation import validation_loss
 from tests.fakes import seeded, simulate
 

@@ -14,8 +14,7 @@ from torch.nn import functional
 
 import piebald
 from piebald.core.errors import SettingError
-from piebald.core.losses import survival_loss
-from piebald.core.metrics import Concordance, Perplexity, next_token_accuracy
+from piebald.core.metrics import Concordance, Perplexity, next_token_accuracy, survival_loss
 from piebald.core.objective import Objective, objective_for
 from piebald.core.references import USERS
 from piebald.settings import plugins

@@ -13,8 +13,7 @@ from torch.nn import functional
 import piebald
 from piebald import recipes
 from piebald.core.errors import SettingError
-from piebald.core.losses import squared_error
-from piebald.core.metrics import accuracy
+from piebald.core.metrics import accuracy, squared_error
 from piebald.core.objective import METRICS, OBJECTIVES, objective_for
 from tests.fakes import classified, federation, seeded, simulate
 

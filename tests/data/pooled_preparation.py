@@ -10,7 +10,9 @@ import pandas as pd
 from sklearn.impute import MissingIndicator
 
 from piebald.data.preparation.answers import KindsAnswer, KindsQuestion, agreed_kinds, answer, parsed_numbers
-from piebald.data.preparation.column_models import (
+from piebald.data.preparation.columns import factorized, numbers_of
+from piebald.data.preparation.preparation import Preparation
+from piebald.data.preparation.transformer import (
     BooleanColumn,
     CategoryColumn,
     ClassTarget,
@@ -20,10 +22,8 @@ from piebald.data.preparation.column_models import (
     NumberTarget,
     NumericColumn,
     Scale,
+    unfitted,
 )
-from piebald.data.preparation.columns import factorized, numbers_of
-from piebald.data.preparation.preparation import Preparation
-from piebald.data.preparation.transformer import unfitted
 
 
 def fitted(

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 import piebald
 from piebald.core import pytree
 from piebald.core.errors import SettingError
-from piebald.data.clients.own_rows import RunRows
+from piebald.data.clients.data_source import RunRows
 from piebald.data.partition import LazyClients, Sites, TorchClients, clients_from
 from piebald.federation.site.site_rows import SiteSource, own_rows
 

@@ -13,7 +13,7 @@ from piebald.contracts.component import build
 from piebald.core.errors import SettingError
 from piebald.core.randomness import select
 from piebald.data.partition import Devices, FastSlow, Homogeneous, LogNormal, Trace
-from piebald.data.partition.trace import Present
+from piebald.data.partition.devices import Present
 from piebald.server.client_pool import ClientPool
 
 KINDS = [Homogeneous(seconds_per_step=2.0, dropout=0.1), FastSlow(latency=0.5), LogNormal(down=1e6, up=1e5, seed=2)]

@@ -14,10 +14,8 @@ import piebald
 from piebald import data
 from piebald.core.errors import SettingError
 from piebald.data.clients.lists import Lists
-from piebald.data.partition.row_keys import RowKeys
-from piebald.data.partition.split import folds_of, hold_out
-from piebald.data.partition.split_settings import SplitSettings
-from piebald.data.partition.three_way_split import three_ways
+from piebald.data.partition.leakage import RowKeys, three_ways
+from piebald.data.partition.split import SplitSettings, folds_of, hold_out
 
 SPLITS = ("train", "validation", "test")
 

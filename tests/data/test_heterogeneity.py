@@ -15,15 +15,17 @@ from piebald import data
 from piebald.core.errors import SettingError
 from piebald.core.moments import merged
 from piebald.data.measures import heterogeneity
-from piebald.data.measures.client_statistics import Statistics, collect, union
 from piebald.data.measures.heterogeneity import (
     UNITS,
+    Statistics,
+    collect,
     frechet,
     frechet_to_rest,
     gini,
     measure,
     speed_ratio,
     total_variation,
+    union,
     without,
 )
 from piebald.data.partition import Dirichlet, Iid, LazyClients

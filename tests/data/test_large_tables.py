@@ -16,10 +16,9 @@ import pytest
 import torch
 
 from piebald import clients_from
-from piebald.core import stored_vectors
-from piebald.core.stored_vectors import large_array
-from piebald.data.clients.client_tables import read_table
-from piebald.data.clients.divided_tables import train_validation_test_split
+from piebald.core import tensor_store
+from piebald.core.tensor_store import large_array
+from piebald.data.clients.client_tables import read_table, train_validation_test_split
 from piebald.data.preparation.columns import words_of
 
 ROWS = 90
@@ -76,13 +75,13 @@ def in_chunks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function, after whose call tables are read in chunks of a few rows, and all arrays are in files."""
 
     def begin() -> None:
-        monkeypatch.setattr(stored_vectors, "CELLS", 40)
-        monkeypatch.setattr(stored_vectors, "MOST_IN_MEMORY", 8)
-        monkeypatch.setattr("piebald.core.reading.tables._BATCH", 3)
+        monkeypatch.setattr(tensor_store, "CELLS", 40)
+        monkeypatch.setattr(tensor_store, "MOST_IN_MEMORY", 8)
+        monkeypatch.setattr("piebald.core.reading._BATCH", 3)
         monkeypatch.setattr("piebald.data.clients.query_files._ROWS", 4)
         monkeypatch.setattr("piebald.data.clients.query_files._FETCHED", 2)
         monkeypatch.setattr("piebald.data.clients.stored_table._ROWS", 5)
-        monkeypatch.setattr(stored_vectors, "BLOCK", 40)
+        monkeypatch.setattr(tensor_store, "BLOCK", 40)
         monkeypatch.setattr("piebald.data.partition.split.BLOCK", 7)
 
     return begin
@@ -180,7 +179,7 @@ def test_parts_of_a_table_in_chunks_are_those_of_the_table_as_a_whole(
 
 def test_a_large_array_has_no_name_and_keeps_its_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(stored_vectors, "MOST_IN_MEMORY", 8)
+    monkeypatch.setattr(tensor_store, "MOST_IN_MEMORY", 8)
     values = large_array((3, 2), np.int64)
     values[:] = np.arange(6).reshape(3, 2)
     assert isinstance(values.base, np.memmap)
@@ -194,7 +193,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(monkeypatch: 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", full, raising=False)
-    with pytest.raises(stored_vectors.SettingError, match=r"needs 1\.0 GB of temporary files.*set TMPDIR"):
+    with pytest.raises(tensor_store.SettingError, match=r"needs 1\.0 GB of temporary files.*set TMPDIR"):
         large_array((1 << 27,), np.float64)
 
 
@@ -203,7 +202,7 @@ def test_a_file_system_that_reserves_nothing_will_do(monkeypatch: pytest.MonkeyP
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr("os.posix_fallocate", unable, raising=False)
-    monkeypatch.setattr(stored_vectors, "MOST_IN_MEMORY", 8)
+    monkeypatch.setattr(tensor_store, "MOST_IN_MEMORY", 8)
     values = large_array((2,), np.int64)
     values[:] = 3
     assert values.tolist() == [3, 3]

@@ -19,16 +19,16 @@ from piebald.data.preparation import Preparation, PrepareSettings, guess_columns
 from piebald.data.preparation.agreement import Unanswered, agree, simplest
 from piebald.data.preparation.agreement import fitted as fitted_here
 from piebald.data.preparation.answers import Answer, KindsQuestion, Question, answer, common_kinds
-from piebald.data.preparation.column_models import (
+from piebald.data.preparation.columns import CodedTable, dates_of, numbers_of
+from piebald.data.preparation.transformer import (
     BooleanColumn,
     CategoryColumn,
     ClassTarget,
     DateColumn,
     NumberTarget,
     NumericColumn,
+    unfitted,
 )
-from piebald.data.preparation.columns import CodedTable, dates_of, numbers_of
-from piebald.data.preparation.transformer import unfitted
 from tests.data.pooled_preparation import fitted
 
 SCALES = {"income": "log", "price": "power", "rank": "rank", "raw": "none"}
@@ -266,7 +266,7 @@ def test_a_number_without_a_logarithm_is_no_prediction(low: float) -> None:
 def test_large_tables_are_prepared_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = POOLED.assign(site=["a", "b", "c"] * 90)
     whole = clients_from(frame, client="site", target="ill", prepare={})
-    monkeypatch.setattr("piebald.core.stored_vectors.BLOCK", 100)
+    monkeypatch.setattr("piebald.core.tensor_store.BLOCK", 100)
     blocks = clients_from(frame, client="site", target="ill", prepare={})
     assert torch.equal(whole.rows(1, "train").x, blocks.rows(1, "train").x)
     frame.loc[230, "age"] = np.inf  # of the third block

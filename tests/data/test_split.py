@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from piebald.core.errors import SettingError
 from piebald.data.clients.lists import Lists, Numbered
-from piebald.data.partition.split import hold_out, mixed, places, thin
-from piebald.data.partition.split_settings import SplitSettings
-from piebald.data.partition.three_way_split import check_shares, three_ways
+from piebald.data.partition.leakage import check_shares, three_ways
+from piebald.data.partition.split import SplitSettings, hold_out, mixed, places, thin
 
 sizes_of = st.lists(st.integers(0, 30), min_size=1, max_size=12)
 

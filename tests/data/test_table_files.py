@@ -13,7 +13,7 @@ import pytest
 import piebald
 from piebald.core.errors import SettingError
 from piebald.data.clients import table_files
-from piebald.data.clients.own_rows import RunRows
+from piebald.data.clients.data_source import RunRows
 from piebald.data.clients.prepared import preparation_of
 from piebald.data.clients.table_files import read_table
 from piebald.data.preparation import PrepareSettings

@@ -16,7 +16,7 @@ from piebald.contracts import SERVER_ID, Query
 from piebald.contracts.component import Component
 from piebald.data.partition import Lists, PooledClients
 from piebald.engines.engine_choice import make_engine
-from piebald.engines.serve_stack import serve
+from piebald.engines.outgoing import serve
 from piebald.engines.stack import PRIVATE, ClientStack, StackResult
 from piebald.inference.queries.columns import MaskedSumsQuery, NoisySumsQuery, StatisticsQuery
 from piebald.inference.queries.trees import MaskedTreeSumsQuery, TreeScoresQuery, TreesQuery

@@ -45,7 +45,7 @@ def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
 
 
 PUBLIC = (
-    "advice", "advice.tuning", "contracts", "core.losses", "core.metrics", "data", "data.partition",
+    "advice", "advice.tuning", "contracts", "core.metrics", "data", "data.partition",
     "methods.aggregation", "methods.attacks", "methods.clustering", "methods.catalog.recipes", "methods.scheduling",
     "methods.server_optimizer", "methods.sharing", "methods.training", "methods.transforms", "models", "testing",
     "vertical",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional
 
-from piebald.engines.keyed_dropout import KeyedDropout
+from piebald.engines.batched_layers import KeyedDropout
 
 DROPOUTS = [functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d]
 AXES = {functional.dropout: 2, functional.dropout1d: 3, functional.dropout2d: 4, functional.dropout3d: 5}

@@ -15,7 +15,7 @@ import piebald
 from piebald import recipes
 from piebald.core.cohort_matrix import divided, weighted_sum
 from piebald.core.errors import RuntimeFault
-from piebald.core.stored_vectors import mapped
+from piebald.core.tensor_store import mapped
 from piebald.engines.sequential import SequentialEngine
 from piebald.engines.sgd_step import SgdRun
 from piebald.report.callbacks import Callback

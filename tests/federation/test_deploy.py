@@ -14,7 +14,7 @@ from sklearn.datasets import load_breast_cancer
 
 import piebald
 from piebald.cli import main
-from piebald.cli.serving import relayed
+from piebald.cli.predicting import relayed
 from piebald.contracts.component import Component
 from piebald.core.errors import SettingError
 from piebald.experiments.file import ExperimentSettings

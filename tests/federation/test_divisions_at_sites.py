@@ -15,8 +15,8 @@ import torch
 import piebald
 from piebald.contracts import Task
 from piebald.core.errors import SettingError
-from piebald.data.clients.own_rows import RunRows
-from piebald.data.partition.split_settings import SplitSettings
+from piebald.data.clients.data_source import RunRows
+from piebald.data.partition.split import SplitSettings
 from piebald.experiments.file import ExperimentSettings
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials import provisioning

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from piebald.contracts import Task, Update
 from piebald.core.errors import SettingError
-from piebald.core.stored_vectors import LARGE, NamelessFile, StoredVectors
+from piebald.core.tensor_store import LARGE, NamelessFile, StoredVectors
 from piebald.federation.hub.run_terms import RunTerms
 from piebald.federation.link.transfer import Assembly, piece_at, send_body
 from piebald.federation.link.wire_format import (

@@ -14,11 +14,9 @@ from piebald.core.errors import Declined, SettingError
 from piebald.federation.credentials.signing import CertificateSigner, SignatureCheck
 from piebald.federation.hub.server_messages import ServerMessages
 from piebald.federation.link.wire_messages import Piece
-from piebald.privacy.secure_aggregation.client_side import repeatable
-from piebald.privacy.secure_aggregation.key_material import public_keys
-from piebald.privacy.secure_aggregation.key_queries import SIGNED, ShareKeys
-from piebald.privacy.secure_aggregation.masking_graph import KEYS, texts
-from piebald.privacy.secure_aggregation.server_side import SecureRound
+from piebald.privacy.secure_aggregation.key_queries import SIGNED, ShareKeys, public_keys
+from piebald.privacy.secure_aggregation.masks import KEYS, texts
+from piebald.privacy.secure_aggregation.server_side import SecureRound, repeatable
 from piebald.privacy.secure_aggregation.transform import SecureAggregation
 from tests.security.lying_server import told_keys
 

@@ -18,8 +18,8 @@ import torch
 from piebald.cli import main
 from piebald.core import references
 from piebald.core.errors import SettingError
-from piebald.data.clients.own_rows import RunRows
-from piebald.data.partition.split_settings import SplitSettings
+from piebald.data.clients.data_source import RunRows
+from piebald.data.partition.split import SplitSettings
 from piebald.experiments.file import ExperimentSettings
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials import provisioning

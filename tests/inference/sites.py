@@ -20,8 +20,8 @@ from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_client import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.models import Logistic
-from piebald.privacy.secure_aggregation.client_side import SimulatedSigner
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
+from piebald.privacy.secure_aggregation.server_side import SimulatedSigner
 from piebald.runs.prepare import PreparedRun, prepare
 
 Change = Callable[[Update], Update]

@@ -16,7 +16,7 @@ import torch
 from piebald.cli import main
 from piebald.contracts import Update
 from piebald.core.errors import PiebaldError
-from piebald.data.partition.three_way_split import SPLITS
+from piebald.data.partition.leakage import SPLITS
 from piebald.experiments.file import ExperimentSettings
 from piebald.inference.pooled_statistics import FederatedStatistics
 from piebald.inference.request import statistics_request

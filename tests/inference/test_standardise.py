@@ -16,7 +16,7 @@ import piebald
 from piebald import models
 from piebald.core.errors import SettingError
 from piebald.data.partition import LazyClients, Standardisation, clients_from, standardised
-from piebald.data.partition.three_way_split import SPLITS
+from piebald.data.partition.leakage import SPLITS
 from piebald.experiments.file import ExperimentSettings
 from piebald.runs.finished_run import Run
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import piebald
 from piebald import recipes
 from piebald.contracts import Cohort, ServerContext, Update
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.client_models import nested_positions
 from piebald.core.objective import OBJECTIVES
 from piebald.core.parameters import Layout

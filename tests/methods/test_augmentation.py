@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import piebald
 from piebald.contracts import Rows
 from piebald.core.errors import SettingError
-from piebald.core.losses import cross_entropy, for_training
+from piebald.core.metrics import cross_entropy, for_training
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.dp_sgd import dp_sgd
 from piebald.methods.recipes.fedavg import fedavg

@@ -12,11 +12,10 @@ import piebald
 from piebald import data, models, partition, recipes
 from piebald.contracts import Rows, TrainInput
 from piebald.core.errors import SettingError
-from piebald.core.losses import cross_entropy
-from piebald.core.metrics import accuracy
+from piebald.core.metrics import accuracy, cross_entropy
 from piebald.engines.client_context import EngineContext
 from piebald.engines.engine_choice import make_engine
-from piebald.engines.serve_stack import train_input
+from piebald.engines.outgoing import train_input
 from piebald.engines.stack import ClientStack
 from piebald.methods.choice import FEWEST_ROWS, plain_sgd, train_alone
 from piebald.methods.choice.candidates import ClientCandidates

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from piebald import recipes, testing
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.errors import SettingError
 from piebald.core.objective import OBJECTIVES
 from piebald.core.parameters import Layout

@@ -15,7 +15,7 @@ from sklearn.metrics import adjusted_rand_score, silhouette_score
 from torch import Tensor, nn
 
 from piebald.core.errors import SettingError
-from piebald.core.input_statistics import InputHooks, mean_and_variance
+from piebald.core.moments import InputHooks, mean_and_variance
 from piebald.core.parameters import Layout
 from piebald.methods.clustering.distribution_knowledge import (
     batch_norm_targets,

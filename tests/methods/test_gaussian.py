@@ -13,7 +13,7 @@ from torch import nn
 
 from piebald import recipes
 from piebald.contracts import StepContext
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.errors import SettingError
 from piebald.core.objective import OBJECTIVES
 from piebald.core.parameters import Layout

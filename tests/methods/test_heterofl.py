@@ -16,8 +16,7 @@ from torch.nn import functional
 import piebald
 from piebald import models, recipes
 from piebald.contracts import Cohort, ServerContext, Update
-from piebald.core.client_models import nested_positions
-from piebald.core.narrow_models import narrowed
+from piebald.core.client_models import narrowed, nested_positions
 from piebald.core.parameters import Layout
 from piebald.data.partition import clients_from
 from piebald.methods.aggregation import HeldAverage

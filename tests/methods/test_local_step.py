@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import piebald
 from piebald import recipes
 from piebald.contracts import PLAIN_STEP, Batches, LocalStep, RowPrivacy, SgdConfig, Slopes, StepPoint
-from piebald.contracts.local_step import Gradients
+from piebald.contracts.training import Gradients
 from piebald.core.errors import RuntimeFault
 from piebald.engines import vmapped
 from piebald.engines.client_context import EngineContext

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from piebald import recipes
 from piebald.contracts import SgdConfig, StepSettings
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.errors import SettingError
 from piebald.core.objective import OBJECTIVES
 from piebald.core.parameters import Layout
-from piebald.engines.stepper import group_settings
+from piebald.engines.sgd_step import group_settings
 from piebald.methods.training import (
     AdagradOptimizer,
     AdamOptimizer,

@@ -14,7 +14,7 @@ from piebald import recipes
 from piebald.contracts import Task
 from piebald.core.errors import SettingError
 from piebald.engines.engine_choice import make_engine
-from piebald.engines.serve_stack import serve
+from piebald.engines.outgoing import serve
 from piebald.engines.stack import ClientStack
 from piebald.methods.clustering import Regions
 from tests.fakes import classified, seeded, simulate

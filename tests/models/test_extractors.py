@@ -166,7 +166,7 @@ def test_weights_from_the_published_file(tmp_path: Path, monkeypatch: pytest.Mon
     """The Keras file holds the same numbers in another order, as [h, w, in, out] and with blue first."""
     import h5py
 
-    from piebald.data.embeddings import extractors
+    from piebald.data import embeddings
 
     known = squeezenet()
     path = tmp_path / "cache" / "squeezenet" / "weights.h5"
@@ -177,14 +177,14 @@ def test_weights_from_the_published_file(tmp_path: Path, monkeypatch: pytest.Mon
             array = value.numpy()
             if kind == "weight":
                 array = (array[:, ::-1] if layer == "features.0" else array).transpose(2, 3, 1, 0)
-            group = extractors.LAYERS[layer]
+            group = embeddings.LAYERS[layer]
             file[f"{group}/{group}_{'W' if kind == 'weight' else 'b'}:0"] = array
         file.create_group("pool1")
 
     def pin() -> None:
-        monkeypatch.setattr(extractors, "URL_CHECKSUM", "md5:" + hashlib.md5(path.read_bytes()).hexdigest())
+        monkeypatch.setattr(embeddings, "URL_CHECKSUM", "md5:" + hashlib.md5(path.read_bytes()).hexdigest())
 
-    monkeypatch.setattr(extractors, "URL", "http://127.0.0.1:9/weights.h5")
+    monkeypatch.setattr(embeddings, "URL", "http://127.0.0.1:9/weights.h5")
     monkeypatch.delenv("PIEBALD_DATA")
     pin()
     made = squeezenet().state_dict()

@@ -34,10 +34,8 @@ from piebald.data.partition import Homogeneous
 from piebald.data.partition.devices import Devices
 from piebald.methods.transforms import Gaussian
 from piebald.privacy import SecureAggregation
+from piebald.privacy.secure_aggregation import key_queries
 from piebald.privacy.secure_aggregation import masks as keys
-from piebald.privacy.secure_aggregation import shamir
-from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
-from piebald.privacy.secure_aggregation.key_material import survivor_claim
 from piebald.privacy.secure_aggregation.key_queries import (
     BOXES,
     DIGEST,
@@ -46,8 +44,10 @@ from piebald.privacy.secure_aggregation.key_queries import (
     SHARES,
     SIGNED,
     ShareKeys,
+    survivor_claim,
 )
-from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, KEYS, numbers, rows, texts
+from piebald.privacy.secure_aggregation.masks import CONTEXT, KEYS, numbers, rows, texts
+from piebald.privacy.secure_aggregation.server_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
 from piebald.privacy.secure_aggregation.share_checks import (
     DISPUTED,
     READERS,
@@ -206,16 +206,16 @@ def test_the_largest_numbers_add_up() -> None:
 def test_shares(secret: bytes, threshold: int, more: int, random: Any) -> None:
     """Any `threshold` of them give the secret; with one fewer every other secret would do as well."""
     places = list(range(1, threshold + more + 1))
-    shares = shamir.share(secret, places, threshold, random.randbytes)
-    assert {len(one) for one in shares.values()} == {shamir.BYTES}
+    shares = key_queries.share(secret, places, threshold, random.randbytes)
+    assert {len(one) for one in shares.values()} == {key_queries.BYTES}
     some = random.sample(places, threshold)
-    assert shamir.combine({place: shares[place] for place in some}) == secret
+    assert key_queries.combine({place: shares[place] for place in some}) == secret
     other = random.randbytes(32)
     known = {place: int.from_bytes(shares[place]) for place in some[1:]} | {0: int.from_bytes(other)}
     completed = {place: shares[place] for place in some[1:]} | {
-        some[0]: lagrange(known, some[0]).to_bytes(shamir.BYTES)
+        some[0]: lagrange(known, some[0]).to_bytes(key_queries.BYTES)
     }
-    assert shamir.combine(completed) == other
+    assert key_queries.combine(completed) == other
 
 
 def lagrange(points: Mapping[int, int], x: int) -> int:
@@ -223,9 +223,9 @@ def lagrange(points: Mapping[int, int], x: int) -> int:
     value = 0
     for one, y in points.items():
         for other in points.keys() - {one}:
-            y = y * (x - other) * pow(one - other, -1, shamir.PRIME) % shamir.PRIME
+            y = y * (x - other) * pow(one - other, -1, key_queries.PRIME) % key_queries.PRIME
         value += y
-    return value % shamir.PRIME
+    return value % key_queries.PRIME
 
 
 # ---------------------------------------------------------------------------------------------- what the server can see

@@ -17,7 +17,7 @@ from piebald.models import build_model
 from piebald.report.chart import Cells
 from piebald.report.comparison import Comparison
 from piebald.report.page import cluster_section, report_page, wording
-from piebald.report.page.plotly_chart import plotly_chart
+from piebald.report.page.charts import plotly_chart
 from piebald.report.tables import History
 
 TRAINING: dict[str, Any] = {"lr": 0.1, "epochs": 2, "batch": 10}

@@ -10,12 +10,12 @@ from collections.abc import Callable
 import pytest
 
 from piebald.advice.answer_page import page as answer_page
-from piebald.advice.client_gains import ClientGain, with_shrunk
+from piebald.advice.evidence import ClientGain, with_shrunk
 from piebald.core.result_table import ResultTable
 from piebald.federation.operate import status_page
 from piebald.federation.operate.run_view import RunView
 from piebald.report.page import markup
-from piebald.report.page.document import document
+from piebald.report.page.markup import document
 from tests.report.test_page import Outline
 
 EVIL = "</style></script><b onclick='x'>&\"$policy ${x}"

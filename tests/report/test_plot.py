@@ -18,7 +18,7 @@ from piebald.report import chart, figures
 from piebald.report.chart import Cells, Chart, ChartAxis, Line
 from piebald.report.comparison import Comparison
 from piebald.report.page import charts, client_section
-from piebald.report.page.plotly_chart import plotly_chart
+from piebald.report.page.charts import plotly_chart
 from piebald.report.page.report_page import render
 from piebald.report.tables import History
 from piebald.storage.store import RunStore

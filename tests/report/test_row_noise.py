@@ -11,7 +11,7 @@ import torch
 
 import piebald
 from piebald import models, partition
-from piebald.advice.differences import detectable_difference
+from piebald.advice.odd_sites import detectable_difference
 from piebald.core.objective import METRICS
 from piebald.engines.scoring import pseudo_values, value_of
 from piebald.report.paired import RowMoments, Scores, difference

@@ -9,8 +9,8 @@ import piebald
 from piebald import data, models, partition, recipes
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.report import findings
+from piebald.report.chart import Band
 from piebald.report.comparison import Comparison, Interval
-from piebald.report.learning_curves import Band
 from piebald.report.page import details, wording
 from piebald.report.page.report_page import render
 from piebald.report.tables import History, load, quantile, spread

@@ -16,8 +16,7 @@ from torch import nn
 import piebald
 from piebald.contracts import Rows
 from piebald.core.errors import SettingError
-from piebald.data.clients.prepared import gathered_bytes, rows_of_recipe
-from piebald.data.clients.standardise import standardised
+from piebald.data.clients.prepared import gathered_bytes, rows_of_recipe, standardised
 from piebald.data.partition import Lists, PooledClients
 from piebald.models import embedded
 

@@ -18,7 +18,7 @@ import piebald
 from piebald import models
 from piebald.cli import main
 from piebald.core.errors import SettingError
-from piebald.core.thresholds import best_threshold
+from piebald.core.metrics import best_threshold
 from piebald.report.findings import notes
 from piebald.report.page.report_page import render
 from piebald.runs.run import opened

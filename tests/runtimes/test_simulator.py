@@ -20,7 +20,7 @@ import piebald
 from piebald import recipes
 from piebald.contracts import Device, TrainOutput
 from piebald.core.errors import RuntimeFault, SettingError
-from piebald.core.losses import cross_entropy
+from piebald.core.metrics import cross_entropy
 from piebald.data.partition import Devices, FastSlow, Homogeneous, PooledClients
 from piebald.methods.training import Sgd
 from piebald.report.tables import History

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from piebald.contracts import SIGNATURE, SUM, ClientSecrets, Query, QueryRequest, Split, Task, Update
 from piebald.privacy import SecureAggregation
-from piebald.privacy.secure_aggregation import masks, shamir
-from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
-from piebald.privacy.secure_aggregation.key_material import pair_seed, round_digest
+from piebald.privacy.secure_aggregation import key_queries, masks
 from piebald.privacy.secure_aggregation.key_queries import (
     COMMITMENTS,
     DIGEST,
@@ -22,9 +20,18 @@ from piebald.privacy.secure_aggregation.key_queries import (
     SIGNED,
     AdvertiseKeys,
     CommitKeys,
+    pair_seed,
+    round_digest,
 )
-from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MEMBERS, MaskingGraph, numbers, rows, texts
-from piebald.privacy.secure_aggregation.server_side import SecureRound
+from piebald.privacy.secure_aggregation.masks import CONTEXT, MEMBERS, MaskingGraph, numbers, rows, texts
+from piebald.privacy.secure_aggregation.server_side import (
+    ANY_SUM,
+    SecureRound,
+    SimulatedSigner,
+    masked,
+    repeatable,
+    replied,
+)
 from piebald.privacy.secure_aggregation.share_checks import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
 from tests.fakes import SGD, client_work, parameters
 
@@ -143,7 +150,7 @@ class LyingServer:
             if answer is None:
                 continue
             owners = sorted((*self.exchanged.partners(client), client))
-            for owner, share in zip(owners, texts(answer.vectors[SHARES], shamir.BYTES), strict=True):
+            for owner, share in zip(owners, texts(answer.vectors[SHARES], key_queries.BYTES), strict=True):
                 kind = owner if owner in survivors else ~owner
                 known.setdefault(kind, {})[self.graph.place(client)] = share
         return known
@@ -159,7 +166,7 @@ class LyingServer:
         needed = [victim, *(~one for one in partners)]
         if any(len(known.get(one, {})) < wanted for one in needed):
             return None
-        secret = {one: shamir.combine(dict(sorted(known[one].items())[:wanted])) for one in needed}
+        secret = {one: key_queries.combine(dict(sorted(known[one].items())[:wanted])) for one in needed}
         shown = texts(self.clients.kept[victim][DIGEST], masks.KEY)[0]  # the server knows what it shows
         seeds = {one: pair_seed(secret[~one], graph, shown, one, victim) for one in partners}
         below = [seed for one, seed in seeds.items() if one < victim]

@@ -23,7 +23,7 @@ from piebald import recipes
 from piebald.contracts import ClientSecrets, Task, Update
 from piebald.contracts.component import Component
 from piebald.core.errors import SettingError
-from piebald.experiments.fields import ExperimentFields
+from piebald.experiments.recipes import ExperimentFields
 from piebald.federation.credentials import provisioning
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.hub.run_terms import RunTerms, terms
@@ -33,7 +33,7 @@ from piebald.methods.recipe import Recipe
 from piebald.methods.training.client_settings import ClientSettings
 from piebald.methods.transforms import Transform
 from piebald.privacy import SecureAggregation
-from piebald.privacy.secure_aggregation.alike import CLIENT_FIELDS
+from piebald.privacy.secure_aggregation.masks import CLIENT_FIELDS
 from tests.fakes import classified, seeded, simulate
 from tests.federation.conftest import SITES, provisioned, settings
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from piebald import recipes
 from piebald.contracts import Query, Task
-from piebald.core.noise import NoiseSource
+from piebald.core.randomness import NoiseSource
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner

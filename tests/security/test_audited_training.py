@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from piebald.engines import row_gradients
 from piebald.engines.engine_choice import make_engine
-from piebald.engines.serve_stack import serve
+from piebald.engines.outgoing import serve
 from piebald.engines.stack import ClientStack
 from piebald.methods.client_work import ClientWork
 from piebald.methods.training import DpSgd

@@ -37,10 +37,10 @@ from PIL import Image
 import piebald
 from piebald import data, models, partition
 from piebald.cli import main
+from piebald.core import reading
 from piebald.core.errors import PiebaldError, RunFolderError, SettingError
-from piebald.core.reading import databases, files, packed, tables
+from piebald.data import embeddings
 from piebald.data.clients.client_tables import read_table
-from piebald.data.embeddings import extractors
 from piebald.data.sets import folders
 from piebald.data.sets.decoded import decode
 from piebald.data.sets.formats import read_idx, read_members, read_zip
@@ -82,8 +82,8 @@ def ends() -> Iterator[None]:
 
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "memory", lambda: 2 * SMALL)
-    monkeypatch.setattr(files, "SMALL", 1 << 20)
+    monkeypatch.setattr(reading, "memory", lambda: 2 * SMALL)
+    monkeypatch.setattr(reading, "SMALL", 1 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_what_is_no_file_is_nowhere_read(kind: str, tmp_path: Path) -> None:
         lambda: read_table(tmp_path / "t.csv"),
         lambda: read_table(tmp_path / "t.csv.gz"),
         lambda: read_table(tmp_path / "t.parquet"),
-        lambda: packed.read_arrays(tmp_path / "t.npz"),
+        lambda: reading.read_arrays(tmp_path / "t.npz"),
         lambda: read_idx(tmp_path / "idx"),
         lambda: read_idx(tmp_path / "idx.gz"),
         lambda: export.load_weights(module, tmp_path / "w.safetensors"),
@@ -182,7 +182,7 @@ def test_what_is_no_file_is_one_sentence_wherever_it_is_met(
 ) -> None:
     """A command that has no words of its own for it names it all the same."""
     put("pipe", tmp_path / "odd")
-    monkeypatch.setattr("piebald.cli.train.check_run", lambda _: files.read_bytes(tmp_path / "odd"))
+    monkeypatch.setattr("piebald.cli.train.check_run", lambda _: reading.read_bytes(tmp_path / "odd"))
     assert main(["resume", "run"]) == 2
     assert capsys.readouterr().err == f"{tmp_path / 'odd'}: it is a pipe, and only files are read\n"
 
@@ -206,7 +206,7 @@ def test_entries_of_a_queue_are_short_and_shallow_files(tmp_path: Path) -> None:
     queue = ExperimentQueue(tmp_path)
     queue.add("a", "rounds = 1", tmp_path / "run", tmp_path)
     entry = queue.folder / "0001.json"
-    for content in (b"[" * 100_000, b" " * (files.MOST_TEXT + 1), b"9" * 10_000):
+    for content in (b"[" * 100_000, b" " * (reading.MOST_TEXT + 1), b"9" * 10_000):
         entry.write_bytes(content)
         refused(queue.entries, "0001.json", SettingError)
     put("pipe", entry)
@@ -265,7 +265,7 @@ def _planted(db: sqlite3.Connection, statement: str) -> None:
 
 
 def test_no_query_of_a_database_runs_for_ever(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(databases, "_TICK", 1000)
+    monkeypatch.setattr(reading, "_TICK", 1000)
     with RunStore.open_read_only(run) as store:
         refused(lambda: store.query(ENDLESS), "does not end", RunFolderError)
         assert store.rows("step")  # each query counts by itself
@@ -277,8 +277,8 @@ def test_a_value_that_no_run_writes_is_refused_by_its_length(run: Path, monkeypa
         db.execute("UPDATE meta SET value = ? WHERE key = 'label'", (json.dumps("x" * (3 << 20)),))
     with RunStore.open_read_only(run) as store:
         assert len(store.meta["label"]) == 3 << 20
-    limits = {**databases._LIMITS, sqlite3.SQLITE_LIMIT_LENGTH: 1 << 20}
-    monkeypatch.setattr(databases, "_LIMITS", limits)
+    limits = {**reading._LIMITS, sqlite3.SQLITE_LIMIT_LENGTH: 1 << 20}
+    monkeypatch.setattr(reading, "_LIMITS", limits)
     with RunStore.open_read_only(run) as store:
         refused(lambda: store.meta, "a value in the database has more than", RunFolderError)
 
@@ -317,10 +317,10 @@ def test_a_backup_is_read_with_the_same_limits(run: Path, tmp_path: Path) -> Non
 def test_tables_and_indexes_of_a_run_are_plain() -> None:
     with closing(sqlite3.connect(":memory:")) as db:
         schema.make(db)
-        assert databases.foreign_part(db, schema._INDEXES) is None
-        assert databases.foreign_part(db, ()) is not None
+        assert reading.foreign_part(db, schema._INDEXES) is None
+        assert reading.foreign_part(db, ()) is not None
         db.execute("ALTER TABLE meta ADD COLUMN caption TEXT")  # as a later version may have done
-        assert databases.foreign_part(db, schema._INDEXES) is None
+        assert reading.foreign_part(db, schema._INDEXES) is None
 
 
 # -------------------------------------------------------------------------------------------------------- Parquet
@@ -441,7 +441,7 @@ def test_a_hole_is_no_table_and_no_checkpoint(run: Path, tmp_path: Path) -> None
     before = peak()
     for name in ("t.csv", "t.parquet", "t.npz", "images.png"):
         with pytest.raises(OSError, match="would take 2,147,483,648 bytes in memory but has 0"):
-            files.opened(hole(tmp_path / name, 2 << 30))
+            reading.opened(hole(tmp_path / name, 2 << 30))
     refused(lambda: read_table(tmp_path / "t.csv"), "would take", SettingError)
     hole(run / "vectors-2.safetensors", 4 << 30)
     with RunStore.open_read_only(run) as store:
@@ -507,7 +507,7 @@ def test_zip_members_are_packed_by_zlib_or_not_at_all(tmp_path: Path) -> None:
     for method in (zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2):
         with zipfile.ZipFile(tmp_path / "t.npz", "w", method) as zipped:
             zipped.writestr("x.npy", raw.getvalue())
-        refused(lambda: packed.read_arrays(tmp_path / "t.npz"), "packed in a way that is not read", SettingError)
+        refused(lambda: reading.read_arrays(tmp_path / "t.npz"), "packed in a way that is not read", SettingError)
     (tmp_path / "t.tar.gz").write_bytes(lzma.compress(bytes(10_000)))
     refused(lambda: read_members(tmp_path / "t.tar.gz", ["x"]), "cannot be read as a tar archive", SettingError)
 
@@ -740,12 +740,12 @@ def test_weights_of_torch_are_tensors_in_a_zip_that_does_not_expand(tmp_path: Pa
 
 def test_an_hdf5_file_opens_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     h5py = pytest.importorskip("h5py", reason="needs the extra: pip install '.[weights]'")
-    layer = next(iter(extractors.LAYERS.values()))
+    layer = next(iter(embeddings.LAYERS.values()))
     (tmp_path / "secret").write_bytes(bytes(range(64)))
     with h5py.File(tmp_path / "other.h5", "w") as other:
         other["rows"] = np.arange(4.0)
-    monkeypatch.setattr(extractors, "is_prepared", lambda *_: False)  # on a machine that has the weights already
-    monkeypatch.setattr(extractors, "official", lambda *_: tmp_path / "weights.h5")
+    monkeypatch.setattr(embeddings, "is_prepared", lambda *_: False)  # on a machine that has the weights already
+    monkeypatch.setattr(embeddings, "official", lambda *_: tmp_path / "weights.h5")
     layout = h5py.VirtualLayout((4,), "f8")
     layout[:] = h5py.VirtualSource(tmp_path / "other.h5", "rows", (4,))
     outside = [(str(tmp_path / "secret"), 0, 64)]
@@ -757,11 +757,11 @@ def test_an_hdf5_file_opens_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):
         with h5py.File(tmp_path / "weights.h5", "w") as file:
             make(file)
-        refused(extractors.squeezenet, "does not hold the known weights", SettingError)
+        refused(embeddings.squeezenet, "does not hold the known weights", SettingError)
         held: dict[Any, Any] = {}
         with h5py.File(tmp_path / "weights.h5") as file:
             try:
-                file.visititems(lambda path, found, held=held: extractors._take(held, path, found))
+                file.visititems(lambda path, found, held=held: embeddings._take(held, path, found))
             except (OSError, ValueError):
                 continue
         assert not held  # a link to another file is not followed
@@ -773,39 +773,39 @@ def test_an_hdf5_file_opens_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_limits_hold_on_both_sides(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(b'"abcd"')
-    assert files.read_bytes(path, 6) == b'"abcd"'
+    assert reading.read_bytes(path, 6) == b'"abcd"'
     with pytest.raises(OSError, match="longer than the 5 bytes"):
-        files.read_bytes(path, 5)
-    assert files.read_json(path) == "abcd"
+        reading.read_bytes(path, 5)
+    assert reading.read_json(path) == "abcd"
     (tmp_path / "link").symlink_to(path)
-    assert files.read_bytes(tmp_path / "link") == b'"abcd"'
+    assert reading.read_bytes(tmp_path / "link") == b'"abcd"'
     with pytest.raises(OSError, match="it is a link, and only files are read"):
-        files.read_bytes(tmp_path / "link", links=False)
+        reading.read_bytes(tmp_path / "link", links=False)
 
 
 def test_a_file_may_expand_to_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "memory", lambda: 4 << 30)
-    files.check_size("x", 2 << 30, 1 << 30)
+    monkeypatch.setattr(reading, "memory", lambda: 4 << 30)
+    reading.check_size("x", 2 << 30, 1 << 30)
     with pytest.raises(OSError, match="would take"):
-        files.check_size("x", (2 << 30) + 1, 1 << 30)
-    files.check_size("x", files.SMALL, 1)
-    stored = (1 << 30) // files.RATIO + 1
-    files.check_size("x", 1 << 30, stored)
+        reading.check_size("x", (2 << 30) + 1, 1 << 30)
+    reading.check_size("x", reading.SMALL, 1)
+    stored = (1 << 30) // reading.RATIO + 1
+    reading.check_size("x", 1 << 30, stored)
     with pytest.raises(OSError, match="would take"):
-        files.check_size("x", 1 << 30, stored - 1)
+        reading.check_size("x", 1 << 30, stored - 1)
 
 
 def test_the_limit_of_a_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 30, resource.RLIM_INFINITY))
-    assert files.memory() == 1 << 30
+    assert reading.memory() == 1 << 30
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert files.memory() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert reading.memory() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def test_text_tables_are_measured_by_any_separator(tmp_path: Path, little_memory: None) -> None:
     (tmp_path / "t.tsv").write_text("a\tb\n" + "\t\n" * 5_000_000)
     refused(lambda: read_table(tmp_path / "t.tsv"), "would take", SettingError)
-    assert tables.MOST_COLUMNS == 100_000
+    assert reading.MOST_COLUMNS == 100_000
 
 
 @pytest.mark.parametrize("kind", ["view", "trigger", "pipe"])

@@ -24,9 +24,9 @@ from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation import masks
 from piebald.privacy.secure_aggregation.key_exchange import KeyRound
 from piebald.privacy.secure_aggregation.key_queries import KEYS, SIGNED, SIZES, ShareKeys
-from piebald.privacy.secure_aggregation.masking_graph import sizes_in, texts
+from piebald.privacy.secure_aggregation.masks import sizes_in, texts
 from piebald.privacy.secure_aggregation.server_side import SecureRound
-from piebald.privacy.secure_aggregation.sizes import largest_weight, least_weight, size_of
+from piebald.privacy.secure_aggregation.transform import largest_weight, least_weight, size_of
 from tests.fakes import SGD, classified, client_work, few, parameters, seeded, simulate
 
 from .lying_server import SIZE, Clients, told_keys

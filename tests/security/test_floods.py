@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from piebald.core.stored_vectors import LARGE
+from piebald.core.tensor_store import LARGE
 from piebald.federation.hub.local_federation import free_port
 from piebald.federation.link import messaging, tls, transfer
 from piebald.federation.link.frames import FRAMING, FrameKind, encode_frame

@@ -24,7 +24,7 @@ from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_process import site_work
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.transforms import Gaussian
-from piebald.privacy.secure_aggregation.client_side import counted_rows
+from piebald.privacy.secure_aggregation.server_side import counted_rows
 from piebald.runs.prepare import prepare
 from tests.fakes import classified, federation, seeded, simulate
 from tests.federation.conftest import provisioned

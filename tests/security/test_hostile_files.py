@@ -25,7 +25,7 @@ import piebald
 from piebald import data, models, partition, recipes
 from piebald.cli import main
 from piebald.core.errors import RunFolderError
-from piebald.data.clients.own_rows import RunRows
+from piebald.data.clients.data_source import RunRows
 from piebald.federation.site.site_rows import SiteSource, own_rows
 from piebald.runs.adaptation import from_file
 from piebald.storage import lock, schema, tensor_files

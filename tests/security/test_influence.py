@@ -19,10 +19,10 @@ from hypothesis.extra.numpy import arrays
 from piebald import recipes
 from piebald.contracts import SUM, Task
 from piebald.core.moments import keys_of
-from piebald.data.clients.own_rows import RunRows
+from piebald.data.clients.data_source import RunRows
 from piebald.data.partition import clients_from
 from piebald.data.preparation.answers import KindsAnswer, ValuesAnswer
-from piebald.data.preparation.settings import PrepareSettings
+from piebald.data.preparation.preparation import PrepareSettings
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_client import SiteClient
@@ -35,7 +35,7 @@ from piebald.inference.queries.models import ModelSumsQuery
 from piebald.inference.queries.prepare import PrepareNamesQuery, PrepareQuery, unpacked
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.models import Logistic
-from piebald.privacy.disclosure import DisclosureRules, Withheld
+from piebald.privacy.ledger import DisclosureRules, Withheld
 from piebald.runs.prepare import prepare
 from tests.inference.test_preparation_at_sites import Sites, table
 

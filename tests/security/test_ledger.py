@@ -27,7 +27,7 @@ from piebald.contracts.component import Component
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.moments import keys_of
 from piebald.data.partition import clients_from
-from piebald.experiments.fields import ExperimentFields
+from piebald.experiments.recipes import ExperimentFields
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials.audit import FILE as LOG
 from piebald.federation.credentials.audit import AuditLog

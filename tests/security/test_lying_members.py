@@ -19,9 +19,9 @@ from piebald import recipes
 from piebald.contracts import SIGNATURE, PartialSum, QueryRequest, Update
 from piebald.core.errors import Declined
 from piebald.privacy import SecureAggregation
-from piebald.privacy.secure_aggregation import client_side, key_material, key_queries, shamir, share_checks
+from piebald.privacy.secure_aggregation import key_queries, server_side, share_checks
 from piebald.privacy.secure_aggregation.key_queries import COMMITMENTS, KEYS, PROOF, PUBLISHED, SHARES, SIGNED
-from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, numbers, rows
+from piebald.privacy.secure_aggregation.masks import CONTEXT, MaskingGraph, numbers, rows
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.share_checks import DISPUTED, READERS, ShowShares
 from tests.fakes import classified, seeded, simulate
@@ -169,7 +169,7 @@ def test_who_lies_later_is_named_and_the_sum_is_right(case: str) -> None:
 
 @pytest.mark.parametrize("shows", ["what it published", "something else"])
 def test_who_sends_garbage_shows_what_it_published_or_is_left_out(shows: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = key_material.encrypted_for
+    real = key_queries.encrypted_for
 
     def encrypted(graph: MaskingGraph, client: int, root: bytes, both: Any) -> dict[int, bytes]:
         boxes = real(graph, client, root, both)
@@ -218,15 +218,15 @@ def test_who_shares_something_else_than_its_secret_is_named(
 
     It costs one step.  No wrong sum results, and no share of the other kind is given.
     """
-    real = key_material.own_shares
+    real = key_queries.own_shares
 
     def other(kind: str, graph: MaskingGraph, client: int, root: bytes) -> dict[int, bytes]:
         shares = real(kind, graph, client, root)
         if (kind, client) != (which, BAD):
             return shares
-        return {place: place.to_bytes(shamir.BYTES) for place in shares}  # on a line, its secret is 0
+        return {place: place.to_bytes(key_queries.BYTES) for place in shares}  # on a line, its secret is 0
 
-    for module in (key_material, share_checks):
+    for module in (key_queries, share_checks):
         monkeypatch.setattr(module, "own_shares", other)
     clients = WithOneLiar({}, uploads=uploads)
     found = clients.sum()
@@ -294,7 +294,7 @@ def test_shares_are_shown_once_signed_for_and_to_fewer_than_open_a_mask() -> Non
     assert made.exchanged is not None
     graph, sent = made.exchanged.graph, made.exchanged.sent[0]
     claims = {
-        reader: key_material.dispute_claim(graph, 0, reader, sent.boxes[reader], sent.published[reader])
+        reader: key_queries.dispute_claim(graph, 0, reader, sent.boxes[reader], sent.published[reader])
         for reader in graph.neighbours[0]
     }
     for reader, signer, claim in ((1, 2, claims[1]), (1, 1, claims[2]), (0, 0, claims[1])):
@@ -321,10 +321,10 @@ def test_a_run_goes_on_without_a_member_that_lies(
 
     Workers train only.  All members are in the process that is the server as well, so none can lie in a worker.
     """
-    real, place = client_side.replied, tmp_path / "processes"
+    real, place = server_side.replied, tmp_path / "processes"
     lies = {1: ("advertise_keys", SIGNED), 4: ("share_keys", PROOF)}
 
-    def lying(task: Any, work: Any, secrets: Any) -> client_side.Outcome:
+    def lying(task: Any, work: Any, secrets: Any) -> server_side.Outcome:
         with place.open("a") as file:  # a forked worker would write here, too
             file.write(f"{os.getpid()}\n")
         answer, why = real(task, work, secrets)

@@ -8,7 +8,7 @@ import pytest
 
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation import share_checks
-from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph
+from piebald.privacy.secure_aggregation.masks import MaskingGraph
 
 from .lying_server import Clients, LyingServer
 

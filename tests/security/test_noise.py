@@ -9,9 +9,8 @@ from scipy import stats
 from torch import nn
 
 from piebald.contracts import StepContext
-from piebald.core.noise import KEY, NoiseSource, grid_of
 from piebald.core.parameters import Layout
-from piebald.core.randomness import long_key
+from piebald.core.randomness import KEY, NoiseSource, grid_of, long_key
 from piebald.engines.row_gradients import noised
 from piebald.methods.transforms import Gaussian
 
@@ -28,7 +27,7 @@ def test_the_distribution_is_gaussian() -> None:
 
 def test_pieces_are_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is bounded by making noise in pieces, of which no two repeat."""
-    monkeypatch.setattr("piebald.core.noise._PIECE", 7)
+    monkeypatch.setattr("piebald.core.randomness._PIECE", 7)
     drawn = NoiseSource(bytes(KEY)).gaussian(1001)
     assert len(set(drawn.tolist())) == 1001
     assert stats.kstest(drawn, "norm").pvalue > 1e-3

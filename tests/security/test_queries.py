@@ -12,7 +12,7 @@ from torch import Tensor
 
 from piebald import recipes
 from piebald.contracts import ClientContext, Query, ResultForm, Split, SumDemands, Task, TrainInput, TrainOutput, Trains
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.errors import SettingError
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.site.policy import Policy

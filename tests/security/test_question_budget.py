@@ -31,7 +31,7 @@ from piebald.contracts import Query, Task
 from piebald.contracts.component import Component
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.moments import keys_of
-from piebald.core.noise import NoiseSource
+from piebald.core.randomness import NoiseSource
 from piebald.data.partition import clients_from
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.site import consent

@@ -13,16 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piebald import recipes
-from piebald.contracts import SUM, ClientSecrets, Task, Update, runtime, shown_digest, task_digest
+from piebald.contracts import SUM, ClientSecrets, Task, Update, server, shown_digest, task_digest
 from piebald.core.errors import SettingError
 from piebald.inference.queries.columns import MaskedSumsQuery
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation import masks, server_side, share_checks, transform
-from piebald.privacy.secure_aggregation.client_side import masked, replied
 from piebald.privacy.secure_aggregation.key_exchange import KeyRound
-from piebald.privacy.secure_aggregation.key_material import rounding_seed
-from piebald.privacy.secure_aggregation.key_queries import DIGEST
-from piebald.privacy.secure_aggregation.server_side import SecureRound
+from piebald.privacy.secure_aggregation.key_queries import DIGEST, rounding_seed
+from piebald.privacy.secure_aggregation.server_side import SecureRound, masked, replied
 from tests.fakes import few
 
 from .lying_server import Clients
@@ -325,8 +323,8 @@ def test_a_tensor_that_changes_has_another_digest() -> None:
 
 
 def test_a_model_is_hashed_once_for_all_who_are_shown_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, real = list[int](), runtime.raw
-    monkeypatch.setattr(runtime, "raw", lambda tensor: read.append(tensor.numel()) or real(tensor))
+    read, real = list[int](), server.raw
+    monkeypatch.setattr(server, "raw", lambda tensor: read.append(tensor.numel()) or real(tensor))
     model, control = torch.ones(50), torch.ones(20)
     for client in range(9):
         task_digest(Task(client, client, 3, {"model": model, "control": control}))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from piebald import recipes
 from piebald.contracts import Task
 from piebald.engines.engine_choice import make_engine
-from piebald.engines.serve_stack import serve
+from piebald.engines.outgoing import serve
 from piebald.engines.stack import ClientStack
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.site.policy import Policy

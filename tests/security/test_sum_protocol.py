@@ -17,7 +17,6 @@ from piebald.contracts import SIGNATURE, SumDemands, Update
 from piebald.core.errors import Declined
 from piebald.methods.transforms import Gaussian
 from piebald.privacy import SecureAggregation
-from piebald.privacy.secure_aggregation.key_material import commitment, key_claim, public_keys, round_digest
 from piebald.privacy.secure_aggregation.key_queries import (
     COMMITMENTS,
     KEYS,
@@ -26,9 +25,12 @@ from piebald.privacy.secure_aggregation.key_queries import (
     AdvertiseKeys,
     CommitKeys,
     ShareKeys,
+    commitment,
+    key_claim,
+    public_keys,
+    round_digest,
 )
-from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MEMBERS, numbers, rows, texts
-from piebald.privacy.secure_aggregation.masks import round_stochastically
+from piebald.privacy.secure_aggregation.masks import CONTEXT, MEMBERS, numbers, round_stochastically, rows, texts
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.share_checks import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking, keep_shares
 from tests.fakes import classified, seeded, simulate

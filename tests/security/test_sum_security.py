@@ -12,9 +12,8 @@ from scipy import stats
 from piebald.contracts import SumDemands
 from piebald.core.errors import Declined, SettingError
 from piebald.privacy import SecureAggregation
-from piebald.privacy.secure_aggregation.key_material import public_keys
-from piebald.privacy.secure_aggregation.key_queries import partners_among
-from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, demands_reject_reason
+from piebald.privacy.secure_aggregation.key_queries import partners_among, public_keys
+from piebald.privacy.secure_aggregation.masks import MaskingGraph, demands_reject_reason
 from piebald.privacy.secure_aggregation.security import (
     AVAILABILITY,
     SECURITY,

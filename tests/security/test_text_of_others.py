@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piebald.cli import main
-from piebald.cli.printing import print_table
+from piebald.cli.app import print_table
 from piebald.contracts import Update
 from piebald.core.errors import SettingError
 from piebald.core.plain_text import printable

@@ -31,7 +31,7 @@ from torch import nn
 from piebald import data, partition, recipes
 from piebald.report.callbacks import Callback, Tracker
 from piebald.data.partition.data_change import DataChange
-from piebald.data.partition.sizes import Sizes
+from piebald.data.partition.partition import Sizes
 from piebald.methods.training.augmentation import Augmentation
 from piebald.methods.training.optimizers import Optimizer
 from piebald.methods.aggregation.linear import Linear

@@ -16,8 +16,8 @@ import piebald
 from piebald import Simulator
 from piebald.cli import main
 from piebald.core.objective import METRICS
-from piebald.experiments.fields import ExperimentFields
 from piebald.experiments.file import ExperimentSettings
+from piebald.experiments.recipes import ExperimentFields
 from piebald.experiments.reference import meanings, schema
 from piebald.experiments.run_settings import (
     KEYS,

@@ -23,7 +23,7 @@ from piebald.methods.recipe import Recipe
 from piebald.methods.server_optimizer.base import ServerOptimizer
 from piebald.methods.training import Sgd
 from piebald.methods.transforms.base import Transform
-from piebald.testing.recipe import in_fedavg
+from piebald.testing.components import in_fedavg
 
 # Settings that a component needs.
 NEEDED: dict[str, dict[str, Any]] = {

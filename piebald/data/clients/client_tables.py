@@ -1,4 +1,7 @@
-"""Tables with a client column: pandas, Hugging Face data sets, `flwr-datasets` partitioners."""
+"""Tables with a client column: pandas, Hugging Face data sets, `flwr-datasets` partitioners.
+
+The rows of a table divided as those of clients are, for what reads tables as they are.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,36 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from piebald.contracts import Split
 from piebald.core import pytree
-from piebald.core.errors import SettingError, unknown
-from piebald.data.clients.collate import Collate
-from piebald.data.clients.convert import Array, array, input_arrays, inputs
+from piebald.core.arguments import checked
+from piebald.core.errors import SettingError, shown, unknown
+from piebald.data.clients.convert import Array, Collate, array, input_arrays, inputs
+from piebald.data.clients.lists import Lists
 from piebald.data.clients.owner import Owner
 from piebald.data.clients.table_files import files_of as files_of
 from piebald.data.clients.table_files import is_table as is_table
 from piebald.data.clients.table_files import mixed_reason
 from piebald.data.clients.table_files import read_table as read_table
-from piebald.data.partition.leakage import with_suspects
-from piebald.data.partition.row_keys import RowKeys
-from piebald.data.partition.split import Ints
-from piebald.data.partition.split_settings import SplitSettings
-from piebald.data.preparation.columns import ROWS, CodedTable, RowsOfFile, factorized, guess_columns, row_number
+from piebald.data.partition.leakage import SPLITS, RowKeys, three_ways, with_suspects
+from piebald.data.partition.split import Ints, SplitSettings
+from piebald.data.preparation.columns import (
+    ROWS,
+    CodedTable,
+    RowsOfFile,
+    classes_of,
+    factorized,
+    guess_columns,
+    row_number,
+)
 from piebald.data.preparation.columns import numbers_of as column_numbers
-from piebald.data.preparation.like_names import warn_of_like_names
+from piebald.data.preparation.written_forms import warn_of_like_names
 
 BY_SHARES = SplitSettings()
 _log = logging.getLogger(__name__)
@@ -39,7 +51,7 @@ class ClientTable:
 
     Inputs and targets are arrays, or tuples or dicts of arrays.
 
-    `split` has the place of each row's part in `three_way_split.SPLITS`, where clients come with their own parts, and
+    `split` has the place of each row's part in `leakage.SPLITS`, where clients come with their own parts, and
     `keys` what columns say of how rows are divided; `origin` is the file, for messages.  `features` and `target` are
     the columns of inputs [n, d] and of targets, where these have names; `columns` says how inputs are columns of a
     table, where they are to be prepared.
@@ -470,3 +482,71 @@ def _input_column(values: Any, column: str, described: Any) -> Array:
     if getattr(described, "dtype", None) == "uint8":  # the format widens small integers; images must stay uint8
         numbers = numbers.astype(np.uint8)
     return numbers
+
+
+@checked
+def train_validation_test_split(
+    table: Any,
+    split: SplitSettings | Mapping[str, Any] | str | None = None,
+    *,
+    client: str | None = None,
+    target: str | None = None,
+    regression: bool = False,
+) -> dict[Split, Any]:
+    """Divide the rows of a table into one table for each split, as `clients_from` and `[split]` divide them.
+
+    Args:
+        table: a pandas DataFrame, or the path of a table; gaps and text are left as they are.
+        split: `SplitSettings`, or a table of them, or the name of a column of parts.
+        client: the column that names the client of each row; None where all are of one.
+        target: the column by whose classes rows are stratified, if it has classes.
+        regression: the target has numbers to predict, also where all of them are whole.
+
+    Returns:
+        pandas DataFrames of the rows "train", "validation" and "test".
+
+    Raises:
+        SettingError: there is no such column, or settings do not fit the table.
+
+    Examples:
+        >>> import pandas
+        >>> visits = pandas.DataFrame({"patient": list("aabbccdd"), "dose": range(8), "ill": list("yynnyynn")})
+        >>> parts = train_validation_test_split(visits, {"group": "patient", "test": 0.5}, target="ill")
+        >>> {name: len(part) for name, part in parts.items()}
+        {'train': 4, 'validation': 0, 'test': 4}
+    """
+    frame = read_table(Path(table), client) if isinstance(table, str | Path) else table
+    if not hasattr(frame, "columns"):
+        raise SettingError(f"table must be a pandas DataFrame or the path of a table, got {shown(table)}")
+    parts = parts_of(frame, SplitSettings.of(split), client, target, regression)
+    return {name: frame[parts == place] for place, name in enumerate(SPLITS)}
+
+
+def parts_of(
+    frame: Any, split: SplitSettings, client: str | None, target: str | None, regression: bool = False
+) -> Ints:
+    """Return the place of each row's part [n] in `SPLITS`, -1 for none; see `train_validation_test_split`."""
+    names = [str(name) for name in frame.columns]
+    for column in (client, target):
+        if column is not None and column not in names:
+            raise unknown("column", column, names)
+    kept = frame.reset_index(drop=True)
+    for column, what in ((client, "clients"), (target, "targets")):
+        kept = kept if column is None else known(kept, column, what)
+    codes, own = owners_in(kept[client]) if client is not None else (np.zeros(len(kept), dtype=np.int64), [""])
+    keys = RowKeys.of_table(names, kept.__getitem__, split, client)
+    keys = with_suspects(keys, kept, target, (client, *split.columns))
+    label = None if target is None or regression else _classes(kept[target])
+    parts = np.full(len(frame), -1, dtype=np.int64)
+    for place, rows in enumerate(three_ways(Lists.of(codes, len(own)), label, split, keys, names=own).values()):
+        parts[kept.index.to_numpy()[rows.values]] = place
+    return parts
+
+
+def _classes(series: Any) -> Ints | None:
+    """Return the class [n] of each target, -1 where it is missing, None of amounts."""
+    classes = classes_of(series)
+    if classes is None:
+        return None
+    codes, words = factorized(series.astype(int) if series.dtype == bool else series)
+    return np.array([*map(classes.index, words), -1])[codes]

@@ -1,30 +1,39 @@
-"""Rows of the user's own, as an experiment file names them: a file, a folder, or a function."""
+"""Rows of the user's own, as an experiment file names them: a file, a folder, or a function.
+
+The rows of one client of a run that is described elsewhere: of a site, or of a newcomer.
+
+Rows in a file that all clients of a run have in common.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self, cast, runtime_checkable
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from piebald.contracts import Clients
+from piebald.contracts import Clients, Rows
+from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
 from piebald.core.errors import SettingError, install, unknown
-from piebald.core.reading.packed import read_arrays
+from piebald.core.reading import read_arrays
 from piebald.core.references import Reference, Text
 from piebald.core.targets import IGNORED
 from piebald.data.clients.client_tables import BY_SHARES, ClientTable, Reading, files_of, is_table, read_table
-from piebald.data.clients.collate import Collate
-from piebald.data.clients.convert import Array
+from piebald.data.clients.convert import Array, Collate, floats, is_several
 from piebald.data.clients.owner import Owner, read_owners
-from piebald.data.clients.sources import clients_of_table, labelled, table_of
-from piebald.data.clients.standardise import Standardisation
-from piebald.data.partition.split_settings import SplitSettings
+from piebald.data.clients.pairs import looking_alike
+from piebald.data.clients.prepared import Standardisation
+from piebald.data.clients.sources import clients_of_table, labelled, recoded, table_of
+from piebald.data.partition import ByOwner, Iid
+from piebald.data.partition.split import SplitSettings
+from piebald.data.preparation.preparation import PrepareSettings
 from piebald.data.sets.dataset import DataSet, Owners
+from piebald.data.sets.decoded import Decoded
 from piebald.data.sets.folders import IMAGES, audio_folder, image_folder, visible
 from piebald.data.sets.named import named
 from piebald.settings import plugins
@@ -282,3 +291,194 @@ def _saved(path: Path) -> Any:
         name = next(iter(dataset), "train")
         raise SettingError(f"{path} holds the splits {', '.join(dataset)}: name the folder of one, like {path / name}")
     return dataset
+
+
+_COLUMNS = ("target", "features", "tokens")  # what a source leaves to the run where it does not say it itself
+
+
+@dataclass(frozen=True, slots=True)
+class RunRows:
+    """Statements of a run about the rows of its clients.
+
+    Attributes:
+        classes: names of the classes in the order of their numbers, None where there are none, or none are known.
+        numbers: whether targets are numbers to predict.
+        inputs: the shape of one input as clients have it, None where it is not known.
+        columns: the experiment's section [data], whose columns a source takes where it names none itself.
+        extractor: the frozen network that a client runs once over its inputs, None for none.
+        prepare: how columns of tables become inputs, None for numbers as they are.
+        split: how the rows are divided, None where the run does not say it.
+    """
+
+    classes: Sequence[str] | None = None
+    numbers: bool = False
+    inputs: Sequence[int] | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    extractor: str | None = None
+    prepare: PrepareSettings | None = None
+    split: SplitSettings | None = None
+
+    def columns_for(self, source: DataSource, owner: Owner) -> DataSource:
+        """Return the source with the settings that it leaves to the run."""
+        names = _COLUMNS if owner.is_table else ("tokens",)
+        changes = {name: self.columns[name] for name in names if self.columns.get(name) and not getattr(source, name)}
+        if owner.is_table and source.client is None and self.columns.get("client") in owner.columns:
+            changes["client"] = self.columns["client"]  # no input; all rows are this client's
+        return source.model_copy(update=changes)
+
+
+def client_among(
+    owners: Sequence[Owner], source: DataSource, name: str, run: RunRows, division: SplitSettings, number: int = 0
+) -> tuple[Clients, int]:
+    """Return clients, one of which has the rows of a name, and its number among them.
+
+    Args:
+        owners: who gave rows.
+        source: what they were read from.
+        name: the name of the client.
+        run: what the run says of them.
+        division: how they are divided, where they are not yet.
+        number: number of the client in the run.
+
+    Raises:
+        SettingError: the rows cannot be used, or none are this client's.
+    """
+    rows, kind = owners[0].data_set, source.client
+    if owners[0].clients is not None:
+        clients = cast(Clients, source.rows_of(owners[0].clients, run.split))
+        return clients, number_of(clients.names, name, source)
+    if rows is not None and _stays(rows):
+        data_set = cast(DataSet, source.rows_of(rows))
+        if run.classes is not None and data_set.classes is not None:
+            y = recoded(data_set.targets.numpy(), data_set.classes, run.classes, source.where)
+            data_set = replace(data_set, y=torch.from_numpy(y), classes=list(run.classes))
+        split = (Iid(clients=1) if kind is None else ByOwner(owner=kind)).split(data_set, division)
+        return split, 0 if kind is None else number_of(split.names, name, source)
+    if owners[0].name is not None:
+        names = list(dict.fromkeys(str(owner.name) for owner in owners))
+        own = names[number_of(names, name, source)]
+        owners = [replace(owner, name=None) for owner in owners if owner.name == own]
+    if owners[0].split is not None:
+        has_tables = any(owner.is_table or owner.data_set is not None for owner in owners)
+        owners = [replace(owner, name=name, content=_pair(owner, source, name, run)) for owner in owners]
+        if has_tables:  # whose columns are chosen by now
+            source = source.model_copy(update={"client": None, "target": None, "features": None})
+        if all(owner.split != "train" for owner in owners):
+            raise SettingError(f"{source.where} returned no rows to train on: it must return a 'train' part")
+    table, labels = own_table(owners, source, name, run, coded=run.prepare is not None)
+    # the same rows as in a simulation
+    first = 0 if run.split is None else number
+    return clients_of_table(table, division, labels=labels, first=first), 0
+
+
+def own_table(
+    owners: Sequence[Owner], source: DataSource, name: str, run: RunRows, coded: bool = False
+) -> tuple[ClientTable, tuple[Any, Sequence[str] | None]]:
+    """Return the rows of one client as a table, and their targets as numbers with the names of their classes.
+
+    Args:
+        owners, source, name, run: see `client_among`.
+        coded: whether columns of tables are to be prepared, so that they may have gaps and text.
+
+    Raises:
+        SettingError: the rows cannot be used, or have a class that the run has not.
+    """
+    alone = source.client is None and owners[0].owners is None
+    source = run.columns_for(source, owners[0])
+    if owners[0].is_table and source.target is None:
+        raise SettingError(
+            f"{source.where} is a table: name the column to predict, target in [data] of site.toml, or --target "
+            f"COLUMN; it has {', '.join(owners[0].columns)}"
+        )
+    table = source.table_of(owners, run.split or BY_SHARES, coded)
+    table = table.of(None if alone else number_of(table.names, name, source), name)
+    # what has names is told by them; numbers, and text of tables, are those of the run
+    has_names = table.classes is not None or owners[0].is_hub or source.positive is not None
+    amounts = source.regression or (run.numbers and not is_several(table.y))
+    changes = {"classes": source.classes or (None if has_names else run.classes), "regression": amounts}
+    y, classes = source.model_copy(update=changes).labels_of(table)
+    if classes is not None and run.classes is not None:
+        y, classes = recoded(y, classes, run.classes, source.where), list(run.classes)
+    return table, (y, classes)
+
+
+def number_of(names: Sequence[str], name: str, source: DataSource) -> int:
+    """Return the number of the client with a name; a single one may have another name."""
+    listed = [str(other) for other in names]
+    if name in listed:
+        return listed.index(name)
+    if len(listed) == 1 and source.client is None:
+        return 0
+    shown = f"{', '.join(map(repr, listed[:5]))}{f' and {len(listed) - 5} more' if len(listed) > 5 else ''}"
+    kind = "client" if source.client is None else f"row whose {source.client} is"
+    raise SettingError(f"{source.where} has no {kind} {name!r}, which is the name of this site, but {shown}")
+
+
+def _stays(rows: DataSet) -> bool:
+    """Return whether a data set is divided as it is: its rows are in files, or it says how they are divided."""
+    return isinstance(rows.x, Decoded) or rows.test is not None or (rows.groups is not None and rows.keys is None)
+
+
+def _pair(owner: Owner, source: DataSource, name: str, run: RunRows) -> Any:
+    """Return inputs and targets of a part, by the names of classes where they come from a table or a data set."""
+    if not owner.is_table and owner.data_set is None:
+        return owner.content
+    table, (y, classes) = own_table([replace(owner, name=None, split=None)], source, name, run)
+    return table.x, y if classes is None else np.array(classes)[y]
+
+
+_NO_RUN = RunRows()
+
+
+@runtime_checkable
+class TakesPublicRows(Protocol):
+    """Clients that can be given rows which all of them have."""
+
+    def with_public_rows(self, rows: Rows) -> Self:
+        """The same clients with these public rows."""
+
+
+def with_published(clients: Clients, source: DataSource, folder: Path | None = None, run: RunRows = _NO_RUN) -> Clients:
+    """Clients with the public rows of the file that `source.public` names.
+
+    Args:
+        clients: whose rows they must look like.
+        source: with the file's name, and what is said of the columns of tables.
+        folder: what the file's path is relative to, the working directory by default.
+        run: what is said elsewhere of the columns.
+
+    Raises:
+        SettingError: there is no such file, its rows do not look like the clients', or there are public rows already.
+    """
+    public, who = source.public, f"public = {source.public!r}"
+    if public is None:
+        return clients
+    if public_rows_of(clients) is not None:
+        raise SettingError(
+            f"{who}: there are public rows already, from the partition or the source: leave one of both out"
+        )
+    if not isinstance(clients, TakesPublicRows):
+        raise SettingError(
+            f"{who} cannot be added to clients of your own class: give them a property public_rows of their own"
+        )
+    path = (folder or Path()) / public
+    if not path.is_file() or not (is_table(path) or path.suffix == ".npz"):
+        raise SettingError(f"{who} must be a .npz file with arrays x and y, or a .csv, .tsv or .parquet table")
+    client_rows = next((held for client in range(len(clients)) if len(held := clients.rows(client, "train"))), None)
+    if client_rows is None:
+        raise SettingError("no client has a training row")
+    return clients.with_public_rows(looking_alike(_rows(source, path, clients, run), client_rows, who))
+
+
+def _rows(source: DataSource, path: Path, clients: Clients, run: RunRows) -> Rows:
+    """The rows of the file, with the clients' numbers of classes."""
+    changes = dict.fromkeys(("name", "client", "classes", "public", "standardise"))
+    if not is_table(path):
+        changes |= dict.fromkeys(("target", "features"))
+    published = source.model_copy(update=changes | {"source": str(path)})
+    # rows that all have are nobody's, and a column of clients would be read as a feature
+    columns = {**run.columns, "client": source.client or run.columns.get("client")}
+    said = replace(run, classes=clients.classes, numbers=clients.classes is None, columns=columns)
+    table, (y, _) = own_table(read_owners(published.read(), pair=True), published, "", said)
+    x, y = (pytree.mapped(torch.from_numpy, tree) for tree in (table.x, y))
+    return Rows(floats(x), y)

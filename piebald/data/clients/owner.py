@@ -26,9 +26,8 @@ from piebald.data.clients.row_identity import (
     row_digests,
 )
 from piebald.data.clients.table_files import is_table, read_table
-from piebald.data.partition.split import Ints
-from piebald.data.partition.split_settings import division_of
-from piebald.data.partition.three_way_split import SPLITS
+from piebald.data.partition.leakage import SPLITS
+from piebald.data.partition.split import Ints, division_of
 from piebald.data.preparation.preparation import Preparation
 from piebald.data.sets.dataset import DataSet
 

@@ -11,10 +11,19 @@ from piebald.contracts import Rows, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown
 from piebald.data.clients.client_tables import ClientTable, Reading, coded_owners
-from piebald.data.clients.collate import Lengths, lengths, padded
-from piebald.data.clients.convert import Array, array, input_arrays, is_several, kind, target_arrays
+from piebald.data.clients.convert import (
+    Array,
+    Lengths,
+    array,
+    input_arrays,
+    is_several,
+    kind,
+    lengths,
+    padded,
+    target_arrays,
+)
 from piebald.data.clients.owner import Owner, given
-from piebald.data.partition.three_way_split import SPLITS
+from piebald.data.partition.leakage import SPLITS
 
 
 def from_pairs(given_by: Sequence[Owner], reading: Reading) -> ClientTable:

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from piebald.core.errors import SettingError, install, shown
-from piebald.core.reading.databases import BoundedConnection, connected
-from piebald.core.reading.files import SMALL, UnfitFile, check_size, regular
+from piebald.core.reading import SMALL, BoundedConnection, UnfitFile, check_size, connected, regular
 
 QUERY = ".sql"
 LISTED = "PIEBALD_DATABASES"  # URLs of databases, with spaces between them

@@ -17,7 +17,7 @@ from piebald.contracts.data import without_inputs
 from piebald.core.client_models import fitting_patterns, idle_pattern_reason
 from piebald.core.errors import SettingError
 from piebald.core.pytree import Tree
-from piebald.data.partition.split_settings import SplitSettings
+from piebald.data.partition.split import SplitSettings
 from piebald.data.preparation.preparation import Preparation
 
 

@@ -1,5 +1,7 @@
 """Clients from your own data: arrays, torch data sets, tables in memory or in files, Hugging Face data sets, and
 `flwr-datasets` partitioners.
+
+Clients whose rows are items of torch data sets, read when they are needed; they implement `contracts.Clients`.
 """
 
 from __future__ import annotations
@@ -7,30 +9,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
 
 from piebald.contracts import Clients, HoldsRows, Rows, Split
 from piebald.core import pytree
-from piebald.core.arguments import Count, Share, checked
+from piebald.core.arguments import Count, Share, checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.targets import IGNORED
 from piebald.data.clients.client_tables import ClientTable, Reading, from_frame, from_frames, from_hub
-from piebald.data.clients.collate import Collate, lengths_of
-from piebald.data.clients.convert import floats, kind, target_arrays
+from piebald.data.clients.convert import Collate, floats, kind, lengths_of, target_arrays
 from piebald.data.clients.lists import Lists
-from piebald.data.clients.owner import ALLOWED, Owner, different_names, is_table_path, read_owners
+from piebald.data.clients.owner import ALLOWED, Owner, different_names, given, is_table_path, read_owners
 from piebald.data.clients.pairs import from_pairs, looking_alike, pair
-from piebald.data.clients.pooled_clients import PooledClients
+from piebald.data.clients.pooled_clients import LazyClients, PooledClients
 from piebald.data.clients.prepared import PreparedClients, prepared
-from piebald.data.partition.row_keys import RowKeys
-from piebald.data.partition.split import Ints
-from piebald.data.partition.split_settings import SplitSettings
-from piebald.data.partition.three_way_split import check_shares, three_ways
+from piebald.data.partition.leakage import RowKeys, check_shares, three_ways
+from piebald.data.partition.split import Ints, SplitSettings
 from piebald.data.preparation.columns import are_classes, factorized, in_order
-from piebald.data.preparation.settings import PrepareSettings
+from piebald.data.preparation.preparation import PrepareSettings
 from piebald.data.sets.dataset import DataSet
 
 
@@ -434,3 +433,95 @@ def _oddity(y: Any, classes: Sequence[str] | None, amounts: bool) -> str | None:
 def _some(values: Any) -> str:
     listed = [str(value) for value in values]
     return ", ".join(listed[:4]) + (", ..." if len(listed) > 4 else "")
+
+
+class MapStyle(Protocol):
+    """A map-style data set: it has a length, and an item (x, y) for each place."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: int) -> Any: ...
+
+
+@checked_class
+class TorchClients(LazyClients):
+    """Clients that each have a map-style data set of `torch.utils.data`, whose items are read only when needed.
+
+    A client's training items are read when it trains, its test items when a model is evaluated on them, and those of a
+    client without a task never.  Since no label is known before, items are held out at random and not class by class.
+    A data set must return the same item each time: random changes belong into `augmentation`.
+
+    Args:
+        datasets: a list, or a dict from client names, of data sets of pairs (x, y).
+        classes: names of the classes, None where targets are not classes.
+        validation: share of each client's items for validation.
+        test: share of each client's items for testing.
+        seed: seed of the choice of items.
+        cache: number of parts of clients that are kept in memory.
+        tokens, collate, length: see `LazyClients`.
+
+    Raises:
+        SettingError: a data set is none, or has no items; later, with the client's name, if its items cannot be used.
+    """
+
+    def __init__(
+        self,
+        datasets: Mapping[str, Any] | Sequence[Any],
+        *,
+        classes: Sequence[str] | None = None,
+        validation: Share = 0.0,
+        test: Share = 0.2,
+        seed: int = 0,
+        cache: Count = 64,
+        tokens: bool = False,
+        collate: Collate = "stack",
+        length: Count | None = None,
+    ) -> None:
+        named = datasets if isinstance(datasets, Mapping) else {str(n): dataset for n, dataset in enumerate(datasets)}
+        if not named:
+            raise SettingError("there are no clients: give at least one data set")
+        for name, dataset in named.items():
+            if not isinstance(dataset, torch.utils.data.Dataset) or _size(dataset) == 0:
+                raise SettingError(
+                    f"client {name!r} must have a map-style torch data set of one item or more, got "
+                    f"{type(dataset).__name__}"
+                )
+        super().__init__(
+            # `load` is never called, since `rows` reads items part by part
+            len(named), lambda client: None, names=[str(name) for name in named], classes=classes,
+            validation=validation, test=test, seed=seed, cache=cache, tokens=tokens, collate=collate, length=length,
+        )  # fmt: skip
+        self._datasets: list[MapStyle] = list(named.values())
+        client = np.repeat(np.arange(len(named)), [_size(dataset) for dataset in named.values()])
+        # classes are not known before items are read, so nothing is stratified by them
+        self._parts = three_ways(Lists.of(client, len(named)), None, self._division)
+        self._starts = np.concatenate([[0], np.cumsum([_size(dataset) for dataset in named.values()])])
+
+    def rows(self, client: int, split: Split) -> Rows:
+        """The rows of one part, read unless they are in the cache; empty where the client has none."""
+        self._check_part(client, split)
+        return self._recent((client, split), lambda: self._read(client, split))
+
+    def size(self, client: int, split: Split) -> int:
+        """Return the number of rows; no item is read for that."""
+        self._check_part(client, split)
+        return len(self._parts[split][client])
+
+    def _read(self, client: int, split: Split) -> Rows:
+        places = self._parts[split][client] - self._starts[client]
+        if not len(places):  # the form of empty rows is that of the first item
+            return self._converted(client, np.zeros(1, dtype=np.int64))[:0]
+        return self._converted(client, places)
+
+    def _converted(self, client: int, places: Ints) -> Rows:
+        who = f"client {self.names[client]!r}"
+        subset: Any = torch.utils.data.Subset(self._datasets[client], places.tolist())  # type: ignore[arg-type]
+        return self._rows(given(subset, who), who)
+
+
+def _size(dataset: Any) -> int:
+    """Return the number of items of a data set, 0 where it has no length."""
+    try:
+        return len(dataset)
+    except TypeError:
+        return 0

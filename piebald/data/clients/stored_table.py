@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from piebald.core import stored_vectors
-from piebald.core.stored_vectors import large_array
+from piebald.core import tensor_store
+from piebald.core.tensor_store import large_array
 from piebald.data.preparation.columns import coded_words, is_categorical
 
 _ROWS = 1 << 16  # of the first array, which doubles from then on
@@ -29,7 +29,7 @@ def joined_chunks(chunks: Iterable[Any], rows: int = _ROWS) -> Any:
     remaining, held = iter(chunks), list[Any]()
     for chunk in remaining:
         held.append(chunk)
-        if len(held) > 1 and sum(table.size for table in held) > stored_vectors.CELLS:
+        if len(held) > 1 and sum(table.size for table in held) > tensor_store.CELLS:
             break
     else:
         return pandas.concat(held, ignore_index=True) if len(held) > 1 else held[0]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from piebald.contracts import Clients, InMemory, Rows, RowsAtSites, Split
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.errors import SettingError
 from piebald.core.metrics import Auc
 from piebald.core.objective import Objective

@@ -2,26 +2,216 @@
 
 They are computed from `Statistics`, so a real federation can report them without moving a row, and a simulation
 before a run without loading rows that are not in memory.
+
+Statistics that a client may share instead of rows: counts, a mean and a covariance, which can be merged.
+
+Weight divergence: the distance between clients' models after one local epoch (Zhao et al. 2018).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from piebald.contracts import Clients, Fleet, InMemory
-from piebald.core.arguments import checked, checked_class
+from piebald.contracts import Clients, Fleet, InMemory, Rows, Split
+from piebald.core import pytree
+from piebald.core.arguments import Count, Positive, checked, checked_class
 from piebald.core.errors import SettingError
-from piebald.data.measures.client_statistics import Floats, Statistics, collect, union
+from piebald.core.moments import merged
+from piebald.core.objective import objective_for
+from piebald.core.parameters import Layout, copied
+from piebald.core.randomness import generator, torch_seed
+from piebald.core.targets import IGNORED
+from piebald.data.clients.convert import class_numbers
 from piebald.data.measures.pictures import flat
 from piebald.data.partition.split import Ints
+
+if TYPE_CHECKING:
+    from piebald.core.objective import Objective
+    from piebald.methods.client_work import ClientWork
+
+
+Floats = NDArray[np.float64]
+
+
+@checked_class
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistics:
+    """Statistics of the rows of one or several clients; `merge` gives those of the union of rows.
+
+    Statistics of few rows reveal much: the mean of one row is the row.  Add noise or require a minimum number of rows
+    if that matters.
+
+    Attributes:
+        rows: number of rows.
+        counts: rows of each class [classes], None if targets are not classes.
+        mean: mean embedding [d], None without embeddings.
+        scatter: sum of (z - mean) (z - mean)' over the embeddings z [d, d], None without embeddings.
+
+    Raises:
+        SettingError: counts do not add up to rows, or shapes do not fit together.
+
+    Examples:
+        >>> import numpy as np
+        >>> import piebald as pb
+        >>> ward = pb.partition.Statistics.of(np.array([0, 0, 1, 1]), classes=2)
+        >>> both = ward.merge(pb.partition.Statistics.of(np.array([0, 0, 0, 0]), classes=2))
+        >>> both.shares
+        array([0.75, 0.25])
+    """
+
+    rows: int
+    counts: Ints | None = None
+    mean: Floats | None = None
+    scatter: Floats | None = None
+
+    def __post_init__(self) -> None:
+        _check_array("counts", self.counts, "iu", 1)
+        _check_array("mean", self.mean, "iuf", 1)
+        _check_array("scatter", self.scatter, "iuf", 2)
+        if self.counts is not None and int(self.counts.sum()) != self.rows:
+            raise SettingError(f"counts must add up to the {self.rows} rows, got {int(self.counts.sum())}")
+        if (self.mean is None) != (self.scatter is None):
+            raise SettingError("mean and scatter must both be given or both be left out")
+        if self.mean is not None and self.scatter is not None and self.scatter.shape != (len(self.mean),) * 2:
+            d = len(self.mean)
+            raise SettingError(f"scatter must be [{d}, {d}] like the mean, got {list(self.scatter.shape)}")
+
+    @classmethod
+    def of(
+        cls, label: Ints | None = None, classes: int = 0, embedding: NDArray[np.floating] | None = None
+    ) -> Statistics:
+        """Statistics of rows.
+
+        Args:
+            label: class of each row [n], None where targets are not classes; rows of class -100 are left out.
+            classes: how many classes there are.
+            embedding: a vector for each row [n, d], or None.
+
+        Raises:
+            SettingError: neither is given, lengths differ, or a label or a number is out of range.
+        """
+        if label is None and embedding is None:
+            raise SettingError("statistics need a label or an embedding of each row, got neither")
+        counts = None
+        if label is not None:
+            if not (known := label != IGNORED).all():
+                label, embedding = label[known], embedding if embedding is None else np.asarray(embedding)[known]
+            if len(label) and not 0 <= int(label.min()) <= int(label.max()) < classes:
+                raise SettingError(f"labels must be in 0..{classes - 1}, got {int(label.min())}..{int(label.max())}")
+            counts = np.bincount(label, minlength=classes)
+        if embedding is None:
+            return cls(0 if label is None else len(label), counts)
+        # sums of squares in float32 lose the small variances of many rows
+        z = np.asarray(embedding, dtype=np.float64)
+        if z.ndim != 2 or (label is not None and len(label) != len(z)):
+            raise SettingError(f"embeddings must be [rows, d] with a row for each label, got {list(z.shape)}")
+        if not np.isfinite(z).all():
+            raise SettingError("embeddings must be finite numbers: look for rows with gaps or overflows")
+        # NumPy's mean of no rows is NaN, which `merge` would carry to the union
+        mean = z.mean(0) if len(z) else np.zeros(z.shape[1])
+        # Centred before products are summed: the difference of two large sums would lose the small variances.
+        centred = z - mean
+        return cls(len(z), counts, mean, centred.T @ centred)
+
+    def merge(self, other: Statistics) -> Statistics:
+        """The statistics of the union of both sets of rows (Chan, Golub, LeVeque 1979, for the scatter).
+
+        Raises:
+            SettingError: one lacks counts or embeddings that the other has, or their shapes differ.
+        """
+        rows = self.rows + other.rows
+        counts = mean = scatter = None
+        if self.counts is not None and other.counts is not None and len(self.counts) == len(other.counts):
+            counts = self.counts + other.counts
+        elif self.counts is not None or other.counts is not None:
+            raise SettingError("statistics can be merged only if all count the same classes")
+        if self.mean is not None and other.mean is not None and len(self.mean) == len(other.mean):
+            assert self.scatter is not None  # for the type checker; it comes with the mean
+            assert other.scatter is not None
+            # Deviations from the means are merged, not raw sums, which would cancel.
+            apart = other.mean - self.mean
+            # two empty sets give 0 and not NaN
+            share = other.rows / max(rows, 1)
+            mean = self.mean + share * apart
+            scatter = self.scatter + other.scatter + self.rows * share * np.outer(apart, apart)
+        elif self.mean is not None or other.mean is not None:
+            raise SettingError("statistics can be merged only if all have embeddings of the same length")
+        return Statistics(rows, counts, mean, scatter)
+
+    @property
+    def shares(self) -> Floats:
+        """Share of each class [classes]; zeros if there are no rows."""
+        assert self.counts is not None
+        return np.asarray(self.counts / max(self.rows, 1), dtype=np.float64)
+
+    @property
+    def covariance(self) -> Floats:
+        """Unbiased covariance of the embeddings [d, d]; zeros if there are fewer than two rows."""
+        assert self.scatter is not None
+        return np.asarray(self.scatter / max(self.rows - 1, 1), dtype=np.float64)
+
+
+def _check_array(name: str, array: NDArray[np.generic] | None, kinds: str, dimensions: int) -> None:
+    if array is not None and (array.dtype.kind not in kinds or array.ndim != dimensions):
+        numbers = "whole numbers" if kinds == "iu" else "numbers"
+        raise SettingError(
+            f"{name} must be an array of {numbers} with {dimensions} dimension{'s' * (dimensions > 1)}, "
+            f"got {array.dtype} with {array.ndim}"
+        )
+
+
+@checked
+def collect(
+    clients: Clients, split: Split = "train", embed: Callable[[Tensor], Tensor] | None = None
+) -> list[Statistics]:
+    """The statistics of every client.
+
+    Args:
+        clients: the clients.
+        split: split of the rows.
+        embed: function from inputs [n, ...] to embeddings [n, d], such as an extractor; without it rows are only
+            counted, and not fetched if the clients know their counts.
+    """
+    return [_of_client(clients, client, split, embed) for client in range(len(clients))]
+
+
+def union(statistics: Sequence[Statistics]) -> Statistics:
+    """The statistics of the rows of all; counts alone are added at once, for there may be ten thousand of them.
+
+    Raises:
+        SettingError: there are none, or they do not fit together.
+    """
+    counts = [client.counts for client in statistics if client.mean is None and client.counts is not None]
+    if counts and len(counts) == len(statistics) and len({len(count) for count in counts}) == 1:
+        return Statistics(sum(client.rows for client in statistics), np.sum(counts, axis=0))
+    return merged(statistics)
+
+
+def _of_client(clients: Clients, client: int, split: Split, embed: Callable[[Tensor], Tensor] | None) -> Statistics:
+    counts = clients.counts(client, split)
+    # known counts come first: no row is fetched or decoded for them
+    if embed is None and counts is not None:
+        return Statistics(sum(counts), np.asarray(counts, dtype=np.int64))
+    if embed is None and clients.classes is None and (size := clients.size(client, split)) is not None:
+        return Statistics(size)
+    rows = clients.rows(client, split)
+    label = None
+    if clients.classes is not None:
+        label = class_numbers(rows.y)
+    if label is None and embed is None:
+        return Statistics(len(rows))
+    embedding = None if embed is None else embed(pytree.single(rows.x, "an embedding")).detach().cpu().numpy()
+    return Statistics.of(label, len(clients.classes or ()), embedding)
+
 
 _CLEAR = 1e-8  # share of the largest variance that is far from rounding noise
 
@@ -325,3 +515,126 @@ def _counted(clients: Clients) -> bool:
     if any(clients.size(client, "train") is None for client in first):
         return False
     return clients.classes is None or all(clients.counts(client, "train") is not None for client in first)
+
+
+Measure = Literal["none", "data", "weights"]
+MAX_PARAMETERS = 500_000_000  # of all clients' models together, 2 GB
+
+
+@checked_class
+@dataclass(frozen=True, slots=True, eq=False)
+class Divergence:
+    """The divergence of models after one epoch of local SGD, relative to the norm of a model.
+
+    Attributes:
+        clients: |w_k - w| / |w| of each client's model w_k [c]; w is their average weighted by rows,
+            which needs no pooled rows.
+        pooled: |w - w_SGD| / |w_SGD| (Zhao et al. 2018, section 3.1), w_SGD after one epoch on all rows together.
+            Its batches are larger by a factor of the number of clients, so that both take about as many steps.  None
+            where rows were not pooled.
+    """
+
+    clients: NDArray[np.float64]
+    pooled: float | None
+
+
+@checked
+def diverge(
+    clients: Clients,
+    model: nn.Module,
+    *,
+    lr: Positive = 0.05,
+    batch: Count = 20,
+    seed: int = 0,
+    loss: Any = None,
+    pool: bool = True,
+) -> Divergence:
+    """Train a copy of one model on each client for one epoch of plain SGD, and measure the divergence.
+
+    Zhao et al. compare FedAvg's model with one that was trained on all rows (`pooled`).  A real federation cannot pool
+    rows, so the divergence of each client is measured from the clients' average.  Clients without training rows are
+    left out (NaN).
+
+    Args:
+        clients: the clients and their rows.
+        model: the initial model, which is not changed.
+        lr: learning rate.
+        batch: rows per step.
+        seed: the seed of the order of rows.
+        loss: as in `piebald.run`.
+        pool: also train on all rows together.
+
+    Raises:
+        SettingError: no client has training rows, or the models are too large to keep in memory.
+    """
+    layout = Layout.of(model)
+    if len(clients) * layout.size > MAX_PARAMETERS:
+        raise SettingError(
+            f"{len(clients)} models of {layout.size} parameters are too large to compare: use fewer clients, or a "
+            f"smaller model, for at most {MAX_PARAMETERS} parameters"
+        )
+    held = [clients.rows(client, "train") for client in range(len(clients))]
+    trainable = [client for client, rows in enumerate(held) if len(rows)]
+    if not trainable:
+        raise SettingError("weight divergence needs clients with training rows, and no client has one")
+    objective = objective_for(held[trainable[0]].y, loss)
+    # keyed by the client, so that its order of rows does not depend on which clients have rows
+    trained = [_epoch(model, layout, objective, held[client], lr, batch, (seed, client)) for client in trainable]
+    reference = None
+    if pool:
+        x, y = ([held[client].x for client in trainable], [held[client].y for client in trainable])
+        all_rows = Rows(pytree.joined(x), pytree.joined(y))
+        reference = _epoch(model, layout, objective, all_rows, lr, batch * len(trainable), (seed, "pooled")).numpy()
+    models = torch.stack(trained).numpy()
+    relative, pooled = weight_divergence(models, np.array([len(held[client]) for client in trainable]), reference)
+    divergence = np.full(len(clients), np.nan)
+    divergence[trainable] = relative
+    return Divergence(divergence, pooled)
+
+
+@checked
+def measure_heterogeneity(
+    clients: Clients, fleet: Fleet | None, work: ClientWork, how: Measure
+) -> Heterogeneity | None:
+    """Measure the heterogeneity of a run's clients; None where nothing is requested or known without loading data.
+
+    Args:
+        clients: the clients and their rows.
+        fleet: the devices of the clients.
+        work: the model, loss and seed of the run.
+        how: "data" for measures of data and devices, "weights" for weight divergence as well, or "none".
+    """
+    measured = None if how == "none" else survey(clients, fleet)
+    if measured is None or how == "data":
+        return measured
+    divergence = diverge(clients, work.model, seed=work.seed, loss=work.objective.loss)
+    return replace(measured, divergence=divergence.clients, pooled_divergence=divergence.pooled)
+
+
+def _epoch(
+    model: nn.Module,
+    layout: Layout,
+    objective: Objective,
+    rows: Rows,
+    lr: float,
+    batch: int,
+    key: tuple[int | str, ...],
+) -> Tensor:
+    """The model vector [p] after one epoch of plain SGD.  The global random state is not changed."""
+    module = copied(model).train()
+    optimiser = torch.optim.SGD(module.parameters(), lr=lr)
+    random = generator("divergence", *key)
+    with torch_seed(int(random.integers(1 << 62))):  # for dropout
+        order = torch.from_numpy(random.permutation(len(rows)))
+        for start in range(0, len(rows), batch):
+            places = order[start : start + batch]
+            if len(places) == 1 and len(rows) > 1:
+                continue  # batch norm cannot train on one row; a single last row is left out for all models
+            optimiser.zero_grad()
+            try:
+                loss = objective.loss(pytree.run(module, rows[places].x), rows[places].y).mean()
+            except Exception as error:
+                raise SettingError(f"the model or the loss fails: {type(error).__name__}: {error}") from error
+            torch.autograd.backward(loss)
+            optimiser.step()
+    return layout.flatten(module)

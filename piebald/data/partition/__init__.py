@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 from piebald.core.discovery import lazy_names
 
 if TYPE_CHECKING:
-    from piebald.data.clients.lazy_clients import LazyClients as LazyClients
     from piebald.data.clients.lists import Lists as Lists
+    from piebald.data.clients.pooled_clients import LazyClients as LazyClients
     from piebald.data.clients.pooled_clients import PooledClients as PooledClients
+    from piebald.data.clients.prepared import Standardisation as Standardisation
+    from piebald.data.clients.prepared import StandardisedClients as StandardisedClients
+    from piebald.data.clients.prepared import standardised as standardised
     from piebald.data.clients.sites import RemotePartition as RemotePartition
     from piebald.data.clients.sites import Sites as Sites
+    from piebald.data.clients.sources import TorchClients as TorchClients
     from piebald.data.clients.sources import clients_from as clients_from
-    from piebald.data.clients.standardise import Standardisation as Standardisation
-    from piebald.data.clients.standardise import StandardisedClients as StandardisedClients
-    from piebald.data.clients.standardise import standardised as standardised
-    from piebald.data.clients.torch_clients import TorchClients as TorchClients
-    from piebald.data.measures.client_statistics import Statistics as Statistics
-    from piebald.data.measures.client_statistics import collect as collect
     from piebald.data.measures.heterogeneity import Heterogeneity as Heterogeneity
+    from piebald.data.measures.heterogeneity import Statistics as Statistics
+    from piebald.data.measures.heterogeneity import collect as collect
     from piebald.data.measures.heterogeneity import measure as measure
     from piebald.data.measures.heterogeneity import survey as survey
     from piebald.data.partition.backdoor import Backdoor as Backdoor
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
     from piebald.data.partition.devices import FastSlow as FastSlow
     from piebald.data.partition.devices import Homogeneous as Homogeneous
     from piebald.data.partition.devices import LogNormal as LogNormal
+    from piebald.data.partition.devices import Trace as Trace
     from piebald.data.partition.dirichlet import Dirichlet as Dirichlet
     from piebald.data.partition.disjoint import Disjoint as Disjoint
     from piebald.data.partition.iid import Iid as Iid
     from piebald.data.partition.non_iid import NonIid as NonIid
+    from piebald.data.partition.partition import Explicit as Explicit
     from piebald.data.partition.partition import Partition as Partition
+    from piebald.data.partition.partition import PowerLaw as PowerLaw
+    from piebald.data.partition.partition import Quantity as Quantity
+    from piebald.data.partition.partition import Sizes as Sizes
+    from piebald.data.partition.partition import Skewed as Skewed
+    from piebald.data.partition.partition import Uniform as Uniform
     from piebald.data.partition.shards import Shards as Shards
-    from piebald.data.partition.sizes import Explicit as Explicit
-    from piebald.data.partition.sizes import PowerLaw as PowerLaw
-    from piebald.data.partition.sizes import Quantity as Quantity
-    from piebald.data.partition.sizes import Sizes as Sizes
-    from piebald.data.partition.sizes import Skewed as Skewed
-    from piebald.data.partition.sizes import Uniform as Uniform
-    from piebald.data.partition.trace import Trace as Trace
     from piebald.data.partition.vertical_split import Parties as Parties
     from piebald.data.partition.vertical_split import PartyRows as PartyRows
     from piebald.data.partition.vertical_split import Vertical as Vertical

@@ -111,7 +111,7 @@ class ByEmbedding(Partition):
     def _embed(self, data: DataSet, rows: Ints) -> Floats:
         if self.extractor == "pixels":
             return np.asarray(data.inputs[torch.from_numpy(rows)].reshape(len(rows), -1), dtype=np.float64)
-        from piebald.data.embeddings.extractors import EXTRACTORS, embed
+        from piebald.data.embeddings import EXTRACTORS, embed
 
         if self.extractor not in EXTRACTORS:
             raise unknown("extractor", self.extractor, [*EXTRACTORS, "pixels"])

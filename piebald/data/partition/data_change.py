@@ -21,8 +21,8 @@ from piebald.core.pytree import single
 from piebald.core.randomness import generator, torch_generator
 from piebald.data.clients.convert import floats
 from piebald.data.clients.pooled_clients import PooledClients
+from piebald.data.partition.leakage import SPLITS
 from piebald.data.partition.split import Ints
-from piebald.data.partition.three_way_split import SPLITS
 from piebald.data.sets.decoded import Decoded
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from piebald.data.clients.lists import Numbered
-from piebald.data.partition.partition import NOBODY, Partition
-from piebald.data.partition.sizes import Sizes
+from piebald.data.partition.partition import NOBODY, Partition, Sizes
 from piebald.data.partition.split import Ints
 
 if TYPE_CHECKING:

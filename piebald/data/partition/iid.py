@@ -9,8 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from piebald.data.clients.lists import Numbered
-from piebald.data.partition.partition import NOBODY, Partition
-from piebald.data.partition.sizes import Sizes
+from piebald.data.partition.partition import NOBODY, Partition, Sizes
 from piebald.data.partition.split import Ints
 
 if TYPE_CHECKING:

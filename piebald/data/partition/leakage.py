@@ -1,19 +1,202 @@
-"""Signs that test rows are known from training: columns that name what several rows belong to, and equal rows."""
+"""Signs that test rows are known from training: columns that name what several rows belong to, and equal rows.
+
+Columns of a table that say how its rows are divided: groups, order, strata and parts, as numbers of rows.
+
+Train, validation and test split of every client.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from piebald.contracts import Split
+from piebald.core.errors import SettingError, shown, unknown
+from piebald.core.randomness import key
 from piebald.data.clients.lists import Lists
-from piebald.data.partition.row_keys import RowKeys
-from piebald.data.partition.split import Floats, Ints
-from piebald.data.preparation.columns import LARGEST, is_called_identifier
+from piebald.data.partition.split import (
+    Amount,
+    Bools,
+    Floats,
+    Ints,
+    SplitSettings,
+    folds_of,
+    forward_chain,
+    hold_out,
+    units,
+)
+from piebald.data.preparation.columns import LARGEST, is_called_identifier, row_number
+from piebald.data.preparation.written_forms import date_readings
+
+PARTS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowKeys:
+    """Numbers of each row [n] by which rows are divided; None where nothing of the kind is asked for.
+
+    Attributes:
+        group: equal for rows that stay together.
+        order: increasing with the order.
+        stratum: equal for rows of which the same share is taken.
+        part: the place of the row's part in "train", "validation", "test".
+        columns: candidates of columns whose values may name something that several rows belong to, by name.
+        content: equal for rows that are equal in all columns.
+        local: whether equal groups of two clients are two groups.
+    """
+
+    group: Ints | None = None
+    order: Ints | None = None
+    stratum: Ints | None = None
+    part: Ints | None = None
+    columns: Mapping[str, Ints] = field(default_factory=dict)
+    content: Ints | None = None
+    local: bool = False
+
+    @classmethod
+    def of_table(
+        cls, names: Sequence[str], values: Callable[[str], Any], split: SplitSettings, client: str | None
+    ) -> Self:
+        """Return the keys of a table's rows.
+
+        Args:
+            names: of its columns.
+            values: returns a column as a pandas Series.
+            split: the settings, which name columns.
+            client: the column of the client, None where all rows are of one client.
+
+        Raises:
+            SettingError: there is no such column, or it has a value that cannot be used.
+        """
+        # groups by the client, too, are those of each client, whose own table need not repeat its name
+        local = client in split.groups and len(split.groups) > 1
+        groups = [name for name in split.groups if not local or name != client]
+        if client is None and set(groups) & set(names):
+            groups = [name for name in groups if name in names]
+        stratum = split.stratify if isinstance(split.stratify, str) else None
+        for name in (*groups, *filter(None, (split.order, split.column, stratum))):
+            if name not in names:
+                raise unknown("column (split)", name, names)
+        if groups and split.column is not None:
+            own = split.groups if local else groups
+            _refuse_cut(values(split.column), split.column, codes_of([values(name) for name in own], own), own)
+        return cls(
+            group=codes_of([values(name) for name in groups], groups) if groups else None,
+            local=local,
+            order=None if split.order is None else _ranks(values(split.order), split.order),
+            stratum=None if stratum is None else codes_of([values(stratum)], [stratum]),
+            part=None if split.column is None else _parts(values(split.column), split.column),
+        )
+
+    def at(self, rows: Ints | Bools) -> Self:
+        """Return the keys of some rows."""
+        chosen = {name: getattr(self, name) for name in ("group", "order", "stratum", "part", "content")}
+        picked: Any = {name: None if value is None else value[rows] for name, value in chosen.items()}
+        return replace(self, **picked, columns={name: codes[rows] for name, codes in self.columns.items()})
+
+
+def codes_of(columns: Sequence[Any], names: Sequence[str]) -> Ints:
+    """Return a number [n] for the values of a row in some columns, the same wherever the values are the same.
+
+    It is a hash of the values as text, so that a site and a simulation number them alike.
+
+    Raises:
+        SettingError: a value is missing.
+    """
+    import pandas
+
+    texts = []
+    for series, name in zip(columns, names, strict=True):
+        _refuse_gaps(series, name)
+        numbers = getattr(series.dtype, "kind", "O") in "iuf"
+        # whole numbers may be float at another site, where 3.0 must have the code of 3
+        whole = numbers and bool((series == series.round()).all())
+        text = (series.astype("int64") if whole else series).astype(str).str.strip()
+        texts.append(text.to_numpy(dtype=object))
+    # a separator that no text has, or "ab", "c" and "a", "bc" would be one group
+    joined = texts[0] if len(texts) == 1 else np.array(["\x1f".join(row) for row in zip(*texts, strict=True)], object)
+    return pandas.util.hash_array(joined, categorize=True).view(np.int64)
+
+
+def _refuse_gaps(series: Any, name: str) -> None:
+    gaps = np.flatnonzero(series.isna().to_numpy())
+    if len(gaps):
+        raise SettingError(
+            f"column {name!r} divides the rows and has no value in row {row_number(series, gaps[0])}"
+            f"{_others(len(gaps))}: fill it in, or leave these rows out"
+        )
+
+
+def _others(count: int) -> str:
+    return f" and in {count - 1} more" if count > 1 else ""
+
+
+def _ranks(series: Any, name: str) -> Ints:
+    """Return the rank [n] of each value, numbers or dates; equal values have the same.
+
+    Raises:
+        SettingError: a value is missing, or is no date, or dates may be read in two ways.
+    """
+    _refuse_gaps(series, name)
+    kind = getattr(series.dtype, "kind", "O")
+    values = series if kind in "biufMm" else _dates(series, name)
+    return np.unique(values.to_numpy(), return_inverse=True)[1].astype(np.int64)
+
+
+def _dates(series: Any, name: str) -> Any:
+    import pandas
+
+    texts = series.astype(str).str.strip()
+    # times with offsets from UTC are put on one clock, or their order would be that of local times
+    dates = pandas.to_datetime(texts, format="ISO8601", errors="coerce", utc=True)
+    readings = date_readings(texts) if dates.isna().any() else {}
+    if len(readings) > 1:
+        raise SettingError(
+            f"dates of column {name!r} like {texts.iloc[0]!r} may be read as {' or '.join(readings)}: write them as "
+            "2024-12-31"
+        )
+    dates = next(iter(readings.values()), dates)
+    if len(gaps := np.flatnonzero(dates.isna().to_numpy())):
+        raise SettingError(
+            f"column {name!r} has {shown(texts.iloc[gaps[0]], 40)} in row {row_number(series, gaps[0])}"
+            f"{_others(len(gaps))}, which is no date or number to sort by: write dates as 2024-12-31"
+        )
+    return dates
+
+
+def _refuse_cut(series: Any, name: str, group: Ints, groups: Sequence[str]) -> None:
+    """Refuse a column of parts that puts rows of one group [n] into several."""
+    part = _parts(series, name)
+    # rows of a group come one after the other, so a group that is cut has two parts side by side
+    order = np.lexsort((part, group))
+    cut = (group[order][1:] == group[order][:-1]) & (part[order][1:] != part[order][:-1])
+    if cut.any():
+        # the first rows of the file, whatever the order of the groups' codes
+        rows = min(sorted(order[place : place + 2].tolist()) for place in np.flatnonzero(cut))
+        here, there = (f"{PARTS[part[row]]} in row {row_number(series, row)}" for row in rows)
+        raise SettingError(
+            f"column {name!r} says {here} and {there}, which are one group by {shown(', '.join(groups), 40)}: correct "
+            "it, or leave column or group out of [split]"
+        )
+
+
+def _parts(series: Any, name: str) -> Ints:
+    _refuse_gaps(series, name)
+    words = series.astype(str).str.strip().str.lower()
+    part = words.map({word: place for place, word in enumerate(PARTS)})
+    if part.isna().any():
+        row = int(np.flatnonzero(part.isna().to_numpy())[0])
+        raise SettingError(
+            f"column {name!r} must say train, validation or test in each row, got {shown(series.iloc[row], 40)} in row "
+            f"{row_number(series, row)}{_others(int(part.isna().sum()))}"
+        )
+    return np.asarray(part.to_numpy(dtype=np.int64))
+
 
 _FEWEST, _MOST_ROWS = 5, 20  # values of an identifier, and rows of each in the mean
 _ALIKE = 0.5  # variance within the values of an identifier, as a share of the variance of all rows
@@ -182,3 +365,117 @@ def leaks(parts: Mapping[Split, Lists], keys: RowKeys) -> Iterator[str]:
                 f"{shared} groups have rows at several clients and are taken as the same ones, on one side at all of "
                 "them: where each client numbers its own, set group to a list of the client's column and this one"
             )
+
+
+SPLITS: tuple[Split, ...] = get_args(Split)
+NO_KEYS = RowKeys()
+
+
+def check_split(split: Split) -> None:
+    """Refuse what is no split's name."""
+    if not isinstance(split, str) or split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+
+
+def check_shares(validation: float, test: float) -> None:
+    """Refuse shares that are out of range or leave nothing to train on."""
+    for name, share in (("validation", validation), ("test", test)):
+        if not isinstance(share, int | float) or not 0 <= share < 1:
+            raise SettingError(f"{name} must be a share of a client's rows, at least 0 and below 1, got {share!r}")
+    if validation + test >= 1:
+        raise SettingError(
+            f"validation = {validation} and test = {test} leave no rows to train on: their sum must be below 1"
+        )
+
+
+def three_ways(
+    lists: Lists,
+    label: Ints | None,
+    split: SplitSettings,
+    keys: RowKeys = NO_KEYS,
+    *,
+    names: Sequence[str] = (),
+    first: int = 0,
+) -> dict[Split, Lists]:
+    """Divide each client's rows into train, validation and test; a client with a single row keeps it for training.
+
+    Args:
+        lists: row numbers of each client, positions in `label` and `keys`.
+        label: class of each row, or None.
+        split: the settings.
+        keys: what the settings say of each row.
+        names: of the clients, where settings name clients.
+        first: number of the client of the first list: the choice depends on it, the seed and the client's own rows.
+
+    Raises:
+        SettingError: settings name no client, or rows have no classes to be stratified by.
+    """
+    split.refuse_several()
+    if split.stratify is True and label is None:
+        raise SettingError("split: stratify = true needs classes, and targets are none: name a column, or leave it out")
+    rows, client = lists.values, lists.clients
+    stratum, group, order, fixed = (
+        None if column is None else column[rows] for column in (keys.stratum, keys.group, keys.order, keys.part)
+    )
+    if stratum is None and label is not None and split.stratify is not False:
+        stratum = label[rows]
+    place = SPLITS.index
+    part: NDArray[np.integer] = np.zeros(len(rows), dtype=np.int8) if fixed is None else fixed.astype(np.int8)
+
+    def choose(name: Split, open_rows: Bools, amount: Amount | Floats) -> None:
+        """Move an amount of each client's rows to a part, out of those that are open."""
+        rows_left: Any = slice(None) if open_rows.all() else open_rows
+        # one client's numbers are one number broadcast, which a mask would write out for each row
+        owner = client[rows_left] if len(lists) > 1 else client[: np.count_nonzero(open_rows)]
+        chosen = hold_out(
+            owner + first if first else owner,
+            amount,
+            key(split.seed, "split", name),
+            *(None if column is None else column[rows_left] for column in (stratum, group, order)),
+        )
+        open_rows[open_rows] = chosen
+        part[open_rows] = place(name)
+
+    if split.fold is not None and split.folds is not None and order is not None:
+        side = forward_chain(client, split.folds, split.fold, order, group)
+        part[side == 0], part[side > 0] = place("test"), -1  # later rows are in no part
+    elif split.fold is not None and split.folds is not None:
+        folds = folds_of(client + first, split.folds, key(split.seed, "folds"), stratum, group)
+        part[folds == split.fold] = place("test")
+    elif fixed is None:
+        choose("test", part == 0, split.test_amount)
+    if split.validation and not (part == place("validation")).any():
+        amount = split.validation
+        if isinstance(amount, float) and isinstance(split.test_amount, float) and split.fold is None and fixed is None:
+            amount = amount / (1 - split.test_amount)  # both shares are of all rows
+        elif isinstance(amount, float):
+            size = np.bincount(client, minlength=len(lists))
+            tested = np.bincount(client[part == place("test")], minlength=len(lists))
+            share_left = 1 - tested / np.maximum(size, 1)
+            # a share of all rows of the client as one of those that are left; a client that only tests has none left
+            amount = np.minimum(amount / np.maximum(share_left, 1e-9), 1.0)[client][part == 0]
+        choose("validation", part == 0, amount)
+    alone = np.isin(client, split.untrained(names))
+    # after all choices, since all rows of a client that does not train are for testing
+    part[alone] = place("test")
+    if group is not None and not keys.local:
+        part = _together(part, client, group, alone)
+    parts: dict[Split, Lists] = {name: lists.where(part == place(name)) for name in SPLITS}
+    warn_of_leaks(parts, keys)
+    return parts
+
+
+def _together(part: NDArray[np.integer], client: Ints, group: Ints, alone: Bools) -> NDArray[np.integer]:
+    """Return the part of each row where a group lies at several clients: it has one, that of its client with most rows.
+
+    A client that does not train counts before all others.
+    """
+    first, unit = units(client, group)
+    rows = np.bincount(unit)
+    order = np.lexsort((client[first], -rows, ~alone[first], group[first]))  # of units: the first of a group decides
+    of_group = group[first][order]
+    begins = np.r_[True, of_group[1:] != of_group[:-1]] if len(order) else np.zeros(0, dtype=bool)
+    decided = part[first][order][begins][np.cumsum(begins) - 1]
+    by_unit = np.empty_like(decided)
+    by_unit[order] = decided
+    return np.asarray(by_unit[unit])

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from piebald.data.clients.lists import Numbered
-from piebald.data.partition.partition import NOBODY, Partition, spread
-from piebald.data.partition.sizes import Sizes, Uniform
+from piebald.data.partition.partition import NOBODY, Partition, Sizes, Uniform, spread
 from piebald.data.partition.split import Bools, Ints
 
 if TYPE_CHECKING:

@@ -8,4 +8,4 @@ from piebald.data.preparation.columns import Kind as Kind
 from piebald.data.preparation.columns import classes_of as classes_of
 from piebald.data.preparation.columns import guess_columns as guess_columns
 from piebald.data.preparation.preparation import Preparation as Preparation
-from piebald.data.preparation.settings import PrepareSettings as PrepareSettings
+from piebald.data.preparation.preparation import PrepareSettings as PrepareSettings

@@ -18,17 +18,7 @@ from scipy.stats import yeojohnson
 from piebald.contracts import Disclosure
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats, Moments, merged
-from piebald.core.stored_vectors import blocks
-from piebald.data.preparation.column_models import (
-    LONGEST_NAME,
-    MOST_CATEGORIES,
-    MOST_COLUMNS,
-    Finite,
-    Forms,
-    Name,
-    Scale,
-    Unit,
-)
+from piebald.core.tensor_store import blocks
 from piebald.data.preparation.columns import (
     CodedRows,
     Kind,
@@ -40,8 +30,17 @@ from piebald.data.preparation.columns import (
     truths_of,
     units_of,
 )
-from piebald.data.preparation.units import Units
-from piebald.data.preparation.written_forms import OR
+from piebald.data.preparation.transformer import (
+    LONGEST_NAME,
+    MOST_CATEGORIES,
+    MOST_COLUMNS,
+    Finite,
+    Forms,
+    Name,
+    Scale,
+    Unit,
+)
+from piebald.data.preparation.written_forms import OR, Units
 
 if TYPE_CHECKING:
     import pandas as pd

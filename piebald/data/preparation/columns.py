@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError, shown
-from piebald.core.stored_vectors import large_array
-from piebald.data.preparation.units import units_by_column
-from piebald.data.preparation.written_forms import MOSTLY, date_readings
+from piebald.core.tensor_store import large_array
+from piebald.data.preparation.written_forms import MOSTLY, date_readings, units_by_column
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError, install, shown
 from piebald.core.private_files import write_private
-from piebald.core.reading.files import read_bytes
-from piebald.data.preparation.column_models import TokenColumn
+from piebald.core.reading import read_bytes
 from piebald.data.preparation.tokenizer_process import TokenizerProcess
+from piebald.data.preparation.transformer import TokenColumn
 from piebald.storage.run_folder import TOKENIZER
 
 if TYPE_CHECKING:

@@ -1,22 +1,33 @@
 """Numbers and dates as people and programs write them: 1.234,5, 12 %, 31.05.2024.
 
 A column is read as what it means if all of its values have one reading alone.  Per cents are shares: 12 % is 0.12.
+
+Warnings of names that clients may write in different ways: those of clients, and of classes.
+
+Units in which files write their numbers: those of one column must be the same wherever it is written.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context
-from itertools import product
+from itertools import chain, combinations, product
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from piebald.core.errors import SettingError, shown
+from piebald.core.moments import Moments
+
 if TYPE_CHECKING:
     import pandas as pd
+
 
 PERCENT = "%"
 MINUS = "\u2212"  # as typesetters write it
@@ -154,3 +165,101 @@ def _dates(texts: pd.Series, style: str) -> pd.Series:
     import pandas as pd
 
     return pd.to_datetime(texts, format=style, errors="coerce")
+
+
+log = logging.getLogger("piebald.data")
+
+
+def warn_of_like_names(names: Sequence[str], origin: str, what: str = "clients") -> None:
+    """Log a warning where names differ in blanks and case alone."""
+    by_form: dict[str, str] = {}
+    for name in names:
+        form = " ".join(name.split()).lower()
+        if form in by_form:
+            log.warning(
+                "%s%s %r and %r differ in blanks or capitals alone: correct one if they are one",
+                origin, what, by_form[form], name,
+            )  # fmt: skip
+            return
+        by_form[form] = name
+
+
+def warn_of_unlike_classes(classes: Mapping[str, Collection[str]], target: str) -> None:
+    """Log a warning where two clients with several classes have none in common.
+
+    Args:
+        classes: that each client has, by its name.
+        target: the column of them.
+    """
+    several = {client: {*names} for client, names in classes.items() if len(names) > 1}
+    if pair := next((pair for pair in combinations(several, 2) if not several[pair[0]] & several[pair[1]]), None):
+        first, second = (f"{client} ({shown(', '.join(sorted(several[client])), 40)})" for client in pair)
+        log.warning(
+            "target %r: %s and %s have no class in common: name classes alike where they are the same",
+            target, first, second,
+        )  # fmt: skip
+
+
+Units = Mapping[str, Sequence[str]]  # of each column that has some, "" where there is none
+_LEAST, _MOST = 20.0, 500.0  # times that numbers in per cent are shares of other rows
+
+
+def units_by_column(files: Collection[Mapping[str, str]]) -> dict[str, list[str]]:
+    """Return the different units of each column in some files, "" for files without one."""
+    columns = dict.fromkeys(chain.from_iterable(files))
+    return {column: sorted({file.get(column, "") for file in files}) for column in columns}
+
+
+def common_units(moments: Mapping[str, Sequence[Moments]], units: Mapping[str, Units]) -> dict[str, str]:
+    """Return the unit of each column of numbers, "" where there is none.
+
+    Args:
+        moments: of each column, those of each client, or those of all rows where clients' own are masked.
+        units: of columns, by client, in the same order.
+
+    Raises:
+        SettingError: a column has two units; a client writes some of its files in per cent; or numbers of one client
+            are about 100 times those of another that writes them in per cent, which are shares of 1.
+    """
+    common = dict[str, str]()
+    for column, by_client in moments.items():
+        common[column] = _common_unit(column, units)
+        if common[column] == PERCENT and len(by_client) == len(units):
+            signed = [client for client, held in units.items() if column in held]
+            _check_shares(column, signed, dict(zip(units, by_client, strict=True)))
+    return common
+
+
+def _common_unit(column: str, units: Mapping[str, Units]) -> str:
+    held = [(unit, holder) for holder, of in units.items() for unit in of.get(column, ())]
+    unit, first = next(filter(itemgetter(0), held), ("", ""))
+    for other, holder in held:
+        if other not in ("", unit):
+            raise _unlike(column, f"the unit {shown(unit, 20)} at {first} and {shown(other, 20)} at {holder}")
+        if unit == PERCENT and not other:
+            raise _unlike(column, f"numbers with and without % in the files of {holder}")
+    return unit
+
+
+def _check_shares(column: str, signed: Collection[str], moments: Mapping[str, Moments]) -> None:
+    sizes = dict(_sizes(moments))
+    for client, unsigned in product(signed, sizes.keys() - signed):
+        if client in sizes and _LEAST < (ratio := sizes[unsigned] / sizes[client]) < _MOST:
+            raise _unlike(
+                column, f"numbers in % at {client}, which are read as shares of 1, and numbers without % at {unsigned} "
+                f"that are {ratio:.0f} times as large",
+            )  # fmt: skip
+
+
+def _sizes(moments: Mapping[str, Moments]) -> Iterator[tuple[str, float]]:
+    """Yield the root mean squares of clients' numbers."""
+    for client, of in moments.items():
+        if (present := int(of.present[0])) and (of.mean[0] or of.scatter[0]):
+            yield client, math.hypot(float(of.mean[0]), math.sqrt(float(of.scatter[0]) / present))
+
+
+def _unlike(column: str, how: str) -> SettingError:
+    return SettingError(
+        f"column {shown(column, 40)} has {how}: write it alike everywhere, or name it in columns of [prepare] as "
+        "'leave out'"
+    )

@@ -15,7 +15,7 @@ from piebald.core import pytree
 from piebald.core.arguments import checked_class
 from piebald.core.errors import SettingError, shown
 from piebald.core.targets import IGNORED
-from piebald.data.partition.row_keys import RowKeys
+from piebald.data.partition.leakage import RowKeys
 from piebald.data.preparation.columns import CodedTable
 from piebald.data.sets.decoded import Decoded
 

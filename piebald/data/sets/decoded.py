@@ -13,7 +13,7 @@ from torch import Tensor
 
 from piebald.core.arguments import Whole, checked_class
 from piebald.core.errors import SettingError
-from piebald.core.reading.tables import picture
+from piebald.core.reading import picture
 
 KINDS = {torch.uint8: np.uint8, torch.float32: np.float32}
 

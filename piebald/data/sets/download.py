@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from piebald.core.errors import SettingError
 from piebald.core.machine import cache_folder
 from piebald.core.progress import Bar
-from piebald.core.reading.packed import read_arrays
+from piebald.core.reading import read_arrays
 
 VARIABLE = "PIEBALD_DATA"
 

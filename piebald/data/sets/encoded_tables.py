@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError
-from piebald.core.reading.packed import DAMAGE, unpacked
-from piebald.core.reading.tables import check_text_table
+from piebald.core.reading import DAMAGE, check_text_table, unpacked
 from piebald.data.sets.dataset import Owners
 from piebald.data.sets.download import prepared
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from piebald.core.arguments import Count, PathLike, Positive, checked
 from piebald.core.errors import SettingError
-from piebald.core.reading.files import opened
-from piebald.core.reading.tables import FORMATS, picture
+from piebald.core.reading import FORMATS, opened, picture
 from piebald.data.sets.dataset import DataSet, Owners
 from piebald.data.sets.decoded import Decoded
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from piebald.core.reading.files import read_bytes
+from piebald.core.reading import read_bytes
 from piebald.federation.credentials.party_files import stamp_of
 
 _SOON = timedelta(days=30)

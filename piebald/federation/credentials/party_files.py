@@ -11,7 +11,7 @@ from typing import Any
 
 from piebald.core.errors import SettingError
 from piebald.core.private_files import write_private
-from piebald.core.reading.files import read_json
+from piebald.core.reading import read_json
 
 PAUSE = 2.0  # seconds between two attempts
 

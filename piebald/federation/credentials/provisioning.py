@@ -24,11 +24,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.private_files import write_private
-from piebald.core.reading.files import read_bytes, read_json, settings_text
+from piebald.core.reading import read_bytes, read_json, settings_text
 from piebald.federation.credentials.revocation import read_revoked, write_revoked
 from piebald.federation.link.messaging import SERVER
-from piebald.settings.setting_places import of_document
-from piebald.settings.toml_document import Document
+from piebald.settings.toml_document import Document, of_document
 
 if TYPE_CHECKING:
     from piebald.federation.credentials.certificates import Authority

@@ -10,8 +10,7 @@ from tempfile import TemporaryDirectory
 
 from piebald.core.errors import SettingError
 from piebald.core.private_files import write_private
-from piebald.core.reading.files import UnfitFile, read_bytes
-from piebald.core.reading.packed import DAMAGE, tar_members
+from piebald.core.reading import DAMAGE, UnfitFile, read_bytes, tar_members
 from piebald.federation.credentials.provisioning import Credentials, read
 
 SUFFIX = ".tar.gz"

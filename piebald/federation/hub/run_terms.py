@@ -26,7 +26,7 @@ from piebald.methods.training.base import Trainer
 from piebald.methods.training.client_settings import ClientSettings, settings_of
 from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.models import PretrainedNetwork
-from piebald.privacy.secure_aggregation.alike import unlike_reason
+from piebald.privacy.secure_aggregation.masks import unlike_reason
 from piebald.settings import plugins
 from piebald.version import __version__
 

@@ -12,7 +12,7 @@ from functools import partial
 from piebald.contracts import Split, Update
 from piebald.core.parameters import nbytes
 from piebald.core.plain_text import printable
-from piebald.core.stored_vectors import LARGE, StoredVectors
+from piebald.core.tensor_store import LARGE, StoredVectors
 from piebald.federation.credentials.audit import AuditLog
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.hub.member_list import Member, OpenTask, stated_rows

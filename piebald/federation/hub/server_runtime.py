@@ -25,8 +25,8 @@ from piebald.contracts import SERVER_ID, Checkpoint, Clients, Result, SumRequest
 from piebald.core.errors import SettingError, failure_reason
 from piebald.core.private_files import write_private
 from piebald.engines.engine_choice import make_engine
+from piebald.engines.outgoing import serve
 from piebald.engines.sequential import SequentialEngine as Engine
-from piebald.engines.serve_stack import serve
 from piebald.engines.stack import ClientStack
 from piebald.federation.credentials import provisioning
 from piebald.federation.credentials.expiry import ExpiryWatch

@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from piebald.core.stored_vectors import LARGE, NamelessFile
+from piebald.core.tensor_store import LARGE, NamelessFile
 from piebald.federation.link.messaging import Link
 from piebald.federation.link.wire_format import Body, StoredBody, digest, new_digest
 from piebald.federation.link.wire_messages import PIECE, WINDOW, Piece, Refused, Reply, TermsRequest, decode

@@ -19,7 +19,7 @@ from torch import Tensor
 from piebald.contracts import MOST_ROWS, Query, ResultForm, Task, Update
 from piebald.contracts.component import build
 from piebald.core.parameters import nbytes
-from piebald.core.stored_vectors import NamelessFile, Place, StoredVectors, raw
+from piebald.core.tensor_store import NamelessFile, Place, StoredVectors, raw
 from piebald.federation.link.wire_messages import HEAD, Id, Leaving, Refused, Release, ShortText
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from piebald.core.plain_text import printable
 from piebald.federation.operate.run_view import Curve, RunView
-from piebald.report.page import document, markup, wording
+from piebald.report.page import markup, wording
 from piebald.report.page.markup import Cell
 from piebald.report.page.wording import NONE, MetricFormat
 
@@ -30,14 +30,14 @@ def page(view: RunView) -> str:
         ("privacy", "Privacy", _privacy(view)),
     ]
     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    return document.document(
+    return markup.document(
         "status", f"Piebald: {_name(view)}", _top(view), sections, _FOOTER, refresh=REFRESH, beside=now
     )
 
 
 def content_policy() -> str:
     """Return a content security policy under which the page has its own style, no script, and fetches nothing."""
-    return f"{document.content_policy()}; frame-ancestors 'none'"
+    return f"{markup.content_policy()}; frame-ancestors 'none'"
 
 
 def _name(view: RunView) -> str:

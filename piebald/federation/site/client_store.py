@@ -25,7 +25,7 @@ from torch import Tensor
 
 from piebald.core.errors import RuntimeFault
 from piebald.core.private_files import write_private
-from piebald.core.reading.packed import opened_tensors
+from piebald.core.reading import opened_tensors
 from piebald.federation.link.wire_format import ResultBody
 
 _STATE = "state/"

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from piebald.contracts import SUM, Clients, Query, ResultForm, Task, Update, count_reason
-from piebald.core.noise import NoiseSource
+from piebald.core.randomness import NoiseSource
 from piebald.federation.link.frames import Connection
 from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.transfer import WAIT, fetch_terms, send_body
@@ -29,9 +29,9 @@ from piebald.federation.site.policy import Policy, rows_read
 from piebald.federation.site.release_list import noises
 from piebald.federation.site.site_rows import SPLITS
 from piebald.methods.client_work import ClientWork
-from piebald.privacy.disclosure import DisclosureRules
-from piebald.privacy.secure_aggregation.client_side import Outcome
+from piebald.privacy.ledger import DisclosureRules
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
+from piebald.privacy.secure_aggregation.server_side import Outcome
 from piebald.version import __version__
 
 # the reasons of all failures that rows may have to do with, at a site that hides rows: none tells of them

@@ -20,8 +20,7 @@ from piebald.methods.transforms.base import Transform
 from piebald.methods.transforms.compression import Compressor
 from piebald.methods.transforms.gaussian import Gaussian
 from piebald.privacy import SecureAggregation, accounting
-from piebald.privacy.disclosure import LARGEST_SHARE, LEAST_ROWS, DisclosureRules
-from piebald.privacy.ledger import LARGEST, Limit, noise_for
+from piebald.privacy.ledger import LARGEST, LARGEST_SHARE, LEAST_ROWS, DisclosureRules, Limit, noise_for
 from piebald.privacy.spending import task_mechanism
 
 ASK = "ask"

@@ -20,7 +20,7 @@ from piebald.federation.site.policy import Policy
 from piebald.methods.client_work import ClientWork
 from piebald.methods.transforms.gaussian import Gaussian
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.privacy.secure_aggregation.masking_graph import MasksOverGraph
+from piebald.privacy.secure_aggregation.masks import MasksOverGraph
 
 _UNKNOWN = {"noise": math.inf, "question": {}, "ask": ""}  # arguments of a question that nobody has asked yet
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from piebald.contracts import MOST_REMEMBERED
 from piebald.core.private_files import write_private
-from piebald.core.reading.packed import opened_tensors
+from piebald.core.reading import opened_tensors
 
 FILE = "row-values.safetensors"
 MOST_VALUES = 1 << 20  # of a run: nothing is remembered of more rows, whose standard errors are small in any case

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from piebald.contracts import OwnChoice
 from piebald.core.private_files import write_private
-from piebald.core.reading.packed import opened_tensors
+from piebald.core.reading import opened_tensors
 from piebald.federation.site.client_store import ClientStore
 from piebald.federation.site.task_runner import TaskRunner
 

@@ -24,12 +24,11 @@ from piebald.core.errors import PiebaldError, SettingError, shown
 from piebald.core.machine import device_named
 from piebald.core.objective import Objective
 from piebald.core.plain_text import printable
-from piebald.core.reading.files import settings_text
+from piebald.core.reading import settings_text
 from piebald.core.references import USERS, Outside, Resolver, is_file, list_file
-from piebald.data.clients.own_rows import RunRows
-from piebald.data.clients.prepared import in_own_unit
-from piebald.data.clients.standardise import StandardisedClients
-from piebald.data.preparation.settings import PrepareSettings
+from piebald.data.clients.data_source import RunRows
+from piebald.data.clients.prepared import StandardisedClients, in_own_unit
+from piebald.data.preparation.preparation import PrepareSettings
 from piebald.data.preparation.tokens import cached_file, with_tokenizer
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials.provisioning import Credentials, read
@@ -53,8 +52,7 @@ from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
 from piebald.models.weights_folder import cached
 from piebald.settings import plugins
-from piebald.settings.setting_places import of_document
-from piebald.settings.toml_document import Document
+from piebald.settings.toml_document import Document, of_document
 
 log = logging.getLogger("piebald.federation")
 

@@ -17,19 +17,17 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.objective import Objective
 from piebald.core.references import USERS, module_file, module_name
-from piebald.core.stored_vectors import blocks
+from piebald.core.tensor_store import blocks
 from piebald.data.clients.client_tables import files_of
-from piebald.data.clients.data_source import DataSource
-from piebald.data.clients.own_rows import RunRows, client_among
+from piebald.data.clients.data_source import DataSource, RunRows, client_among, with_published
 from piebald.data.clients.owner import Owner, counted_records, read_owners, records_of
 from piebald.data.clients.prepared import PreparedClients, coded_rows, columns_of, warn_of_values
-from piebald.data.clients.published_rows import with_published
 from piebald.data.clients.row_identity import UNKNOWN, Digests
-from piebald.data.embeddings.embedded import embedded_by
-from piebald.data.partition.split_settings import SplitSettings, division_of
+from piebald.data.embeddings import embedded_by
+from piebald.data.partition.split import SplitSettings, division_of
 from piebald.data.preparation.answers import Table, parsed_numbers
 from piebald.data.preparation.columns import CodedTable, guess_columns
-from piebald.data.preparation.settings import PrepareSettings
+from piebald.data.preparation.preparation import PrepareSettings
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 

@@ -27,8 +27,8 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError, failure_reason
 from piebald.engines.client_context import EngineContext
 from piebald.engines.engine_choice import make_engine
+from piebald.engines.outgoing import personal_model, serve
 from piebald.engines.sequential import SequentialEngine as Engine
-from piebald.engines.serve_stack import personal_model, serve
 from piebald.engines.stack import PRIVATE, ClientStack, StackResult
 from piebald.federation.hub.run_terms import private_digest
 from piebald.federation.link.wire_format import pack_update, unpack_update
@@ -41,9 +41,8 @@ from piebald.federation.site.site_client import SiteClient, rows_of
 from piebald.federation.site.work_limits import TaskWatch
 from piebald.methods.choice import local_work
 from piebald.methods.queries.threshold_scores import ThresholdCounts, ThresholdScores
-from piebald.privacy.disclosure import Withheld
-from piebald.privacy.ledger import TRAINING, OverBudget, OverLimit, RowLedger
-from piebald.privacy.secure_aggregation.client_side import Outcome, counted_rows, masked, replied
+from piebald.privacy.ledger import TRAINING, OverBudget, OverLimit, RowLedger, Withheld
+from piebald.privacy.secure_aggregation.server_side import Outcome, counted_rows, masked, replied
 from piebald.privacy.spending import task_mechanism
 
 _NO_LEDGER = "this site's ledger cannot be read or written, its log says more"

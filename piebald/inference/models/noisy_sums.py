@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from piebald.core.moments import Floats, Ints
-from piebald.core.stored_vectors import blocks
+from piebald.core.tensor_store import blocks
 from piebald.inference.models.rows import ModelPlan, ModelRows
 
 STEP = 2.0**-30  # of sums, which are whole numbers of steps

@@ -26,10 +26,10 @@ from piebald.contracts import (
     Trains,
     Update,
 )
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core import pytree
 from piebald.core.moments import Floats, Ints, Moments, counts_at_most, number_of
-from piebald.core.noise import NoiseSource
+from piebald.core.randomness import NoiseSource
 from piebald.data.preparation.answers import check_moments
 from piebald.inference.columns import ClientColumns, target_columns
 from piebald.inference.request import STEP, SumPlan, bounds_reason

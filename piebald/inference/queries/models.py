@@ -23,9 +23,9 @@ from piebald.contracts import (
     Trains,
     Update,
 )
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.moments import Floats, Ints
-from piebald.core.noise import NoiseSource
+from piebald.core.randomness import NoiseSource
 from piebald.inference.models.noisy_sums import STEP, NoisyPlan
 from piebald.inference.models.rows import MOST_COLUMNS, MOST_SUMS, Ask, ModelPlan, ModelRows, model_rows
 from piebald.inference.models.sums import check_sums, client_sums

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from torch import Tensor
 
 from piebald.contracts import ClientContext, Hiding, Query, ResultForm, Split, TrainInput, TrainOutput, Trains, Update
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.moments import Floats
 from piebald.data.preparation.answers import (
     Answer,

@@ -25,7 +25,7 @@ from piebald.contracts import (
     Trains,
     Update,
 )
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.moments import Ints

@@ -18,11 +18,10 @@ from piebald.data.clients.client_tables import target_gaps
 from piebald.data.clients.owner import Owner, is_frame, read_owners
 from piebald.data.clients.prepared import PreparedClients, columns_of, prepared
 from piebald.data.clients.sources import clients_from
-from piebald.data.partition.split_settings import SplitSettings
-from piebald.data.partition.three_way_split import SPLITS
+from piebald.data.partition.leakage import SPLITS
+from piebald.data.partition.split import SplitSettings
 from piebald.data.preparation.columns import classes_of, factorized, in_order, numbers_of
-from piebald.data.preparation.preparation import Preparation
-from piebald.data.preparation.settings import PrepareSettings
+from piebald.data.preparation.preparation import Preparation, PrepareSettings
 from piebald.inference.columns import TARGET, named_inputs
 from piebald.inference.trees.forest import MOST_COLUMNS, Floats32, Objective, Target
 

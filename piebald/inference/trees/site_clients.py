@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import Clients, Query, Rows, Runtime, Split, Update
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core import pytree
 from piebald.core.arguments import PathLike, Seed, Share, checked
 from piebald.core.errors import RuntimeFault, SettingError, check_names
 from piebald.core.moments import Ints
 from piebald.data.clients.client_tables import is_table
 from piebald.data.clients.prepared import preparation_of
-from piebald.data.partition.split_settings import SplitSettings
-from piebald.data.preparation.settings import PrepareSettings
+from piebald.data.partition.split import SplitSettings
+from piebald.data.preparation.preparation import PrepareSettings
 from piebald.experiments.file import ExperimentSettings
 from piebald.inference.columns import TARGET, input_names
 from piebald.inference.experiment import QuestionExperiment, agreed_at_sites, open_sites

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from piebald.contracts import Cohort, Query, ServerContext
 from piebald.contracts.component import Component
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.cohort_matrix import divided, held_mask, held_mean, weighted_sum
 from piebald.core.errors import SettingError, shown
 

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from piebald.contracts import Cohort, QueryRequest, ServerContext, Update
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.randomness import select
 from piebald.methods.aggregation.classification_scores import SCORES
 from piebald.methods.aggregation.linear import Linear

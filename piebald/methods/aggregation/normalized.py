@@ -10,7 +10,7 @@ from torch import Tensor
 
 from piebald.contracts import Cohort, ServerContext
 from piebald.contracts.component import RecipeComponents
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.machine import moved
 from piebald.methods.aggregation.base import Aggregator
 from piebald.methods.training.sgd import Sgd

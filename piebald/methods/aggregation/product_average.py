@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import Cohort, ServerContext
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
+from piebald.core.client_models import adapter_pairs
 from piebald.core.cohort_matrix import weighted_sum
-from piebald.core.narrow_models import adapter_pairs
 from piebald.core.parameters import Layout, Slot
 from piebald.methods.aggregation.base import Aggregator
 

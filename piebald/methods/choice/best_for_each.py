@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.contracts import ClientContext, OwnChoice, Split, TrainInput, TrainOutput, Trains
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.methods.choice.candidates import CANDIDATES, FEWEST_ROWS, SHARED, ClientCandidates, Verdict, paired
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from piebald.contracts import ClientContext, OwnChoice, Personalizes, RowOutputs, TrainInput, TrainOutput, Trains
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.methods.choice.best_for_each import marked, marked_name, plain_choice, reason
 from piebald.methods.choice.candidates import Verdict, judge
 from piebald.methods.training.base import no_features

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from piebald.contracts import Cohort, ServerContext
 from piebald.contracts.component import Component
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.errors import SettingError, shown
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from piebald.contracts import Cohort, ServerContext
 from piebald.contracts.component import RecipeComponents
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core import pytree
 from piebald.core.cohort_matrix import median, too_many_pairs
 from piebald.core.machine import moved

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from piebald.core.input_statistics import InputHooks, mean_and_variance
+from piebald.core.moments import InputHooks, mean_and_variance
 
 Loss = Literal["squared", "published"]
 _PATIENCE, _PROGRESS = 10, 0.98  # steps without getting below this share of the best mismatch before

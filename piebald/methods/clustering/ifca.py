@@ -11,7 +11,7 @@ from torch import Tensor
 
 from piebald.contracts import Cohort, ServerContext
 from piebald.contracts.component import RecipeComponents
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.cohort_matrix import coordinates
 from piebald.core.parameters import copied
 from piebald.core.randomness import key, torch_seed

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from piebald.contracts import ClientContext, Query, ResultForm, Rows, Split, TrainInput, TrainOutput, Trains, Update
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 
 
 class BatchStatistics(Query):

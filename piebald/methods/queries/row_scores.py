@@ -24,7 +24,7 @@ from piebald.contracts import (
     Trains,
     Update,
 )
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core import pytree
 from piebald.methods.queries.scores import ScoringQuery, used_model
 

@@ -21,7 +21,7 @@ from piebald.contracts import (
     Trains,
     Update,
 )
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.metrics import SHARES
 from piebald.core.targets import TargetDomain
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from piebald.contracts import ClientContext, Query, ResultForm, Split, TrainInput, TrainOutput, Trains, Update
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 
 
 class RootLoss(Query):

@@ -11,10 +11,10 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from piebald.contracts import ClientContext, ResultForm, Rows, Split, TrainInput, TrainOutput, Trains, Update
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core import pytree
+from piebald.core.metrics import GRID, METRICS, best_threshold, checked_criterion, rates
 from piebald.core.targets import TargetDomain
-from piebald.core.thresholds import GRID, METRICS, best_threshold, checked_criterion, rates
 from piebald.methods.queries.scores import ScoringQuery, used_model
 
 AT_THRESHOLD, AT_HALF = "at_threshold", "at_half"
@@ -24,12 +24,12 @@ class ThresholdScores(ScoringQuery):
     """Choose the threshold of two classes on a client's validation rows, and score its other rows there and at a half.
 
     The model is the one that the client uses: its personal model where it has one, else the global model.  Metrics are
-    those of `core.thresholds`, as "at_threshold/f1" and "at_half/f1"; a client without validation rows of both classes
+    those of `core.metrics`, as "at_threshold/f1" and "at_half/f1"; a client without validation rows of both classes
     has none.  The threshold lies between the outputs of two rows, so it stays at the client.
 
     Attributes:
         split: which of the client's rows are scored.
-        criterion: what is best, see `core.thresholds.best_threshold`.
+        criterion: what is best, see `core.metrics.best_threshold`.
     """
 
     criterion: Annotated[str, AfterValidator(checked_criterion)]

@@ -6,9 +6,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from piebald.contracts.model_spec import ModelSpec
-from piebald.core.client_models import ClientModels, nested_model
-from piebald.core.narrow_models import adapter_pairs, with_rank
+from piebald.contracts.data import ModelSpec
+from piebald.core.client_models import ClientModels, adapter_pairs, nested_model, with_rank
 from piebald.methods.training.sgd import Sgd
 
 Rank = Annotated[int, Field(ge=1)]

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.contracts import ClientContext, LocalStep, SgdConfig, StateVector, StepSettings, TrainInput, TrainOutput
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.arguments import checked_class
 from piebald.core.errors import SettingError, shown
 from piebald.core.parameters import matching

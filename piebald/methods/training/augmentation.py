@@ -13,11 +13,11 @@ from torch.nn import functional
 
 from piebald.contracts import Rows
 from piebald.contracts.component import Component
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core import pytree
 from piebald.core.errors import SettingError
-from piebald.core.losses import MixedTargets
 from piebald.core.machine import moved
+from piebald.core.metrics import MixedTargets
 from piebald.settings import plugins
 
 

@@ -12,7 +12,7 @@ from piebald.core.parameters import head
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from piebald.contracts.model_spec import ModelSpec
+    from piebald.contracts.data import ModelSpec
     from piebald.core.client_models import ClientModels
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from piebald.contracts import ClientContext, RowPrivacy, SgdConfig, TrainInput, TrainOutput
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.parameters import copied
 from piebald.methods.training.augmentation import mixing
 from piebald.methods.training.sgd import Sgd

@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.contracts import ClientContext, LossBatch, TrainInput, TrainOutput
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.methods.training.sgd import Sgd
 
 _FEWEST = 1e-8  # rows that a class without rows counts as

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import ClientContext, TrainInput, TrainOutput
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.parameters import head
 from piebald.methods.training.prototypes import Prototypes
 

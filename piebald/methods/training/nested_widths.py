@@ -11,9 +11,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from piebald.contracts import ClientContext, LossBatch, TrainInput, TrainOutput
-from piebald.contracts.model_spec import ModelSpec
-from piebald.core.client_models import ClientModels, nested_model
-from piebald.core.narrow_models import narrowed
+from piebald.contracts.data import ModelSpec
+from piebald.core.client_models import ClientModels, narrowed, nested_model
 from piebald.methods.queries.batch_norms import BatchStatistics
 from piebald.methods.training.sgd import Sgd
 

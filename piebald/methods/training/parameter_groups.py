@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from piebald.contracts.component import Settings, from_tables
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.errors import SettingError
 from piebald.core.parameters import matching
 

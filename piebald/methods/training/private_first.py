@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from piebald.contracts import ClientContext, TrainInput, TrainOutput
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.methods.training.sgd import Sgd
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from piebald.contracts import ClientContext, LocalStep, LossBatch, SgdConfig, StepContext, TrainInput, TrainOutput
 from piebald.contracts.component import RecipeComponents
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.pytree import logits
 from piebald.methods.training.sgd import Sgd
 

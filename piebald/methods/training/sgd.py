@@ -24,8 +24,8 @@ from piebald.contracts import (
     TrainInput,
     TrainOutput,
 )
-from piebald.contracts.local_step import batch_count
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
+from piebald.contracts.training import batch_count
 from piebald.core.client_models import idle_pattern_reason
 from piebald.methods.training import optimizer_state
 from piebald.methods.training.augmentation import Augmentation, unfit

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.contracts import ClientContext, TrainInput, TrainOutput
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.methods.training.sgd import Sgd
 
 

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from piebald.contracts import PLAIN_STEP, LocalStep, StepPoint
-from piebald.contracts.local_step import Gradients
+from piebald.contracts.training import Gradients
 from piebald.core.arguments import checked_class
 from piebald.methods.training.sgd import Sgd
 

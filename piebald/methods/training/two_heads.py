@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from piebald.contracts import ClientContext, Slopes, TrainInput, TrainOutput
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.parameters import matching
 from piebald.methods.training.custom_steps import CustomSteps
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from piebald.contracts import ClientContext, TrainInput, TrainOutput
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.methods.training.sgd import Sgd
 
 

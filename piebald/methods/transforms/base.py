@@ -10,7 +10,7 @@ from torch import Tensor
 
 from piebald.contracts import ClientSecrets, KeyAgreement, ServerContext, StepContext, Task, Update
 from piebald.contracts.component import Component
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.parameters import moving_norm
 
 
@@ -36,7 +36,7 @@ class Transform(Component):
         "model" is the change of the trained parameters that are shared.
 
         At a real site a key has 256 bits, which nobody else knows and which belong to one task; in a simulation it has
-        64 and follows from the run's seed.  Noise that protects is drawn by `noise.NoiseSource.repeatable(key)`.
+        64 and follows from the run's seed.  Noise that protects is drawn by `randomness.NoiseSource.repeatable(key)`.
         """
         return vectors
 

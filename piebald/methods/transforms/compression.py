@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from piebald.contracts.component import RecipeComponents
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.parameters import Layout
 from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.methods.transforms.bit_fields import Bytes, Whole

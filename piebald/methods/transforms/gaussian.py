@@ -13,7 +13,7 @@ from torch import Tensor
 from piebald.contracts import StepContext
 from piebald.contracts.component import RecipeComponents
 from piebald.core.machine import float64_device
-from piebald.core.noise import NoiseSource
+from piebald.core.randomness import NoiseSource
 from piebald.methods.aggregation.base import Aggregator
 from piebald.methods.transforms.base import Transform
 

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.parameters import Layout
 from piebald.core.randomness import generator
 from piebald.methods.transforms.bit_fields import Bytes

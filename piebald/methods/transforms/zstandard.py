@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts.data import ModelSpec
 from piebald.core.errors import SettingError, install
 from piebald.methods.transforms.bit_fields import Bytes
 from piebald.methods.transforms.compression import Compressed, Compressor, Numbers, WireContext, as_floats

@@ -15,20 +15,12 @@ from torch import Tensor
 from piebald.contracts import SIGNATURE, AsksClients, Query, QueryRequest, Split
 from piebald.core.errors import Declined
 from piebald.privacy.secure_aggregation import masks
-from piebald.privacy.secure_aggregation.key_material import (
+from piebald.privacy.secure_aggregation.key_queries import (
     BOTH,
     BOX,
-    DIGESTS,
-    commitment,
-    dispute_claim,
-    key_claim,
-    round_digest,
-    share_digest,
-    share_digests,
-)
-from piebald.privacy.secure_aggregation.key_queries import (
     BOXES,
     COMMITMENTS,
+    DIGESTS,
     PROOF,
     PUBLISHED,
     SENDERS,
@@ -37,8 +29,14 @@ from piebald.privacy.secure_aggregation.key_queries import (
     AdvertiseKeys,
     CommitKeys,
     ShareKeys,
+    commitment,
+    dispute_claim,
+    key_claim,
+    round_digest,
+    share_digest,
+    share_digests,
 )
-from piebald.privacy.secure_aggregation.masking_graph import (
+from piebald.privacy.secure_aggregation.masks import (
     CONTEXT,
     KEYS,
     MEMBERS,

@@ -1,24 +1,54 @@
-"""The server's side of secure aggregation: it relays keys and shares, adds masked updates up, and unmasks the sum."""
+"""The server's side of secure aggregation: it relays keys and shares, adds masked updates up, and unmasks the sum.
+
+The client's side of secure aggregation, the same on every runtime: queries about keys, and masked updates.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import SIGNATURE, SUM, AsksClients, PartialSum, ServerContext, Update
-from piebald.contracts.model_spec import ModelSpec
+from piebald.contracts import (
+    SIGNATURE,
+    SUM,
+    AsksClients,
+    Clients,
+    ClientSecrets,
+    PartialSum,
+    ServerContext,
+    Split,
+    SumDemands,
+    Task,
+    Update,
+)
+from piebald.contracts.data import ModelSpec
 from piebald.core.errors import Declined
-from piebald.privacy.secure_aggregation import masks, shamir
+from piebald.core.parameters import nbytes
+from piebald.core.randomness import key
+from piebald.methods.client_work import ClientWork
+from piebald.privacy.secure_aggregation import key_queries, masks
 from piebald.privacy.secure_aggregation.key_exchange import ExchangedKeys, KeyRound, asked, exchange_keys
-from piebald.privacy.secure_aggregation.key_material import BOTH, pair_seed, proof, survivor_claim
-from piebald.privacy.secure_aggregation.key_queries import DIGEST, SENDERS, SHARES, SIGNED
-from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, MasksOverGraph, numbers, rows, texts
+from piebald.privacy.secure_aggregation.key_queries import (
+    BOTH,
+    DIGEST,
+    SENDERS,
+    SHARES,
+    SIGNED,
+    KeyQuery,
+    pair_seed,
+    proof,
+    survivor_claim,
+)
+from piebald.privacy.secure_aggregation.masks import CONTEXT, MaskingGraph, MasksOverGraph, numbers, rows, texts
 from piebald.privacy.secure_aggregation.share_checks import (
     SHOWN,
     SHOWN_BY,
@@ -182,7 +212,7 @@ class SecureRound:
         shares: Shares = {}
         for holder, answer in asked(context, Unmasking(), dict.fromkeys(arrived, vectors)).items():
             # the order in which a client gives them (`share_checks._shares`): shares travel without names
-            owners, parts = sorted((*exchanged.partners(holder), holder)), texts(answer[SHARES], shamir.BYTES)
+            owners, parts = sorted((*exchanged.partners(holder), holder)), texts(answer[SHARES], key_queries.BYTES)
             if len(owners) != len(parts):
                 context.exclude_client(holder, f"it gave {len(parts)} shares of {len(owners)}")
                 # no reason to stop: a threshold of the others' shares opens each mask
@@ -283,7 +313,7 @@ def _secret(graph: MaskingGraph, owner: int, shares_of: Shares) -> bytes:
             f"{len(shares)} right shares of the mask of client {owner} came, it takes {needed}; {missing} gave none"
         )
     # more than a threshold only cost time; always the lowest places, for the cache of weights
-    return shamir.combine(dict(sorted(shares.items())[:needed]))
+    return key_queries.combine(dict(sorted(shares.items())[:needed]))
 
 
 def _blamed(client: int, fault: str, context: AsksClients) -> Declined:
@@ -294,3 +324,85 @@ def _blamed(client: int, fault: str, context: AsksClients) -> Declined:
 
 def _named(clients: Sequence[int]) -> str:
     return f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))}"
+
+
+ANY_SUM = SumDemands(least=2, threshold=0.5, colluding=0, largest_share=1)  # what clients of a simulation demand
+Outcome = tuple[Update | None, str | None]  # an update, or why there is none
+
+
+def counted_rows(work: ClientWork, clients: Clients, client: int) -> dict[Split, int]:
+    """Return how many rows of each split a client has; of those to train on, how much they count."""
+    others: tuple[Split, ...] = ("validation", "test")
+    held = {split: clients.size(client, split) for split in others}
+    sizes = {split: len(clients.rows(client, split)) if size is None else size for split, size in held.items()}
+    return {"train": work.counted(clients.rows(client, "train")), **sizes}
+
+
+def replied(task: Task, work: ClientWork, secrets: ClientSecrets) -> Outcome:
+    """The answer to a question about keys."""
+    masking, query = work.masking, task.query
+    if masking is None or not isinstance(query, KeyQuery):
+        return None, "this run masks nothing"
+    try:
+        vectors = query.reply(task.vectors, secrets, masking)
+    except Declined as error:
+        return None, str(error)
+    return Update(vectors, 0, 0, {}, nbytes=nbytes(vectors)), None
+
+
+def masked(update: Update, task: Task, work: ClientWork, secrets: ClientSecrets) -> Outcome:
+    """Return what leaves instead of a trained update: the update itself where nothing masks."""
+    masking = work.masking
+    if masking is None:
+        return update, None
+    if task.query is None:
+        update = replace(update, vectors=masking.bounded(update.vectors, work.of_task(task).layout.shared_trained))
+    places = work.masked_places(task.client, task.version)
+    if places is not None:
+        # before masking, since masked numbers cannot be left out: all clients send the same ones, so their masks cancel
+        vectors = {**update.vectors, "model": update.vectors["model"][torch.from_numpy(places)]}
+        update = replace(update, vectors=vectors)
+    try:
+        return masking.mask(update, task, secrets), None
+    except Declined as error:
+        return None, str(error)
+
+
+class SimulatedSigner:
+    """Signs for one client of a simulation, and checks the others (`contracts.Signer`).
+
+    Signatures are keyed digests with keys that follow from the run's seed, so the protocol is the same as among real
+    sites; whoever knows the seed could make them.
+    """
+
+    def __init__(self, seed: int, client: int) -> None:
+        self._seed, self._client = seed, client
+
+    def sign(self, text: bytes) -> bytes:
+        return _signature(self._seed, self._client, text)
+
+    def check(self, client: int, text: bytes, signature: bytes) -> bool:
+        return signature == _signature(self._seed, client, text)
+
+    def name(self, client: int) -> str:
+        return f"client {client}"
+
+
+@lru_cache(maxsize=4096)
+def _signature(seed: int, client: int, text: bytes) -> bytes:
+    """A client's simulated signature; kept, since every client checks those of all others."""
+    secret = key("signature", seed, client).to_bytes(8)
+    return hashlib.blake2b(text, key=secret).digest().ljust(SIGNATURE, b"\0")
+
+
+def repeatable(*words: int | str) -> Callable[[int], bytes]:
+    """Random bytes for a simulation: they come from these words, so that a run can be repeated."""
+    calls = 0
+
+    def draw(count: int) -> bytes:
+        nonlocal calls
+        # counted, so that several draws for one question differ
+        calls += 1
+        return hashlib.shake_256(key("secrets", calls, *words).to_bytes(8)).digest(count)
+
+    return draw

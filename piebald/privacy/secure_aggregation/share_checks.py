@@ -31,42 +31,33 @@ from torch import Tensor
 from piebald.contracts import MASKING, SIGNATURE, ClientSecrets
 from piebald.core.errors import Declined
 from piebald.methods.transforms.base import MaskingTransform
-from piebald.privacy.secure_aggregation import masks, shamir
-from piebald.privacy.secure_aggregation.key_material import (
+from piebald.privacy.secure_aggregation import key_queries, masks
+from piebald.privacy.secure_aggregation.key_queries import (
     BOTH,
     BOX,
-    DIGESTS,
-    box_key,
-    dispute_claim,
-    encrypted_for,
-    own_shares,
-    root_of,
-    share_digests,
-    shares_by_holder,
-    survivor_claim,
-)
-from piebald.privacy.secure_aggregation.key_queries import (
     BOXES,
     DIGEST,
+    DIGESTS,
     MASKED,
     PUBLISHED,
     SENDERS,
     SHARES,
     SIGNED,
     KeyQuery,
+    box_key,
     check_context,
+    dispute_claim,
+    encrypted_for,
     known_graph,
     over_graph,
+    own_shares,
     partners_among,
+    root_of,
+    share_digests,
+    shares_by_holder,
+    survivor_claim,
 )
-from piebald.privacy.secure_aggregation.masking_graph import (
-    CONTEXT,
-    MaskingGraph,
-    clients_in,
-    numbers,
-    rows,
-    texts,
-)
+from piebald.privacy.secure_aggregation.masks import CONTEXT, MaskingGraph, clients_in, numbers, rows, texts
 
 DISPUTED, READERS = MASKING + "disputed", MASKING + "readers"
 
@@ -204,7 +195,7 @@ class Unmasking(KeyQuery):
     Of those who arrived the share of their own mask, of its other neighbours that of their pairwise masks.
     """
 
-    answers: ClassVar = {SHARES: shamir.BYTES}
+    answers: ClassVar = {SHARES: key_queries.BYTES}
 
     def reply(
         self, vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: MaskingTransform
@@ -293,5 +284,5 @@ def _shares(arrival: _Arrival, secrets: ClientSecrets) -> Tensor:
     held = held_shares(secrets)
     for sender in partners_among(arrival.senders, graph, client):
         # one half of each pair of shares: who had both could take all masks off a single update
-        shares[sender] = held[sender][shamir.BYTES :] if sender in present else held[sender][: shamir.BYTES]
-    return rows([shares[owner] for owner in sorted(shares)], shamir.BYTES)
+        shares[sender] = held[sender][key_queries.BYTES :] if sender in present else held[sender][: key_queries.BYTES]
+    return rows([shares[owner] for owner in sorted(shares)], key_queries.BYTES)

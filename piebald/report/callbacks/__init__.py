@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from piebald.report.callbacks.callback import Callback as Callback
     from piebald.report.callbacks.callback import ObservedRecorder as ObservedRecorder
     from piebald.report.callbacks.callback import RunStart as RunStart
-    from piebald.report.callbacks.mlflow import Mlflow as Mlflow
-    from piebald.report.callbacks.tensorboard import Tensorboard as Tensorboard
+    from piebald.report.callbacks.tracker import Mlflow as Mlflow
+    from piebald.report.callbacks.tracker import Tensorboard as Tensorboard
     from piebald.report.callbacks.tracker import Tracker as Tracker
+    from piebald.report.callbacks.tracker import Wandb as Wandb
     from piebald.report.callbacks.tracker import trackers_of as trackers_of
-    from piebald.report.callbacks.wandb import Wandb as Wandb
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -1,4 +1,11 @@
-"""Experiment trackers: settings that open a callback, and what all trackers are sent."""
+"""Experiment trackers: settings that open a callback, and what all trackers are sent.
+
+The tracker MLflow: runs in a file store, a database or at a server.
+
+The tracker TensorBoard: event files in a folder.
+
+The tracker Weights & Biases: offline folders, or its server where asked for.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +13,22 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
 
 from piebald.contracts.component import Component, build
 from piebald.core.errors import SettingError, install
 from piebald.core.metrics import LOWER_IS_BETTER
+from piebald.core.result_table import ResultTable
 from piebald.report.callbacks.callback import Callback, RunStart
 from piebald.report.tables import History, mean, worst_tenth
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from torch.utils.tensorboard.writer import SummaryWriter
 
 
 class Writer(Protocol):
@@ -181,3 +194,193 @@ def identity(run: RunStart) -> str:
     # the time tells apart a folder that was deleted and made again under the same path
     named = f"{run.meta.get('created')} {run.folder.resolve()}" if run.folder is not None else os.urandom(16).hex()
     return hashlib.sha256(named.encode()).hexdigest()[:16]
+
+
+_STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+
+
+class Mlflow(Tracker):
+    """Keeps runs in MLflow.
+
+    Attributes:
+        uri: where to: a folder, by default "mlruns" in the current one; "sqlite:///runs.db"; or a server's address.
+        experiment: the name of the experiment, by default the recipe's.
+    """
+
+    package: ClassVar[str] = "mlflow"
+
+    uri: str = "mlruns"
+    experiment: str | None = None
+
+    def open(self, run: RunStart) -> Writer:
+        """Start a run, or go on with the one that this run folder began."""
+        from mlflow import MlflowClient
+
+        # a plain folder becomes a URI, as a relative path would follow later changes of the working directory
+        uri = self.uri if ":" in self.uri else Path(self.uri).resolve().as_uri()
+        with _file_store_allowed(uri):
+            client = MlflowClient(uri)
+            name = self.experiment or str(run.meta["recipe"]["name"])
+            present = client.get_experiment_by_name(name)
+            experiment = client.create_experiment(name) if present is None else present.experiment_id
+            tags = {
+                "piebald.run": identity(run),
+                "piebald.folder": "" if run.folder is None else str(run.folder.resolve()),
+                "piebald.label": str(run.meta.get("label")),
+                "piebald.version": str(run.meta.get("piebald")),
+            }
+            # a run that was killed and resumed goes on in the same run of MLflow
+            begun = client.search_runs([experiment], f"tags.`piebald.run` = '{identity(run)}'", max_results=1)
+            if begun:
+                number = begun[0].info.run_id
+                client.update_run(number, status="RUNNING")
+            else:
+                title = f"{run.meta.get('label')} (seed {run.meta.get('seed')})"
+                number = client.create_run(experiment, run_name=title, tags=tags).info.run_id
+        return _MlflowRun(client, number, uri)
+
+
+class _MlflowRun:
+    def __init__(self, client: MlflowClient, number: str, uri: str) -> None:
+        self._client, self._number, self._uri = client, number, uri
+
+    def describe(self, parameters: Mapping[str, Any]) -> None:
+        from mlflow.entities import Param
+
+        with _file_store_allowed(self._uri):
+            self._client.log_batch(self._number, params=[Param(name, str(value)) for name, value in parameters.items()])
+
+    def scalars(self, values: Mapping[str, float], version: int) -> None:
+        import time
+
+        from mlflow.entities import Metric
+
+        # MLflow counts milliseconds
+        now = int(1000 * time.time())
+        with _file_store_allowed(self._uri):
+            metrics = [Metric(name, value, now, version) for name, value in values.items()]
+            self._client.log_batch(self._number, metrics=metrics)
+
+    def artifacts(self, folder: Path) -> None:
+        with _file_store_allowed(self._uri):
+            self._client.log_artifacts(self._number, str(folder), "report")
+
+    def close(self, status: str) -> None:
+        with _file_store_allowed(self._uri):
+            self._client.set_terminated(self._number, _STATUS[status])
+
+
+@contextmanager
+def _file_store_allowed(uri: str) -> Iterator[None]:
+    """Let MLflow use a plain folder, which it does only where this is asked for (`MLFLOW_ALLOW_FILE_STORE`)."""
+    name = "MLFLOW_ALLOW_FILE_STORE"
+    if not uri.startswith("file:") or name in os.environ:
+        yield
+        return
+    os.environ[name] = "true"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+class Tensorboard(Tracker):
+    """Writes event files: `tensorboard --logdir runs` shows all runs below a folder.
+
+    Attributes:
+        folder: where to; by default a folder "tensorboard" inside the run folder, or beside it for a run in memory.
+    """
+
+    package: ClassVar[str] = "tensorboard"
+
+    folder: str | None = None
+
+    def open(self, run: RunStart) -> Writer:
+        """Write event files; those of steps that a resumed run repeats no longer count."""
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        name = f"{run.meta.get('label')}-seed-{run.meta.get('seed')}"
+        inside = run.folder / "tensorboard" if run.folder is not None else Path("tensorboard") / name
+        folder = inside if self.folder is None else Path(self.folder) / name
+        return _Events(SummaryWriter(str(folder), purge_step=run.version + 1 if run.version else None))
+
+
+class _Events:
+    def __init__(self, writer: SummaryWriter) -> None:
+        self._writer, self._version = writer, 0
+
+    def describe(self, parameters: Mapping[str, str | int | float | bool]) -> None:
+        settings = ResultTable(parameters.items(), ("setting", "value"))
+        self._writer.add_text("settings", settings.markdown())
+
+    def scalars(self, values: Mapping[str, float], version: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, version)
+        self._version = version
+        # so that a board that is open shows each step, and a kill loses none
+        self._writer.flush()
+
+    def artifacts(self, folder: Path) -> None:
+        import matplotlib.image
+
+        for picture in sorted(folder.glob("*.png")):
+            pixels = matplotlib.image.imread(picture)
+            self._writer.add_image(f"report/{picture.stem}", pixels, self._version, dataformats="HWC")
+
+    def close(self, status: str) -> None:
+        self._writer.close()
+
+
+class Wandb(Tracker):
+    """Keeps runs for Weights & Biases, by default in files that `wandb sync` sends when you ask it to.
+
+    Attributes:
+        project: the name of the project.
+        mode: "offline", or "online" to send everything at once.
+        folder: where files are written: a folder "wandb" is made there; by default in the current folder.
+    """
+
+    package: ClassVar[str] = "wandb"
+
+    project: str = "piebald"
+    mode: Literal["offline", "online"] = "offline"
+    folder: str = "."
+
+    def open(self, run: RunStart) -> Writer:
+        """Start a run; a resumed one has the same id."""
+        import wandb
+
+        opened = wandb.init(
+            project=self.project,
+            dir=self.folder,
+            mode=self.mode,
+            id=identity(run),
+            # offline folders cannot be resumed, and wandb warns about the try
+            resume="allow" if self.mode == "online" else None,
+            name=f"{run.meta.get('label')} (seed {run.meta.get('seed')})",
+            tags=[str(run.meta["recipe"]["name"])],
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        return _WandbRun(opened)
+
+
+class _WandbRun:
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def describe(self, parameters: Mapping[str, Any]) -> None:
+        # a resumed run may have other settings than its first part, such as more rounds
+        self._run.config.update(dict(parameters), allow_val_change=True)
+
+    def scalars(self, values: Mapping[str, float], version: int) -> None:
+        self._run.log({**values, "server_step": version})  # an evaluation comes after its step: no `step` of wandb's
+
+    def artifacts(self, folder: Path) -> None:
+        import wandb
+
+        artifact = wandb.Artifact("report", type="report")
+        artifact.add_dir(str(folder))
+        self._run.log_artifact(artifact)
+
+    def close(self, status: str) -> None:
+        self._run.finish(exit_code=0 if status == "finished" else 1)

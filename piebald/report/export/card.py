@@ -2,15 +2,24 @@
 
 The headings are those of Mitchell et al. 2019, *Model Cards for Model Reporting*, as far as a run knows what belongs
 under them; what only its makers know (intended use, licence) is left for them to write.
+
+Loading of exported weights into a module of the same architecture.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from piebald.core.arguments import PathLike, checked
+from piebald.core.errors import SettingError
 from piebald.core.plain_text import printable
+from piebald.core.reading import opened_tensors, state_dict
 from piebald.core.result_table import ResultTable
 from piebald.report.page.wording import MetricFormat, megabytes, plural
 from piebald.report.tables import History, mean
@@ -133,3 +142,57 @@ def _name(row: dict[str, Any]) -> str:
     # a name may have line breaks or control characters, which would end the line of a table
     name = printable(str(row["client"] if row["name"] is None else row["name"]))
     return f"client {name}" if name.isdecimal() else name
+
+
+@checked
+def load_weights(module: nn.Module, path: PathLike) -> nn.Module:
+    """Load weights that `Run.save` wrote into a module, in place.  Nothing in the file is executed.
+
+    Args:
+        module: a module of the architecture that was trained.
+        path: a `.safetensors` or `.pt` file, or a folder with a model.safetensors.
+
+    Returns:
+        The module, in evaluation mode.
+
+    Raises:
+        SettingError: the file cannot be read, or its tensors are not those of the module.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / "model.safetensors"
+    tensors = _read(file)
+    state = module.state_dict()
+    # both sides are compared, so that a longer network does not silently keep its random layers
+    if unmatched := sorted(set(tensors) ^ set(state)):
+        side = "the file" if unmatched[0] in tensors else "the module"
+        raise SettingError(f"{file} does not fit {type(module).__name__}: only {side} has {unmatched[0]!r}")
+    for name, tensor in tensors.items():
+        if tensor.shape != state[name].shape:
+            raise SettingError(
+                f"{file} does not fit {type(module).__name__}: {name} is {list(tensor.shape)} in the file and "
+                f"{list(state[name].shape)} in the module"
+            )
+    module.load_state_dict(tensors)
+    return module.eval()
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    try:
+        if file.suffix in (".pt", ".pth"):
+            state = state_dict(file)
+            if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+                raise SettingError(f"{file} holds no state dict: it must map names to tensors")
+            return state
+        with opened_tensors(file) as stored:
+            return {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a mapping
+    except FileNotFoundError:
+        raise SettingError(f"there is no file {file}: give one that Run.save or piebald export wrote") from None
+    except SettingError:
+        raise
+    except (OSError, SafetensorError, RuntimeError, ValueError, EOFError) as error:
+        raise SettingError(f"{file} cannot be read as weights: {str(error).splitlines()[0][:200]}") from None
+    except Exception as error:  # torch.load raises pickle's errors for what is no list of tensors
+        raise SettingError(
+            f"{file} cannot be read as weights: it is no safe state dict ({type(error).__name__})"
+        ) from None

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from piebald.report.chart import Cells, Chart, ChartAxis, Line, group, short
+from piebald.report.chart import Cells, Chart, ChartAxis, Line, group, short, thinned
 from piebald.report.comparison import Comparison
-from piebald.report.learning_curves import thinned
 from piebald.report.page import markup, wording
 from piebald.report.page.charts import WIDE
 from piebald.report.page.markup import Cell

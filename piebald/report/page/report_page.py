@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from piebald.report import findings
-from piebald.report.chart import Chart
+from piebald.report.chart import Axis, Chart, time_axis
 from piebald.report.comparison import Comparison
 from piebald.report.findings import MEASURES, work_by_label
-from piebald.report.learning_curves import Axis, time_axis
 from piebald.report.page import (
     charts,
     choices_section,
-    class_section,
     client_section,
     cluster_section,
     failures_section,
@@ -22,8 +20,7 @@ from piebald.report.page import (
     wording,
 )
 from piebald.report.page.details import heterogeneity, settings
-from piebald.report.page.document import document
-from piebald.report.page.markup import Cell
+from piebald.report.page.markup import Cell, document
 from piebald.report.page.wording import NONE, MetricFormat
 
 _CLOCKS: dict[Axis, str] = {"seconds": "Run's clock", "wall": "Real time"}
@@ -189,7 +186,7 @@ def _clients(comparison: Comparison, drawn: list[Chart]) -> str:
     keys = markup.keys(comparison.labels, comparison.ranking())
     each = client_section.table(comparison)
     folded = each and markup.folded("Each client: rows, scores, gain over alone", each)
-    tables = folded, class_section.details(comparison)
+    tables = folded, client_section.details(comparison)
     return markup.section_of(chart, "clients", keys, *tables)
 
 

@@ -24,8 +24,8 @@ from piebald.core import pytree
 from piebald.core.errors import ParameterError, SettingError
 from piebald.core.parameters import copied, matching
 from piebald.core.randomness import torch_seed
+from piebald.engines.batched_layers import KeyedDropout
 from piebald.engines.engine_choice import make_engine
-from piebald.engines.keyed_dropout import KeyedDropout
 from piebald.engines.row_loader import augmented, batches
 from piebald.engines.sequential import SequentialEngine, step_key
 from piebald.methods.choice import plain_sgd, reason

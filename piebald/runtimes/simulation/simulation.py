@@ -34,7 +34,8 @@ from piebald.contracts.data import lacked_inputs
 from piebald.core.parameters import nbytes
 from piebald.engines.stack import PRIVATE, ClientStack, StackResult
 from piebald.methods.client_work import ClientWork
-from piebald.privacy.secure_aggregation.client_side import (
+from piebald.privacy.secure_aggregation.key_queries import KeyQuery
+from piebald.privacy.secure_aggregation.server_side import (
     ANY_SUM,
     SimulatedSigner,
     counted_rows,
@@ -42,7 +43,6 @@ from piebald.privacy.secure_aggregation.client_side import (
     repeatable,
     replied,
 )
-from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.runtimes.simulation.device_times import Agenda, DeviceTimes, Due, Event, Instant
 from piebald.runtimes.workers.pool import MIN_ARENA, InProcess, WorkerPool, failed_reason
 from piebald.runtimes.workers.serialization import PARTS, ClientStateStore, under

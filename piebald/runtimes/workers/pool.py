@@ -17,9 +17,9 @@ from piebald.contracts import SERVER_ID, SumRequest
 from piebald.core.errors import CannotTrain, PiebaldError, RuntimeFault, diverged, failure_kind, failure_reason
 from piebald.core.machine import naming_lost, one_thread, raise_if_lost
 from piebald.engines.device_copies import LaterNumbers
+from piebald.engines.outgoing import serve
 from piebald.engines.row_loader import RowLoader
 from piebald.engines.sequential import SequentialEngine as Engine
-from piebald.engines.serve_stack import serve
 from piebald.engines.stack import ClientStack, RunningSum, StackResult
 
 MIN_ARENA = 64 << 20
