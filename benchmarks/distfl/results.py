@@ -321,7 +321,7 @@ def blocks(lines: Sequence[Line], out: Path, figures: Path) -> dict[str, str]:
         "study": lambda part: study(lines),
         **dict.fromkeys(("category", "vgg", "resnet", "wide"), lambda part: classes(lines, part)),
         **dict.fromkeys(("domains", "people"), lambda part: f"{environment(lines, part)}\n\n{per_client(lines, part)}"),
-        **dict.fromkeys(("attacks", "cifar", "replacement"), lambda part: attacks(lines, part)),
+        **dict.fromkeys(("attacks", "helped", "cifar", "replacement"), lambda part: attacks(lines, part)),
         "control": lambda part: control(lines),
         "scales": lambda part: scales(lines),
         **dict.fromkeys(("privacy", "mixed", "environment_privacy"), lambda part: privacy(lines, part)),
@@ -329,7 +329,7 @@ def blocks(lines: Sequence[Line], out: Path, figures: Path) -> dict[str, str]:
     }
     said: dict[str, Callable[[Any], list[str]]] = {
         **dict.fromkeys(("category", "vgg", "resnet", "domains", "people"), prose.category),
-        **dict.fromkeys(("attacks", "cifar", "replacement"), prose.attacks),
+        **dict.fromkeys(("attacks", "helped", "cifar", "replacement"), prose.attacks),
         "scales": prose.scales,
         **dict.fromkeys(("privacy", "mixed", "environment_privacy"), prose.private),
     }

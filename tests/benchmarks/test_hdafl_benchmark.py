@@ -58,7 +58,7 @@ print(prose.verdict([1.0], [Number(5.0)]))
 """
     assert run("-c", program).splitlines() == [
         "agrees",
-        "opposite (1 of 2); not found (1 of 2)",
+        "opposite (1 of 2); undecided (1 of 2)",
         "no verdict from one seed",
     ]
 

@@ -198,7 +198,7 @@ def test_every_number_in_the_text_follows_the_data(
     better, worse = runs(60.0, 61.0, 62.5), runs(50.0, 51.0, 52.0)
     for dvw, fedavg, words in (
         (better, worse, "(+13.2): agrees |"), (worse, better, "(+13.2): opposite |"),
-        (runs(50.0, 53.0, 51.0), worse, "(+13.2): not found |"),
+        (runs(50.0, 53.0, 51.0), worse, "(+13.2): refuted |"),
     ):  # fmt: skip
         text = "\n".join(
             results.text({(*case, "DVW"): dvw, (*case, "FedAvg"): fedavg}, "small", settings.SCALES["small"])
