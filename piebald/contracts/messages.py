@@ -13,6 +13,7 @@ from torch import Tensor
 from piebald.contracts.component import Component
 from piebald.contracts.data import ModelSpec, Rows, Split
 from piebald.contracts.training import ClientContext, TrainInput, TrainOutput, Trains
+from piebald.core.metrics import impossible_reason
 
 MOST_ROWS = 1 << 40  # rows of a client, and steps of a task, at most: sums of many still fit 64 bits
 _TYPES = ("torch.float32", "torch.uint8", "torch.int32", "torch.int64")  # of vectors that a query checks itself
@@ -90,6 +91,8 @@ class ResultForm:
             # written as `not ... <=`, so that NaN is refused, too
             if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= _LARGEST:
                 return f"sent a metric {name} that is no finite number"
+            if impossible := impossible_reason(name, value):
+                return impossible
         return None
 
 

@@ -269,6 +269,16 @@ LOWER_IS_BETTER = frozenset({
 })  # fmt: skip
 # those that are the mean of a share of each example, so that one changes them by one over their number at most
 SHARES = ("accuracy", "token_accuracy", "next_token_accuracy", "label_accuracy")
+# values between which a metric lies by its meaning; others are finite
+_BOUNDS = {
+    **dict.fromkeys((*SHARES, "auc", "average_precision", "f1", "sensitivity", "specificity", "balanced_accuracy",
+                     "concordance", "calibration_error", "attack_success", "dice", "iou"), (0.0, 1.0)),
+    "brier": (0.0, 2.0),
+    "r2": (-math.inf, 1.0),
+    **dict.fromkeys(("absolute_error", "mae", "squared_error", "rmse"), (0.0, math.inf)),
+    "perplexity": (1.0, math.inf),
+}  # fmt: skip
+_ROUNDING = 1e-4  # by which a value that was computed in float32 may miss its bounds
 REPLICATES = 30  # of a jackknife: a metric is computed once without each of so many groups of rows
 _OBJECT = "give torchmetrics' object of it (extra metrics), or a function of (outputs, targets)"
 ELSEWHERE = {  # names of scikit-learn, without "_", and what is the same here
@@ -290,6 +300,27 @@ ELSEWHERE = {  # names of scikit-learn, without "_", and what is the same here
     **dict.fromkeys(("f1micro", "precision", "matthewscorrcoef"), _OBJECT),
 }  # fmt: skip
 _BLOCK = 1024  # examples that are compared with all others at a time
+
+
+def impossible_reason(name: str, value: float) -> str | None:
+    """Return why a number that a client tells cannot be the value of a metric, or None.
+
+    Args:
+        name: of the metric, with or without the model that it is about, like "global/accuracy".
+        value: what the client says.
+
+    Examples:
+        >>> impossible_reason("global/accuracy", 7.0), impossible_reason("loss", 7.0)
+        ('sent 7 as accuracy, which lies between 0 and 1', None)
+    """
+    name = name.rpartition("/")[2]
+    low, high = _BOUNDS.get(name, (-math.inf, math.inf))
+    if math.isnan(value) or low - _ROUNDING <= value <= high + _ROUNDING:
+        return None
+    return f"sent {value:.4g} as {name}, which " + (
+        f"is {low:g} or more" if high == math.inf else f"is at most {high:g}" if low == -math.inf
+        else f"lies between {low:g} and {high:g}"
+    )  # fmt: skip
 
 
 @on_logits

@@ -14,6 +14,7 @@ from piebald.contracts import MOST_ROWS, ChecksSignatures, QueryRequest, Result,
 from piebald.contracts.component import Component
 from piebald.contracts.data import ModelSpec
 from piebald.core.machine import raise_if_lost
+from piebald.core.metrics import impossible_reason
 from piebald.methods.recipe import Recipe
 from piebald.server.client_pool import ClientPool
 from piebald.server.cluster_models import ClusterModels
@@ -104,7 +105,8 @@ class ClientQueries:
                 return f"{name} is not finite"
         if reason := count_reason("examples", update.examples, MOST_ROWS):
             return reason
-        return query.reject_reason(update, self._spec)
+        impossible = (impossible_reason(name, value) for name, value in update.metrics.items())
+        return next(filter(None, impossible), None) or query.reject_reason(update, self._spec)
 
 
 class LoopState(Protocol):

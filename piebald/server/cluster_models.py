@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -142,6 +143,27 @@ class ClusterModels:
             self.clusters[number] = cluster
         return self.clusters[number]
 
+    def mark(self) -> Callable[[], None]:
+        """Return a function that goes back to the models and the state of components as they are now."""
+        clusters = {
+            number: dataclasses.replace(
+                cluster,
+                optimizer_state=dict(cluster.optimizer_state),
+                server_vectors=dict(cluster.server_vectors),
+                steps=list(cluster.steps),
+            )
+            for number, cluster in self.clusters.items()
+        }
+        cluster_of, kept = dict(self.cluster_of), {axis: dict(values) for axis, values in self.kept.items()}
+
+        def go_back() -> None:
+            self.clusters, self.cluster_of = clusters, cluster_of
+            for axis, values in self.kept.items():  # contexts hold these dictionaries
+                values.clear()
+                values.update(kept.get(axis, {}))
+
+        return go_back
+
     def step(self, cohort: Cohort, make_context: MakeContext) -> list[Counted]:
         """Step each cluster's model; returns how each update counted, in the order of the cohort.
 
@@ -273,6 +295,8 @@ class ClusterModels:
         average, shares = aggregated(recipe.aggregation, members, context)
         average, shares = with_capped_shares(average, shares, members, recipe.aggregation, self.max_weight)
         whole = sum(shares)
+        if not math.isfinite(whole) or not bool(average.isfinite().all()):
+            raise ArithmeticError("an average, or shares of it, that are no finite numbers")
         if members.matrix is None and whole > 0:
             average[statistics] /= whole
             if members.updates[0].partial_sum is None:  # a sum is of changes from the model as it is
@@ -395,7 +419,10 @@ def _weights(aggregator: Aggregator, cohort: Cohort) -> Sequence[float | None]:
     pool = cohort.updates[0].partial_sum
     if not isinstance(aggregator, Linear) or (pool is not None and pool.masked):
         return [None] * len(cohort.updates)
-    return [aggregator.weight(u, s) for u, s in zip(cohort.updates, cohort.staleness, strict=True)]
+    weights = [aggregator.weight(u, s) for u, s in zip(cohort.updates, cohort.staleness, strict=True)]
+    if not all(map(math.isfinite, weights)):
+        raise ArithmeticError("weights that are no finite numbers")
+    return weights
 
 
 def _rebase(average: Tensor, model: Tensor, shares: Sequence[float], sent: Sequence[Tensor], part: slice) -> None:

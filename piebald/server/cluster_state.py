@@ -28,7 +28,6 @@ from piebald.contracts import Checkpoint, Cohort
 from piebald.core.machine import on_host
 from piebald.core.tensor_store import TensorStore
 from piebald.methods.aggregation.base import Aggregator, averaged
-from piebald.methods.aggregation.linear import Linear
 from piebald.methods.client_work import ClientWork
 
 Keep = Callable[[Tensor], Tensor]  # a vector that is kept, and perhaps moved to where there is more room
@@ -179,7 +178,7 @@ def with_capped_shares(
     Other aggregators, such as medians, do not depend on one update's weight.
     """
     total = sum(shares)
-    weighted = isinstance(aggregator, Linear) and cohort.matrix is not None
+    weighted = aggregator.averages_rows and cohort.matrix is not None
     if largest >= 1 or not weighted or total <= 0 or max(shares) <= largest * total * (1 + 1e-9):
         return average, shares
     limited = capped(shares, largest)

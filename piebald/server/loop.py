@@ -16,6 +16,7 @@ from torch import Tensor
 from piebald.contracts import (
     SERVER_ID,
     Checkpoint,
+    Cohort,
     Query,
     QueryRequest,
     Result,
@@ -27,8 +28,8 @@ from piebald.contracts import (
     TellsAbsences,
     Update,
 )
-from piebald.core.errors import RuntimeFault, diverged
-from piebald.core.machine import HOST, moved, on_host
+from piebald.core.errors import PiebaldError, RuntimeFault, diverged, shown
+from piebald.core.machine import HOST, moved, on_host, raise_if_lost
 from piebald.methods.aggregation.linear import Linear
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
@@ -38,7 +39,7 @@ from piebald.privacy.spending import Spending
 from piebald.server.client_pool import ClientPool, ClientRecords, Invitations
 from piebald.server.client_queries import ClientQueries, LoopContext
 from piebald.server.cluster_models import ClusterModels, cohort_of
-from piebald.server.cluster_state import Keep, ModelSnapshot, where_it_is
+from piebald.server.cluster_state import Counted, Keep, ModelSnapshot, where_it_is
 from piebald.server.evaluation import (
     BestVersion,
     CompletedModels,
@@ -65,7 +66,7 @@ from piebald.server.records import (
     whole_result,
     whole_task,
 )
-from piebald.server.result_checks import MaskedRounds, ResultChecks, ResultIntake
+from piebald.server.result_checks import MaskedRounds, ResultChecks, ResultIntake, by_extremes
 from piebald.server.stopping import ClientFailures, RunTotals, StalledSteps, StoppingCriteria
 
 
@@ -317,9 +318,7 @@ class ServerLoop:
         for result, difference in unlike:
             self._end(result, difference)
         results = self._unmasked(results)
-        held = [self.work.counted_of(result.task) for result in results] if self.work.own_models else ()
-        cohort = cohort_of(results, self.version, self.work.layout.shared_trained, held)
-        counted = self.cluster_models.step(cohort, self._context)
+        results, counted = self._counted(results)
         self._stalled.watch(results, counted, self)
         self.version += 1
         self._stepped = self.runtime.now()
@@ -353,6 +352,43 @@ class ServerLoop:
         # the checkpoint is made before measuring: a resumed run measures this version again, to the same numbers
         self._writer.write(step, rows, notes, self.state if due else None)
         self._evaluate_if_due(over)
+
+    def _counted(self, results: list[Result]) -> tuple[list[Result], list[Counted]]:
+        """Step with updates, and return those that were taken and how each counts.
+
+        Where a component fails, the update is refused without which it does not.
+
+        Raises:
+            RuntimeFault: it fails without any single one of them, too.
+        """
+        go_back, notes, excluded = self.cluster_models.mark(), len(self._notes), dict(self._excluded_updates)
+        suspects = [] if self.recipe.masking else by_extremes(results)  # of a sum nobody's update can be left out
+        cause: Exception | None = None
+        for left_out in (None, *suspects):
+            rest = [result for result in results if result is not left_out]
+            try:
+                counted = self.cluster_models.step(self._cohort(rest), self._context)
+            except (PiebaldError, MemoryError, OSError):  # no number of an update's
+                raise
+            except Exception as error:
+                raise_if_lost(error)
+                cause = cause or error
+                go_back()
+                go_back = self.cluster_models.mark()
+                del self._notes[notes:]
+                self._excluded_updates = dict(excluded)
+            else:
+                if left_out is not None:
+                    self._end(left_out, f"made the server's step fail with {shown(cause)}")
+                return rest, counted
+        raise RuntimeFault(
+            f"step {self.version + 1} failed at the server with {shown(cause)}, also without any single one of its "
+            f"{len(results)} updates: choose another aggregation or server optimizer"
+        ) from cause
+
+    def _cohort(self, results: Sequence[Result]) -> Cohort:
+        held = [self.work.counted_of(result.task) for result in results] if self.work.own_models else ()
+        return cohort_of(results, self.version, self.work.layout.shared_trained, held)
 
     def _absences(self) -> Mapping[int, str]:
         """Return the clients that the runtime says are absent, with the reasons; none where it knows nothing of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -33,7 +34,7 @@ def result_row(
         "time": result.time,
         "examples": update.examples if update else 0,
         "steps": update.steps if update else 0,
-        "loss": update.metrics.get("loss") if update else None,
+        "loss": _finite(update.metrics.get("loss")) if update else None,
         "norm": update.norm if update else None,
         "weight": counted.share if counted else 0.0,
         "raw_weight": counted.weight if counted else None,
@@ -43,6 +44,11 @@ def result_row(
         "status": status,
         "reason": reason,
     }
+
+
+def _finite(value: float | None) -> float | None:
+    """Return a number, None for one that is not finite: training can fail, and no report can show it."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def refusal(result: Result, reason: str) -> TableRow:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import torch
 from pydantic import Field
@@ -16,6 +18,7 @@ from piebald.contracts import MOST_ROWS, KeyAgreement, Result, Update, count_rea
 from piebald.contracts.component import Component
 from piebald.core.errors import TOO_LONG
 from piebald.core.machine import raise_if_lost
+from piebald.core.metrics import impossible_reason
 from piebald.core.parameters import Layout
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
@@ -24,6 +27,7 @@ from piebald.methods.transforms.base import MaskingTransform
 from piebald.server.cluster_models import MakeContext
 
 LONGEST_STEP = 1000.0
+_SUSPECTS = 20  # updates that are left out of a step that failed, one after another, at most
 _NEAR = 1e-4  # relative difference of norms that were computed in another order
 
 log = logging.getLogger(__name__)
@@ -119,7 +123,25 @@ class ResultChecks(Component):
         for name, value in update.metrics.items():
             if reason is None and name != "loss" and not math.isfinite(value):
                 reason = f"sent a metric {name} that is no finite number"
+            reason = reason or impossible_reason(name, value)
         return reason
+
+
+def by_extremes(results: Sequence[Result]) -> list[Result]:
+    """Return some results, those first that have a number the most unlike those of the others."""
+
+    def numbers(result: Result) -> dict[str, float]:
+        assert result.update is not None
+        update = result.update
+        return {**update.metrics, "examples": update.examples, "steps": update.steps, "norm": update.norm}
+
+    told = [numbers(result) for result in results]
+    # by orders of magnitude: what makes computing fail is too large or too small
+    sizes = [{name: math.asinh(value) if math.isfinite(value) else 1e3 for name, value in of.items()} for of in told]
+    middle = {name: statistics.median(of.get(name, 0.0) for of in sizes) for name in {*chain(*sizes)}}
+    extremes = [max(abs(size - middle[name]) for name, size in of.items()) for of in sizes]
+    order = sorted(range(len(results)), key=lambda row: -extremes[row])
+    return [results[row] for row in order[:_SUSPECTS]]
 
 
 class ResultIntake:
@@ -146,23 +168,44 @@ class ResultIntake:
             if self._masked.transform is not None:
                 return result, self._masked.reject_reason(result, self._work)
             reason = self._check.reject_reason(result, self._work.layout, limit, self._uploads)
+            reason = reason or self._step_reason(result)
             return (result if reason is not None else self._measured(result)), reason
         except Exception as error:  # whatever one result raises is the fault of its client
             raise_if_lost(error)
             log.debug("the result of task %d raised an error", result.task.id, exc_info=True)
             return result, f"raised {type(error).__name__} when it was checked"
 
+    def _step_reason(self, result: Result) -> str | None:
+        """Return why a client cannot have taken as many steps as it says on the rows that it says, or None."""
+        update, trainer = result.update, self._work.trainer_of(result.task.client)
+        # without rows nothing follows from steps
+        if update is None or update.partial_sum is not None or not update.steps or not update.examples:
+            return None
+        least, most = trainer.min_steps(update.examples), trainer.max_steps(update.examples)
+        if update.steps < least or (most is not None and update.steps > most):
+            bounds = f"at least {least:,}" if update.steps < least else f"at most {most:,}"
+            return f"sent {update.steps:,} steps, where {update.examples:,} rows take {bounds}"
+        return None
+
     def _measured(self, result: Result) -> Result:
-        """The result with the norm of its vector, whatever it says its norm is, and no more rows than may count."""
+        """The result with what the server knows in place of what it says: the norm of its vector, numbers that follow
+        from settings; and no more rows than may count.
+        """
         update = result.update
         if update is None or update.partial_sum is not None:
             return result
         trained = update.vectors["model"][: self._work.layout.shared_trained]  # as in `contracts.Update.norm`
         norm, most = self._check.norm(trained), self._check.max_examples
         examples = update.examples if most is None else min(update.examples, most)
-        if examples == update.examples and math.isclose(norm, update.norm, rel_tol=_NEAR):
+        known = self._work.trainer_of(result.task.client).known_metrics(result.task.version)
+        said = {**dict.fromkeys(known, math.nan), **update.metrics, "norm": update.norm}
+        if examples == update.examples and all(
+            math.isclose(value, said[name], rel_tol=_NEAR) for name, value in {**known, "norm": norm}.items()
+        ):
             return result
-        return dataclasses.replace(result, update=dataclasses.replace(update, norm=norm, examples=examples))
+        metrics = {**update.metrics, **known}
+        update = dataclasses.replace(update, norm=norm, examples=examples, metrics=metrics)
+        return dataclasses.replace(result, update=update)
 
     def split(self, results: Sequence[Result]) -> tuple[list[Result], list[tuple[Result, str]]]:
         """The results whose vectors have the shapes of most, and the others with the reason.

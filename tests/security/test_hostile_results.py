@@ -314,7 +314,7 @@ def test_one_site_cannot_poison_what_the_server_sends_to_all() -> None:
 def shares(examples: dict[int, int], **limits: Any) -> dict[int, float]:
     """How much each client's update counts in a step."""
     runtime = FakeRuntime(len(examples), lambda task: update(0.1, 0.1, 0.1, examples=examples[task.client]))
-    server, recorder = make_server(recipes.fedavg(), runtime, rounds=1, check=ResultChecks(**limits))
+    server, recorder = make_server(recipes.fedavg(steps=1), runtime, rounds=1, check=ResultChecks(**limits))
     server.run()
     return {row["client"]: row["weight"] for row in recorder.rows}
 

@@ -31,6 +31,7 @@ class Agnostic(Aggregator):
     """
 
     on_device: ClassVar[bool] = True
+    averages_rows: ClassVar[bool] = True
 
     lambda_lr: float = Field(default=0.1, ge=0)
     weights: Literal["equal", "examples"] = "equal"
@@ -66,8 +67,11 @@ def on_simplex(point: Tensor) -> Tensor:
         >>> on_simplex(torch.tensor([0.5, 0.9, 0.0]))
         tensor([0.3000, 0.7000, 0.0000])
     """
+    # the projection is that of the point less any number from all of it; of huge ones nothing else would be left
+    point = point - point.max()
     ordered = point.sort(descending=True).values
     counts = torch.arange(1, len(point) + 1, dtype=point.dtype)
     thresholds = (ordered.cumsum(0) - 1) / counts
     # the largest count at which the smallest number that is kept stays above its threshold
-    return (point - thresholds[int((ordered > thresholds).sum()) - 1]).clamp(min=0)
+    nearest = (point - thresholds[int((ordered > thresholds).sum()) - 1]).clamp(min=0)
+    return nearest / nearest.sum()

@@ -25,12 +25,14 @@ class Aggregator(Component):
         on_device: whether `aggregate` computes on whatever device a cohort's tensors are, so that they may stay on a
             GPU.  A class says it for itself: what is written for the host is not handed tensors of a GPU because its
             base class takes them.
+        averages_rows: whether the average is the sum of the changes by the shares, so that a share can be limited.
         takes_statistics: whether `aggregate` gets all s shared numbers and averages running statistics itself.  By
             default it gets the trained parameters only, and statistics are averaged by its shares.
     """
 
     axis = "aggregation"
     on_device: ClassVar[bool] = False
+    averages_rows: ClassVar[bool] = False
     takes_parts: ClassVar[bool] = False  # whether clients may have a part of the numbers only, see `Cohort.held`
     takes_statistics: ClassVar[bool] = False
 

@@ -19,6 +19,7 @@ class Linear(Aggregator):
     """Weighted mean of the changes; subclasses define the weight of one update."""
 
     axis = "aggregation"
+    averages_rows: ClassVar[bool] = True
 
     def weight(self, update: Update, staleness: int = 0) -> float:
         """Return how much one update counts before weights are made to sum to one, from its numbers alone.

@@ -35,6 +35,7 @@ class Normalized(Aggregator):
     """
 
     on_device: ClassVar[bool] = True
+    averages_rows: ClassVar[bool] = True
 
     momentum: float = 0.0
 

@@ -10,9 +10,7 @@ from pydantic import Field
 from piebald.contracts import Update
 from piebald.contracts.component import RecipeComponents
 from piebald.methods.aggregation.linear import Linear
-from piebald.methods.aggregation.q_fair import initial_loss, needs_initial_loss
-
-_LARGEST = 300.0  # exponent: weights of clients above it are equal, and their sum is still a number of 64 bits
+from piebald.methods.aggregation.q_fair import LARGEST_EXPONENT, initial_loss, needs_initial_loss
 
 
 class Tilted(Linear):
@@ -37,4 +35,4 @@ class Tilted(Linear):
     def weight(self, update: Update, staleness: int = 0) -> float:
         tilt = self.t * initial_loss(update)
         # `math.exp` raises above 709, and a client may claim any loss
-        return update.examples * math.exp(max(-_LARGEST, min(_LARGEST, tilt)))
+        return update.examples * math.exp(max(-LARGEST_EXPONENT, min(LARGEST_EXPONENT, tilt)))

@@ -97,6 +97,14 @@ class Trainer(Component):
         """
         return None
 
+    def known_metrics(self, version: int) -> Mapping[str, float]:
+        """Return the metrics of an update that follow from settings, whatever its client says they are.
+
+        Args:
+            version: server steps made when the client was asked.
+        """
+        return {}
+
     def row_privacy(self) -> RowPrivacy | None:
         """Return how steps hide single rows, or None; the noise must come from numbers that only the client knows."""
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -23,6 +24,9 @@ class InitialLoss(Sgd):
 
     def discloses(self) -> str | None:
         return "the loss of the global model on their training rows"
+
+    def known_metrics(self, version: int) -> Mapping[str, float]:
+        return {"lr": self.lr * self.lr_schedule.factor(version)}
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         loss = torch.nan_to_num(context.score(inputs.model, "train", metrics=False)[0]["loss"], nan=0.0)
