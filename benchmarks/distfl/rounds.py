@@ -65,11 +65,25 @@ class Watch(Distfl):
             own: Any = SimpleNamespace(spec=spec, state=state)
             found = self._search(matrix.numpy(), cohort.clients, cohort.version, own)
             SEEN.setdefault(way, []).append((matrix, found))
+            APART.setdefault(way, []).append(apart(cohort, found.labels))
         return [0] * len(rows)
 
 
 SEEN: dict[str, list[tuple[torch.Tensor, ClusterSearch]]] = {}
 STATES: dict[str, dict[str, Any]] = {}  # what each way of comparing remembers
+
+
+APART: dict[str, list[tuple[float, float]]] = {}  # weight divergences inside of clusters, and of all clients
+
+
+def apart(cohort: Any, labels: Any) -> tuple[float, float]:
+    """Return the mean distance of clients' models to the mean of their cluster, and to that of all clients.
+
+    Section 4.5 argues with them (eq. 8): models that are averaged should be near one another.
+    """
+    models = torch.stack([cohort.model_parameters(row) for row in range(len(cohort.clients))])
+    means = torch.stack([models[labels == label].mean(0) for label in labels])
+    return float((models - means).norm(dim=1).mean()), float((models - models.mean(0)).norm(dim=1).mean())
 
 
 def scores(seen: list[tuple[torch.Tensor, ClusterSearch]], truth: Any) -> list[dict[str, Any]]:
@@ -95,12 +109,13 @@ def main() -> None:
             clients, truth = CASES[case](seed)
             SEEN.clear()
             STATES.clear()
+            APART.clear()
             recipe = recipes.fedavg(**TRAINING).with_(clustering=Watch())
             model = small_network(tuple(clients.rows(0, "train").x.shape[1:]))
             runtime = piebald.Simulator(workers=0)
             piebald.run(recipe, clients, model, rounds=options.rounds, seed=seed, evaluate_every=0, runtime=runtime)
             for way, seen in SEEN.items():
-                line = {"case": case, "seed": seed, "way": way, "rounds": scores(seen, truth)}
+                line = {"case": case, "seed": seed, "way": way, "rounds": scores(seen, truth), "apart": APART[way]}
                 kept.add(line)
                 print(case, seed, way, *(f"{one['ari']:.2f}/{one['clusters']}" for one in line["rounds"]), flush=True)
 

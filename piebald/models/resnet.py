@@ -1,13 +1,23 @@
-"""Deep networks for small images: residual networks and VGG-11."""
+"""Deep networks for images: residual networks and VGG-11."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 
 from piebald.core.model_settings import checked_network, shape, whole
 from piebald.models.convolutional import FeatureClassifier
+
+Stem = Literal["cifar", "imagenet"]
+
+
+def _stem(depth: int, width: int, form: Stem) -> list[nn.Module]:
+    """What comes before the stages: for large images 7x7 with stride 2 and pooling."""
+    if form == "cifar":
+        return [*_convolution(depth, width, 3), nn.ReLU()]
+    return [*_convolution(depth, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1)]
 
 
 def _convolution(depth: int, channels: int, kernel: int, stride: int = 1) -> list[nn.Module]:
@@ -43,7 +53,7 @@ class _Block(nn.Module):
 
 @checked_network
 class Resnet18(FeatureClassifier):
-    """ResNet-18 in the form for CIFAR: a 3x3 stem and no pooling before the stages (He et al. 2016).
+    """ResNet-18 (He et al. 2016), by default in the form for CIFAR.
 
     11,173,962 parameters with inputs [3, 32, 32] and 10 outputs.
 
@@ -51,15 +61,17 @@ class Resnet18(FeatureClassifier):
         input_shape: [channels, height, width].
         outputs: number of classes, or of numbers to predict.
         width: channels of the first stage; each further one has twice as many.
+        stem: what comes before the stages: "cifar" for small images, a 3x3 convolution and no pooling; "imagenet", as
+            published, a 7x7 convolution with stride 2 and max pooling, after which a side is a quarter as long.
     """
 
     blocks = (2, 2, 2, 2)
     bottleneck = False
 
-    def __init__(self, input_shape: Sequence[int], outputs: int, width: int = 64) -> None:
+    def __init__(self, input_shape: Sequence[int], outputs: int, width: int = 64, stem: Stem = "cifar") -> None:
         super().__init__()
         depth, _, _ = shape("the network", input_shape, "channels height width")
-        layers: list[nn.Module] = [*_convolution(depth, whole("width", width), 3), nn.ReLU()]
+        layers = _stem(depth, whole("width", width), stem)
         depth = width
         for stage, count in enumerate(self.blocks):
             for place in range(count):
@@ -72,7 +84,7 @@ class Resnet18(FeatureClassifier):
 
 
 class Resnet50(Resnet18):
-    """ResNet-50 in the form for CIFAR: bottleneck blocks, a 3x3 stem and no pooling before the stages.
+    """ResNet-50, with bottleneck blocks, by default in the form for CIFAR.
 
     23,520,842 parameters with inputs [3, 32, 32] and 10 outputs.
 
@@ -80,6 +92,7 @@ class Resnet50(Resnet18):
         input_shape: [channels, height, width].
         outputs: number of classes, or of numbers to predict.
         width: channels of the first stage's bottlenecks.
+        stem: what comes before the stages, see `Resnet18`.
     """
 
     blocks = (3, 4, 6, 3)

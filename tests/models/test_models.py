@@ -43,6 +43,19 @@ def test_parameters_at_cifar(name: str, count: int) -> None:
     assert parameters(build_model(name, (3, 32, 32), 10)) == count
 
 
+@pytest.mark.parametrize(("name", "numbers"), [("resnet18", 11_689_512), ("resnet50", 25_557_032)])
+def test_residual_networks_have_the_form_for_imagenet(name: str, numbers: int) -> None:
+    """The counts are those of torchvision's with 1,000 classes; a side is 32 times shorter before it is averaged."""
+    network = build_model(name, (3, 64, 64), 1000, stem="imagenet").eval()
+    assert sum(part.numel() for part in network.parameters()) == numbers
+    x = torch.zeros(1, 3, 64, 64)
+    for layer in network.features[:-2]:
+        x = layer(x)
+    assert x.shape[2:] == (2, 2)
+    with pytest.raises(SettingError, match="stem"):
+        build_model(name, (3, 64, 64), 10, stem="mnist")
+
+
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "vgg11", "cnn_1d_bn", "mlp_bn", "cnn_bn"])
 def test_batch_norm_is_where_distfl_looks_for_it(name: str) -> None:
     model = build_model(name, SHAPES.get(name, (3, 8, 8)), 4)
