@@ -14,7 +14,7 @@ import paper
 import pictures
 import settings
 from shared.markdown import block, put
-from table_1 import Found, cases, judged, labels, last, printed, section, standard_error
+from table_1 import Found, cases, labels, last, printed, section, spans, standard_error
 
 from piebald.report.tables import History
 
@@ -244,7 +244,7 @@ def about_paper(found: Found, name: str) -> list[str]:
 
 
 def _ours(found: Found, part: str, name: str) -> tuple[str, str]:
-    """Return our figures for a row of the page, and the verdict."""
+    """Return our figures for a row of the page, and the verdict; `papers/verdicts.py` judges what has sizes."""
     if part == "cycles":
         adaptive = [run for (_, _, label), runs in found.items() if label == "AsyncDVW, adaptive" for run in runs]
         if not adaptive:
@@ -265,11 +265,11 @@ def _ours(found: Found, part: str, name: str) -> tuple[str, str]:
         span = " to ".join(dict.fromkeys(f"{one(ratios):.2f}" for one in (min, max)))
         ours = f"x {per_request(found):.2f} for DVW; adaptive sends {span} times as often"
         return ours, "agrees" if max(ratios) < 1 else "opposite: adaptive sends more"
-    ours, verdicts = judged(found, part)
+    ours = spans(found, part)
     table = {"Figure 5": "left", "Figure 6": "right"}.get(name)
     if table and ours != "-":
-        return f"[the same panels](../../benchmarks/metis/{pictures.NAMES[part]}.png)", f"as Table I, {table}"
-    return ours, verdicts
+        ours = f"[the same panels](../../benchmarks/metis/{pictures.NAMES[part]}.png)"
+    return ours, "not run at this scale" if ours == "-" else "-"
 
 
 def client_shares(found: Found, part: str) -> list[str]:

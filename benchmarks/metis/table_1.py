@@ -1,10 +1,9 @@
-"""Table I: its cells in the paper's order, each policy's difference to FedAvg beside the paper's, and the verdicts."""
+"""Table I: its cells in the paper's order, and each policy's difference to FedAvg beside the paper's."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +11,9 @@ from typing import Any
 import paper
 import settings
 from shared.intervals import interval
-from shared.verdicts import verdict
 
 Found = Mapping[tuple[str, str, str], Sequence[dict[str, Any]]]  # runs by part, case and recipe
 
-SEEDS = 3  # a verdict needs so many at least
 # our labels of the columns of the paper's table, its figures, and the recipe that the others are compared with
 PRINTED = {
     "synchronous": (("FedAvg", "DVW"), paper.ROUNDS_200, "FedAvg"),
@@ -48,11 +45,6 @@ class Difference:
     half: float
     theirs: float
     seeds: int
-
-    @property
-    def verdict(self) -> str:
-        """The verdict in words."""
-        return verdict(self.theirs, self.mean, self.half) if self.seeds >= SEEDS else f"{self.seeds} seed(s)"
 
 
 def cases(found: Found, part: str) -> list[str]:
@@ -135,7 +127,7 @@ def section(found: Found, part: str) -> list[str]:
     every = {(one.case, one.label): one for one in differences(found, part)}
     policies = [label for label in columns if any(known == label for _, known in every)]
     if policies:
-        lines += ["", f"Minus {base}, in points with 95 % intervals, the paper's in brackets, and the verdict:", ""]
+        lines += ["", f"Minus {base}, in points with 95 % intervals, and the paper's in brackets:", ""]
         lines += [f"| sizes, classes | {' | '.join(policies)} |", f"|---|{'---|' * len(policies)}"]
         for case in here:
             cells = [_difference(every.get((case, label))) for label in policies]
@@ -164,19 +156,17 @@ def _accuracy(found: Found, part: str, case: str, label: str) -> str:
 
 
 def _difference(one: Difference | None) -> str:
-    return "-" if one is None else f"{one.mean:+.1f} ± {one.half:.1f} ({one.theirs:+.1f}): {one.verdict}"
+    return "-" if one is None else f"{one.mean:+.1f} ± {one.half:.1f} ({one.theirs:+.1f})"
 
 
-def judged(found: Found, part: str) -> tuple[str, str]:
-    """Return our figures for the page about the paper, and how many cells have which verdict, by policy."""
-    every, ours, verdicts = differences(found, part), [], []
-    for label in dict.fromkeys(one.label for one in every):
-        own = [one for one in every if one.label == label]
-        means = [one.mean for one in own]
-        ours.append(f"{label} {min(means):+.1f} to {max(means):+.1f}")
-        counts = Counter(one.verdict.partition(",")[0] for one in own).most_common()
-        verdicts.append(f"{label}: {', '.join(f'{word} in {count}' for word, count in counts)}")
+def spans(found: Found, part: str) -> str:
+    """Return our figures for the page about the paper: the least and the largest difference of each policy."""
+    every = differences(found, part)
     if not every:
-        return "-", "not run at this scale"
+        return "-"
+    ours = []
+    for label in dict.fromkeys(one.label for one in every):
+        means = [one.mean for one in every if one.label == label]
+        ours.append(f"{label} {min(means):+.1f} to {max(means):+.1f}")
     cells = len(dict.fromkeys(one.case for one in every))
-    return f"minus {PRINTED[part][2]}, {cells} of 9 cells: {'; '.join(ours)}", f"cells: {'; '.join(verdicts)}"
+    return f"minus {PRINTED[part][2]}, {cells} of 9 cells: {'; '.join(ours)}"
