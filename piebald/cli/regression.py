@@ -42,6 +42,7 @@ Cluster = Annotated[
 ]
 TimeColumn = Annotated[str, typer.Option(metavar="COLUMN", help="The time to an event, or to the end of observation.")]
 EventColumn = Annotated[str, typer.Option(metavar="COLUMN", help="Whether it was an event: 1 or 0.")]
+EventValue = Annotated[str | None, typer.Option(metavar="VALUE", help="The value that is one, the second by default.")]
 Epsilon = Annotated[float | None, typer.Option(help="Hide single rows by noise: the budget of this call.")]
 Delta = Annotated[float | None, typer.Option(help="The delta of that budget.")]
 Bounds = Annotated[
@@ -55,9 +56,12 @@ def glm(
     file: Source,
     target: Annotated[str | None, typer.Option(help="The column to explain; the target by default.")] = None,
     family: Annotated[
-        Literal["gaussian", "binomial", "poisson", "negative_binomial"],
-        typer.Option(help="The distribution of the target."),
-    ] = "gaussian",
+        Literal["gaussian", "binomial", "poisson", "negative_binomial"] | None,
+        typer.Option(help="The distribution of the target; by default by its values."),
+    ] = None,
+    event: Annotated[
+        str | None, typer.Option(metavar="VALUE", help="The class that counts as 1, the second by default.")
+    ] = None,
     offset: Offset = None,
     weights: Weights = None,
     robust: Robust = False,
@@ -78,7 +82,8 @@ def glm(
 
     settings: dict[str, Any] = {
         "target": target, "family": family, "offset": offset, "weights": weights, "robust": robust, "cluster": cluster,
-        "random_intercept": random_intercept, "reml": not max_likelihood, "noise": _noise(epsilon, delta, bounds),
+        "random_intercept": random_intercept, "reml": not max_likelihood, "event": event,
+        "noise": _noise(epsilon, delta, bounds),
     }  # fmt: skip
     print_model(options, _fitted(options, file, fit_glm, GlmOptions, settings, options.column), _about_glm)
 
@@ -89,6 +94,7 @@ def cox(
     file: Source,
     time: TimeColumn,
     event: EventColumn,
+    event_value: EventValue = None,
     entry: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="The times after which rows are observed.")
     ] = None,
@@ -115,7 +121,7 @@ def cox(
 
     settings: dict[str, Any] = {
         "time": time, "event": event, "offset": offset, "stratified": not pooled, "ties": ties, "robust": robust,
-        "cluster": cluster, "transform": transform, "entry": entry, "weights": weights,
+        "cluster": cluster, "transform": transform, "entry": entry, "weights": weights, "event_value": event_value,
         "noise": _noise(epsilon, delta, bounds, () if times is None else _times(times)),
     }  # fmt: skip
     print_model(options, _fitted(options, file, fit_cox, CoxOptions, settings, options.column), _about_cox)
@@ -127,6 +133,7 @@ def survival(
     file: Source,
     time: TimeColumn,
     event: EventColumn,
+    event_value: EventValue = None,
     group: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column whose values are groups.")] = None,
     times: Annotated[
         str | None, typer.Option(metavar="FIRST:LAST:STEP", help="Times at which rows are counted, as 30:3600:30.")
@@ -142,7 +149,7 @@ def survival(
 
     settings: dict[str, Any] = {
         "time": time, "event": event, "group": group, "times": None if times is None else _times(times),
-        "stratified": stratified, "noise": _noise(epsilon, delta, None),
+        "stratified": stratified, "noise": _noise(epsilon, delta, None), "event_value": event_value,
     }  # fmt: skip
     model = _fitted(options, file, fit_survival, SurvivalOptions, settings, None)
     for name, curve in ({} if options.as_json else model.curves).items():
@@ -222,8 +229,8 @@ def _times(text: str) -> list[float]:
 def _about_noisy(model: NoisyModel) -> str:
     """Return sentences about a model with noise."""
     return (
-        f"{model.target}, {model.family}, with noise: about {model.rows:,} rows of {model.clients} clients, in "
-        f"{model.iterations} questions.\nStandard errors have the noise in them.  {_spent(model.privacy)}"
+        f"{model.target}, {model.family}{_event(model)}, with noise: about {model.rows:,} rows of {model.clients} "
+        f"clients, in {model.iterations} questions.\nStandard errors have the noise in them.  {_spent(model.privacy)}"
     )
 
 
@@ -238,7 +245,7 @@ def _about_glm(model: Glm | MixedGlm | PooledGlm | NoisyModel) -> str:
 
     if isinstance(model, NoisyModel):
         return _about_noisy(model)
-    start = f"{model.target}, {model.family}: {_rows(model)}"
+    start = f"{model.target}, {model.family}{_event(model)}: {_rows(model)}"
     if isinstance(model, MixedGlm):
         estimated = "Restricted log-likelihood" if model.reml else "Log-likelihood"
         return (
@@ -246,9 +253,12 @@ def _about_glm(model: Glm | MixedGlm | PooledGlm | NoisyModel) -> str:
             f"within clients {model.residual:.4g}."
         )
     if not isinstance(model, Glm):
-        return f"{start}.\nPooled from models of {model.fitted} clients, which have one each (random effects)."
+        return (
+            f"{start}.\nPooled from models of {model.fitted} clients, which have one each: random effects,\n"
+            "errors after Hartung and Knapp."
+        )
     errors = {"model": "", "robust": "\nRobust standard errors (HC1)."}
-    clustered = f"\nStandard errors by {model.clusters} clusters."
+    clustered = f"\nStandard errors by {model.clusters} clusters, Student's t of {model.degrees:g} degrees of freedom."
     alpha = "" if model.alpha is None else f"\nDispersion alpha {model.alpha:.4g}, std. error {model.alpha_error:.4g}."
     return (
         f"{start}.\nDeviance {model.deviance:.6g} of {model.null_deviance:.6g} without columns, in {model.iterations} "
@@ -267,9 +277,9 @@ def _about_cox(model: Cox | NoisyModel) -> str:
         strata = f"Stratified by client, {model.informative} of {model.clients} with events"
     test, ratio = model.proportional_overall, model.likelihood_ratio
     errors = {"model": "", "robust": "Robust standard errors.\n"}
-    clustered = f"Standard errors by {model.clusters} clusters.\n"
+    clustered = f"Standard errors by {model.clusters} clusters, Student's t of {model.degrees:g} degrees of freedom.\n"
     return (
-        f"{_rows(model)}, {model.events:,} events.\n{strata}; ties after {model.ties.capitalize()}.\n"
+        f"{_rows(model)}, {model.events:,} events ({model.event}).\n{strata}; ties after {model.ties.capitalize()}.\n"
         f"{errors.get(model.error_kind, clustered)}Likelihood ratio {ratio.statistic:.4g} on {ratio.degrees} degrees "
         f"of freedom, p {ratio.p_value:.3g}.\nProportional hazards: chi-square {test.statistic:.4g} on {test.degrees}, "
         f"p {test.p_value:.3g}."
@@ -288,6 +298,10 @@ def _about_survival(found: Survival) -> str:
     if found.privacy is not None:
         lines.append(f"Counts have noise, and standard errors have it in them.  {_spent(found.privacy)}")
     return "\n".join(lines)
+
+
+def _event(model: Any) -> str:
+    return "" if model.event is None else f", {model.event} counts as 1"
 
 
 def _rows(model: Any) -> str:

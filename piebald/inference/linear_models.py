@@ -24,7 +24,7 @@ from piebald.inference.models.fitting import Maximum, maximised, normal_mixed, q
 from piebald.inference.models.likelihood import Likelihood
 from piebald.inference.models.rows import HEADS, Ask, Family, ModelPlan, Scale
 from piebald.inference.noisy_models import ROUNDS, NoiseOptions, NoisyModel, fit_noisy
-from piebald.inference.pooled_statistics import Estimates
+from piebald.inference.pooled_statistics import FEW, Estimates
 
 INTERCEPT = "(intercept)"
 RandomIntercept = Literal["one_stage", "two_stage"]
@@ -42,6 +42,7 @@ class Glm(Estimates):
         error_kind: where standard errors come from: the "model", or scores of rows ("robust") or of clusters
             ("clustered").
         clusters: the number of clusters, None without them.
+        event: the class that counts as 1, None where the target has no two classes.
         dispersion: 1, but for "gaussian" the residual variance.
         alpha, alpha_error: the dispersion of a negative binomial, whose variance is mu + alpha mu^2, and its standard
             error; None for other families.
@@ -53,6 +54,7 @@ class Glm(Estimates):
     target: str
     error_kind: Literal["model", "robust", "clustered"]
     clusters: int | None
+    event: str | None
     dispersion: float
     alpha: float | None
     alpha_error: float | None
@@ -69,9 +71,11 @@ class Glm(Estimates):
 
     @property
     def degrees(self) -> float:
-        """Degrees of freedom of Student's t, for "gaussian" as in R (statsmodels takes the normal distribution there);
-        robust errors have the normal distribution.
+        """Degrees of freedom of Student's t: for "gaussian" as in R (statsmodels takes the normal distribution there);
+        with clusters one less than there are, as in Stata; errors of rows have the normal distribution.
         """
+        if self.clusters is not None:
+            return self.clusters - 1
         by_model = self.family == "gaussian" and self.error_kind == "model"
         return self.rows - len(self.names) if by_model else math.inf
 
@@ -84,6 +88,7 @@ class MixedGlm(Estimates):
     Attributes:
         family: the distribution of targets.
         target: the column that is explained.
+        event: the class that counts as 1, None where the target has no two classes.
         between: the variance of clients' intercepts, 0 where their likelihood is highest without one.
         residual: the variance within clients of "gaussian", else 1.
         log_likelihood: the restricted one for "gaussian" with REML.
@@ -92,6 +97,7 @@ class MixedGlm(Estimates):
 
     family: Family
     target: str
+    event: str | None
     between: float
     residual: float
     log_likelihood: float
@@ -103,12 +109,16 @@ class MixedGlm(Estimates):
 class PooledGlm(Estimates):
     """Generalised linear models of single clients, pooled coefficient by coefficient; see `Estimates`.
 
-    Coefficients and errors are those of random effects (DerSimonian and Laird 1986), as in DataSHIELD's `ds.glmSLMA`.
+    Coefficients are those of random effects (DerSimonian and Laird 1986), as in DataSHIELD's `ds.glmSLMA`.  Their
+    errors are by how much the clients' own estimates differ, with Student's t of one degree less than there are clients
+    (Hartung and Knapp 2001): those of DerSimonian and Laird are too small for few clients.
 
     Attributes:
         family: the distribution of targets.
         target: the column that is explained.
+        event: the class that counts as 1, None where the target has no two classes.
         fitted: clients that have a model of their own; others have too few rows, or no finite estimate.
+        effect_errors: standard errors of DerSimonian and Laird [p].
         fixed, fixed_errors: the coefficients with weights of inverse variance, and their standard errors [p].
         between: variances of coefficients between clients [p].
         heterogeneity: Cochran's Q of each coefficient [p], with `fitted - 1` degrees of freedom.
@@ -116,11 +126,18 @@ class PooledGlm(Estimates):
 
     family: Family
     target: str
+    event: str | None
     fitted: int
+    effect_errors: Floats
     fixed: Floats
     fixed_errors: Floats
     between: Floats
     heterogeneity: Floats
+
+    @property
+    def degrees(self) -> float:
+        """Degrees of freedom of Student's t; infinite where a single client has a model."""
+        return self.fitted - 1 if self.fitted > 1 else math.inf
 
 
 @checked
@@ -129,7 +146,8 @@ def glm(
     *,
     target: str | None = None,
     columns: Sequence[str] | None = None,
-    family: Family = "gaussian",
+    family: Family | None = None,
+    event: str | None = None,
     offset: str | None = None,
     weights: str | None = None,
     robust: bool = False,
@@ -154,12 +172,14 @@ def glm(
     Args:
         clients, client, split, features: as of `statistics`.
         target: the column to explain; "target" by default, as `Clients` have it.  Under "binomial" it has two
-            classes, of which the second (the larger number, or by alphabet) counts as 1; under "poisson" and
-            "negative_binomial" counts.
+            classes, or `event` and all others; under "poisson" and "negative_binomial" counts.
         columns: the columns to explain it by, all others by default.  The column `client`, which may also be called
             "client", has a coefficient of each client but the first; "C(name)" takes numbers as categories.
         family: the distribution of targets: "gaussian" (identity link), "binomial" (logit), "poisson" or
-            "negative_binomial" (log), whose dispersion is estimated.
+            "negative_binomial" (log), whose dispersion is estimated.  By default "binomial" for a target that is known
+            to have two values, and else "gaussian"; the result says so.
+        event: the class that counts as 1 under "binomial"; by default the second of two: the larger number, or by
+            alphabet.
         offset: a column that is added to the linear predictor, such as the logarithm of an exposure.
         weights: a column of weights of rows, as in R and as `var_weights` of statsmodels: they multiply a row's
             log-likelihood, and a row of weight 0 is left out.
@@ -194,7 +214,7 @@ def glm(
     """
     options = GlmOptions(
         target or TARGET, columns, family, offset, weights, robust, cluster, random_intercept, reml, max_iterations,
-        NoiseOptions.of(epsilon, delta, bounds, rounds),
+        NoiseOptions.of(epsilon, delta, bounds, rounds), event,
     )  # fmt: skip
     with asked_tables(clients, client, options, split, features, categories) as asked:
         return fit_glm(asked, options)
@@ -206,7 +226,7 @@ class GlmOptions:
 
     target: str
     columns: Sequence[str] | None = None
-    family: Family = "gaussian"
+    family: Family | None = None
     offset: str | None = None
     weights: str | None = None
     robust: bool = False
@@ -215,6 +235,13 @@ class GlmOptions:
     reml: bool = True
     max_iterations: int = 50
     noise: NoiseOptions | None = None
+    event: str | None = None
+
+    def family_of(self, asked: ModelColumns) -> Family:
+        """Return the family, by default what the target is, as far as it is known before the first question."""
+        if self.family is None and self.event is None:
+            return "binomial" if asked.is_binary(self.target) else "gaussian"
+        return self.family or "binomial"
 
     def roles(self) -> ColumnRoles:
         """Return the parts of columns.
@@ -232,7 +259,10 @@ class GlmOptions:
 
     def plan(self, asked: ModelColumns) -> tuple[ModelPlan, list[str]]:
         """Return the plan, and the names of the regressors."""
-        plan, names = planned(asked, self.family, self.roles(), self.columns)
+        family = self.family_of(asked)
+        if self.event is not None and family != "binomial":
+            raise SettingError(f"event names a class of a binomial target, got the family {family!r}: leave one out")
+        plan, names = planned(asked, family, self.roles(), self.columns, self.event)
         if self.random_intercept and plan.of_clients:
             raise SettingError("a coefficient of each client stands for its intercept: leave random_intercept out")
         return plan, names
@@ -246,12 +276,16 @@ class GlmOptions:
 def fit_glm(clients: ModelClients, options: GlmOptions) -> Glm | MixedGlm | PooledGlm | NoisyModel:
     """Fit the model that the options say, of clients on this machine or at sites."""
     plan, columns = options.plan(clients.columns)
+    family, target = plan.family, options.target
+    event = clients.columns.event(target, options.event) if family == "binomial" else None
     if options.noise is not None:
         if options.robust or options.random_intercept:
             raise SettingError("with noise there are no robust errors and no random intercepts: leave them out")
-        return fit_noisy(clients, plan, (INTERCEPT, *columns), options.target, options.noise)
+        return fit_noisy(clients, plan, (INTERCEPT, *columns), target, options.noise, event)
     model = ModelOfRows(clients, plan, (INTERCEPT, *columns), options.max_iterations)
-    common: dict[str, Any] = {"family": options.family, "target": options.target}
+    common: dict[str, Any] = {"family": family, "target": target, "event": event}
+    if options.family is None and options.event is None and family == "binomial":
+        model.remarks.append(f"{target} has two values, so the family is binomial: write gaussian for a straight line.")
     if options.random_intercept == "two_stage":
         return _pooled(model, common)
     if options.random_intercept == "one_stage":
@@ -262,17 +296,19 @@ def fit_glm(clients: ModelClients, options: GlmOptions) -> Glm | MixedGlm | Pool
     if options.robust or options.cluster is not None:
         covariance, clusters = model.sandwich(fit)
     width = len(model.names)
-    alpha = math.exp(fit.point[-1]) if options.family == "negative_binomial" else None
+    alpha = math.exp(fit.point[-1]) if family == "negative_binomial" else None
     log_likelihood: float | None = fit.sums.value
-    if options.family == "gaussian":
+    if family == "gaussian":
+        # of 0 and 1 squares are the numbers themselves
+        spread = model.total - model.total**2 / model.weight
+        if options.family is None and plan.offset is None and abs(null.sums.deviance - spread) <= 1e-9 * abs(spread):
+            model.remarks.append(f"{target} seems to have no values but 0 and 1: the family binomial is of their odds.")
         log_likelihood = -model.rows / 2 * (math.log(2 * math.pi * fit.sums.deviance / model.rows) + 1)
         log_likelihood = None if options.weights is not None else log_likelihood
     return Glm(
-        **model.estimates(fit.point, covariance), **common, dispersion=fit.dispersion, alpha=alpha,
-        alpha_error=None if alpha is None else alpha * math.sqrt(covariance[width, width]),
-        error_kind="model" if clusters is None else "robust" if options.cluster is None else "clustered",
-        clusters=clusters if options.cluster is not None else None, log_likelihood=log_likelihood,
-        deviance=fit.sums.deviance, null_deviance=null.sums.deviance,
+        **model.kind_of_errors(clusters), **model.estimates(fit.point, covariance), **common, dispersion=fit.dispersion,
+        alpha=alpha, alpha_error=None if alpha is None else alpha * math.sqrt(covariance[width, width]),
+        log_likelihood=log_likelihood, deviance=fit.sums.deviance, null_deviance=null.sums.deviance,
     )  # fmt: skip
 
 
@@ -292,6 +328,8 @@ class ModelOfRows:
         weight, total, offset, exposure: the sums of weights, and of weighted targets, offsets, and exp of offsets, in
             place of which models of times count events.
         questions: how often clients were asked.
+        remarks: sentences about the model.
+        left_out: the reasons why clients have no part in the model, by name.
 
     Raises:
         SettingError: a column is constant, or there are too few rows.
@@ -299,10 +337,12 @@ class ModelOfRows:
 
     def __init__(self, clients: ModelClients, plan: ModelPlan, names: Sequence[str], most: int) -> None:
         self.clients, self.plan, self.names, self._most = clients, plan, tuple(names), most
-        self.questions, columns = 0, len(plan.columns)
+        self.questions, columns, self.remarks = 0, len(plan.columns), list[str]()
         # nothing is known of the columns yet, so the first question takes them as they are
         self.scale = Scale(np.zeros(columns), np.ones(columns))
         moments = self.ask("moments")
+        empty = {name: "no row without gaps" for name, own in clients.open_sums().items() if not own[0]}
+        self.left_out = {**clients.left_out, **empty}
         if absent := self._absent_clients(moments):
             self.plan, self.names = without(self.plan, self.names, absent)
             columns = len(self.plan.columns)
@@ -405,6 +445,20 @@ class ModelOfRows:
             factor = clusters / (clusters - 1) * (self.rows - 1) / (self.rows - self.plan.width)
         return factor * inverse @ outer @ inverse, clusters
 
+    def kind_of_errors(self, clusters: int | None) -> dict[str, Any]:
+        """Return the fields of a model that say where its errors come from, and remark that clusters are few.
+
+        Args:
+            clusters: how many there are, or rows where these are none; None for errors of the model.
+        """
+        if clusters is None or self.plan.cluster is None:
+            return {"error_kind": "model" if clusters is None else "robust", "clusters": None}
+        if clusters < FEW:
+            self.remarks.append(
+                f"{clusters} clusters are few: below {FEW}, their errors are rough, and intervals may be too narrow."
+            )
+        return {"error_kind": "clustered", "clusters": clusters}
+
     def estimates(self, point: Floats, covariance: Floats) -> dict[str, Any]:
         """Return the fields of `Estimates`, in units of the columns."""
         # the likelihood is of standard scores; its last parameter may be a dispersion, which has no name
@@ -413,7 +467,8 @@ class ModelOfRows:
         return {
             "names": self.names, "coefficients": (back @ point)[:width], "errors": np.sqrt(np.diag(covariance)),
             "covariance": covariance, "rows": self.rows, "dropped": self.dropped, "clients": self.taking_part,
-            "iterations": self.questions, "left_out": self.clients.left_out,
+            "iterations": self.questions, "left_out": self.left_out, "baselines": width - len(self.plan.columns),
+            "remarks": tuple(self.remarks),
         }  # fmt: skip
 
 
@@ -460,6 +515,14 @@ def _pooled(model: ModelOfRows, common: _Pairs) -> PooledGlm:
         raise SettingError(
             "no client has a finite model of its own: take random_intercept='one_stage', or pool the rows"
         )
+    fitted = int(count[0])
+    reason = "too few rows, or no finite estimate, for a model of its own"
+    alone = {name: reason for name, own in model.clients.open_sums().items() if not own[0]}
+    model.left_out = {**alone, **model.left_out}
+    if (unnamed := model.taking_part - fitted) and not alone:
+        model.remarks.append(f"{unnamed} clients, which masks do not name, have {reason}.")
+    if fitted < FEW:
+        model.remarks.append(f"Pooled from models of {fitted} clients, which are few: intervals are wide for that.")
     fixed, fixed_variance = apart / weight, 1 / weight
     # Q is a sum about the pooled estimate, which clients learn only now: hence a second question
     _, _, _, heterogeneity, squares = sums(fixed, nothing)
@@ -468,12 +531,16 @@ def _pooled(model: ModelOfRows, common: _Pairs) -> PooledGlm:
     scale = weight - squares / weight
     between = np.where(scale > 0, np.maximum(heterogeneity - (count - 1), 0) / np.where(scale > 0, scale, 1), 0.0)
     # a third question: weights with tau^2 need each client's own variance, which the sums so far do not tell
-    _, weight, apart, _, _ = sums(fixed, between)
+    _, weight, apart, squares, _ = sums(fixed, between)
     point, part = fixed + apart / weight, slice(0, len(model.names))
+    variance = 1 / weight
+    if fitted > 1:
+        # Hartung and Knapp 2001: the weighted squares about the estimate, which are less than those about `fixed`
+        variance = np.maximum(squares - np.square(apart) / weight, 0.0) / ((fitted - 1) * weight)
     fields = model.estimates(np.zeros(width), np.eye(width)) | {
-        "coefficients": point[part], "errors": np.sqrt(1 / weight)[part], "covariance": np.diag(1 / weight[part])
+        "coefficients": point[part], "errors": np.sqrt(variance)[part], "covariance": np.diag(variance[part])
     }  # fmt: skip
     return PooledGlm(
-        **fields, **common, fitted=int(count[0]), fixed=fixed[part], fixed_errors=np.sqrt(fixed_variance)[part],
-        between=between[part], heterogeneity=heterogeneity[part],
+        **fields, **common, fitted=fitted, fixed=fixed[part], fixed_errors=np.sqrt(fixed_variance)[part],
+        between=between[part], heterogeneity=heterogeneity[part], effect_errors=np.sqrt(1 / weight)[part],
     )  # fmt: skip

@@ -126,18 +126,20 @@ class NoisyModel(Estimates):
     Attributes:
         family: the distribution of targets; "cox" for a proportional-hazards model.
         target: the column that is explained.
+        event: the class that counts as 1, None where the target has no two classes.
         noise_errors: standard errors by the noise alone [p].
         privacy: what the questions have spent.
     """
 
     family: str
     target: str
+    event: str | None
     noise_errors: Floats
     privacy: PrivacyBudget
 
 
 def fit_noisy(
-    clients: ModelClients, plan: ModelPlan, names: Sequence[str], target: str, options: NoiseOptions
+    clients: ModelClients, plan: ModelPlan, names: Sequence[str], target: str, options: NoiseOptions, event: str | None
 ) -> NoisyModel:
     """Fit a generalised linear or a proportional-hazards model with noise.
 
@@ -147,6 +149,7 @@ def fit_noisy(
         names: of the coefficients: an intercept, where there is one, and the regressors.
         target: the name of the target.
         options: the noise.
+        event: the class of the target that counts as 1.
 
     Raises:
         SettingError: an argument is wrong, or the noise leaves nothing of the model.
@@ -160,7 +163,7 @@ def fit_noisy(
         names=tuple(names), coefficients=back @ fit.point, errors=np.sqrt(np.diag(own + noise)), covariance=own + noise,
         rows=max(round(fit.rows), 0), dropped=0, clients=fit.clients, iterations=options.asked(plan),
         family=plan.family, target=target, noise_errors=np.sqrt(np.diag(noise)), privacy=options.spent(query),
-        left_out=clients.left_out,
+        left_out=clients.left_out, event=event, baselines=len(names) - len(plan.columns),
     )  # fmt: skip
 
 

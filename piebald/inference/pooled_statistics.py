@@ -246,7 +246,12 @@ class FederatedStatistics(PooledResult):
         }
 
 
-_OF_COEFFICIENTS = ("names", "coefficients", "errors", "covariance")
+_OF_COEFFICIENTS = ("names", "coefficients", "errors", "covariance", "baselines")
+_RATIOS = {  # by family: exp of a coefficient
+    "binomial": "odds ratio", "ordinal": "odds ratio", "poisson": "rate ratio", "negative_binomial": "rate ratio",
+    "gamma": "mean ratio", "tweedie": "mean ratio", "cox": "hazard ratio",
+}  # fmt: skip
+FEW = 10  # clusters, or clients with a model each, below which errors between them are said to be rough
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -260,6 +265,8 @@ class Estimates(PooledResult):
         rows, dropped: rows in the model, and rows with gaps or of weight 0 that are left out.
         clients: how many clients have rows in the model.
         iterations: questions to the clients.
+        baselines: how many of the first coefficients belong to no column, such as an intercept.
+        remarks: sentences about the model, shown below its table.
         left_out: the reasons why clients have no part in the model, by name.
     """
 
@@ -273,7 +280,19 @@ class Estimates(PooledResult):
     dropped: int
     clients: int
     iterations: int
+    baselines: int = 0
+    remarks: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> list[str]:
+        """The remarks, and a sentence on who is left out, and why."""
+        return [*self.remarks, *super(Estimates, self).notes]
+
+    @property
+    def ratio(self) -> str | None:
+        """What exp of a coefficient is: an odds ratio, for instance; None where coefficients are differences."""
+        return _RATIOS.get(getattr(self, "family", ""))
 
     @property
     def degrees(self) -> float:
@@ -304,17 +323,25 @@ class Estimates(PooledResult):
         return np.stack([self.coefficients - half, self.coefficients + half], axis=1)
 
     def table(self) -> ResultTable:
-        """Return a table of the coefficients."""
+        """Return a table of the coefficients, and of the ratios that they are the logarithms of."""
         letter = self.letter if math.isinf(self.degrees) else "t"
         columns = (self.coefficients, self.errors, self.statistics, self.p_values, *self.interval().T)
         rows = zip(self.names, *(column.tolist() for column in columns), strict=True)
         heading = ("", "coefficient", "std. error", letter, "p", "2.5 %", "97.5 %")
-        return ResultTable(rows, heading, notes=self.notes)
+        table = ResultTable(rows, heading, notes=self.notes)
+        if self.ratio is None:
+            return table
+        names = (self.ratio, f"{self.ratio} 2.5 %", f"{self.ratio} 97.5 %")
+        with np.errstate(over="ignore"):
+            ratios = np.exp(np.column_stack([self.coefficients, self.interval()])).tolist()
+        for row, values in list(zip(table, ratios, strict=True))[self.baselines :]:
+            row |= dict(zip(names, values, strict=True))
+        return table.only(*heading, *names)
 
     def plain(self) -> dict[str, Any]:
         """Return the estimates as JSON values."""
         names = [field.name for field in fields(self) if field.name not in _OF_COEFFICIENTS]
-        coefficients = {row.pop(""): row for row in self.table()}
+        coefficients = plain_value({row.pop(""): row for row in self.table()})
         return {"coefficients": coefficients, **plain_value({name: getattr(self, name) for name in names})}
 
 

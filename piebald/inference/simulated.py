@@ -285,6 +285,7 @@ class AskedSites:
         left_out: why clients are left out of answers, by name.
         refused: why clients did not answer, by number; the first reason of each client.
         reasons: why clients did not answer the last question, by number.
+        open_sums: the answers to the last question about sums that were no secret, by number.
     """
 
     def __init__(
@@ -298,6 +299,7 @@ class AskedSites:
         self.left_out: dict[str, str] = {}
         self.refused: dict[int, str] = {}
         self.reasons: dict[int, str] = {}
+        self.open_sums: dict[int, Floats] = {}
 
     def query(self, requests: Sequence[QueryRequest]) -> list[Update | None]:
         """See `contracts.AsksClients`."""
@@ -368,13 +370,16 @@ class AskedSites:
             RuntimeFault: the masks cannot be taken off.
         """
         clients = [client for client in self.runtime.clients() if not among or client in among]
+        self.open_sums = {}
         if masking is None:
             answers = self.ask(query, clients, vectors, version)
             if not answers:
                 raise self.refusal("no site answers questions about sums")
             # float64: counts and steps are whole numbers, which it adds exactly up to 2^53
-            parts = [answer.vectors[SUM].numpy().astype(np.float64) for answer in answers.values()]
-            return sorted(answers), np.stack(parts).sum(0)
+            self.open_sums = {
+                client: answer.vectors[SUM].numpy().astype(np.float64) for client, answer in answers.items()
+            }
+            return sorted(answers), np.stack([*self.open_sums.values()]).sum(0)
         self._version = version
         # keys are agreed on for each sum: with the same masks two sums would show their difference
         about = KeyRound(version, tuple(sorted(query.rows_read(personal=False))), self._work)

@@ -260,7 +260,7 @@ class AskedColumns:
         Raises:
             SettingError: the column has no such category.
         """
-        if (words := self.coded.get(name)) is None:
+        if (words := self.categories.get(name)) is None:
             return tuple(values)
         if strange := next((value for value in values if value not in words), None):
             raise unknown("category", strange, words)

@@ -23,7 +23,7 @@ from piebald.inference.linear_models import ModelOfRows, without
 from piebald.inference.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
 from piebald.inference.models.fitting import Maximum
 from piebald.inference.models.likelihood import LogRank, log_rank
-from piebald.inference.models.rows import HEADS, ModelPlan, Ties
+from piebald.inference.models.rows import CLIENT, HEADS, ModelPlan, Ties
 from piebald.inference.models.sums import TABLE, at_risk_of
 from piebald.inference.noisy_models import (
     ROUNDS,
@@ -78,6 +78,7 @@ class Cox(Estimates):
         error_kind: where standard errors come from: the "model", or score residuals of rows ("robust") or clusters
             ("clustered").
         clusters: the number of clusters, None without them.
+        event: the value of the column of events that is an event.
         log_likelihood, null_log_likelihood: partial ones, of the model and of no columns.
         transform: the function of time of the tests of proportional hazards.
         proportional: the test of each coefficient, by its name, that its hazards are proportional.
@@ -90,11 +91,22 @@ class Cox(Estimates):
     ties: Ties
     error_kind: Literal["model", "robust", "clustered"]
     clusters: int | None
+    event: str
     log_likelihood: float
     null_log_likelihood: float
     transform: Transform
     proportional: Mapping[str, ChiSquare]
     proportional_overall: ChiSquare
+
+    @property
+    def ratio(self) -> str:
+        """What exp of a coefficient is."""
+        return "hazard ratio"
+
+    @property
+    def degrees(self) -> float:
+        """Degrees of freedom of Student's t: with clusters one less than there are."""
+        return math.inf if self.clusters is None else self.clusters - 1
 
     @property
     def hazard_ratios(self) -> Floats:
@@ -109,10 +121,9 @@ class Cox(Estimates):
     def table(self) -> ResultTable:
         """Return a table of the coefficients, with hazard ratios and the p-value of proportional hazards."""
         table = Estimates.table(self)
-        for row, ratio, name in zip(table, self.hazard_ratios.tolist(), self.names, strict=True):
-            row |= {"hazard ratio": ratio, "p (proportional)": self.proportional[name].p_value}
-        first, rest = table.columns[:2], table.columns[2:]
-        return table.only(*first, "hazard ratio", *rest, "p (proportional)")
+        for row, name in zip(table, self.names, strict=True):
+            row["p (proportional)"] = self.proportional[name].p_value
+        return table.only(*table.columns, "p (proportional)")
 
     def plain(self) -> dict[str, Any]:
         """Return the model as JSON values."""
@@ -238,6 +249,7 @@ def cox(
     *,
     time: str,
     event: str,
+    event_value: str | None = None,
     columns: Sequence[str] | None = None,
     entry: str | None = None,
     offset: str | None = None,
@@ -265,7 +277,8 @@ def cox(
     Args:
         clients, client, split, features: as of `statistics`.
         time, event: columns of the time to an event or to the end of observation, and of whether it was an event: 1 or
-            0, or two classes, of which the second (the larger number, or by alphabet) is an event.
+            0, or classes.
+        event_value: the class that is an event, by default the second of two: the larger number, or by alphabet.
         columns: the columns that hazards depend on, all others by default.  The column `client`, or "client", has a
             coefficient of each client but the first, where these have no baselines of their own.
         entry: a column of the times after which rows are observed (left truncation): they are in no risk set before.
@@ -306,7 +319,7 @@ def cox(
     """
     options = CoxOptions(
         time, event, columns, offset, stratified, ties, robust, cluster, transform, max_iterations, entry, weights,
-        NoiseOptions.of(epsilon, delta, bounds, rounds, times or ()),
+        NoiseOptions.of(epsilon, delta, bounds, rounds, times or ()), event_value,
     )  # fmt: skip
     with asked_tables(clients, client, options, split, features, categories) as asked:
         return fit_cox(asked, options)
@@ -329,6 +342,7 @@ class CoxOptions:
     entry: str | None = None
     weights: str | None = None
     noise: NoiseOptions | None = None
+    event_value: str | None = None
 
     def roles(self) -> ColumnRoles:
         """Return the other columns."""
@@ -340,7 +354,8 @@ class CoxOptions:
         Raises:
             SettingError: there are none.
         """
-        plan, names = planned(asked, "cox", self.roles(), self.columns, ties=self.ties, stratified=self.stratified)
+        fields: dict[str, Any] = {"ties": self.ties, "stratified": self.stratified}
+        plan, names = planned(asked, "cox", self.roles(), self.columns, self.event_value, **fields)
         if self.stratified:  # where each client has a baseline of its own, and a coefficient would say nothing
             plan, left = without(plan, names, plan.of_clients)
             names = list(left)
@@ -358,10 +373,11 @@ class CoxOptions:
 def fit_cox(clients: ModelClients, options: CoxOptions) -> Cox | NoisyModel:
     """Fit the model that the options say, of clients on this machine or at sites."""
     plan, names = options.plan(clients.columns)
+    event = clients.columns.event(options.event, options.event_value)
     if options.noise is not None:
         if options.robust or not options.noise.times:
             raise SettingError("with noise give times, the ends of intervals of one hazard, and leave robust out")
-        return fit_noisy(clients, plan, names, options.event, options.noise)
+        return fit_noisy(clients, plan, names, options.event, options.noise, event)
     # before the fit, so that a transform that sites do not take is refused without a question
     function = time_function(clients, plan, options.transform)
     model = ModelOfRows(clients, plan, names, options.max_iterations)
@@ -376,12 +392,14 @@ def fit_cox(clients: ModelClients, options: CoxOptions) -> Cox | NoisyModel:
     if options.robust or options.cluster is not None:
         covariance, clusters = model.sandwich(fit)
     proportional, overall = _proportional(model, fit, covariance, function)
+    kind = model.kind_of_errors(clusters)
+    wanted = {clients.columns.place(clients.columns.regressor(name)) for name in options.columns or ()}
+    if options.stratified and CLIENT in wanted:
+        model.remarks.append("Each client has a baseline of its own, which adjusts for clients without coefficients.")
     return Cox(
-        **model.estimates(fit.point, covariance), events=events, informative=model.events,
-        stratified=options.stratified, ties=options.ties, clusters=clusters if options.cluster is not None else None,
-        error_kind="model" if clusters is None else "robust" if options.cluster is None else "clustered",
-        log_likelihood=fit.sums.value, null_log_likelihood=null, transform=options.transform,
-        proportional=proportional, proportional_overall=overall,
+        **model.estimates(fit.point, covariance), **kind, events=events, informative=model.events, event=event,
+        stratified=options.stratified, ties=options.ties, log_likelihood=fit.sums.value, null_log_likelihood=null,
+        transform=options.transform, proportional=proportional, proportional_overall=overall,
     )  # fmt: skip
 
 
@@ -431,6 +449,7 @@ def survival(
     *,
     time: str,
     event: str,
+    event_value: str | None = None,
     group: str | None = None,
     times: Sequence[float] | None = None,
     stratified: bool = False,
@@ -445,7 +464,7 @@ def survival(
 
     Args:
         clients, client, split, features: as of `statistics`.
-        time, event: as of `cox`.
+        time, event, event_value: as of `cox`.
         group: a column whose values are the groups: the clients, text, true and false (1 and 0), or codes, of which
             more than these two need `categories`.
         times: increasing times at which rows are counted: a time between two of them counts as the later one, and rows
@@ -458,7 +477,8 @@ def survival(
     Raises:
         SettingError: an argument is wrong, or there are no rows.
     """
-    options = SurvivalOptions(time, event, group, times, stratified, NoiseOptions.of(epsilon, delta, None))
+    noise = NoiseOptions.of(epsilon, delta, None)
+    options = SurvivalOptions(time, event, group, times, stratified, noise, event_value)
     with asked_tables(clients, client, options, split, features, categories) as asked:
         # true and false are numbers by this point, and their two values need no names from the caller
         if group is not None:
@@ -476,6 +496,7 @@ class SurvivalOptions:
     times: Sequence[float] | None = None
     stratified: bool = False
     noise: NoiseOptions | None = None
+    event_value: str | None = None
 
     @property
     def columns(self) -> list[str]:
@@ -500,7 +521,8 @@ class SurvivalOptions:
         # the sum is finite only if each of them is, and one that occurs twice is not in its sorted set
         if times is not None and (not len(times) or not math.isfinite(sum(times)) or list(times) != sorted({*times})):
             raise SettingError("times must be increasing numbers, at least one")
-        plan, names = planned(asked, "survival", self.roles(), self.columns, stratified=self.stratified)
+        strata = {"stratified": self.stratified}
+        plan, names = planned(asked, "survival", self.roles(), self.columns, self.event_value, **strata)
         return plan, [name.partition("=")[2] for name in names] or ["all"]
 
     def question(self, asked: ModelColumns) -> Query:

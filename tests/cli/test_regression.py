@@ -30,7 +30,7 @@ TIMES = ("--client", "clinic", "--time", "months", "--event", "died")
 def test_tables_and_sentences_fit_the_screen(command, table) -> None:
     visits = ("glm", table, "--client", "clinic", "--target", "visits", "--column", "age", "--family")
     for words, sentence in (
-        ((*visits, "poisson", "--offset", "exposure", "--cluster", "clinic"), "Standard errors by 3 clusters."),
+        ((*visits, "poisson", "--offset", "exposure", "--cluster", "clinic"), "Standard errors by 3 clusters,"),
         ((*visits, "gaussian", "--robust"), "Robust standard errors (HC1)."),
         ((*visits, "gaussian", "--random-intercept", "one_stage"), "Restricted log-likelihood"),
         ((*visits, "gaussian", "--random-intercept", "one_stage", "--ml"), "\nLog-likelihood"),

@@ -63,13 +63,13 @@ def test_offsets_weights_and_clusters(family: Family, target: str, robust: dict[
     if robust:
         groups = used.ward if robust["cluster"] == "ward" else pandas.factorize(used.home)[0]
         with pytest.warns(match="cov_type not fully supported with var_weights"):  # its clusters are
-            referee = model.fit(tol=1e-14, cov_type="cluster", cov_kwds={"groups": groups})
-        assert found.clusters == len(set(groups))
+            referee = model.fit(tol=1e-14, cov_type="cluster", cov_kwds={"groups": groups}, use_t=True)
+        assert (found.clusters, found.degrees) == (len(set(groups)), len(set(groups)) - 1)
     np.testing.assert_allclose(found.coefficients, referee.params, rtol=0, atol=CLOSE)
     np.testing.assert_allclose(found.errors, referee.bse, rtol=0, atol=CLOSE)
     np.testing.assert_allclose(found.deviance, referee.deviance, rtol=CLOSE)
     assert (found.rows, found.dropped) == (len(used), len(rows) - len(used))
-    if family != "gaussian" or robust:  # statsmodels takes the normal distribution there, too
+    if family != "gaussian" or robust:  # without clusters statsmodels takes the normal distribution there, too
         np.testing.assert_allclose(found.p_values, referee.pvalues, rtol=1e-6, atol=1e-300)
         np.testing.assert_allclose(found.interval(0.9), referee.conf_int(0.1), rtol=0, atol=CLOSE)
 
@@ -154,14 +154,17 @@ def test_models_of_single_clients_are_pooled_by_random_effects() -> None:
     lonely = pandas.concat([rows, rows[:1].assign(home="with one row")])  # it has no model of its own
     found = fitted(lonely, "burst", family="poisson", offset="logdays", random_intercept="two_stage")
     assert isinstance(found, PooledGlm)
-    assert (found.fitted, found.clients) == (3, 4)
+    assert (found.fitted, found.clients, found.degrees) == (3, 4, 2)
+    assert [*found.left_out] == ["with one row"]
     parts = [part for _, part in rows.groupby("home")]
     fits = [sm.GLM(p.burst, design(p), FAMILIES["poisson"], p.logdays).fit(tol=1e-14) for p in parts]
     for place in range(2):
         estimates = np.array([fit.params.iloc[place] for fit in fits])
         referee = combine_effects(estimates, np.array([fit.bse.iloc[place] ** 2 for fit in fits]), method_re="chi2")
-        ours = [values[place] for values in (found.fixed, found.fixed_errors, found.coefficients, found.errors)]
-        theirs = [referee.mean_effect_fe, referee.sd_eff_w_fe, referee.mean_effect_re, referee.sd_eff_w_re]
+        ours = [values[place] for values in (found.fixed, found.fixed_errors, found.coefficients)]
+        theirs = [referee.mean_effect_fe, referee.sd_eff_w_fe, referee.mean_effect_re]
+        ours += [found.effect_errors[place], found.errors[place]]
+        theirs += [referee.sd_eff_w_re, referee.sd_eff_w_re_hksj]
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=CLOSE)
         np.testing.assert_allclose([found.between[place], found.heterogeneity[place]], [referee.tau2, referee.q], CLOSE)
 

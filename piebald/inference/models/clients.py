@@ -78,6 +78,8 @@ class ModelColumns:
         # an input that has this name keeps it
         if target is not None and TARGET in self._places:
             self._places.setdefault(target, self._places[TARGET])
+        if clients.classes is not None:
+            self.categories |= dict.fromkeys({TARGET, target or TARGET}, tuple(clients.classes))
         for name in client_names(client) - {*self._places}:
             self._places[name], self.categories[name] = CLIENT, sorted(map(str, clients.names))
         self.split, self.secure, self._kind = split, secure, MaskedModelSumsQuery if secure else ModelSumsQuery
@@ -90,7 +92,9 @@ class ModelColumns:
 
     def term(self, name: str, value: str | None) -> Term:
         """Return a column, or whether it has a category, as a term of plans: clients number categories from 0."""
-        return self.place(name), None if value is None else self._columns.codes(name, [value])[0]
+        place = self.place(name)
+        known = TARGET if place == self._places.get(TARGET) else name  # a class may have two names
+        return place, None if value is None else self._columns.codes(known, [value])[0]
 
     def regressor(self, text: str) -> str:
         """Return the name of a regressor, which may be written as C(name): its values are categories.
@@ -110,6 +114,24 @@ class ModelColumns:
                 raise SettingError(f"{text} has {len(words):,} categories, at most {MOST_CODES} are allowed")
             self.categories[name] = words
         return name
+
+    def is_binary(self, name: str) -> bool:
+        """Return whether a target is known to have two values."""
+        if isinstance(self._clients, TableClients) and name in self.numbers and name not in self.categories:
+            return len(self._clients.values(name)) == 2
+        return len(self.classes(name)) == 2
+
+    def event(self, name: str, value: str | None) -> str:
+        """Return the class of a target that counts as 1, by default the second of two.
+
+        Raises:
+            SettingError: there is no such class.
+        """
+        values = [*self.classes(name)] or ["0", "1"]
+        if value is not None and value not in values:
+            raise unknown(f"value of {name!r}", value, values)
+        # numbers that are neither 0 nor 1 are refused by the clients that have them
+        return value or (values[1] if len(values) == 2 else "1")
 
     def classes(self, name: str) -> Sequence[str]:
         """Return the classes of a target in order, () of amounts, and of numbers that are 0 and 1 already."""
@@ -182,6 +204,10 @@ class ModelClients:
                 f"({self._sites.reasons.get(lost, 'it was away')}): ask again, or for less"
             )
         return total if self._masking is None else from_limbs(total)
+
+    def open_sums(self) -> dict[str, Floats]:
+        """Return each client's sums of the last question by its name; none under masks."""
+        return {self._sites.names[client]: sums for client, sums in self._sites.open_sums.items()}
 
     def noisy_sums(self, query: NoisyModelSumsQuery, point: Floats) -> tuple[Floats, int]:
         """Return the sum of all clients' noisy answers at parameters [q], and how many answered."""
@@ -297,8 +323,9 @@ class ModelOptions(Protocol):
 
 
 def planned(
-    asked: ModelColumns, family: Any, roles: ColumnRoles, columns: Sequence[str] | None, **fields: Any
-) -> tuple[ModelPlan, list[str]]:
+    asked: ModelColumns, family: Any, roles: ColumnRoles, columns: Sequence[str] | None, event: str | None = None,
+    **fields: Any,
+) -> tuple[ModelPlan, list[str]]:  # fmt: skip
     """Return the plan of a model and the names of its regressors, of which a category's is "column=value".
 
     Args:
@@ -306,6 +333,7 @@ def planned(
         family: as of `ModelPlan`.
         roles: other columns.
         columns: the regressors; all others by default.
+        event: the class of the target that counts as 1, see `ModelColumns.event`.
         fields: further fields of the plan.
 
     Raises:
@@ -337,19 +365,22 @@ def planned(
         terms += [(name, value) for value in list(asked.categories.get(name, ()))[first:]]
     plan = ModelPlan(
         family=family, columns=tuple(asked.term(name, value) for name, value in terms),
-        target=_target(asked, family, roles.target), **fields,
+        target=_target(asked, family, roles.target, event), **fields,
         **{role: None if name is None else asked.place(name) for role, name in numbers.items()},
         cluster=None if roles.cluster is None else asked.place(roles.cluster),
     )  # fmt: skip
     return plan, [name if value is None else f"{name}={value}" for name, value in terms]
 
 
-def _target(asked: ModelColumns, family: str, name: str) -> Term:
-    """Return the term of a target, of which the second of two categories counts as 1."""
+def _target(asked: ModelColumns, family: str, name: str, event: str | None) -> Term:
+    """Return the term of a target, of which one class may count as 1."""
     values = asked.classes(name)
-    if family in ("binomial", "cox", "survival") and len(values) == 2:
-        return asked.term(name, values[1])
-    if name not in asked.categories:
+    if family in ("binomial", "cox", "survival") and (len(values) == 2 or event is not None):
+        return asked.term(name, asked.event(name, event))
+    # classes whose names are their numbers are amounts as well
+    if name not in asked.categories or [*values] == [*map(str, range(len(values)))]:
         return asked.term(name, None)
     got = f"text with {len(values)} categories, like {shown(values[0], 30) if values else 'none'}"
-    raise SettingError(f"the target {name!r} must hold numbers, or two categories under 'binomial', got {got}")
+    raise SettingError(
+        f"the target {name!r} must hold numbers, or two categories or a stated event under 'binomial', got {got}"
+    )
