@@ -56,12 +56,14 @@ def glm(
     file: Source,
     target: Annotated[str | None, typer.Option(help="The column to explain; the target by default.")] = None,
     family: Annotated[
-        Literal["gaussian", "binomial", "poisson", "negative_binomial"] | None,
+        Literal["gaussian", "binomial", "poisson", "negative_binomial", "gamma", "tweedie", "ordinal", "multinomial"]
+        | None,
         typer.Option(help="The distribution of the target; by default by its values."),
     ] = None,
     event: Annotated[
         str | None, typer.Option(metavar="VALUE", help="The class that counts as 1, the second by default.")
     ] = None,
+    power: Annotated[float, typer.Option(help="Of the mean, for the variance of tweedie.")] = 1.5,
     offset: Offset = None,
     weights: Weights = None,
     robust: Robust = False,
@@ -82,7 +84,7 @@ def glm(
 
     settings: dict[str, Any] = {
         "target": target, "family": family, "offset": offset, "weights": weights, "robust": robust, "cluster": cluster,
-        "random_intercept": random_intercept, "reml": not max_likelihood, "event": event,
+        "random_intercept": random_intercept, "reml": not max_likelihood, "event": event, "power": power,
         "noise": _noise(epsilon, delta, bounds),
     }  # fmt: skip
     print_model(options, _fitted(options, file, fit_glm, GlmOptions, settings, options.column), _about_glm)

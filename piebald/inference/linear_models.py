@@ -7,6 +7,7 @@ Nelder 1989, section 2.5; as in DataSHIELD's `ds.glm`, Jones et al. 2012).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from piebald.inference.columns import TARGET
 from piebald.inference.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
 from piebald.inference.models.fitting import Maximum, maximised, normal_mixed, quadrature_mixed
 from piebald.inference.models.likelihood import Likelihood
-from piebald.inference.models.rows import HEADS, Ask, Family, ModelPlan, Scale
+from piebald.inference.models.rows import DISPERSED, HEADS, Ask, Family, ModelPlan, Scale
 from piebald.inference.noisy_models import ROUNDS, NoiseOptions, NoisyModel, fit_noisy
 from piebald.inference.pooled_statistics import FEW, Estimates
 
@@ -43,10 +44,10 @@ class Glm(Estimates):
             ("clustered").
         clusters: the number of clusters, None without them.
         event: the class that counts as 1, None where the target has no two classes.
-        dispersion: 1, but for "gaussian" the residual variance.
+        dispersion: that of Pearson's residuals, of "gaussian" their variance; 1 for families without one.
         alpha, alpha_error: the dispersion of a negative binomial, whose variance is mu + alpha mu^2, and its standard
             error; None for other families.
-        log_likelihood: of the model; None for "gaussian" with weights.
+        log_likelihood: of the model; None for "gaussian" with weights, "gamma" and "tweedie".
         deviance, null_deviance: of the model, and of one with an intercept alone.
     """
 
@@ -148,6 +149,7 @@ def glm(
     columns: Sequence[str] | None = None,
     family: Family | None = None,
     event: str | None = None,
+    power: float = 1.5,
     offset: str | None = None,
     weights: str | None = None,
     robust: bool = False,
@@ -176,8 +178,11 @@ def glm(
         columns: the columns to explain it by, all others by default.  The column `client`, which may also be called
             "client", has a coefficient of each client but the first; "C(name)" takes numbers as categories.
         family: the distribution of targets: "gaussian" (identity link), "binomial" (logit), "poisson" or
-            "negative_binomial" (log), whose dispersion is estimated.  By default "binomial" for a target that is known
-            to have two values, and else "gaussian"; the result says so.
+            "negative_binomial" (log), whose dispersion is estimated; "gamma" or "tweedie" (log), of amounts above or
+            from 0; "ordinal", for proportional odds of levels in the order of their numbers, or of `categories`; or
+            "multinomial", of levels against the first.  By default "binomial" for a target that is known to have two
+            values, and else "gaussian"; the result says so.
+        power: of the mean, between 1 and 2, to which the variance of "tweedie" is proportional.
         event: the class that counts as 1 under "binomial"; by default the second of two: the larger number, or by
             alphabet.
         offset: a column that is added to the linear predictor, such as the logarithm of an exposure.
@@ -214,7 +219,7 @@ def glm(
     """
     options = GlmOptions(
         target or TARGET, columns, family, offset, weights, robust, cluster, random_intercept, reml, max_iterations,
-        NoiseOptions.of(epsilon, delta, bounds, rounds), event,
+        NoiseOptions.of(epsilon, delta, bounds, rounds), event, power,
     )  # fmt: skip
     with asked_tables(clients, client, options, split, features, categories) as asked:
         return fit_glm(asked, options)
@@ -236,6 +241,7 @@ class GlmOptions:
     max_iterations: int = 50
     noise: NoiseOptions | None = None
     event: str | None = None
+    power: float = 1.5
 
     def family_of(self, asked: ModelColumns) -> Family:
         """Return the family, by default what the target is, as far as it is known before the first question."""
@@ -251,10 +257,12 @@ class GlmOptions:
         """
         if self.random_intercept and (self.robust or self.cluster is not None):
             raise SettingError("robust errors are of a model without random intercepts: leave one of them out")
-        if self.random_intercept == "one_stage" and self.family == "negative_binomial":
+        if self.random_intercept == "one_stage" and self.family not in (None, "gaussian", "binomial", "poisson"):
             raise SettingError(
-                "a negative binomial has no random intercept in one stage: take 'two_stage', or the family 'poisson'"
+                f"the family {self.family!r} has no random intercept in one stage: take 'two_stage', or another family"
             )
+        if not 1 < self.power < 2:
+            raise SettingError(f"power must be between 1 and 2, got {self.power:g}: 1 is poisson, and 2 gamma")
         return ColumnRoles(self.target, None, self.offset, self.weights, self.cluster)
 
     def plan(self, asked: ModelColumns) -> tuple[ModelPlan, list[str]]:
@@ -262,7 +270,7 @@ class GlmOptions:
         family = self.family_of(asked)
         if self.event is not None and family != "binomial":
             raise SettingError(f"event names a class of a binomial target, got the family {family!r}: leave one out")
-        plan, names = planned(asked, family, self.roles(), self.columns, self.event)
+        plan, names = planned(asked, family, self.roles(), self.columns, self.event, power=self.power)
         if self.random_intercept and plan.of_clients:
             raise SettingError("a coefficient of each client stands for its intercept: leave random_intercept out")
         return plan, names
@@ -282,7 +290,8 @@ def fit_glm(clients: ModelClients, options: GlmOptions) -> Glm | MixedGlm | Pool
         if options.robust or options.random_intercept:
             raise SettingError("with noise there are no robust errors and no random intercepts: leave them out")
         return fit_noisy(clients, plan, (INTERCEPT, *columns), target, options.noise, event)
-    model = ModelOfRows(clients, plan, (INTERCEPT, *columns), options.max_iterations)
+    levels = clients.columns.levels(target, ordered=family == "ordinal") if plan.levels else []
+    model = ModelOfRows(clients, plan, columns, options.max_iterations, levels)
     common: dict[str, Any] = {"family": family, "target": target, "event": event}
     if options.family is None and options.event is None and family == "binomial":
         model.remarks.append(f"{target} has two values, so the family is binomial: write gaussian for a straight line.")
@@ -297,7 +306,7 @@ def fit_glm(clients: ModelClients, options: GlmOptions) -> Glm | MixedGlm | Pool
         covariance, clusters = model.sandwich(fit)
     width = len(model.names)
     alpha = math.exp(fit.point[-1]) if family == "negative_binomial" else None
-    log_likelihood: float | None = fit.sums.value
+    log_likelihood: float | None = None if family in DISPERSED else fit.sums.value
     if family == "gaussian":
         # of 0 and 1 squares are the numbers themselves
         spread = model.total - model.total**2 / model.weight
@@ -318,11 +327,12 @@ class ModelOfRows:
     Args:
         clients: who is asked.
         plan: the columns.
-        names: of the coefficients.
+        columns: the names of the regressors.
         most: questions for each likelihood that is maximised, at most.
+        levels: the names of the target's levels, where it has any.
 
     Attributes:
-        clients, plan, names: as given.
+        clients, plan, columns: as given.
         scale: means and deviations of the columns.
         rows, dropped, taking_part, events: rows, rows that are left out, clients with rows and with targets besides 0.
         weight, total, offset, exposure: the sums of weights, and of weighted targets, offsets, and exp of offsets, in
@@ -335,18 +345,20 @@ class ModelOfRows:
         SettingError: a column is constant, or there are too few rows.
     """
 
-    def __init__(self, clients: ModelClients, plan: ModelPlan, names: Sequence[str], most: int) -> None:
-        self.clients, self.plan, self.names, self._most = clients, plan, tuple(names), most
-        self.questions, columns, self.remarks = 0, len(plan.columns), list[str]()
+    def __init__(
+        self, clients: ModelClients, plan: ModelPlan, columns: Sequence[str], most: int, levels: Sequence[str] = ()
+    ) -> None:
+        self.clients, self.plan, self.columns, self._most, self._levels = clients, plan, columns, most, levels
+        self.questions, width, self.remarks = 0, len(plan.columns), list[str]()
         # nothing is known of the columns yet, so the first question takes them as they are
-        self.scale = Scale(np.zeros(columns), np.ones(columns))
+        self.scale = Scale(np.zeros(width), np.ones(width))
         moments = self.ask("moments")
         empty = {name: "no row without gaps" for name, own in clients.open_sums().items() if not own[0]}
         self.left_out = {**clients.left_out, **empty}
         if absent := self._absent_clients(moments):
-            self.plan, self.names = without(self.plan, self.names, absent)
-            columns = len(self.plan.columns)
-            self.scale = Scale(np.zeros(columns), np.ones(columns))
+            self.plan, self.columns = without(self.plan, self.columns, absent)
+            width = len(self.plan.columns)
+            self.scale = Scale(np.zeros(width), np.ones(width))
             moments = self.ask("moments")
         self.rows, self.dropped, self.taking_part, self.events = map(int, moments[:4])
         self.weight, self.total, self.offset, self.exposure = map(float, moments[4:HEADS])
@@ -356,16 +368,24 @@ class ModelOfRows:
                 "leave out columns, first those with gaps in most rows"
             )
         # a second question about the means: sums of squares about 0 would lose a small deviation beside a large mean
-        self.scale = Scale(moments[HEADS : HEADS + columns] / self.rows, np.ones(columns))
-        if columns:
+        self.scale = Scale(moments[HEADS : HEADS + width] / self.rows, np.ones(width))
+        if width:
             apart = self.ask("moments")[HEADS:]
-            spread = np.sqrt(np.maximum(apart[columns:] / self.rows - np.square(apart[:columns] / self.rows), 0.0))
-            for name, mean, deviation in zip(self.names[-columns:], self.scale.mean, spread, strict=True):
+            spread = np.sqrt(np.maximum(apart[width:] / self.rows - np.square(apart[:width] / self.rows), 0.0))
+            for name, mean, deviation in zip(self.columns, self.scale.mean, spread, strict=True):
                 # relative to the mean: rounding leaves a constant column a deviation of some 1e-16 of it
                 if deviation <= 1e-14 * abs(mean):
                     part = "a baseline" if plan.has_times else "the intercept"
                     raise SettingError(f"column {name!r} is constant over all clients, like {part}: leave it out")
             self.scale = Scale(self.scale.mean, spread)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the coefficients."""
+        if self.plan.family == "multinomial":
+            return tuple(f"{level}: {name}" for level in self._levels[1:] for name in (INTERCEPT, *self.columns))
+        between = [f"{low}|{high}" for low, high in itertools.pairwise(self._levels)]
+        return (*([] if self.plan.has_times else between or [INTERCEPT]), *self.columns)
 
     def _absent_clients(self, moments: Floats) -> list[int]:
         """Return the indexes of regressors of clients that need no coefficient: those without rows, and then, where
@@ -396,26 +416,35 @@ class ModelOfRows:
         """
         start = np.zeros(self.plan.parameters)
         # a Cox model has no intercept; others start at the null model's, which saves questions to the clients
-        if not self.plan.has_times:
-            start[0] = self._null_intercept()
+        start[self.plan.intercepts] = self._null_start()
         return maximised(self.likelihood, self.plan, self.rows, start=start, names=self.names, most=self._most)
 
     def null(self, fit: Maximum) -> Maximum:
         """Return the maximum with an intercept alone; a negative binomial has the dispersion of `fit`, as in R."""
-        whole = np.zeros(self.plan.parameters)
+        whole, free = np.zeros(self.plan.parameters), self.plan.intercepts
         # the dispersion stays at that of the full fit, so that both deviances are on one scale
         whole[self.plan.width :] = fit.point[self.plan.width :]
 
         def of_intercept(point: Floats) -> Likelihood:
-            whole[0] = point[0]
+            whole[free] = point
             sums = self.likelihood(whole)
-            return sums._replace(score=sums.score[:1], information=sums.information[:1, :1])
+            return sums._replace(score=sums.score[free], information=sums.information[np.ix_(free, free)])
 
         # with the dispersion held there is one parameter, which the plan of a negative binomial does not have
         family = "poisson" if self.plan.family == "negative_binomial" else self.plan.family  # one parameter
         plan = self.plan.model_copy(update={"columns": (), "family": family})
-        start = np.array([self._null_intercept()])
-        return maximised(of_intercept, plan, self.rows, start=start, names=(INTERCEPT,), most=self._most)
+        names = [self.names[index] for index in free]
+        return maximised(of_intercept, plan, self.rows, start=self._null_start(), names=names, most=self._most)
+
+    def _null_start(self) -> Floats:
+        """Return about the intercepts of a model with nothing else: those of levels that are equally frequent."""
+        count = len(self.plan.levels)
+        if self.plan.family == "multinomial" or self.plan.has_times:
+            return np.zeros(len(self.plan.intercepts))
+        if not count:
+            return np.array([self._null_intercept()])
+        above = 1 - np.arange(1, count) / count
+        return np.asarray(np.log(above / (1 - above)))
 
     def _null_intercept(self) -> float:
         """Return about the intercept of a model with nothing else; not exactly that of "binomial" with an offset."""
@@ -462,23 +491,20 @@ class ModelOfRows:
     def estimates(self, point: Floats, covariance: Floats) -> dict[str, Any]:
         """Return the fields of `Estimates`, in units of the columns."""
         # the likelihood is of standard scores; its last parameter may be a dispersion, which has no name
-        width, back = len(self.names), self.scale.from_scores(len(point))
+        width, back = len(self.names), self.plan.from_scores(self.scale)
         covariance = (back @ covariance @ back.T)[:width, :width]
         return {
             "names": self.names, "coefficients": (back @ point)[:width], "errors": np.sqrt(np.diag(covariance)),
             "covariance": covariance, "rows": self.rows, "dropped": self.dropped, "clients": self.taking_part,
-            "iterations": self.questions, "left_out": self.left_out, "baselines": width - len(self.plan.columns),
+            "iterations": self.questions, "left_out": self.left_out, "baselines": len(self.plan.intercepts),
             "remarks": tuple(self.remarks),
         }  # fmt: skip
 
 
-def without(plan: ModelPlan, names: Sequence[str], columns: Collection[int]) -> tuple[ModelPlan, tuple[str, ...]]:
-    """Return a plan without some of its regressors, by their indexes, and the names of its coefficients."""
-    first = len(names) - len(plan.columns)
-    return (
-        plan.model_copy(update={"columns": tuple(t for k, t in enumerate(plan.columns) if k not in columns)}),
-        tuple(name for k, name in enumerate(names) if k - first not in columns),
-    )
+def without(plan: ModelPlan, names: Sequence[str], columns: Collection[int]) -> tuple[ModelPlan, list[str]]:
+    """Return a plan without some of its regressors, by their indexes, and the names of those that stay."""
+    stay = [index for index in range(len(names)) if index not in columns]
+    return plan.model_copy(update={"columns": tuple(plan.columns[k] for k in stay)}), [names[k] for k in stay]
 
 
 def _mixed(model: ModelOfRows, common: _Pairs, reml: bool) -> MixedGlm:

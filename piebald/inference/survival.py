@@ -357,8 +357,7 @@ class CoxOptions:
         fields: dict[str, Any] = {"ties": self.ties, "stratified": self.stratified}
         plan, names = planned(asked, "cox", self.roles(), self.columns, self.event_value, **fields)
         if self.stratified:  # where each client has a baseline of its own, and a coefficient would say nothing
-            plan, left = without(plan, names, plan.of_clients)
-            names = list(left)
+            plan, names = without(plan, names, plan.of_clients)
         if not names:
             raise SettingError("a Cox model needs at least one column that hazards depend on")
         return plan, names

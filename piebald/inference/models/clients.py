@@ -20,7 +20,7 @@ from piebald.core.moments import Floats
 from piebald.data.preparation.columns import are_classes, in_order
 from piebald.inference.columns import MOST_CODES, TARGET, as_text, check_codes, columns_of
 from piebald.inference.models.noisy_sums import STEP
-from piebald.inference.models.rows import CLIENT, Ask, ModelPlan, ModelRows, Term, model_rows
+from piebald.inference.models.rows import CLIENT, MOST_COLUMNS, Ask, ModelPlan, ModelRows, Term, model_rows
 from piebald.inference.queries.columns import columns as rows_columns
 from piebald.inference.queries.columns import table_columns
 from piebald.inference.queries.models import MaskedModelSumsQuery, ModelSumsQuery, NoisyModelSumsQuery, from_limbs
@@ -30,7 +30,12 @@ from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation
 
 log = logging.getLogger("piebald.statistics")
+_MOST_LEVELS = 20  # of a target
 _CODED = re.compile(r"C\((.+)\)")  # a column whose values are categories, as in formulas of R and statsmodels
+
+
+def _is_number(word: str) -> bool:
+    return bool(re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", word))
 
 
 def client_names(client: str | None) -> set[str]:
@@ -73,13 +78,13 @@ class ModelColumns:
         # columns of numbers that have categories: a misspelt code would be a coefficient of no row
         for name in {*self.categories} & {*self.numbers}:
             check_codes(name, self.categories[name])
-        self.present = list(dict.fromkeys([*self.numbers, *self.categories]))
+        self.present, self._stated = list(dict.fromkeys([*self.numbers, *self.categories])), {**(categories or {})}
         self._places = {name: str(place) for place, name in enumerate(self._columns.names)}
         # an input that has this name keeps it
         if target is not None and TARGET in self._places:
             self._places.setdefault(target, self._places[TARGET])
         if clients.classes is not None:
-            self.categories |= dict.fromkeys({TARGET, target or TARGET}, tuple(clients.classes))
+            self.categories |= dict.fromkeys({TARGET, target or TARGET}, tuple(clients.classes)) | self._stated
         for name in client_names(client) - {*self._places}:
             self._places[name], self.categories[name] = CLIENT, sorted(map(str, clients.names))
         self.split, self.secure, self._kind = split, secure, MaskedModelSumsQuery if secure else ModelSumsQuery
@@ -132,6 +137,33 @@ class ModelColumns:
             raise unknown(f"value of {name!r}", value, values)
         # numbers that are neither 0 nor 1 are refused by the clients that have them
         return value or (values[1] if len(values) == 2 else "1")
+
+    def levels(self, name: str, ordered: bool) -> list[str]:
+        """Return the values of a target of several levels: as they are stated, numbers by their size, or by alphabet.
+
+        Args:
+            name: the target.
+            ordered: whether their order says more than their names.
+
+        Raises:
+            SettingError: they are too many or too few, or their order is not known.
+        """
+        words = [*self.classes(name)]
+        if not words and isinstance(self._clients, TableClients):
+            words = as_text(self._clients.values(name)).tolist()
+        stated = name in self._stated
+        words = words if stated else in_order(words)
+        if not 2 <= len(words) <= _MOST_LEVELS:
+            raise SettingError(
+                f"the target {name!r} has {len(words) or 'no'} known levels, 2 to {_MOST_LEVELS} are allowed: name "
+                f"them in order, categories={{{name!r}: [...]}}, or take another family"
+            )
+        if ordered and not stated and not all(map(_is_number, words)):
+            raise SettingError(
+                f"the order of words like {shown(words[0], 30)} is not known: name the levels of {name!r} from low to "
+                f"high, categories={{{name!r}: [...]}}"
+            )
+        return words
 
     def classes(self, name: str) -> Sequence[str]:
         """Return the classes of a target in order, () of amounts, and of numbers that are 0 and 1 already."""
@@ -363,9 +395,15 @@ def planned(
     first = 0 if family == "survival" else 1  # all groups have a curve, and a first category has no coefficient
     for name in regressors:
         terms += [(name, value) for value in list(asked.categories.get(name, ()))[first:]]
+    if len(terms) > MOST_COLUMNS:
+        raise SettingError(f"a model has at most {MOST_COLUMNS} coefficients of columns, got {len(terms):,}")
+    if family in ("ordinal", "multinomial"):
+        words = asked.levels(roles.target, family == "ordinal")
+        target, fields["levels"] = asked.term(roles.target, None), [asked.term(roles.target, word)[1] for word in words]
+    else:
+        target = _target(asked, family, roles.target, event)
     plan = ModelPlan(
-        family=family, columns=tuple(asked.term(name, value) for name, value in terms),
-        target=_target(asked, family, roles.target, event), **fields,
+        family=family, columns=tuple(asked.term(name, value) for name, value in terms), target=target, **fields,
         **{role: None if name is None else asked.place(name) for role, name in numbers.items()},
         cluster=None if roles.cluster is None else asked.place(roles.cluster),
     )  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.inference.models.likelihood import Likelihood
-from piebald.inference.models.rows import ModelPlan
+from piebald.inference.models.rows import DISPERSED, ModelPlan
 
 _TOLERANCE = 1e-14  # of what a step still gains, in units of the log-likelihood: a ten-millionth of a standard error
 _NOTHING = 1e-22  # a gain that rounding errors make
@@ -25,7 +25,7 @@ class Maximum(NamedTuple):
         point: parameters [q].
         sums: the likelihood there.
         covariance: of the parameters [q, q].
-        dispersion: the residual variance of "gaussian", else 1.
+        dispersion: that of Pearson's residuals, of "gaussian" their variance; 1 for families without one.
     """
 
     point: Floats
@@ -59,7 +59,7 @@ def maximised(
         )
     sums = likelihood(point)
     # a gaussian likelihood is for a variance of 1, so gains are in squared units of the target: this is their unit
-    scale = max(sums.deviance / rows, 0.0) if plan.family == "gaussian" else 1.0
+    scale = max(sums.squares / rows, 0.0) if plan.family == "gaussian" else 1.0
     questions = 1
     while True:
         step = _step(sums, names, plan, first=questions == 1)
@@ -85,11 +85,11 @@ def maximised(
             break
         if questions >= most:
             reason = "its numbers may be too unlike for this model"
-            if plan.family in ("binomial", "cox"):
+            if plan.family in ("binomial", "cox", "ordinal", "multinomial"):
                 reason = "a combination of columns probably separates the outcomes: leave one out"
             raise SettingError(f"the model has no finite estimate after {most} iterations; {reason}")
     _step(sums, names, plan, first=False)  # where outcomes are separated, information has vanished by now
-    dispersion = sums.deviance / (rows - len(point)) if plan.family == "gaussian" else 1.0
+    dispersion = sums.squares / (rows - len(point)) if plan.family in DISPERSED else 1.0
     return Maximum(point, sums, dispersion * inverse(sums.information), dispersion)
 
 

@@ -14,61 +14,70 @@ Therneau 1994 for the test of proportional hazards; Mantel 1966 for the log-rank
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 
 from piebald.core.moments import Floats, Ints
-from piebald.inference.models.rows import Family, Ties
+from piebald.inference.models.rows import Family, ModelPlan, Ties
 
 _LARGEST = 700.0  # linear predictor, whose exponential is a number
 
 
 class RowTerms(NamedTuple):
-    """Terms of each row [n]: its log-likelihood, deviance, and derivatives by its linear predictor.
-
-    `by_dispersion` are the first and second derivatives by log alpha of a negative binomial, and the mixed one.
+    """Terms of each row [n]: its log-likelihood, deviance, the square of Pearson's residual, and derivatives of its
+    log-likelihood by each of G linear predictors: the first ones, and minus the second ones of each two.
     """
 
     value: Floats
     deviance: Floats
-    score: Floats
-    weight: Floats
-    by_dispersion: tuple[Floats, Floats, Floats] | None = None
+    squares: Floats
+    scores: tuple[Floats, ...]
+    weights: tuple[tuple[Floats, ...], ...]
 
 
 class Likelihood(NamedTuple):
-    """A log-likelihood of q parameters: value, deviance, score [q] and information [q, q]."""
+    """A log-likelihood of q parameters: value, deviance, Pearson's chi-square, score [q] and information [q, q]."""
 
     value: float
     deviance: float
+    squares: float
     score: Floats
     information: Floats
 
     @property
     def flat(self) -> Floats:
         """All numbers, one after another."""
-        return np.concatenate([[self.value, self.deviance], self.score, self.information.ravel()])
+        return np.concatenate([self[:3], self.score, self.information.ravel()])
 
     @classmethod
     def of_flat(cls, numbers: Floats, width: int) -> Likelihood:
         """Return what `flat` was of."""
-        return cls(
-            float(numbers[0]), float(numbers[1]), numbers[2 : 2 + width], numbers[2 + width :].reshape(width, width)
-        )
+        value, deviance, squares = numbers[:3].tolist()
+        information = numbers[3 + width :].reshape(width, width)
+        return cls(value, deviance, squares, numbers[3 : 3 + width], information)
 
 
-def row_terms(family: Family, y: Floats, eta: Floats, log_alpha: float = 0.0) -> RowTerms:
-    """Return the terms of rows at linear predictors [n]; of "gaussian" for a variance of 1, without constants."""
+def row_terms(family: Family, y: Floats, eta: Floats, log_alpha: float = 0.0, power: float = 1.5) -> RowTerms:
+    """Return the terms of rows with one linear predictor.
+
+    Args:
+        family: the distribution; "gaussian" for a variance of 1, without constants.
+        y, eta: targets and linear predictors [n].
+        log_alpha: of a negative binomial, whose second predictor it is.
+        power: of "tweedie".
+    """
     if family == "gaussian":
-        return RowTerms(-np.square(y - eta) / 2, np.square(y - eta), y - eta, np.ones_like(eta))
+        squares = np.square(y - eta)
+        return RowTerms(-squares / 2, squares, squares, (y - eta,), ((np.ones_like(eta),),))
     if family == "binomial":
         small = np.exp(-np.abs(eta))  # at most 1, so that nothing overflows
         mean = np.where(eta >= 0, 1 / (1 + small), small / (1 + small))
         value = y * eta - np.logaddexp(0.0, eta)
         # mean (1 - mean) as small / (1 + small)^2, which keeps its digits where 1 - mean would round to 0
-        return RowTerms(value, -2 * value, y - mean, small / np.square(1 + small))
+        return RowTerms(value, -2 * value, 0 * y, (y - mean,), ((small / np.square(1 + small),),))
     from scipy import special
 
     # Newton's method may try far points; a finite mean there lets it see that they are worse
@@ -76,7 +85,9 @@ def row_terms(family: Family, y: Floats, eta: Floats, log_alpha: float = 0.0) ->
     mean, log_y = np.exp(eta), np.log(np.maximum(y, 1e-300))
     if family == "poisson":
         deviance = 2 * (np.where(y > 0, y * (log_y - eta), 0.0) - (y - mean))
-        return RowTerms(y * eta - mean - special.gammaln(y + 1), deviance, y - mean, mean)
+        return RowTerms(y * eta - mean - special.gammaln(y + 1), deviance, 0 * y, (y - mean,), ((mean,),))
+    if family in ("gamma", "tweedie"):
+        return _power_terms(y, eta, 2.0 if family == "gamma" else power)
     size = np.exp(-log_alpha)  # 1 / alpha
     total, apart = size + mean, y - mean
     # log(1 / alpha + mean) from logarithms, since 1 / alpha may be huge where alpha goes to 0
@@ -87,30 +98,113 @@ def row_terms(family: Family, y: Floats, eta: Floats, log_alpha: float = 0.0) ->
     slope = special.digamma(y + size) - special.digamma(size) + log_size - log_total - apart / total
     curve = special.polygamma(1, y + size) - special.polygamma(1, size) + mean / (size * total)
     curve = curve + apart / np.square(total)
-    by_dispersion = (-size * slope, size * (size * curve + slope), -size * apart * mean / np.square(total))
-    weight = size * mean * (size + y) / np.square(total)
-    return RowTerms(value, deviance, size * apart / total, weight, by_dispersion)
+    mixed = size * apart * mean / np.square(total)
+    weights = (size * mean * (size + y) / np.square(total), mixed), (mixed, -size * (size * curve + slope))
+    return RowTerms(value, deviance, 0 * y, (size * apart / total, -size * slope), weights)
 
 
-def likelihood(terms: RowTerms, x: Floats, weight: Floats) -> Likelihood:
-    """Return the sums of rows with regressors [n, p] and weights [n]."""
+def _power_terms(y: Floats, eta: Floats, power: float) -> RowTerms:
+    """Return the terms of rows whose variance is the power of the mean, 2 for the gamma distribution.
+
+    The value is the quasi-likelihood for a dispersion of 1 (McCullagh and Nelder 1989, section 9.2.2), and second
+    derivatives are the expected ones, as in R and statsmodels.
+    """
+    eta = np.clip(eta, -_LARGEST / 3, _LARGEST / 3)
+    mean, size = np.exp(eta), np.exp((2 - power) * eta)  # the mean to the power of 2 - p
+    score = (y - mean) * np.exp((1 - power) * eta)
+    if power == 2:
+        value, saturated = -y / mean - eta, -1 - np.log(np.maximum(y, 1e-300))
+    else:
+        value = y * np.exp((1 - power) * eta) / (1 - power) - size / (2 - power)
+        saturated = y ** (2 - power) * (1 / (1 - power) - 1 / (2 - power))
+    return RowTerms(value, 2 * (saturated - value), np.square(y - mean) * np.exp(-power * eta), (score,), ((size,),))
+
+
+def level_terms(family: Family, y: Floats, eta: Floats) -> RowTerms:
+    """Return the terms of rows whose target is one of G + 1 levels.
+
+    Args:
+        family: "ordinal", for proportional odds (McCullagh 1980), or "multinomial".
+        y: numbers of levels [n], from 0.
+        eta: linear predictors [n, G]: logits of being above a level, in order; or logarithms of odds against the first.
+    """
+    from scipy import special
+
+    index, level = np.arange(len(y)), y.astype(np.int64)
+    scores, weights = np.zeros(eta.shape), np.zeros((*eta.shape, eta.shape[1]))
+    if family == "multinomial":
+        padded = np.column_stack([np.zeros(len(y)), eta])
+        value = padded[index, level] - special.logsumexp(padded, axis=1)
+        shares = special.softmax(padded, axis=1)
+        scores = (level[:, None] == np.arange(padded.shape[1])) - shares
+        weights = shares[:, :, None] * (np.eye(padded.shape[1]) - shares[:, None, :])
+        scores, weights = scores[:, 1:], weights[:, 1:, 1:]
+    else:
+        above = np.column_stack([np.full(len(y), np.inf), eta, np.full(len(y), -np.inf)])
+        upper, lower = above[index, level], above[index, level + 1]
+        # expit(a) - expit(b) = expit(a) expit(-b) (1 - exp(b - a)), which keeps its digits; where a step has crossed
+        # thresholds, a value that is worse than any
+        gap = np.maximum(-np.expm1(np.minimum(lower - upper, _LARGEST)), 1e-100)
+        value = special.log_expit(upper) + special.log_expit(-lower) + np.log(gap)
+        ratios = (
+            special.log_expit(-upper) - special.log_expit(-lower),
+            special.log_expit(lower) - special.log_expit(upper),
+        )
+        both = (level > 0) & (level < eta.shape[1])
+        first = [sign * np.exp(np.minimum(ratio, 100)) / gap for sign, ratio in zip((1, -1), ratios, strict=True)]
+        for rows, column, end, slope in (
+            (level > 0, level - 1, upper, first[0]), (level < eta.shape[1], level, lower, first[1])
+        ):  # fmt: skip
+            scores[index[rows], column[rows]] = slope[rows]
+            curve = slope * (slope - special.expit(-end) + special.expit(end))
+            weights[index[rows], column[rows], column[rows]] = curve[rows]
+        mixed = (first[0] * first[1])[both]
+        weights[index[both], level[both] - 1, level[both]] = weights[index[both], level[both], level[both] - 1] = mixed
+    return RowTerms(value, -2 * value, 0 * y, tuple(scores.T), tuple(tuple(part.T) for part in weights.swapaxes(0, 1)))
+
+
+def terms_of(
+    plan: ModelPlan, y: Floats, x: Floats, offset: Floats, point: Floats
+) -> tuple[RowTerms, list[Floats]]:  # fmt: skip
+    """Return the terms of rows at a point, and what each linear predictor is a sum of [n, q], by the parameters.
+
+    Args:
+        plan: the model.
+        y, x, offset: targets [n], regressors as of `ModelRows.design`, and offsets [n].
+        point: the parameters [q].
+    """
+    assert plan.family != "cox"
+    assert plan.family != "survival"
+    if plan.levels:
+        count = len(plan.levels) - 1
+        if plan.family == "ordinal":
+            designs = [np.column_stack([np.tile(row, (len(x), 1)), x]) for row in np.eye(count)]
+        else:
+            designs = [np.kron(row, x) for row in np.eye(count)]
+        eta = np.column_stack([design @ point for design in designs]) + offset[:, None]
+        return level_terms(plan.family, y, eta), designs
+    terms = row_terms(plan.family, y, x @ point[: plan.width] + offset, float(point[-1]), plan.power)
+    if len(terms.scores) == 1:
+        return terms, [x]
+    return terms, [np.column_stack([x, np.zeros(len(x))]), np.column_stack([np.zeros_like(x), np.ones(len(x))])]
+
+
+def likelihood(terms: RowTerms, designs: Sequence[Floats], weight: Floats) -> Likelihood:
+    """Return the sums of rows with weights [n], whose predictors are sums of these columns [n, q] each."""
     # the observed information; for canonical links it is the expected one as well
-    information = (x * (weight * terms.weight)[:, None]).T @ x
-    score = x.T @ (weight * terms.score)
-    if terms.by_dispersion is not None:
-        first, second, mixed = (weight * part for part in terms.by_dispersion)
-        across = -(x.T @ mixed)[:, None]
-        information = np.block([[information, across], [across.T, np.array([[-second.sum()]])]])
-        score = np.append(score, first.sum())
-    return Likelihood(float(weight @ terms.value), float(weight @ terms.deviance), score, information)
+    information = reduce(np.add, (
+        (first * (weight * second)[:, None]).T @ other
+        for first, row in zip(designs, terms.weights, strict=True)
+        for other, second in zip(designs, row, strict=True)
+    ))  # fmt: skip
+    score = reduce(np.add, (x.T @ (weight * part) for x, part in zip(designs, terms.scores, strict=True)))
+    value, deviance, squares = (float(weight @ part) for part in terms[:3])
+    return Likelihood(value, deviance, squares, score, information)
 
 
-def row_scores(terms: RowTerms, x: Floats, weight: Floats) -> Floats:
+def row_scores(terms: RowTerms, designs: Sequence[Floats], weight: Floats) -> Floats:
     """Return each row's share of the score [n, q]."""
-    parts = [x * terms.score[:, None]]
-    if terms.by_dispersion is not None:
-        parts.append(terms.by_dispersion[0][:, None])
-    return np.concatenate(parts, axis=1) * weight[:, None]
+    return reduce(np.add, (x * (weight * part)[:, None] for x, part in zip(designs, terms.scores, strict=True)))
 
 
 def cluster_sums(scores: Floats, labels: Floats) -> Floats:
@@ -169,7 +263,7 @@ def marginal_likelihood(
     shares, scores, informations = np.zeros(_NODES), [], []
     for node, place in enumerate(places):
         sums = likelihood(
-            row_terms(family, y, eta + deviation * place), np.column_stack([x, np.full(len(y), place)]), weight
+            row_terms(family, y, eta + deviation * place), [np.column_stack([x, np.full(len(y), place)])], weight
         )
         # on the log scale, since the likelihood of thousands of rows underflows, and so may weights of outer nodes
         shares[node] = sums.value - place**2 / 2 + nodes[node] ** 2 + math.log(max(node_weights[node], 1e-300))
@@ -184,7 +278,7 @@ def marginal_likelihood(
     # Louis 1982: information of the rows, less what varies with the intercept that is not seen
     apart = np.array(scores) - score
     information = np.tensordot(shares, np.array(informations), 1) - (apart * shares[:, None]).T @ apart
-    return Likelihood(value, -2 * value, score, information)
+    return Likelihood(value, -2 * value, 0.0, score, information)
 
 
 def mode_of(family: Family, y: Floats, eta: Floats, weight: Floats, deviation: float) -> tuple[float, float]:
@@ -192,8 +286,8 @@ def mode_of(family: Family, y: Floats, eta: Floats, weight: Floats, deviation: f
     place = 0.0
     for _ in range(100):
         terms = row_terms(family, y, eta + deviation * place)
-        slope = deviation * float(weight @ terms.score) - place
-        curvature = 1 + deviation**2 * float(weight @ terms.weight)
+        slope = deviation * float(weight @ terms.scores[0]) - place
+        curvature = 1 + deviation**2 * float(weight @ terms.weights[0][0])
         step = slope / curvature
         place += min(max(step, -1.0), 1.0)  # a full step may overflow a Poisson mean
         # an inexact mode costs accuracy of the quadrature and no correctness: nodes are only placed by it
@@ -232,7 +326,7 @@ def partial_likelihood(
     if not event.any():
         nothing = np.zeros_like(x)
         return PartialLikelihood(
-            Likelihood(0.0, 0.0, np.zeros(x.shape[1]), np.zeros((x.shape[1],) * 2)),
+            Likelihood(0.0, 0.0, 0.0, np.zeros(x.shape[1]), np.zeros((x.shape[1],) * 2)),
             nothing,
             nothing,
             np.zeros(len(x)),
@@ -285,7 +379,7 @@ def partial_likelihood(
     # the shift comes back here, weighted like the terms that it was taken from
     value = float(weight[died] @ eta[died]) - float(each @ np.log(terms[:, 0])) - shift * float(each.sum())
     information = (x * (hazard * exposure[:, 0])[:, None]).T @ x - (each[:, None] * mean).T @ mean
-    sums = Likelihood(value, -2 * value, weight @ schoenfeld, information)
+    sums = Likelihood(value, -2 * value, 0.0, weight @ schoenfeld, information)
 
     expected = hazard * exposure[:, 0]
 

@@ -21,14 +21,14 @@ class Scale(NamedTuple):
     mean: Floats
     spread: Floats
 
-    def from_scores(self, width: int) -> Floats:
+    def from_scores(self, width: int, first: int = 1) -> Floats:
         """Return the matrix that takes coefficients of standard scores to those of the columns [width, width].
 
         Args:
-            width: the number of parameters; those besides the intercept and the columns stay as they are.
+            width: the number of parameters; those besides the intercepts and the columns stay as they are.
+            first: the number of intercepts, after which the columns come.
         """
         matrix, columns = np.eye(width), len(self.mean)
-        first = min(1, width - columns)  # after an intercept, where there is one
         places = np.arange(first, first + columns)
         matrix[places, places] = 1 / self.spread
         matrix[:first, places] = -self.mean / self.spread
@@ -63,7 +63,9 @@ class ModelRows:
     def design(self, plan: ModelPlan, scale: Scale) -> Floats:
         """Return regressors as standard scores [n, width], after an intercept where the model has one."""
         scores = (self.x - scale.mean) / scale.spread
-        return scores if plan.has_times else np.column_stack([np.ones(len(scores)), scores])
+        # thresholds of ordered levels stand in place of an intercept
+        bare = plan.has_times or plan.family == "ordinal"
+        return scores if bare else np.column_stack([np.ones(len(scores)), scores])
 
     @cached_property
     def support(self) -> int:
@@ -90,7 +92,7 @@ def model_rows(plan: ModelPlan, table: ClientColumns, refuse: bool = True) -> Mo
         SettingError: a target, time or weight is not what the model takes.
     """
     x = np.column_stack([_numbers(table, term) for term in plan.columns]) if plan.columns else np.zeros((table.rows, 0))
-    y = _numbers(table, plan.target)
+    y = _level_numbers(table, plan) if plan.levels else _numbers(table, plan.target)
     offset = np.zeros(table.rows) if plan.offset is None else table.numbers[plan.offset]
     weight = np.ones(table.rows) if plan.weights is None else table.numbers[plan.weights]
     time = np.zeros(table.rows) if plan.time is None else table.numbers[plan.time]
@@ -133,6 +135,15 @@ def _numbers(table: ClientColumns, term: Term) -> Floats:
     return np.where(texts == None, np.nan, texts == category).astype(np.float64)  # noqa: E711
 
 
+def _level_numbers(table: ClientColumns, plan: ModelPlan) -> Floats:
+    """Return the numbers of the target's levels [n], NaN for gaps and -1 for what is no level."""
+    texts = table.text(plan.target[0])
+    y = np.where(texts == None, np.nan, -1.0)  # noqa: E711
+    for number, level in enumerate(plan.levels):
+        y[texts == level] = number
+    return y
+
+
 def _sound(plan: ModelPlan, y: Floats) -> tuple[NDArray[np.bool_], str]:
     """Return which targets the model takes, and what they are to be."""
     allowed = {
@@ -140,7 +151,9 @@ def _sound(plan: ModelPlan, y: Floats) -> tuple[NDArray[np.bool_], str]:
         "poisson": ((y >= 0) & (y == np.round(y)), "counts"),
         "cox": (((y == 0) | (y == 1)), "0 or 1, 1 for an event"),
     }
-    allowed |= {"negative_binomial": allowed["poisson"], "survival": allowed["cox"]}
+    levels = (y >= 0, f"of the levels {', '.join(plan.levels)}")
+    allowed |= {"negative_binomial": allowed["poisson"], "survival": allowed["cox"], "ordinal": levels}
+    allowed |= {"multinomial": levels, "gamma": (y > 0, "above 0"), "tweedie": (y >= 0, "at least 0")}
     return allowed.get(plan.family, (np.ones(len(y), dtype=bool), ""))
 
 
@@ -158,7 +171,15 @@ def _check(plan: ModelPlan, client: str, y: Floats, weight: Floats, time: Floats
             raise SettingError(f"{name} must be at least 0, and client {client!r} has {values_of_rows.min():g}")
 
 
-Family = Literal["gaussian", "binomial", "poisson", "negative_binomial"]
+Family = Literal[
+    "gaussian", "binomial", "poisson", "negative_binomial", "gamma", "tweedie", "ordinal", "multinomial"
+]  # fmt: skip
+
+
+LOG_LINKS = ("poisson", "negative_binomial", "gamma", "tweedie")
+
+
+DISPERSED = ("gaussian", "gamma", "tweedie")  # whose dispersion is that of Pearson's residuals
 
 
 Ties = Literal["efron", "breslow"]
@@ -192,6 +213,9 @@ class ModelPlan(BaseModel):
         family: the distribution of targets; "cox" for a proportional-hazards model, "survival" for survival curves.
         columns: the regressors; of "survival" the groups.  The column `CLIENT` is the client's name.
         target: the column that is explained; where there is a time, the event.
+        levels: the values of the target, of "ordinal" in their order, of "multinomial" after the first one, with which
+            the others are compared.
+        power: of the mean, to which the variance of "tweedie" is proportional.
         time: the column of times, of "cox" and "survival".
         entry: the column of times from which rows are observed, of "cox"; None where that is from the beginning.
         offset: the column that is added to the linear predictor, None for no offset.
@@ -212,6 +236,8 @@ class ModelPlan(BaseModel):
     family: Family | Literal["cox", "survival"]
     columns: tuple[Term, ...] = Field(default=(), max_length=MOST_COLUMNS)
     target: Term
+    levels: tuple[Name, ...] = Field(default=(), max_length=20)
+    power: float = Field(default=1.5, gt=1, lt=2)
     time: Name | None = None
     entry: Name | None = None
     offset: Name | None = None
@@ -227,6 +253,8 @@ class ModelPlan(BaseModel):
             raise ValueError("a column of times belongs to models of times, and to no others")
         if self.entry is not None and self.family != "cox":
             raise ValueError("a column of entry times belongs to Cox models, and to no others")
+        if (len(self.levels) > 1) != (self.family in ("ordinal", "multinomial")):
+            raise ValueError("levels belong to ordinal and multinomial models, at least two, and to no others")
         return self
 
     @property
@@ -236,8 +264,29 @@ class ModelPlan(BaseModel):
 
     @property
     def width(self) -> int:
-        """The number of regressors, with the intercept that all but models of times have."""
-        return len(self.columns) + (not self.has_times)
+        """The number of coefficients: of regressors, and of the intercepts that all but models of times have."""
+        if self.family == "multinomial":
+            return (len(self.levels) - 1) * (1 + len(self.columns))
+        return len(self.columns) + len(self.intercepts)
+
+    @property
+    def intercepts(self) -> list[int]:
+        """The indexes of the coefficients that belong to no column."""
+        if self.family == "multinomial":
+            return [number * (1 + len(self.columns)) for number in range(len(self.levels) - 1)]
+        return list(range(0 if self.has_times else len(self.levels) - 1 if self.levels else 1))
+
+    def from_scores(self, scale: Scale) -> Floats:
+        """Return the matrix that takes parameters of standard scores to those of the columns; thresholds of levels are
+        linear predictors at which the level changes, so that they have the sign of R's `polr`.
+        """
+        if self.family == "multinomial":
+            blocks = np.kron(np.eye(len(self.levels) - 1), scale.from_scores(1 + len(self.columns)))
+            return np.asarray(blocks, dtype=np.float64)
+        matrix = scale.from_scores(self.parameters, len(self.intercepts))
+        if self.family == "ordinal":
+            matrix[self.intercepts] *= -1
+        return matrix
 
     @property
     def of_clients(self) -> list[int]:
@@ -259,9 +308,9 @@ class ModelPlan(BaseModel):
         width, parameters, groups = self.width, self.parameters, max(len(self.columns), 1)
         return {
             "moments": HEADS + 2 * len(self.columns),
-            "likelihood": 2 + parameters + parameters**2,
+            "likelihood": 3 + parameters + parameters**2,
             "scores": 1 + parameters**2,
-            "random": 4 + 3 * (width + 1) ** 2 if self.family == "gaussian" else 2 + (width + 1) * (width + 2),
+            "random": 4 + 3 * (width + 1) ** 2 if self.family == "gaussian" else 3 + (width + 1) * (width + 2),
             "two_stage": 5 * parameters,
             "schoenfeld": 3 + width,
             "counts": 2 * groups * numbers,

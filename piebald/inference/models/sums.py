@@ -8,7 +8,8 @@ is never held for all rows at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 
 import numpy as np
 
@@ -30,9 +31,10 @@ from piebald.inference.models.likelihood import (
     normal_sums,
     partial_likelihood,
     row_terms,
+    terms_of,
 )
 from piebald.inference.models.likelihood import row_scores as scores_of
-from piebald.inference.models.rows import Ask, ModelPlan, ModelRows, Scale
+from piebald.inference.models.rows import LOG_LINKS, Ask, ModelPlan, ModelRows, Scale
 
 TRANSFORMS: tuple[Callable[[Floats], Floats], ...] = (lambda time: time, np.log)
 
@@ -68,7 +70,7 @@ def client_sums(plan: ModelPlan, ask: Ask, rows: ModelRows, numbers: Floats) -> 
 
 def _moments(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
     apart = (rows.x - scale.mean) / scale.spread
-    exposure = np.exp(rows.offset) if plan.family in ("poisson", "negative_binomial") else np.ones(len(rows.y))
+    exposure = np.exp(rows.offset) if plan.family in LOG_LINKS else np.ones(len(rows.y))
     exposed = rows.y.sum() if plan.has_times else rows.weight @ exposure
     heads = [len(rows.y), rows.dropped, len(rows.y) > 0, rows.y.any()]
     heads += [rows.weight.sum(), rows.weight @ rows.y, rows.weight @ rows.offset, exposed]
@@ -81,18 +83,16 @@ def _likelihood(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -
         # strata are compared within themselves, so their log partial likelihoods add up
         parts = [part.sums.flat for _, part in partial_likelihoods(plan, rows, x, point)]
         return np.asarray(np.sum(parts, axis=0))
-    assert plan.family != "survival"
-    terms = row_terms(plan.family, rows.y, x @ point[: plan.width] + rows.offset, float(point[-1]))
-    return likelihood(terms, x, rows.weight).flat
+    terms, designs = terms_of(plan, rows.y, x, rows.offset, point)
+    return likelihood(terms, designs, rows.weight).flat
 
 
 def row_scores(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
     """Return each row's share of the score at a point [n, parameters]."""
     x = rows.design(plan, scale)
     if plan.family != "cox":
-        assert plan.family != "survival"
-        terms = row_terms(plan.family, rows.y, x @ point[: plan.width] + rows.offset, float(point[-1]))
-        return likelihoods.row_scores(terms, x, rows.weight)
+        terms, designs = terms_of(plan, rows.y, x, rows.offset, point)
+        return likelihoods.row_scores(terms, designs, rows.weight)
     scores = np.zeros_like(x)
     for place, part in partial_likelihoods(plan, rows, x, point):
         scores[place] = part.scores
@@ -133,7 +133,7 @@ def _two_stage(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) ->
         # in a sum zeros leave the client out, and under masks it must send something
         return np.zeros(5 * width)
     # coefficients are pooled in units of the columns, as clients would report them by themselves
-    back = scale.from_scores(width)
+    back = plan.from_scores(scale)
     apart = back @ fit.point - centre
     weight = 1 / (np.diag(back @ fit.covariance @ back.T) + between)
     return np.concatenate([np.ones(width), weight, weight * apart, weight * np.square(apart), np.square(weight)])
@@ -211,6 +211,8 @@ def check_sums(plan: ModelPlan, ask: Ask, rows: ModelRows, numbers: Floats, rule
     columns = len(plan.columns)
     scale, point = Scale(numbers[:columns], numbers[columns : 2 * columns]), numbers[2 * columns :]
     rules.check_counts(np.array([len(rows.y), rows.dropped, rows.support]))
+    if plan.levels:
+        rules.check_counts(np.bincount(rows.y.astype(np.int64), minlength=len(plan.levels)))
     # as DataSHIELD's `nfilter.glm`: with as many coefficients as rows, sums are as good as the rows; those of clients
     # are one for the rows of each
     if 3 * (plan.parameters - len(plan.of_clients)) > len(rows.y) > 0:
@@ -222,7 +224,7 @@ def check_sums(plan: ModelPlan, ask: Ask, rows: ModelRows, numbers: Floats, rule
 
 def _moments_by_row(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats, rules: Disclosure) -> Blocks:
     apart = (rows.x - scale.mean) / scale.spread
-    offset = rows.weight * np.exp(rows.offset) if plan.family in ("poisson", "negative_binomial") else rows.weight
+    offset = rows.weight * np.exp(rows.offset) if plan.family in LOG_LINKS else rows.weight
     yield np.column_stack([rows.weight, rows.weight * rows.y, rows.weight * rows.offset, offset])
     yield apart
     yield np.square(apart)
@@ -234,18 +236,18 @@ def _likelihood_by_row(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Fl
         for _, part in partial_likelihoods(plan, rows, x, point):
             yield from part.contributions()
     else:
-        assert plan.family != "survival"
-        yield from _of_terms(row_terms(plan.family, rows.y, x @ point[: plan.width] + rows.offset, float(point[-1])),
-                             x, rows.weight)  # fmt: skip
+        yield from _of_terms(*terms_of(plan, rows.y, x, rows.offset, point), rows.weight)
 
 
-def _of_terms(terms: RowTerms, x: Floats, weight: Floats) -> Blocks:
-    yield np.column_stack([weight * terms.value, weight * terms.deviance])
-    yield scores_of(terms, x, weight)
-    yield from _products(x, weight * terms.weight)
-    if terms.by_dispersion is not None:
-        _, second, mixed = terms.by_dispersion
-        yield np.column_stack([x * (weight * mixed)[:, None], weight * second])
+def _of_terms(terms: RowTerms, designs: Sequence[Floats], weight: Floats) -> Blocks:
+    yield np.column_stack([weight * part for part in (terms.value, terms.deviance, terms.squares)])
+    yield scores_of(terms, designs, weight)
+    for column in range(designs[0].shape[1]):  # one line of the information at a time
+        yield reduce(np.add, (
+            first[:, column:] * (weight * second * other[:, column])[:, None]
+            for first, row in zip(designs, terms.weights, strict=True)
+            for other, second in zip(designs, row, strict=True)
+        ))  # fmt: skip
 
 
 def _products(x: Floats, weight: Floats) -> Blocks:
@@ -282,7 +284,7 @@ def _random_by_row(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats
         eta, deviation = x @ point[:-1] + rows.offset, float(point[-1])
         # the quadrature's nodes lie around the mode, where the integral has most of its value
         mode, _ = mode_of(plan.family, rows.y, eta, rows.weight, deviation)
-        yield from _of_terms(row_terms(plan.family, rows.y, eta + deviation * mode), x, rows.weight)
+        yield from _of_terms(row_terms(plan.family, rows.y, eta + deviation * mode), [x], rows.weight)
 
 
 def _two_stage_by_row(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats, rules: Disclosure) -> Blocks:

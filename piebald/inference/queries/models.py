@@ -172,7 +172,8 @@ class NoisyModelSumsQuery(Query):
         ):
             raise ValueError("ends of intervals must be increasing times above 0")
         if (
-            self.plan.family == "negative_binomial" or self.plan.weights or self.plan.entry
+            self.plan.family not in ("gaussian", "binomial", "poisson", "cox", "survival")
+            or self.plan.weights or self.plan.entry
             or self.plan.cluster is not None
         ):  # fmt: skip
             raise ValueError("noise is for models without weights, entry times, clusters, and a second parameter")
