@@ -157,7 +157,7 @@ def fit_noisy(
     query = options.question(clients.columns, plan, names if plan.has_times else names[1:], target, options.times)
     fit = _least_squares(clients, query) if plan.family == "gaussian" else _maximum(clients, query, options.rounds)
     low, high = np.array(query.bounds).reshape(-1, 2).T
-    back = Scale((low + high) / 2, (high - low) / 2).from_scores(len(names))
+    back = plan.from_scores(Scale((low + high) / 2, (high - low) / 2))
     own, noise = back @ fit.own @ back.T, back @ fit.noise @ back.T
     return NoisyModel(
         names=tuple(names), coefficients=back @ fit.point, errors=np.sqrt(np.diag(own + noise)), covariance=own + noise,

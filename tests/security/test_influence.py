@@ -322,7 +322,8 @@ def test_contributions_add_up_to_the_sums_that_leave() -> None:
     def checked(family: str, target: Any, ask_for: Ask, point: Any) -> None:
         timed = {"time": "3"} if family == "cox" else {}
         columns = (("1", None), ("2", None))
-        plan = ModelPlan(family=family, columns=columns, target=("t", None), **timed)  # type: ignore[arg-type]
+        levels = ("a", "b", "c") if family in ("ordinal", "multinomial") else ()
+        plan = ModelPlan(family=family, columns=columns, target=("t", None), levels=levels, **timed)  # type: ignore[arg-type]
         own = ModelRows(x=x[:, 1:3], y=target, **parts, **labels)  # type: ignore[arg-type]
         numbers = np.concatenate([np.zeros(2), np.ones(2), point])
         sums = client_sums(plan, ask_for, own, numbers)
@@ -331,18 +332,22 @@ def test_contributions_add_up_to_the_sums_that_leave() -> None:
             block.sum(0) for block in _CONTRIBUTIONS[ask_for](plan, own, scale, np.array(point), DisclosureRules())
         ]
         width = plan.parameters
-        score, information = sums[2 : 2 + width], sums[2 + width :].reshape(width, width)
+        score, information = sums[3 : 3 + width], sums[3 + width :].reshape(width, width)
         np.testing.assert_allclose(totals[1], score, atol=1e-8)
-        lines = np.concatenate([information[line, line : plan.width] for line in range(plan.width)])
-        np.testing.assert_allclose(np.concatenate(totals[2 : 2 + plan.width]), lines, atol=1e-8)
+        lines = np.concatenate([information[line, line:] for line in range(width)])
+        np.testing.assert_allclose(np.concatenate(totals[2:]), lines, atol=1e-8)
         if family != "cox":
-            np.testing.assert_allclose(totals[0], sums[:2], atol=1e-8)
+            np.testing.assert_allclose(totals[0], sums[:3], atol=1e-8)
 
     for family in ("gaussian", "poisson", "negative_binomial"):
         point = [0.3, 0.1, -0.2] + ([0.1] if family == "negative_binomial" else [])
         checked(family, y, "likelihood", point)
     checked("binomial", x[:, 4], "likelihood", [0.3, 0.1, -0.2])
     checked("cox", x[:, 4], "likelihood", [0.3, -0.2])
+    for family in ("gamma", "tweedie"):
+        checked(family, np.abs(y) + 0.1, "likelihood", [0.3, 0.1, -0.2])
+    checked("ordinal", np.arange(ROWS) % 3.0, "likelihood", [0.4, -0.4, 0.1, -0.2])
+    checked("multinomial", np.arange(ROWS) % 3.0, "likelihood", [0.3, 0.1, -0.2, 0.1, 0.0, 0.2])
 
 
 @pytest.mark.parametrize("rows_of_sum", [1, 3, 9, 10])
