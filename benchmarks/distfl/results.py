@@ -262,16 +262,12 @@ def rounds(lines: Sequence[Line]) -> str:
             " ".join(str(one["clusters"]) for one in scores),
             " ".join(f"{one['best']:.2f}" for one in scores),
             " ".join(f"{one['gap']:.2f}" for one in scores),
+            " ".join(f"{inside / every:.2f}" for inside, every in line["apart"]),
         ])  # fmt: skip
     head = [
-        "case",
-        "seed",
-        "compared on",
-        "ARI by round",
-        "clusters",
-        "ARI of the best cut",
-        "ARI of the gap",
-    ]
+        "case", "seed", "compared on", "ARI by round", "clusters", "ARI of the best cut", "ARI of the gap",
+        "weights' divergence inside clusters",
+    ]  # fmt: skip
     return table(head, rows)
 
 
