@@ -15,12 +15,12 @@ import pytest
 import yaml
 
 from piebald.experiments.file import ExperimentSettings
-from piebald.federation.credentials import startup_kit
+from piebald.federation.credentials import provisioning
 from piebald.federation.credentials.provisioning import describe, provision, read
 from piebald.federation.operate.page_server import token_of
 from tests.deployment_files import DEPLOY, LAST, parse
 
-KIT = Path(startup_kit.__file__).parent / "kit"
+KIT = Path(provisioning.__file__).parent / "kit"
 UNITS = [DEPLOY / "systemd" / "piebald-server.service", KIT / "piebald-site.service"]
 MANIFESTS = sorted(DEPLOY.glob("kubernetes/*.yaml"))
 VERSIONS = ("1.35", "1.37")  # of Kubernetes, the oldest and the newest that the schemas are looked up for

@@ -46,7 +46,7 @@ def provision(
 ) -> None:
     """Create credentials for the server and for each site; existing ones stay as they are, unless renewed."""
     from piebald.federation.credentials import provisioning
-    from piebald.federation.credentials.startup_kit import write_kit
+    from piebald.federation.credentials.provisioning import write_kit
 
     description = provisioning.describe(file)
     if party and not renew:
@@ -99,7 +99,7 @@ def server(
 ) -> None:
     """Train with the sites of a federation, which the server's credentials list."""
     from piebald.federation.credentials.provisioning import read
-    from piebald.federation.link.heartbeat import at_work
+    from piebald.federation.link.supervision import at_work
     from piebald.federation.operate.machine_checks import (
         check_space,
         refuse_crosses,
@@ -156,7 +156,7 @@ def client(
     ] = False,
 ) -> None:
     """Run a site of a federation until the run has ended."""
-    from piebald.federation.link.heartbeat import at_work
+    from piebald.federation.link.supervision import at_work
     from piebald.federation.operate.machine_checks import refuse_crosses
     from piebald.federation.site.site_check import site_machine
     from piebald.federation.site.site_process import site_work
@@ -185,7 +185,7 @@ def site_up(
 ) -> None:
     """Unpack a site's kit, look whether it can take part, and take part until it is stopped."""
     from piebald.core.references import list_file
-    from piebald.federation.credentials.startup_kit import unpack_kit
+    from piebald.federation.credentials.provisioning import unpack_kit
     from piebald.federation.site.site_process import site_work
 
     folder = unpack_kit(kit, into)
@@ -216,7 +216,7 @@ def _take_part(work: SiteWork, stays: bool, parent: int | None = None) -> int:
 
 def _checked(work: SiteWork, options: SharedOptions) -> tuple[list[Check], int]:
     """Look whether a site can take part, print what was found, and return it with the exit code."""
-    from piebald.federation.link.heartbeat import at_work
+    from piebald.federation.link.supervision import at_work
     from piebald.federation.site.release_list import declared, stated_rows
     from piebald.federation.site.site_check import check_site
     from piebald.federation.site.site_rows import SPLITS

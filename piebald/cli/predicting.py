@@ -308,7 +308,7 @@ def serving(credentials: Path, run: Path, page: PageAddress | None = None) -> It
     Yields:
         The listeners of the run that write its steps into the log.
     """
-    from piebald.federation.link.heartbeat import at_work
+    from piebald.federation.link.supervision import at_work
     from piebald.federation.operate.logs import StepLog
     from piebald.federation.operate.page_server import serving_page
 

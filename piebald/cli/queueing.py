@@ -220,7 +220,7 @@ def _carry_out(server: Credentials, queue: ExperimentQueue, entry: Queued, optio
         The state in which it has ended: finished, or stopped.
     """
     from piebald.cli.train import carry_out
-    from piebald.federation.link.heartbeat import at_work
+    from piebald.federation.link.supervision import at_work
     from piebald.federation.operate.logs import StepLog
     from piebald.runs.run import resume
     from piebald.storage.run_folder import refuse_occupied

@@ -18,8 +18,7 @@ from piebald.core.errors import RuntimeFault, SettingError, unknown
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.credentials.revocation import Admission, name_in
 from piebald.federation.link.messaging import SERVER
-from piebald.federation.link.shared_socket import SharedSocket
-from piebald.federation.link.tls import Listener, RenewedContext, keep_connecting
+from piebald.federation.link.tls import Listener, RenewedContext, SharedSocket, keep_connecting
 from piebald.federation.link.tls import refusal as handshake_refusal
 from piebald.vertical.channel import SocketChannel
 from piebald.vertical.party_messages import MessageFault, PartyEnded

@@ -23,9 +23,9 @@ from piebald.core.plain_text import csv_text
 from piebald.federation.credentials.provisioning import Description, provision
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.federation.hub.local_federation import free_port
-from piebald.federation.link.heartbeat import at_work
 from piebald.federation.link.messaging import SERVER
-from piebald.federation.link.proxy import is_loopback
+from piebald.federation.link.supervision import at_work
+from piebald.federation.link.tls import is_loopback
 from piebald.privacy.ledger import FOLDER, TRANSFER, TRANSFER_ABORT, RowLedger
 from piebald.vertical import party_data, table_files
 from piebald.vertical.channel import Channel, InMemoryChannel, connect, listen, parse

@@ -15,8 +15,7 @@ from cryptography.x509.verification import PolicyBuilder, Store
 from piebald.cli import main
 from piebald.core.errors import SettingError
 from piebald.federation.credentials import provisioning
-from piebald.federation.credentials.provisioning import Description, provision
-from piebald.federation.credentials.startup_kit import write_kit
+from piebald.federation.credentials.provisioning import Description, provision, write_kit
 from piebald.federation.hub.member_list import sites_of
 
 from .conftest import provisioned

@@ -15,8 +15,7 @@ import pytest
 
 from piebald.core.errors import SettingError
 from piebald.federation.link import tls
-from piebald.federation.link.proxy import Proxy, connect, proxy_for
-from piebald.federation.link.tls import Listener, RenewedContext, keep_connecting
+from piebald.federation.link.tls import Listener, Proxy, RenewedContext, connect, keep_connecting, proxy_for
 from piebald.federation.site.site_check import site_machine
 from piebald.federation.site.site_process import site_work
 

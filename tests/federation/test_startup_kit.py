@@ -14,7 +14,7 @@ import pytest
 from piebald.cli import main
 from piebald.core.errors import SettingError
 from piebald.federation.credentials import certificates, provisioning
-from piebald.federation.credentials.startup_kit import unpack_kit, write_kit
+from piebald.federation.credentials.provisioning import unpack_kit, write_kit
 from tests import processes
 
 from .conftest import ENVIRONMENT, Server, provisioned, settings, until

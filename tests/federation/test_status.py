@@ -25,11 +25,10 @@ from piebald.cli import main
 from piebald.core.errors import SettingError
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.hub.local_federation import free_port
-from piebald.federation.operate import page_server, status, status_page
+from piebald.federation.operate import page_server, run_view, status
 from piebald.federation.operate.experiment_queue import ExperimentQueue
 from piebald.federation.operate.page_server import PageAddress, serving_page
-from piebald.federation.operate.prometheus import exposition
-from piebald.federation.operate.run_view import RunView, Viewer
+from piebald.federation.operate.run_view import RunView, Viewer, exposition
 from piebald.federation.operate.status import RUN, check_health, killed_process, read_status, status_values
 from piebald.storage.lock import RunLock
 from piebald.storage.store import RunStore
@@ -148,7 +147,7 @@ def test_what_a_server_does_is_one_word_everywhere(
             assert words in told, (words, told)
         view = Viewer(*places).view()
         assert f'piebald_state{{state="{state.split()[0]}"}} 1.0' in exposition(view)[0].decode()
-        page = status_page.page(view)
+        page = run_view.page(view)
         for words in ("<title>Piebald: oncology: fedavg</title>", state, f" s, until {ends}</small></dd>"):
             assert words in page, words
         assert main(["status", str(credentials), "--check"]) == code
@@ -158,7 +157,7 @@ def test_what_a_server_does_is_one_word_everywhere(
     found = status_values(run)
     assert (found["state"], found["since"]) == ("stalled", 1e9)  # whatever it wrote a long time ago
     lock.release()
-    page = status_page.page(Viewer(*places).view())
+    page = run_view.page(Viewer(*places).view())
     assert "None" not in page  # without a server sites have no state
 
 
@@ -185,7 +184,7 @@ def test_a_site_and_a_server_that_are_killed_change_the_word_everywhere(
             pass
         view = Viewer(credentials, run).view()
         assert f'piebald_state{{state="{state.split()[0]}"}} 1.0' in exposition(view)[0].decode()
-        assert f'class="state">{state}' in status_page.page(view)
+        assert f'class="state">{state}' in run_view.page(view)
         assert main(["status", str(credentials), "--check"]) == code
         return True
 
@@ -319,7 +318,7 @@ def test_the_page_shows_the_federation_and_escapes_what_others_wrote(served: Pag
 
 
 def test_budgets_of_rows_and_of_clients_are_shown_as_far_as_they_are_spent(places: tuple[Path, Path]) -> None:
-    page = status_page.page(Viewer(*places).view())
+    page = run_view.page(Viewer(*places).view())
     cells = re.sub("<[^>]*>", "|", page[page.index('<section id="privacy"') :])
     assert re.search(r"\|row\|+1\.5\|+3\.75\|+1e-05\|", cells)
     assert re.search(r"\|client\|+infinite\|+3\.75\|", cells)

@@ -12,7 +12,7 @@ import pytest
 from piebald.advice.answer_page import page as answer_page
 from piebald.advice.evidence import ClientGain, with_shrunk
 from piebald.core.result_table import ResultTable
-from piebald.federation.operate import status_page
+from piebald.federation.operate import run_view
 from piebald.federation.operate.run_view import RunView
 from piebald.report.page import markup
 from piebald.report.page.markup import document
@@ -32,7 +32,7 @@ def status() -> str:
     curve, site = [(1, 0.25), (5, 0.5)], {"site": EVIL, "state": EVIL, "version": EVIL, "refused": EVIL}
     meta = {"label": EVIL, "model": EVIL, "parameters": 7, "metric": "accuracy"}
     view = RunView({"state": EVIL, "sites": [site, site]}, meta, curve, {EVIL: curve, "global": curve}, {0: curve})
-    return status_page.page(view)
+    return run_view.page(view)
 
 
 def transfer() -> str:

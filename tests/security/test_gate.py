@@ -30,7 +30,7 @@ from piebald.federation.credentials import provisioning
 from piebald.federation.hub.server_runtime import FederationServer
 from piebald.federation.link.frames import Connection, FrameKind, decode_frame
 from piebald.federation.link.messaging import SERVER
-from piebald.federation.link.shared_socket import SharedSocket
+from piebald.federation.link.tls import SharedSocket
 from piebald.federation.link.wire_format import contents, digest, unpack, unpack_update
 from piebald.federation.link.wire_messages import (
     CheckRequest,

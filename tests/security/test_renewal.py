@@ -20,15 +20,14 @@ from cryptography import x509
 
 from piebald.cli import main
 from piebald.core.errors import SettingError
-from piebald.federation.credentials import certificates, expiry, provisioning
+from piebald.federation.credentials import certificates, provisioning, revocation
 from piebald.federation.credentials.certificates import Authority
-from piebald.federation.credentials.expiry import ExpiryWatch
 from piebald.federation.credentials.provisioning import Description
-from piebald.federation.credentials.revocation import Admission, name_in
+from piebald.federation.credentials.revocation import Admission, ExpiryWatch, name_in
 from piebald.federation.credentials.signing import CertificateSigner, SignatureCheck
 from piebald.federation.hub.local_federation import free_port
 from piebald.federation.link import tls
-from piebald.federation.link.shared_socket import SharedSocket
+from piebald.federation.link.tls import SharedSocket
 from tests.federation.conftest import until
 
 from .server_entry import Entry
@@ -227,7 +226,7 @@ def test_a_certificate_is_looked_at_as_soon_as_it_is_another_one_or_has_expired(
             def now(cls, zone: tzinfo | None = None) -> datetime:  # type: ignore[override]
                 return then[0]
 
-        monkeypatch.setattr(expiry, "datetime", Clock)
+        monkeypatch.setattr(revocation, "datetime", Clock)
         watch.look()
         watch.look()
         assert len(caplog.messages) == 1

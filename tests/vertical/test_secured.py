@@ -22,7 +22,7 @@ from piebald.core.errors import RuntimeFault, SettingError
 from piebald.federation.credentials.provisioning import Credentials, Description, provision, read
 from piebald.federation.credentials.revocation import write_revoked
 from piebald.federation.hub.local_federation import free_port
-from piebald.federation.link import heartbeat
+from piebald.federation.link import supervision
 from piebald.federation.link.tls import context
 from piebald.vertical import transfer_runs
 from piebald.vertical.channel import GONE
@@ -335,8 +335,8 @@ def test_nobody_there(tmp_path, party: str, message: str) -> None:
 
 
 def test_a_party_that_waits_says_so_and_is_resumed_as_one_party(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer_runs, "at_work", partial(heartbeat.at_work, every=0.05))
-    monkeypatch.setattr(heartbeat, "_TICK", 0.01)
+    monkeypatch.setattr(transfer_runs, "at_work", partial(supervision.at_work, every=0.05))
+    monkeypatch.setattr(supervision, "_TICK", 0.01)
     runtime = {"kind": "federation", "credentials": str(credentials(tmp_path)["bank"].folder), "timeout": 0.5}
     for train in (partial(run_party, "source", settings(runtime=runtime)), transfer_runs.resume):
         said: list[str] = []

@@ -29,16 +29,16 @@ from piebald.engines.outgoing import serve
 from piebald.engines.sequential import SequentialEngine as Engine
 from piebald.engines.stack import ClientStack
 from piebald.federation.credentials import provisioning
-from piebald.federation.credentials.expiry import ExpiryWatch
 from piebald.federation.credentials.party_files import DiskWrites
+from piebald.federation.credentials.revocation import ExpiryWatch
 from piebald.federation.credentials.signing import SignatureCheck
 from piebald.federation.hub.local_federation import LocalFederation
 from piebald.federation.hub.member_list import CHANCES, Member, OpenTask, client_names, sites_of
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.hub.server_messages import ServerMessages
 from piebald.federation.hub.server_state import FederationState, Timeouts
-from piebald.federation.link.heartbeat import EVERY, Heartbeat
 from piebald.federation.link.messaging import SERVER, Link
+from piebald.federation.link.supervision import EVERY, Heartbeat
 from piebald.federation.link.wire_format import digest
 from piebald.federation.operate.status import lives
 from piebald.methods.client_work import ClientWork

@@ -6,20 +6,201 @@ others.
 
 from __future__ import annotations
 
+import base64
+import ipaddress
+import math
+import select
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingTCPServer
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
+from piebald.core.errors import SettingError
 from piebald.federation.credentials.party_files import stamp_of
-from piebald.federation.link.proxy import connect
-from piebald.federation.link.shared_socket import SharedSocket
+
+T = TypeVar("T")
+
+RECORD = 1 << 14  # bytes that are handed to TLS at a time, or taken from it: no record is longer
+
+
+class SharedSocket(ssl.SSLSocket):
+    """Hands its connection to one thread at a time; nobody waits for the network meanwhile.
+
+    `ssl` makes it without calling `__init__`; until `share` is called it is as any other, with a time limit for the
+    handshake.
+
+    Attributes:
+        certificate: the other end's, as of `getpeercert`, which must not be asked of a connection that may be closed.
+    """
+
+    certificate: Any
+    _turn: threading.Lock | nullcontext[None] = nullcontext()
+    _ended, _patience, _expires = False, math.inf, math.inf
+
+    def share(self, patience: float, ends: bool = False) -> None:
+        """From now on, read and write in any threads.
+
+        Args:
+            patience: seconds without a byte, at most.
+            ends: whether nothing is read or sent any more once the certificate of the other end has expired.
+        """
+        self.certificate = self.getpeercert() or {}
+        if ends and self.certificate:
+            self._expires = ssl.cert_time_to_seconds(self.certificate["notAfter"])
+        self._turn, self._patience = threading.Lock(), patience
+        # nobody may hold the turn while waiting for the network: `_in_turn` polls without it
+        self.settimeout(0)
+
+    def recv(self, buflen: int = 1024, flags: int = 0, seconds: float | None = None) -> bytes:
+        """Bytes that have arrived, none where the connection has ended.
+
+        Raises:
+            TimeoutError: nothing came for so many seconds, by default those of `share`.
+        """
+        return self._in_turn(lambda: super(SharedSocket, self).recv(buflen, flags), seconds)
+
+    def send(self, data: Any, flags: int = 0, seconds: float | None = None) -> int:
+        """Send some bytes, and return how many.
+
+        Raises:
+            TimeoutError: nothing could be sent for so many seconds, by default those of `share`.
+        """
+        return self._in_turn(lambda: super(SharedSocket, self).send(data, flags), seconds)
+
+    def sendall(self, data: Any, flags: int = 0, seconds: float | None = None) -> None:
+        """Send bytes record by record, between which the other direction gets its turn; see `send`."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self.send(rest[:RECORD], flags, seconds) :]
+
+    def shutdown(self, how: int) -> None:
+        """End the connection.
+
+        Python's own forgets the encryption first, so what another thread sends at that moment would leave in clear.
+        """
+        socket.socket.shutdown(self, how)
+
+    def close(self) -> None:
+        """Close it, and send nothing from then on."""
+        # before the turn: it wakes the threads that poll, which closing the file would leave waiting
+        with suppress(OSError):
+            self.shutdown(socket.SHUT_RDWR)
+        with self._turn:
+            # in turn: no thread is inside OpenSSL when the connection's memory and file number are given back
+            self._ended = True
+            super().close()
+
+    def end(self, reason: str) -> None:
+        """Close it; a connection with frames tells the other end the reason before."""
+        self.close()
+
+    def _in_turn(self, step: Callable[[], T], seconds: float | None) -> T:
+        seconds = self._patience if seconds is None else seconds
+        while True:
+            with self._turn:
+                if self._ended:
+                    raise OSError("the connection is closed")
+                # the handshake has checked it once, and a connection may last for weeks
+                if time.time() > self._expires:
+                    raise OSError("the certificate of the other end has expired")
+                try:
+                    return step()
+                except ssl.SSLWantReadError:
+                    event = select.POLLIN
+                except ssl.SSLWantWriteError:
+                    event = select.POLLOUT
+                ready = select.poll()  # `select.select` knows the first 1024 files of a process only
+                # still in turn: after `close`, the number is -1 or that of another file
+                ready.register(self.fileno(), event)
+            if not ready.poll(None if seconds == math.inf else 1000 * seconds):
+                raise TimeoutError(f"no byte was transferred for {seconds:g} seconds")
+
+
+class Proxy(NamedTuple):
+    """An HTTP proxy, with what it wants as `Proxy-Authorization`, "" for nothing."""
+
+    host: str
+    port: int
+    login: str = ""
+
+    def __str__(self) -> str:
+        """HOST:PORT, for messages; its password is in none."""
+        return f"{self.host}:{self.port}"
+
+
+def proxy_for(host: str, port: int) -> Proxy | None:
+    """Return the proxy through which a server is reached, None where there is none, as for this machine.
+
+    Raises:
+        SettingError: `HTTPS_PROXY` is not the address of an HTTP proxy.
+    """
+    setting = getproxies().get("https")
+    # with the port, as an entry of NO_PROXY may name one
+    if not setting or is_loopback(host) or proxy_bypass(f"{host}:{port}"):
+        return None
+    # curl and others take HOST:PORT for an HTTP proxy too
+    parts = urlsplit(setting if "://" in setting else f"http://{setting}")
+    try:
+        # `port` raises where it is no number up to 65535
+        number = parts.port or 80
+    except ValueError:
+        number = 0
+    if parts.scheme != "http" or not parts.hostname or not number:
+        # the setting may hold a login, so only its scheme and host are repeated
+        raise SettingError(
+            f"HTTPS_PROXY must be http://HOST:PORT, got {parts.scheme}://{parts.hostname or ''}...: correct it, or "
+            f"name {host} in NO_PROXY"
+        )
+    login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+    basic = f"Basic {base64.b64encode(login.encode()).decode()}"
+    return Proxy(parts.hostname, number, "" if parts.username is None else basic)
+
+
+def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+    """Connect to a server, through a proxy where the environment names one.
+
+    Args:
+        address: the server's host and port.
+        timeout: seconds for each step.
+
+    Raises:
+        OSError: there is no connection; the message says what the proxy has answered.
+        SettingError: see `proxy_for`.
+    """
+    host, port = address
+    if (proxy := proxy_for(host, port)) is None:
+        return socket.create_connection(address, timeout=timeout)
+    # an IPv6 address has brackets before a port (RFC 3986, section 3.2.2)
+    host = f"[{host}]" if ":" in host else host
+    headers = {"Host": f"{host}:{port}"} | ({"Proxy-Authorization": proxy.login} if proxy.login else {})
+    through = HTTPConnection(proxy.host, proxy.port, timeout=timeout)
+    through.set_tunnel(host, port, headers)
+    try:
+        through.connect()
+    except (OSError, HTTPException) as error:
+        through.close()
+        strerror = getattr(error, "strerror", None)
+        problem = "cannot be reached" if strerror else f"does not connect to {host}:{port}"
+        raise ConnectionError(f"the proxy {proxy} {problem}: {strerror or str(error).strip()[:80]}") from None
+    return through.sock
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a host, given as a name or an address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
 
 HANDSHAKE = 10.0  # seconds for a connection to complete the handshake
 IDLE = 120.0  # seconds without a byte after which the server ends a connection; sites say hello every second

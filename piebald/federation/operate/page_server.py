@@ -25,7 +25,7 @@ from typing import Any
 from piebald.core.errors import SettingError, install
 from piebald.core.private_files import write_private
 from piebald.core.reading import read_text
-from piebald.federation.link.proxy import is_loopback
+from piebald.federation.link.tls import is_loopback
 from piebald.federation.operate.run_view import RunView, Viewer
 from piebald.federation.operate.status import STALLED, silence_here, status_values
 
@@ -269,8 +269,7 @@ def page_app(viewer: Viewer, credentials: Path, token: Token, loopback: bool) ->
     from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
     from starlette.routing import Route
 
-    from piebald.federation.operate.prometheus import exposition
-    from piebald.federation.operate.status_page import content_policy, page
+    from piebald.federation.operate.run_view import content_policy, exposition, page
 
     warned = threading.Event()
 

@@ -13,9 +13,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
-from piebald.contracts import MOST_REMEMBERED
+from piebald.contracts import MOST_REMEMBERED, Clients, shown_digest
+from piebald.core import pytree
+from piebald.core.parameters import frozen_digest
 from piebald.core.private_files import write_private
 from piebald.core.reading import opened_tensors
+from piebald.data.clients.owner import Owner
+from piebald.federation.site.site_rows import SPLITS, UnpreparedRows
+from piebald.methods.client_work import ClientWork
 
 FILE = "row-values.safetensors"
 MOST_VALUES = 1 << 20  # of a run: nothing is remembered of more rows, whose standard errors are small in any case
@@ -88,3 +93,26 @@ def _read(path: Path) -> dict[int, tuple[str, str, str, Tensor]]:
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("%s cannot be read (%s): no run is compared with earlier ones by row", path, type(error).__name__)
         return {}
+
+
+def work_digest(work: ClientWork) -> str:
+    """Return the digest of a run as a site has rebuilt it from the terms: of the model, and what is done with it."""
+    objective = work.objective
+    values = {
+        "model": [repr(work.model), frozen_digest(work.model)],
+        "layout": [[slot.name, *slot.shape] for slot in work.layout.slots],
+        "private": sorted(work.layout.private),
+        "objective": [objective.name, repr(objective.domain), *objective.metrics],
+        "components": [work.trainer.table(), *(transform.table() for transform in work.transforms)],
+        "queries": [None if query is None else query.table() for query in (work.own_query, work.choice)],
+        "form": [pytree.plain(work.shape), work.outputs, work.seed, work.public_rows, work.public_digest],
+        "asked": [work.questions, work.trains],
+    }  # fmt: skip
+    return shown_digest(values, {"initial": work.initial}).hex()
+
+
+def site_rows_digest(clients: Clients, client: int) -> str:
+    """Return the digest of a client's rows as the run's questions see them, prepared by its terms."""
+    # before they are prepared, the run's questions see tables and the rows are blank
+    tables = [clients.table(client, split) for split in SPLITS] if isinstance(clients, UnpreparedRows) else []
+    return Owner(None, clients).fingerprint(client, tables)
