@@ -152,6 +152,8 @@ def advised(known: Known, seed: int, budget: int, settings: Sequence[Mapping[str
         higher_is_better=True, entries={entry.label: entry for entry in tuned(known.entries)}, right=known.right,
     )  # fmt: skip
     field, _ = entrants(held, known.federation.fleet(), TRAINING, {}, settings=settings)
+    # the truth has no run of some settings of Local
+    field = [entrant for entrant in field if label_of(entrant.recipe) in runs.entries]
     limit = Budget(budget)
     racing = limit.part(1 - SHARE)
     seeds = (seed, *(other for other in known.seeds if other != seed))
@@ -159,9 +161,10 @@ def advised(known: Known, seed: int, budget: int, settings: Sequence[Mapping[str
         raced, _, spent = Race(runs, seeds, Path(folder), racing, lambda line: None).run(field)
     finished = [runs.with_rows(runner) for runner in methods_of(raced, True) if runner.state == "finished"]
     alone = next((runner for runner in finished if runner.entrant.recipe.name == "local"), None)
-    chosen, _ = choose(finished, None if alone is None else alone.label, {}, runs)
+    chosen, verdict = choose(finished, None if alone is None else alone.label, {}, runs)
+    best = next(runner for runner in finished if runner.label == verdict.leader)
     tested = [runs.tested(runner) for runner in dict.fromkeys((chosen, alone)) if runner is not None]
-    after, before = (whether_it_pays(finished, alone, chosen, opened, runs) for opened in (tested, []))
+    after, before = (whether_it_pays(finished, alone, best, opened, runs) for opened in (tested, []))
     rivals = {runner.label: runs.entries[label_of(runner.recipe)] for runner in finished}
     own = own_methods({runner.label: runner.last for runner in finished if len(runner.last.seeds) > 1}, chosen.label)
     each = np.mean([rivals[label].test[:, client].mean() for client, label in enumerate(own.values())])

@@ -5,6 +5,8 @@ Reasons for a recommendation: sentences, each of which states a difference that 
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -15,13 +17,14 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from piebald.advice.answer import Advice
+from piebald.advice.answer import ENSEMBLE, Advice
 from piebald.advice.ensemble import ensemble
-from piebald.advice.evidence import check, client_gains, losers, own_methods, whether_it_pays
+from piebald.advice.evidence import check, client_gains, losers, own_methods, strongest_plain, whether_it_pays
 from piebald.advice.first_look import look as look_at
 from piebald.advice.more_data import SHARE, outlook
 from piebald.advice.more_data import more_data as train_with_parts
 from piebald.advice.odd_sites import far_targets, in_points, misfits, nearness, odd_sites, over_rows
+from piebald.advice.plain_models import PlainModels
 from piebald.advice.race import ALONE, TOGETHER, Race, Runner, check_training, entrants, lag_behind, methods_of
 from piebald.advice.tuning.search import ROUNDS, claim, spent_together
 from piebald.advice.tuning.space import Budget, Cost, rungs_of
@@ -44,8 +47,9 @@ from piebald.report.paired import Scores, common_seeds, difference, probability_
 from piebald.report.row_noise import COUNTED, imbalance
 from piebald.report.tables import History
 from piebald.report.verdict import ScoreVerdict
-from piebald.runs.compare import recipes_by_label
+from piebald.runs.compare import folder_name, recipes_by_label
 from piebald.runs.prepare import Model
+from piebald.runs.run import opened as opened_run
 from piebald.runtimes.base import SimulatesDevices
 
 Floats = NDArray[np.float64]
@@ -123,6 +127,7 @@ BUDGET = 20  # whole runs
 RUNGS, FACTOR = 3, 2  # settings are judged after a quarter and half of the rounds, and at the end
 _SURELY = 2.0  # standard errors by which a client must be better off alone to be told so
 CLEARLY_LESS = 0.5  # of the traffic of the best method
+_FEW = 10  # clients that may have a row each without a doubt of what a client is
 
 
 class AdviceSettings(ExperimentSettings):
@@ -146,19 +151,23 @@ def advise(
     progress: bool = False,
     look: bool = False,
     more_data: bool = True,
+    save_traffic: bool = False,
     settings: Mapping[str, Any] | None = None,
     **keywords: Unpack[SearchKeywords],
 ) -> Advice:
     """Choose a method for clients that are not alike: whether to train together, how, and who loses by it.
 
     A race over a portfolio of recipes with settings that have done well elsewhere: all are trained for a quarter of the
-    rounds, the best six for half of them, the best three to the end, and Local with them; the best two and Local are
+    rounds, the best eight for half of them, the best six to the end, and Local with them; the best two and Local are
     repeated with other seeds.  Only validation rows are looked at; where no client has any, a fifth of each client's
-    training rows is held out.  At the end test rows are opened once, for the recommendation, Local and FedAvg.
+    training rows is held out.  Local has as many settings as any other recipe, and is stopped where validation rows are
+    best; for tables scikit-learn fits plain models to each client's rows as well, and whether training together pays
+    is said against the best of all these.  At the end test rows are opened once: for the leader and the recommendation,
+    Local, FedAvg, the best plain model, and an ensemble of what was trained to the end.
 
-    The recommendation is the method with the best mean, unless another one within one standard error of it, and within
-    one point (one hundredth of the best, where the metric is no share), sends less than half as much: then the one that
-    sends least.
+    The recommendation is the method with the best mean.  Where traffic is dear (`save_traffic`, or a budget in bytes)
+    and another one within one standard error of it, and within one point (one hundredth of the best, where the metric
+    is no share), sends less than half as much, it is the one that sends least.
 
     Args:
         clients, model: see `run`.
@@ -176,6 +185,7 @@ def advise(
         look: look at the clients before any training, see `advice.look`; it is said first.
         more_data: keep a tenth of the budget to train the recommendation with half and a quarter of the rows, and of
             the clients, and say what more of them has changed.
+        save_traffic: of methods that are about as good, recommend the one that sends least.
         settings: plain values kept with the search, from which the command line rebuilds it to go on.
         keywords: settings of all runs, see `RunSettings`.
 
@@ -192,6 +202,8 @@ def advise(
     shared = dict(training or {})
     check_training(shared)
     raced_too = recipes_by_label(methods) if methods else {}
+    refuse_pointless(federation)
+    began = processor_seconds()
     limit = Budget.of(BUDGET * rounds if budget is None else budget)
     runs = TrialRuns.of({}, federation, model, rungs_of(rounds, RUNGS, FACTOR), keywords)
     judge = Judge(runs)
@@ -203,13 +215,15 @@ def advise(
     runs = judge.runs
     describe = {
         "kind": "advise", "rounds": rounds, "seeds": list(seeds), "budget": str(limit), "clients": len(federation),
-        "more_data": more_data,
+        "more_data": more_data, "save_traffic": save_traffic,
         "recipes": [entrant.recipe.model_dump() for entrant in field], "settings": settings,
     }  # fmt: skip
     with ExitStack() as stack:
         folder = Path(out if out is not None else stack.enter_context(tempfile.TemporaryDirectory()))
         # before the first line is written: a folder of another search stays as it is
         claim(folder, describe)
+        # copies of runs, whose privacy budgets would count again where a search goes on
+        shutil.rmtree(folder / ENSEMBLE, ignore_errors=True)
         say = line_writer(progress, None if out is None else folder / "log.txt")
         look_text = _look_text(runs, model) if look else None
         for line in [*(look_text or "").splitlines(), *_conditions(runs, unusable)]:
@@ -217,17 +231,15 @@ def advise(
         # a share is kept back, or the race would leave nothing for the parts of the rows
         racing_budget = limit.part(1 - SHARE) if more_data else limit
         raced, failed, spent = Race(runs, tuple(seeds), folder, racing_budget, say).run(field)
-        runners = methods_of(raced, runs.higher_is_better)
-        advice = _answer(
-            runners, runs, {**unusable, **failed}, spent, seeds, None if out is None else folder, settings, folder
-        )
+        is_dear = save_traffic or limit.unit == "bytes"
+        left_out, kept_folder = {**unusable, **failed}, None if out is None else folder
+        advice, chosen = _answer(raced, runs, left_out, spent, seeds, kept_folder, settings, folder, is_dear)
         if more_data:
-            # by label, since the race keeps one runner of each method
-            chosen = next(runner for runner in runners if runner.label == advice.recommended)
             gains_of_more, cost = train_with_parts(chosen, runs, folder, limit, spent, say)
             advice = replace(advice, more=gains_of_more, spent=spent + cost)
         # after the runs with parts of the rows, whose updates were sent as well
-        advice = replace(advice, look=look_text, privacy=spent_together(folder))
+        privacy, processors = spent_together(folder), processor_seconds() - began
+        advice = replace(advice, look=look_text, privacy=privacy, processor_seconds=processors)
         advice.save(folder)
         say("")
     return advice
@@ -307,7 +319,7 @@ def _fleet(runs: TrialRuns) -> Any:
 
 
 def _answer(
-    runners: Sequence[Runner],
+    raced: Sequence[Runner],
     runs: TrialRuns,
     unusable: Mapping[str, str],
     spent: Cost,
@@ -315,23 +327,28 @@ def _answer(
     kept_folder: Path | None,
     settings: Mapping[str, Any] | None,
     folder: Path,
-) -> Advice:
+    is_dear: bool,
+) -> tuple[Advice, Runner]:
+    """The answer of a race, and the recommendation."""
+    runners = methods_of(raced, runs.higher_is_better)
     # single rows are read once nothing is trained any more, and give differences the noise of rows
     finished = [_with_rows(runner, runs) for runner in runners if runner.state == "finished"]
     if not finished:
         raise RuntimeFault(f"no method could be trained to the end: {runners[0].why if runners else 'none is left'}")
-    by_label, higher = {runner.label: runner for runner in finished}, runs.higher_is_better
+    naive, higher = runs.naive(finished[0].folders, runs.rungs[-1]), runs.higher_is_better
+    finished = [_stopped_early(x, runs, folder) if x.recipe.name == ALONE else x for x in finished]
+    by_label = {runner.label: runner for runner in finished}
     alone, together = (next((x for x in finished if x.entrant.recipe.name == name), None) for name in (ALONE, TOGETHER))
     label_alone = None if alone is None else alone.label
-    naive = runs.naive(finished[0].folders, runs.rungs[-1])
-    chosen, verdict = choose(finished, label_alone, naive, runs)
+    chosen, verdict = choose(finished, label_alone, naive, runs, is_dear)
     best, scores = by_label[verdict.leader], {label: by_label[label].last for label in verdict.leads}
     # a method without common seeds and clients has no difference whose chance could be drawn
     paired = {label: table for label, table in scores.items() if difference(table, chosen.last) is not None}
     probability = probability_within(paired, chosen.label, nearness(runs.metric, best.mean), higher)
-    tested = check([*dict.fromkeys(filter(None, (chosen, alone, together)))], runs, folder / "check")
+    tested = check([*dict.fromkeys(filter(None, (chosen, best, alone, together)))], runs, folder / "check")
     opened = {checked.label: checked.scores for checked in tested}
-    evidence = whether_it_pays(finished, alone, chosen, tested, runs)
+    plain_alone = strongest_plain(alone, _plain_models(best, runs), runs)
+    evidence = whether_it_pays(finished, alone, best, tested, runs, plain_alone)
     plain = runs.naive(tested[0].folders) if chosen.label in opened else naive
     histories = [History(place) for checked in tested for place in checked.folders.values()]
     skewed = "" if runs.metric == "balanced_accuracy" else imbalance(histories)
@@ -350,7 +367,7 @@ def _answer(
     at_odds += _misfits(together or _one_model(runners), runs, folder / "fit")
     if better_alone:
         better = [*better, f"Better off alone, beyond chance: {names(better_alone, 12)}."]
-    return Advice(
+    advice = Advice(
         recommended=chosen.label,
         recipe=chosen.recipe,
         title=chosen.entrant.title,
@@ -383,10 +400,74 @@ def _answer(
         better_alone=better_alone,
         odd=[*far_targets(runs.clients, runs.names), *at_odds],
         best_rounds=best_rounds,
-        ensemble=ensemble(finished, chosen, runs),
+        plain_alone=plain_alone,
+        ensemble=ensemble([runner for runner in raced if runner.state == "finished"], chosen, tested, runs),
         # held-out rows are the search's own: another run has none to choose by
         keep="best_for_each" if better_alone and not runs.choosing.held_out else None,
     )
+    return advice, chosen
+
+
+def refuse_pointless(clients: Clients) -> None:
+    """Refuse clients that have a row each, or a single class in all rows, before anything is trained.
+
+    Raises:
+        SettingError: nothing can be learned from these rows, or there are no clients to speak of.
+    """
+    sizes = [clients.size(client, "train") for client in range(len(clients))]
+    single = sum(size is not None and size < 2 for size in sizes)
+    if single > max(_FEW, len(sizes) / 2):
+        raise SettingError(
+            f"{single:,} of {len(sizes):,} clients have fewer than two training rows: name as client who keeps the "
+            "rows, such as a hospital, and not what each row is about"
+        )
+    counts = [clients.counts(client, "train") for client in range(len(clients))]
+    if all(row is not None for row in counts):
+        classes = np.array([row for row in counts if row is not None]).sum(0)
+        if (classes > 0).sum() == 1:
+            number = int(classes.argmax())
+            only = clients.classes[number] if clients.classes else number
+            raise SettingError(f"all training rows have the class {only!r}: there is nothing to learn")
+
+
+def processor_seconds() -> float:
+    """The seconds that the processors have worked for this process and for those of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _plain_models(runner: Runner, runs: TrialRuns) -> PlainModels | None:
+    """The plain models that fit these clients' rows, by the metric of a run."""
+    folder = next(iter(runner.folders.values()))
+    with opened_run(folder, runs.choosing, runs.model_of(runner.label), recipe=runner.recipe, **runs.objective) as run:
+        models = PlainModels(runs, run.work.objective)
+    return models if models.makers else None
+
+
+def _stopped_early(alone: Runner, runs: TrialRuns, folder: Path) -> Runner:
+    """Local, trained anew for as many rounds as are best on validation rows, where these are fewer than all."""
+    steps, tables = _scores_by_step(alone, runs)
+    sign = 1 if runs.higher_is_better else -1
+    best = max(steps, key=lambda step: sign * tables[step].mean)
+    if best == steps[-1]:
+        return alone
+    folders = {}
+    for seed in alone.folders:
+        folders[seed] = folder / "stopped" / folder_name(alone.label) / f"seed-{seed}"
+        runs.train(alone.recipe, folders[seed], alone.label, seed, best).close()
+    table = runs.read(folders)
+    if table is None:
+        return alone
+    return replace(alone, folders=folders, scores={**alone.scores, alone.reached: table}, stopped=best)
+
+
+def _scores_by_step(runner: Runner, runs: TrialRuns) -> tuple[list[int], dict[int, Scores]]:
+    """The server steps after which a method was scored, and its scores."""
+    last = runner.stopped or runs.rungs[-1]
+    with ExitStack() as stack:
+        histories = [stack.enter_context(History(place)) for place in runner.folders.values()]
+        tables = {step: runs.scores(histories, step) for step in [*range(runs.every, last, runs.every), last]}
+    return [step for step, table in tables.items() if table.present], tables
 
 
 def rounds_of(chosen: Runner, runs: TrialRuns) -> tuple[int, list[str]]:
@@ -394,12 +475,9 @@ def rounds_of(chosen: Runner, runs: TrialRuns) -> tuple[int, list[str]]:
 
     They are fewer than those of the run only where the mean was better by more than one standard error.
     """
-    last = runs.rungs[-1]
-    with ExitStack() as stack:
-        histories = [stack.enter_context(History(place)) for place in chosen.folders.values()]
-        tables = {step: runs.scores(histories, step) for step in [*range(runs.every, last, runs.every), last]}
+    last, (scored, tables) = chosen.stopped or runs.rungs[-1], _scores_by_step(chosen, runs)
     sign = 1 if runs.higher_is_better else -1
-    steps = max((step for step, table in tables.items() if table.present), key=lambda step: sign * tables[step].mean)
+    steps = max(scored, key=lambda step: sign * tables[step].mean)
     # paired over clients and seeds: the best of many steps is ahead by chance, so one standard error is asked for
     lead = difference(tables[steps], tables[last])
     if steps == last or lead is None or sign * lead.mean <= (lead.error or 0.0):
@@ -410,7 +488,11 @@ def rounds_of(chosen: Runner, runs: TrialRuns) -> tuple[int, list[str]]:
 
 
 def choose(
-    finished: Sequence[Runner], alone: str | None, naive: Mapping[str, Scores], runs: TrialRuns
+    finished: Sequence[Runner],
+    alone: str | None,
+    naive: Mapping[str, Scores],
+    runs: TrialRuns,
+    is_dear: bool = False,
 ) -> tuple[Runner, ScoreVerdict]:
     """Return the recommendation, and the verdict on the methods that were repeated, if any were.
 
@@ -419,6 +501,7 @@ def choose(
         alone: the label of Local among them, None if it is not there.
         naive: scores of answers that need no model.
         runs: the settings by which they were scored.
+        is_dear: whether what is sent counts: the leader is recommended where it does not.
     """
     # a method that was lucky once does not win over those that were repeated
     repeated = {runner.label: runner for runner in finished if len(runner.last.seeds) > 1}
@@ -427,7 +510,8 @@ def choose(
     sent = {label: float(_traffic(runner)) for label, runner in by_label.items()}
     verdict = ScoreVerdict.of(scores, runs.metric, runs.higher_is_better, alone, naive, sent)
     assert verdict is not None  # what was finished has scores
-    return recommended([by_label[label] for label in verdict.near], by_label[verdict.leader], runs), verdict
+    leader = by_label[verdict.leader]
+    return (recommended([by_label[label] for label in verdict.near], leader, runs) if is_dear else leader), verdict
 
 
 def _with_rows(runner: Runner, runs: TrialRuns) -> Runner:

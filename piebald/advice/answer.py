@@ -7,6 +7,7 @@ import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rich.filesize import decimal as size
 
 from piebald.advice.answer_page import Axis, Part, fitting, page, screen, short
 from piebald.advice.ensemble import Ensemble
-from piebald.advice.evidence import Checked, ClientGain, Evidence, Loser, Pays, table
+from piebald.advice.evidence import Checked, ClientGain, Evidence, Loser, Pays, PlainAlone, table
 from piebald.advice.more_data import More, outlook, sentences
 from piebald.advice.odd_sites import FOUND, SHARES, in_points, nearness
 from piebald.advice.race import title_of
@@ -34,7 +35,7 @@ from piebald.report.paired import Difference, common_seeds, difference
 from piebald.report.verdict import ScoreVerdict
 from piebald.settings.toml_document import dumps
 
-RECIPE, ENSEMBLE = "recommended.toml", "ensemble.toml"
+RECIPE, ENSEMBLE = "recommended.toml", "ensemble"
 _COLUMNS = (
     "method", "score", "behind", "error", "lr", "megabytes", "steps", "seconds", "rounds", "seeds", "what became of it",
 )  # fmt: skip
@@ -45,6 +46,7 @@ _NAMED = 12  # clients that are named in a sentence
 _KEPT = (  # attributes that are in answer.json under their own names
     "recommended", "title", "metric", "pays", "evidence", "imbalance", "losers", "reasons", "curve", "cost", "spent",
     "privacy", "clients", "unusable", "look", "own", "better_alone", "keep", "odd", "best_rounds", "rounds", "seeds",
+    "processor_seconds",
 )  # fmt: skip
 EPSILON, _DELTA = 3.0, 1e-5  # of the privacy whose cost is told
 
@@ -87,7 +89,10 @@ class Advice(Tabular):
         best_rounds: the server steps after which the recommendation was best on validation rows.
         keep: what a run of the recommendation should keep for clients, see `run`; None for its default.
         odd: sentences on sites whose rows are at odds with those of the others, see `odd_sites`.
-        ensemble: the mean of the predictions of the three best methods, None where they could not be averaged.
+        ensemble: the mean of the predictions of several runs, None where they could not be averaged.
+        plain_alone: the plain model that is better than Local where each client fits it alone, None where none is.
+        processor_seconds: that the search took, of this process and those that it started; the clock of the wall is in
+            `spent`.
     """
 
     recommended: str
@@ -125,6 +130,8 @@ class Advice(Tabular):
     keep: str | None = None
     odd: Sequence[str] = ()
     ensemble: Ensemble | None = None
+    plain_alone: PlainAlone | None = None
+    processor_seconds: float = 0.0
 
     def tested_gain(self, label: str) -> Difference | None:
         """The difference of the recommendation to a method on test rows, None where there is none."""
@@ -168,12 +175,13 @@ class Advice(Tabular):
         return [
             ("Answer", self.headline(), 3),
             ("Measured", self._measured(), 4),
-            ("Beware", " ".join(filter(None, [*self.odd, self.imbalance])), 3),
+            ("Beware", " ".join(filter(None, [*self.odd, self.imbalance])), 2),
+            ("Ensemble", self._ensemble_part(), 2),
             *((name, text, _LINES.get(name, 2)) for name, text in self._who().items()),
             ("Costs", self._costs(), 2),
             ("Leaves", self._leaves(), 2),
             ("Privacy", self._privacy(), 2),
-            ("Next", self._next(), 3),
+            ("Next", self._next(), 2),
         ]
 
     def _measured(self) -> str:
@@ -196,10 +204,14 @@ class Advice(Tabular):
         seeds = common_seeds(list(tables.values())[:2])
         shared = {label: table.of_seeds(seeds) for label, table in tables.items()}
         # a method without these seeds is told with its own rather than not at all
-        return {label: table.mean if table.present else tables[label].mean for label, table in shared.items()}
+        means = {label: table.mean if table.present else tables[label].mean for label, table in shared.items()}
+        plain = self.plain_alone
+        return means | ({} if plain is None or plain.test is None or not means else {plain.name: plain.test.mean})
 
     def _named(self, label: str) -> str:
         """Return a method with its title, but for the recommendation, which the headline explains."""
+        if self.plain_alone is not None and label == self.plain_alone.name:
+            return f"{label} of each client alone"
         title = "" if label == self.recommended else title_of(label)
         return f"{title} ({label})" if title else label
 
@@ -207,13 +219,14 @@ class Advice(Tabular):
         evidence = self.evidence
         if evidence.gain is None:
             return ""
-        ours = self.recommended if evidence.rows == "test" else "What is best for all others, tried on each client,"
+        ours = evidence.label if evidence.rows == "test" else "What is best for all others, tried on each client,"
         rows = "" if evidence.rows == "test" else " on validation rows"
         is_clear = evidence.p < ERROR_RATE
         amount = self._by_chance(evidence.gain, evidence.low, evidence.high, is_clear, evidence.noise)
         # the interval ends below what counts as little
         little = ", so too little is to be gained" if evidence.pays == "no" and not is_clear else ""
-        return f"{ours} against alone{rows}: {amount}{little}."
+        alone = "alone" if self.plain_alone is None else f"{self.plain_alone.name} alone"
+        return f"{ours} against {alone}{rows}: {amount}{little}."
 
     def _by_chance(self, gain: float, low: float | None, high: float | None, clear: bool, noise: str) -> str:
         """Return a gain, positive where it is one, with its interval and the chance that it is held against."""
@@ -257,7 +270,8 @@ class Advice(Tabular):
         devices = f", {duration(cost.seconds)} of the devices" if cost.seconds else ""
         return (
             f"{plural(self.rounds, 'round')}, {size(cost.bytes)} in all, {duration(60 * cost.minutes)} here{devices}; "
-            f"the search took {plural(spent.rounds, 'round')}, {size(spent.bytes)} and {duration(60 * spent.minutes)}."
+            f"the search took {plural(spent.rounds, 'round')}, {size(spent.bytes)} and {duration(60 * spent.minutes)}, "
+            f"{duration(self.processor_seconds)} of processors."
         )
 
     @property
@@ -355,15 +369,15 @@ class Advice(Tabular):
         lines = [f"On validation rows: {self.verdict.sentence()}.", self.verdict.meaning(), self.imbalance]
         if self.recommended != self.best:
             lines.append(
-                f"{self.best} has the best mean; {self.recommended} is within one standard error and one {self._unit} "
-                "of it, and sends less than half as much."
+                f"{self.best} has the best mean; traffic is dear, and {self.recommended} is within one standard error "
+                f"and one {self._unit} of it, and sends less than half as much."
             )
         if self.probability is not None:
             lines.append(
                 f"{self.recommended} is within one {self._unit} of the best tried with a probability of "
                 f"{100 * self.probability:.0f} %."
             )
-        lines += [*self.reasons, *self.odd, self._ensemble_line(), *self._more_lines()]
+        lines += [*self.reasons, *self.odd, self._ensemble_part(), self._ensemble_price(), *self._more_lines()]
         lines += [*self._loser_lines(), *self._test_lines()]
         return [line for line in lines if line]
 
@@ -373,6 +387,9 @@ class Advice(Tabular):
         # a loss that falls is a gain, so its interval is turned around
         low, high = sorted((sign * gain.low, sign * gain.high))
         error = f"; standard error for other clients {self._points(gain.error)}" if gain.error else ""
+        if gain.noise == "rows":
+            ends = f"{self._points(low, True)} to {self._points(high, True)}"
+            return f"{self._points(sign * gain.mean, True)} (95 % interval for other rows of these clients {ends})"
         if gain.seeds == 1:
             return f"{self._points(sign * gain.mean, True)} (one seed{error})"
         kind = "95 % interval for clients and seeds" if gain.kind == "interval" else "range over seeds"
@@ -401,9 +418,18 @@ class Advice(Tabular):
                 for checked in self.tested
             },
             "ensemble": None if self.ensemble is None else self.ensemble.plain(),
+            "plain_alone": self._plain_alone(),
             "recipe": self.recipe.model_dump(),
         })  # fmt: skip
         return values
+
+    def _plain_alone(self) -> dict[str, Any] | None:
+        """The plain model that is better than Local, with its means."""
+        plain = self.plain_alone
+        if plain is None:
+            return None
+        test = None if plain.test is None else plain.test.mean
+        return {"name": plain.name, "validation": plain.validation.mean, "test": test}
 
     def toml(self) -> str:
         """The recommendation as an experiment file, which `piebald run` and `piebald up` take.
@@ -414,32 +440,28 @@ class Advice(Tabular):
         # printable, since a client's name with a line break would become a setting of the file
         head += "".join(f"# {printable(client)}: stay alone\n" for client in self.better_alone)
         length = {"rounds": self.best_rounds or self.rounds} | ({"keep": self.keep} if self.keep else {})
-        return self._experiment(head, length, {"recipe": _section(self.recipe)})
-
-    def ensemble_toml(self) -> str:
-        """The members of the ensemble as an experiment file, which `piebald compare` takes; empty without one."""
-        if self.ensemble is None:
-            return ""
-        head = "# Their predictions are averaged by piebald predict, given the folder of all runs.\n"
-        members = [{"label": label, **_section(recipe)} for label, recipe in self.ensemble.recipes.items()]
-        return self._experiment(head, {"rounds": self.rounds}, {"recipes": members})
-
-    def _experiment(self, head: str, length: Mapping[str, Any], methods: Mapping[str, Any]) -> str:
-        if self.settings is None:
+        table = self._experiment(length, self.recipe)
+        if table is None:
             head += "# Write [data], [partition] and [model] yourself: the search was started from Python.\n"
-            return head + dumps({**length, **methods})
+            table = {**length, "recipe": _section(self.recipe)}
+        return head + dumps(table)
+
+    def _experiment(self, length: Mapping[str, Any], recipe: Recipe) -> dict[str, Any] | None:
+        """A recipe in an experiment file as plain values, None where the search was started from Python."""
+        if self.settings is None:
+            return None
         # sections of the search: what is recommended is run once
         left_out = ("recipe", "recipes", "grid", "tune", "advise", "seeds", "out", "label", "rounds", "stop")
         table = {name: value for name, value in self.settings.items() if name not in left_out}
-        return head + dumps({**length, **table, "seed": self.seeds[0], **methods})
+        return {**length, **table, "seed": self.seeds[0], "recipe": _section(recipe)}
 
     def save(self, folder: Path) -> None:
-        """Write answer.json, answer.html, recommended.toml and, where there is one, ensemble.toml into a folder."""
+        """Write answer.json, answer.html, recommended.toml and, where there is one, the ensemble into a folder."""
         # the page comes last, so that whoever sees it finds the files that it names
         write_private(folder / "answer.json", json.dumps(self.plain(), indent=1, ensure_ascii=False), lasting=False)
         write_private(folder / RECIPE, self.toml(), lasting=False)
-        if self.ensemble is not None:
-            write_private(folder / ENSEMBLE, self.ensemble_toml(), lasting=False)
+        if self.ensemble is not None and self.folder is not None:
+            self.ensemble.save(folder / ENSEMBLE, partial(self._experiment, {"rounds": self.rounds}))
         write_private(folder / "answer.html", self.page(), lasting=False)
 
     def page(self) -> str:
@@ -521,22 +543,29 @@ class Advice(Tabular):
         near = nearness(self.metric, list(self.curve.values())[-1])
         return outlook(f"more {part.what}", part.gain, self.higher_is_better, near)
 
-    def _ensemble_line(self) -> str:
-        """Return what averaging the predictions of several methods would gain, and how that is done."""
+    def _ensemble_part(self) -> str:
+        """Return what the mean of several runs reaches, beside the best single recipe."""
         if self.ensemble is None:
             return ""
-        # training alone sends nothing, and nothing has no multiple
-        times = self.ensemble.bytes / self.cost.bytes if self.cost.bytes else 0.0
-        score = MetricFormat(self.metric).value(self.ensemble.score)
-        sends = f"{times:.2g} times as much" if times else size(round(self.ensemble.bytes))
-        compare = f"piebald compare {self.folder / ENSEMBLE} --out ensemble; " if self.folder else ""
         gain, sign = self.ensemble.gain, 1 if self.higher_is_better else -1
         low, high = sorted((sign * gain.low, sign * gain.high)) if gain.kind == "interval" else (None, None)
         amount = self._by_chance(sign * gain.mean, low, high, gain.p < ERROR_RATE, gain.noise)
+        score = MetricFormat(self.metric).value(self.ensemble.score)
+        models = plural(len(self.ensemble.members), "model")
+        return f"the mean of {models} has {score} on {self.ensemble.rows} rows, against {self.recommended} {amount}."
+
+    def _ensemble_price(self) -> str:
+        """Return the members of the ensemble, what they cost, and how their mean is taken."""
+        if self.ensemble is None:
+            return ""
+        members = [f"{x.name}{f' ({x.count} times)' if x.count > 1 else ''}" for x in self.ensemble.members]
+        # training alone sends nothing, and nothing has no multiple
+        times = self.ensemble.bytes / self.cost.bytes if self.cost.bytes else 0.0
+        sent = f", {times:.2g} times as much as {self.recommended}" if times else ""
+        use = f"  piebald predict {self.folder / ENSEMBLE} ROWS takes the mean." if self.folder else ""
         return (
-            f"Where sites may send {sends}: the mean of the predictions of {names(list(self.ensemble.recipes))} "
-            f"reaches {score} on validation rows, against {self.recommended} "
-            f"{amount}.  {compare}piebald predict ensemble averages all runs in that folder."
+            f"The ensemble: {names(members)}.  Each client keeps and asks {plural(len(members), 'model')}, and a run "
+            f"of all sends {size(round(self.ensemble.bytes))}{sent}.{use}"
         )
 
     def _more_lines(self) -> list[str]:

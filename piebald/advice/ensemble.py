@@ -1,114 +1,196 @@
-"""An ensemble of methods: the mean of the predictions of the three best, for whoever may send three times as much.
+"""An ensemble of what the race has trained to the end: the mean of the predictions of several of its runs.
 
 Models that were trained in different ways err on different rows, so that their mean is often better than the best.
+Members are selected greedily on validation rows, with replacement: the run whose addition makes the mean best by the
+metric, ten times, of which the best beginning is kept.  A run that is added twice counts twice.  Test rows are looked
+at once, when the members are chosen.
 
-Source: Hansen and Salamon, *Neural network ensembles*, IEEE Transactions on Pattern Analysis and Machine Intelligence
-1990.
+Source: Caruana, Niculescu-Mizil, Crew and Ksikes, *Ensemble selection from libraries of models*, International
+Conference on Machine Learning 2004.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from piebald.advice.evidence import Checked
 from piebald.advice.race import Runner
 from piebald.advice.tuning.trial_runs import TrialRuns
+from piebald.contracts import Split
 from piebald.core.errors import SettingError
 from piebald.engines.scoring import value_of, values_of_rows
 from piebald.methods.recipe import Recipe
 from piebald.models.prediction import AnswerKind, mean_outputs
-from piebald.report.paired import Difference, common_seeds
+from piebald.report.paired import Difference, Scores
 from piebald.report.verdict import compared
+from piebald.runs.compare import folder_name
 from piebald.runs.finished_run import Run
 from piebald.runs.run import opened
+from piebald.storage.store import RunStore
 
 Floats = NDArray[np.float64]
-MEMBERS = 3
+STEPS = 10  # of the selection
 _MOST_CLIENTS = 200  # of more, making each one's own models would take minutes
 
 
 @dataclass(frozen=True)
-class Ensemble:
-    """The mean of the predictions of several methods.
+class Member:
+    """A run in an ensemble.
 
     Attributes:
-        recipes: of its members by label, the best first.
-        score: its mean on validation rows.
-        gain: its mean minus that of the recommendation, on the seeds that all have.
+        name: its method and its settings.
+        recipe: with these settings.
+        folder: of the run.
+        count: how often it counts in the mean.
+    """
+
+    name: str
+    recipe: Recipe
+    folder: Path
+    count: int
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """The mean of the predictions of several runs.
+
+    Attributes:
+        members: the runs, those that count most first.
+        rows: the rows on which it was scored at the end: "test" where there are some, otherwise "validation".
+        score: its mean on these rows.
+        gain: its mean minus that of the recommendation on the same rows, under the seed of its runs.
         bytes: that all members send in a run, both ways.
     """
 
-    recipes: Mapping[str, Recipe]
+    members: Sequence[Member]
+    rows: Split
     score: float
     gain: Difference
     bytes: float
 
     def plain(self) -> dict[str, Any]:
         """As values, of which JSON has all but `gain`."""
-        return {"members": list(self.recipes), "score": self.score, "gain": self.gain, "bytes": self.bytes}
+        members = [{"name": member.name, "count": member.count} for member in self.members]
+        return {"members": members, "rows": self.rows, "score": self.score, "gain": self.gain, "bytes": self.bytes}
+
+    def save(self, folder: Path, settings_of: Callable[[Recipe], Mapping[str, Any] | None]) -> None:
+        """Copy the members' runs into a folder, each as often as it counts: `piebald predict` takes their mean.
+
+        Args:
+            folder: replaced if it is there.
+            settings_of: the experiment file of a recipe as plain values, from which a run is opened; None if there is
+                none.
+        """
+        partial = folder.with_name(f"{folder.name}.part")
+        shutil.rmtree(partial, ignore_errors=True)
+        for number, member in enumerate(self.members):
+            for repeat in range(member.count):
+                copy = partial / f"{number}-{folder_name(member.recipe.name)}-{repeat}"
+                shutil.copytree(member.folder, copy)
+                if (settings := settings_of(member.recipe)) is not None:
+                    with RunStore.open(copy) as store:
+                        store.set_meta(settings=dict(settings))
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
 
 
-def ensemble(finished: Sequence[Runner], chosen: Runner, runs: TrialRuns) -> Ensemble | None:
-    """Score the mean of the predictions of the three best methods on validation rows.
+def ensemble(finished: Sequence[Runner], chosen: Runner, tested: Sequence[Checked], runs: TrialRuns) -> Ensemble | None:
+    """Select an ensemble on validation rows, and score it on test rows, if there are some.
 
     Args:
-        finished: the methods that were trained to the end.
+        finished: all settings that were trained to the end.
         chosen: the recommendation.
+        tested: scores on test rows, of the recommendation among others.
         runs: the settings by which they were trained.
 
     Returns:
-        None where there are fewer methods, they share no seed and client with the recommendation, or their outputs are
-        no predictions, as those of language models.
+        None where no mean of two or more runs is better than one, there are too many clients, or outputs are no
+        predictions, as those of language models.
     """
-    sign = -1 if runs.higher_is_better else 1
-    members = sorted(finished, key=lambda runner: sign * runner.mean)[:MEMBERS]
-    seeds = common_seeds([runner.last for runner in (*members, chosen)])
-    if len(members) < MEMBERS or not seeds or len(runs.names) > _MOST_CLIENTS:
+    seed = chosen.last.seeds[0]
+    runners = [runner for runner in finished if seed in runner.folders]
+    if len(runners) < 2 or len(runs.names) > _MOST_CLIENTS:
         return None
+    sign = 1 if runs.higher_is_better else -1
     try:
-        cells = [_of_seed(members, seed, runs) for seed in seeds]
+        with ExitStack() as stack:
+            judged = [_Judged(stack.enter_context(_opened(runner, seed, runs)), seed, runs) for runner in runners]
+            counts = _selected(judged, sign)
     except SettingError:
         return None
-    values = np.array([[value if np.isfinite(value) else np.nan for value, _ in of_seed] for of_seed in cells])
-    rows = {
-        (seed, name): of_rows
-        for seed, of_seed in zip(seeds, cells, strict=True)
-        for name, (_, of_rows) in zip(runs.names, of_seed, strict=True)
-        # single rows count all or not at all: their mean must be the client's value
-        if np.isfinite(of_rows).all()
-    }
-    scores = runs.table(values, seeds, rows=rows)
-    # only the seeds of all members, so that both means are of the same rows and starts
-    gain = compared(scores, chosen.last.of_seeds(seeds)) if scores.present else None
+    if len(counts) < 2:
+        return None
+    members = [Member(runners[n].name, runners[n].recipe, runners[n].folders[seed], k) for n, k in counts.most_common()]
+    base = next((checked.scores for checked in tested if checked.label == chosen.label), None)
+    split: Split = "validation" if base is None else "test"
+    with ExitStack() as stack:
+        last = [_Judged(stack.enter_context(_opened(runners[n], seed, runs, split)), seed, runs, split) for n in counts]
+        scores = _scores(last, [counts[n] for n in counts])
+    gain = compared(scores, (chosen.last if base is None else base).of_seeds([seed])) if scores.present else None
     if gain is None:
         return None
-    sent = sum(runner.run.bytes for runner in members if runner.run)
-    return Ensemble({runner.label: runner.recipe for runner in members}, scores.mean, gain, sent)
+    sent = float(sum(run.bytes for n in counts if (run := runners[n].run)))
+    return Ensemble(members, split, scores.mean, gain, sent)
 
 
-def _of_seed(members: Sequence[Runner], seed: int, runs: TrialRuns) -> list[tuple[float, Floats]]:
-    """The metric of the mean prediction on each client's validation rows, and its values of rows."""
-    with ExitStack() as stack:
-        trained = [
-            stack.enter_context(
-                opened(x.folders[seed], runs.choosing, runs.model_of(x.label), recipe=x.recipe, **runs.objective)
-            )
-            for x in members
-        ]
-        kind = trained[0].predictor(0).meaning.kind
-        return [_of_client(trained, client, kind) for client in range(len(runs.names))]
+class _Judged:
+    """A run's outputs for each client's rows of a split."""
+
+    def __init__(self, run: Run, seed: int, runs: TrialRuns, split: Split = "validation") -> None:
+        self.run, self.seed, self.runs, self.split = run, seed, runs, split
+        self.kind: AnswerKind = run.predictor(0).meaning.kind
+        self.outputs: list[tuple[Tensor, Any]] = [run.outputs(client, split) for client in range(len(runs.names))]
 
 
-def _of_client(trained: Sequence[Run], client: int, kind: AnswerKind) -> tuple[float, Floats]:
-    objective = trained[0].work.of(client).objective
-    metric = objective.metrics.get(objective.metric, objective.loss)
-    outputs, targets = zip(*(run.outputs(client, "validation") for run in trained), strict=True)
-    if not len(outputs[0]):
-        return np.nan, np.full(1, np.nan)
-    mean = mean_outputs(outputs, kind).float()
-    return float(value_of(metric, mean, targets[0])), values_of_rows(metric, mean, targets[0]).double().numpy()
+def _opened(runner: Runner, seed: int, runs: TrialRuns, split: Split = "validation") -> Run:
+    clients = runs.choosing if split == "validation" else runs.choosing.opened()
+    return opened(runner.folders[seed], clients, runs.model_of(runner.label), recipe=runner.recipe, **runs.objective)
+
+
+def _selected(judged: Sequence[_Judged], sign: int) -> Counter[int]:
+    """How often each run counts in the best beginning of a greedy selection."""
+    # the best run by itself first: of equal means it is the one that is added
+    order = sorted(range(len(judged)), key=lambda number: -sign * _scores([judged[number]], [1]).mean)
+    chosen, best = list[int](), (-np.inf, 0)
+    for step in range(1, STEPS + 1):
+        means = {number: _mean_with(judged, [*chosen, number], sign) for number in order}
+        chosen.append(max(order, key=lambda number: means[number]))
+        best = max(best, (means[chosen[-1]], -step))  # of equal means the shorter beginning
+    return Counter(chosen[: -best[1]])
+
+
+def _mean_with(judged: Sequence[_Judged], numbers: Sequence[int], sign: int) -> float:
+    """The mean of the metric of an ensemble, larger is better; the least of all where no client has one."""
+    counts = Counter(numbers)
+    mean = sign * _scores([judged[number] for number in counts], list(counts.values()), single=False).mean
+    return mean if np.isfinite(mean) else -np.inf
+
+
+def _scores(members: Sequence[_Judged], counts: Sequence[int], single: bool = True) -> Scores:
+    """The scores of the mean prediction at each client, with those of single rows where they are wanted."""
+    first, values, rows = members[0], [], dict[Any, Floats]()
+    for client, name in enumerate(first.runs.names):
+        objective = first.run.work.of(client).objective
+        metric, targets = objective.metrics.get(objective.metric, objective.loss), first.outputs[client][1]
+        repeated = [x.outputs[client][0] for x, count in zip(members, counts, strict=True) for _ in range(count)]
+        if not len(repeated[0]):
+            values.append(np.nan)
+            continue
+        mean = mean_outputs(repeated, first.kind).float()
+        value = float(value_of(metric, mean, targets))
+        values.append(value if np.isfinite(value) else np.nan)
+        of_rows = values_of_rows(metric, mean, targets).double().numpy() if single else np.full(1, np.nan)
+        # single rows count all or not at all: their mean must be the client's value
+        if np.isfinite(of_rows).all():
+            rows[first.seed, name] = of_rows
+    return first.runs.table(np.array([values]), [first.seed], first.split, rows)

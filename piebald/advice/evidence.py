@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.advice.odd_sites import nearness
+from piebald.advice.plain_models import PlainModels
 from piebald.advice.race import Runner
 from piebald.advice.tuning.trial_runs import TrialRuns
 from piebald.contracts import Split
@@ -67,6 +68,8 @@ class Evidence:
         error: its standard error; for other rows of these clients ("rows") or for other clients ("clients").
         noise: which of the two the error is for.
         p: the two-sided p value of "no difference".
+        label: the method that was compared.
+        against: what it was compared with: Local, or a plain model that each client fits alone.
     """
 
     pays: Pays
@@ -77,41 +80,90 @@ class Evidence:
     p: float = 1.0
     low: float | None = None
     high: float | None = None
+    label: str = ""
+    against: str = ""
+
+
+@dataclass(frozen=True)
+class PlainAlone:
+    """The plain model that is best where each client fits it alone, see `plain_models`.
+
+    Attributes:
+        name: of the model.
+        validation, test: its scores, of one seed, as nothing in it is drawn; `test` is None without test rows.
+    """
+
+    name: str
+    validation: Scores
+    test: Scores | None
+
+    def under(self, other: Scores, split: Split) -> Scores | None:
+        """Its scores on a split, the same under every seed of others."""
+        scores = self.test if split == "test" else self.validation
+        if scores is None:
+            return None
+        rows = {(seed, name): values for seed in other.seeds for (_, name), values in scores.rows.items()}
+        values = np.repeat(scores.values, len(other.seeds), axis=0)
+        return replace(scores, values=values, seeds=list(other.seeds), trained=None, rows=rows)
 
 
 def whether_it_pays(
-    finished: Sequence[Runner], alone: Runner | None, chosen: Runner, tested: Sequence[Checked], runs: TrialRuns
+    finished: Sequence[Runner],
+    alone: Runner | None,
+    best: Runner,
+    tested: Sequence[Checked],
+    runs: TrialRuns,
+    plain: PlainAlone | None = None,
 ) -> Evidence:
     """Return whether training together beats every client alone beyond noise (p < 0.05), or loses to it.
 
-    Where the recommendation shares something, its test rows decide: nothing was chosen by them, so one comparison is
-    made, and it is fair.  Otherwise validation rows do, by which the best method was chosen, too; that would flatter
-    it, so each client's gain is that of the method that is best on all *other* clients (leave-one-out).  Where the
-    recommendation is to train alone, it does not pay either if the 95 % interval of the gain ends below what counts as
-    little (one point).
+    Where the leader shares something, its test rows decide: nothing was chosen by them, so one comparison is made, and
+    it is fair.  Otherwise validation rows do, by which the best method was chosen, too; that would flatter it, so each
+    client's gain is that of the method that is best on all *other* clients (leave-one-out).  Where the leader is
+    training alone, it does not pay either if the 95 % interval of the gain ends below what counts as little (one
+    point).
 
     The question is that of the clients at hand, see `report.verdict.compared`.
 
     Args:
         finished: what the race has trained to the end.
         alone: Local among them, None if it failed.
-        chosen: the recommendation.
-        tested: scores on test rows, of the recommendation and Local among others.
+        best: the leader by validation rows.
+        tested: scores on test rows, of the leader and Local among others.
         runs: the settings by which they were scored.
+        plain: the plain model that is better than Local by validation rows, None where Local is the best of them.
     """
     opened = {checked.label: checked.scores for checked in tested}
     rivals = [runner for runner in finished if runner is not alone]
     if alone is None or not rivals:
         return Evidence("cannot be told", "validation")
+    against = alone.label if plain is None else plain.name
     # test rows had no part in the choice, so one comparison on them is not flattered
-    if chosen is not alone and {chosen.label, alone.label} <= opened.keys():
-        return _compared(opened[chosen.label], opened[alone.label], "test", runs)
+    if best is not alone and best.label in opened:
+        measure = opened.get(alone.label) if plain is None else plain.under(opened[best.label], "test")
+        if measure is not None:
+            return replace(_compared(opened[best.label], measure, "test", runs), label=best.label, against=against)
     # all are judged on the seeds of all, and one seed may have been luck
     rivals = [runner for runner in rivals if len(runner.last.seeds) > 1] or rivals
-    evidence = _compared(_left_out(rivals, runs.higher_is_better), alone.last, "validation", runs)
-    is_little = evidence.high is not None and evidence.high < nearness(runs.metric, alone.last.mean)
-    unclear = chosen is alone and evidence.pays == "cannot be told"
+    ours = _left_out(rivals, runs.higher_is_better)
+    measure = alone.last if plain is None else plain.under(ours, "validation")
+    assert measure is not None
+    evidence = replace(_compared(ours, measure, "validation", runs), label=best.label, against=against)
+    is_little = evidence.high is not None and evidence.high < nearness(runs.metric, measure.mean)
+    unclear = (best is alone or plain is not None) and evidence.pays == "cannot be told"
     return replace(evidence, pays="no") if unclear and is_little else evidence
+
+
+def strongest_plain(alone: Runner | None, models: PlainModels | None, runs: TrialRuns) -> PlainAlone | None:
+    """Return the best of the plain models by validation rows where it is better than Local, None where it is not."""
+    if models is None or alone is None:
+        return None
+    sign = 1 if runs.higher_is_better else -1
+    tables = models.scores(runs.choosing, "validation")
+    name = max(tables, key=lambda name: sign * tables[name].mean, default=None)
+    if name is None or sign * tables[name].mean <= sign * alone.last.mean:
+        return None
+    return PlainAlone(name, tables[name], models.scores(runs.choosing.opened(), "test").get(name))
 
 
 def _compared(ours: Scores, alone: Scores, rows: Split, runs: TrialRuns) -> Evidence:

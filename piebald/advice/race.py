@@ -1,6 +1,6 @@
 """The race: a portfolio of settings is halved on shared rungs, and what is left is repeated with other seeds.
 
-1. All settings are trained for a quarter of the rounds, the best six go on to half of them, the best three to the end.
+1. All settings are trained for a quarter of the rounds, the best eight go on to half of them, the best six to the end.
    The best setting of Local goes to the end in any case: it is the measure of the others.
 2. Local and the two best get a second seed before anybody gets a third: the luck of seeds is as large as what settings
    differ by, and the best of many has had luck.  Only what was repeated may win.
@@ -49,6 +49,11 @@ from piebald.storage.lock import RunLock
 ALONE, TOGETHER = "local", "fedavg"
 MOST = 20  # settings of the portfolio that are raced
 RATES = (0.1, 0.5)  # of what the portfolio does not have; most of its settings have one of these
+# of Local, the measure of all others: as many settings as any other recipe has
+ALONE_SETTINGS: tuple[Mapping[str, float], ...] = (
+    {"lr": 0.1}, {"lr": 0.02}, {"lr": 0.5}, {"lr": 0.005}, {"lr": 0.1, "weight_decay": 0.01},
+    {"lr": 0.02, "weight_decay": 0.01},
+)  # fmt: skip
 UNEQUAL = 2.0  # times that the slowest device takes longer than the fastest from which rounds cost waiting
 FEWEST = {"ifca": 4, "fedbuff": 4}  # clients that a recipe needs to make sense
 # in plain words, the simplest first
@@ -140,8 +145,8 @@ def entrants(
     labels = {recipe.name: label for label, recipe in methods.items()}
     bases = {name: shared(recipes.make(name), training) for name in (ALONE, TOGETHER)}
     bases |= {recipe.name: recipe for recipe in methods.values()}
-    # Local is tried with more than one rate in any case: a weak measure flatters everything else
-    points: list[tuple[str, Mapping[str, Any]]] = [(ALONE, {"lr": rate}) for rate in RATES]
+    # a weak measure flatters everything else
+    points: list[tuple[str, Mapping[str, Any]]] = [(ALONE, settings) for settings in ALONE_SETTINGS]
     for recipe in methods.values():
         points += [(recipe.name, {}), *((recipe.name, {"lr": rate}) for rate in RATES)]
     if names is not None and (TOGETHER in names or not {*names} - {ALONE}):
@@ -204,7 +209,7 @@ def _ratio(fleet: Fleet, clients: int) -> float:
     return max(seconds) / min(seconds) if min(seconds) > 0 else (float("inf") if max(seconds) > 0 else 1.0)
 
 
-KEPT = (6, 3)  # settings that go on after each rung but the last
+KEPT = (8, 6)  # settings that go on after each rung but the last
 SHARES = (0.45, 0.6, 0.75)  # of the budget that may be spent by the end of each rung; the rest is for other seeds
 REPEATED = 2  # of the best settings, and Local
 RECORD = "race.json"  # in the folder of a search: what each rung of each run has scored and cost
@@ -221,6 +226,7 @@ class Runner:
         state: "finished", or "dropped" before, or "failed".
         why: it was dropped or failed.
         run: the cost of a run, the mean over seeds; None if it was not finished.
+        stopped: server steps after which validation rows have ended its runs early, None where they have not.
         tried: the number of settings of the same method that were tried.
     """
 
@@ -230,6 +236,7 @@ class Runner:
     state: str = "dropped"
     why: str = ""
     run: Cost | None = None
+    stopped: int | None = None
     tried: int = 1
 
     @property

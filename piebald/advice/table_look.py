@@ -30,6 +30,7 @@ _ONE_HOT = 20  # categories that become a column each
 _LISTED = 4  # names in a sentence
 _TOKENS = 512  # that usual pretrained networks read at most
 _FEW = 5  # rows whose values are the same by chance
+_SINGLE = 10  # clients that may have a row each without a doubt of what a client is
 _LARGEST_IN_TREES = 1e38  # scikit-learn's, of float32
 _TELLS = 0.99  # share of rows whose target or site a column tells
 
@@ -83,6 +84,7 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
         if column not in frame.columns:
             raise SettingError(f"{path}: {unknown('column', column, frame.columns)}")
     frame, sites, names = owners_of(frame, client)
+    _refuse_single_rows(sites, client)
     # words for a gap in the target must be no class
     frame = frame.assign(**{target: frame[target].mask(target_gaps(frame[target]))})
     inputs = frame.drop(columns=[client, target, *nameless_columns(frame.columns)])
@@ -127,6 +129,17 @@ _PREPARATIONS = {
     "text": "none: left out, or token ids",
     "identifier": "none: left out",
 }
+
+
+def _refuse_single_rows(sites: Ints, client: str) -> None:
+    """Refuse a column that names what each row is about in place of who keeps the rows, before anything else."""
+    rows = np.bincount(sites)
+    single = int((rows == 1).sum())
+    if single > max(_SINGLE, len(rows) / 2):
+        raise SettingError(
+            f"{single:,} of {len(rows):,} values of {client!r} have a single row: name as client the column of who "
+            "keeps the rows, such as a hospital, and not that of what each row is about"
+        )
 
 
 def _column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> dict[str, Any]:

@@ -126,6 +126,7 @@ def _of_run(
         own: whether the class is named by the run's own threshold where no other one is chosen.
         reads: whether rows of the run are read for it, where its folder has not kept it.
     """
+    from piebald.data.clients.sites import RowsNotKept
     from piebald.runs.run import opened
 
     rows_are_read = reads or bool(chosen["calibrate"] or chosen["threshold"])
@@ -133,7 +134,13 @@ def _of_run(
         criterion = chosen["threshold"]
         if criterion is None and own:
             criterion = run.usual_criterion(client, chosen["cluster"])
-        predictor = run.predictor(client, **{**chosen, "threshold": criterion})
+        try:
+            predictor = run.predictor(client, **{**chosen, "threshold": criterion})
+        except RowsNotKept:
+            if rows_are_read:
+                raise
+            # a model that its client fits to its own rows at the end is made of them
+            return _of_run(place, plugins, rows, client, own, reads=True, **chosen)
         whose = "all clients" if client is None else client
         lacking = f"no class is named: the run has no threshold by validation rows of both classes of {whose} here"
         is_lacking = own and run.meta.get("threshold") is not None and predictor.threshold is None

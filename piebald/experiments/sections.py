@@ -145,12 +145,15 @@ class AdviseSection(Section):
         families: the recipes to race, all by default that need not be named; Local and FedAvg always are.
         more_data: whether a tenth of the budget is kept to train the recommendation with half and a quarter of the
             rows, and of the clients, to say what more of them would change.
+        save_traffic: whether, of methods that are about as good, the one that sends least is recommended, as it is with
+            a budget in bytes.
     """
 
     budget: dict[str, Any] | None = None
     seeds: SeedList | None = None
     families: list[str] | None = Field(default=None, min_length=1)
     more_data: bool = True
+    save_traffic: bool = False
 
 
 def file_text(path: str | Path | None) -> str:

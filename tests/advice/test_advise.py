@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,18 @@ import torch
 import piebald
 from piebald import models, partition, recipes
 from piebald.advice import Advice, advise
+from piebald.advice.adviser import choose
 from piebald.advice.answer_page import curve
-from piebald.advice.more_data import outlook
-from piebald.advice.race import MOST, RATES, entrants, portfolio
+from piebald.advice.more_data import _with_as_many_steps, outlook
+from piebald.advice.race import ALONE_SETTINGS, MOST, RATES, entrants, portfolio
 from piebald.advice.tuning import Budget
+from piebald.advice.tuning.space import Cost
 from piebald.advice.tuning.trial_runs import PartOfRows, PooledPartOfRows
 from piebald.cli import main
 from piebald.core.errors import SettingError
 from piebald.core.result_table import plain_cell
 from piebald.data.partition import Lists, PooledClients
-from piebald.report.paired import Difference
+from piebald.report.paired import Difference, Scores
 from piebald.report.tables import History
 from piebald.storage.store import RunStore
 
@@ -74,6 +77,7 @@ def swapped() -> PooledClients:
 def timeless(advice: Advice) -> dict[str, Any]:
     table = advice.plain()
     table.pop("answer")  # which has times as well
+    table.pop("processor_seconds")
     for row in (table["cost"], table["spent"]):
         row.pop("minutes")
     for row in table["methods"]:
@@ -330,12 +334,15 @@ def test_a_bad_argument_is_refused_in_one_sentence(options: dict[str, Any], why:
 
 
 def test_the_field_is_the_portfolio_without_what_cannot_run_there() -> None:
-    """Local with both rates leads it, and what cannot be trained is replaced by the next of the portfolio."""
+    """Local with all its settings leads it, and what cannot be trained is replaced by the next of the portfolio."""
     field, reasons = entrants(alike(), None, {"batch": 7}, {}, refused=lambda one, _: "none" * (one.name == "fedbn"))
     assert reasons == {"fedbn": "none"}
-    assert [(one.label, one.settings["lr"]) for one in field[:2]] == [("local", rate) for rate in RATES]
-    raced = [{"recipe": one.label, **one.settings} for one in field[2:] if not one.late]
-    assert raced == [point for point in portfolio() if point["recipe"] != "fedbn"][:MOST]
+    alone = len(ALONE_SETTINGS)
+    assert [(one.label, one.settings) for one in field[:alone]] == [("local", settings) for settings in ALONE_SETTINGS]
+    raced = [{"recipe": one.label, **one.settings} for one in field[alone:] if not one.late]
+    left = [{"recipe": "fedbn"}, *({"recipe": "local", **settings} for settings in ALONE_SETTINGS)]
+    known = [point for point in portfolio() if point["recipe"] != "fedbn" and point not in left]
+    assert raced == known[:MOST]
     assert len(raced) == MOST
     assert [one.label for one in field if one.late] == ["fedavg"]  # a measure that costs the race nothing
     assert all(one.recipe.training.batch == 7 for one in field)  # type: ignore[attr-defined]
@@ -348,7 +355,8 @@ def test_named_recipes_take_the_place_of_the_portfolio() -> None:
     field, _ = entrants(alike(), None, {"batch": 7}, {"mine": recipes.ditto(lr=0.3)}, ["fedala", "ditto"])
     labels = ("local", "mine", "fedala")
     rates = {label: [one.settings["lr"] for one in field if one.label == label] for label in labels}
-    assert rates["fedala"] == rates["local"] == list(RATES)
+    assert rates["fedala"] == list(RATES)
+    assert rates["local"] == [settings["lr"] for settings in ALONE_SETTINGS]
     # a recipe of one's own is raced as it is first, and stands for that of its name
     assert rates["mine"][:3] == [0.3, *RATES]
     assert "ditto" not in {one.label for one in field}
@@ -408,6 +416,65 @@ def test_numbers_to_predict_and_what_more_data_would_change(tmp_path: Path) -> N
     made = tmp_path / "advice" / "more-data"
     folders = {path.relative_to(made).parts[0] for path in made.rglob("run.db")}
     assert folders == ({"rows", "clients"} if found.recommended == "joined" else {"rows"})
+
+
+@pytest.mark.parametrize("rows", [40, 42, 61])
+@pytest.mark.parametrize("share", [0.5, 0.25])
+def test_a_part_of_the_rows_has_as_many_steps_as_all(rows: int, share: float) -> None:
+    """But for what batches of whole rows leave over in each of its epochs."""
+    for recipe in (recipes.fedavg(batch=10), recipes.fedrep(batch=10), recipes.fedavg(batch=10, steps=7)):
+        longer = _with_as_many_steps(recipe, share).training
+        whole, part = recipe.training.max_steps(rows), longer.max_steps(round(rows * share))  # type: ignore[attr-defined]
+        assert abs(whole - part) <= 1 / share
+
+
+def test_traffic_decides_only_where_it_is_dear() -> None:
+    """Ditto leads by half a point, and Local sends nothing."""
+    names, sizes = [f"c{n}" for n in range(6)], [50] * 6
+
+    def one(label: str, score: float, sent: int) -> Any:
+        spread = 0.01 if label == "local" else -0.01
+        table = Scores(score + spread * np.array([[1, -1] * 3] * 2), names, (0, 1), sizes=sizes, counted=True)
+        return SimpleNamespace(
+            label=label, last=table, mean=score, run=Cost(bytes=sent), entrant=SimpleNamespace(rank=0)
+        )
+
+    finished, runs = (
+        [one("local", 0.8, 0), one("ditto", 0.803, 10**6)],
+        SimpleNamespace(metric="accuracy", higher_is_better=True),
+    )
+    assert choose(finished, "local", {}, runs)[0].label == "ditto"  # type: ignore[arg-type]
+    assert choose(finished, "local", {}, runs, is_dear=True)[0].label == "local"  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_learned_is_refused_before_any_training() -> None:
+    rng = np.random.default_rng(0)
+    one_class = partition.clients_from({f"s{n}": (rng.normal(size=(30, 3)), np.zeros(30, int)) for n in range(3)},
+                                       classes=["no", "yes"], validation=0.2)  # fmt: skip
+    with pytest.raises(SettingError, match="all training rows have the class 'no': there is nothing to learn"):
+        advise(one_class, models.build_model("mlp", (3,), 2), rounds=2)
+    each = partition.clients_from({f"p{n}": (rng.normal(size=(1, 3)), [n % 2]) for n in range(30)}, test=0.0)
+    with pytest.raises(SettingError, match="30 of 30 clients have fewer than two training rows: name as client who"):
+        advise(each, models.build_model("mlp", (3,), 2), rounds=2)
+
+
+def test_training_alone_is_stopped_where_validation_rows_are_best(tmp_path: Path) -> None:
+    """With this rate it diverges from its best model, and the answer has it as it was then."""
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(4, 40, 12)).astype("float32"), rng.integers(0, 2, (4, 40))
+    clients = partition.clients_from({f"s{n}": (x[n], y[n]) for n in range(4)}, validation=0.4, test=0.2)
+    found = advise(clients, models.build_model("mlp", (12,), 2, hidden=(16,)), rounds=8, families=["local"], seeds=(0,),
+                   training={"batch": 4}, more_data=False, out=tmp_path / "advice")  # fmt: skip
+    stopped = list((tmp_path / "advice" / "stopped").rglob("run.db"))
+    folders = [path.parent for path in (tmp_path / "advice" / "runs" / "local").rglob("run.db")]
+    alone = next(row["score"] for row in found.tried if row["method"] == "local")
+    whole = []
+    for folder in folders:
+        with History(folder) as history:
+            if history.final["rounds"] == 8:
+                whole.append(max(np.mean(list(history.values_at(step).values())) for step in (2, 4, 6, 8)))
+    assert stopped
+    assert alone == pytest.approx(max(whole))
 
 
 def test_half_of_the_rows_are_rows_of_the_whole() -> None:

@@ -1,20 +1,20 @@
-"""The ensemble of the three best methods: what it scores, what is said of it, and a file that makes it."""
+"""The ensemble of what a race has trained: how members are selected, what it scores, and runs to predict with."""
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from piebald import models, partition, recipes
-from piebald.advice import advise
+from piebald import models, partition
+from piebald.advice import Advice, advise
 from piebald.advice.tuning.trial_runs import without_test_rows
-from piebald.methods.recipe import Recipe
+from piebald.contracts import Clients, Split
 from piebald.models.prediction import mean_outputs
-from piebald.report.tables import History
 from piebald.runs.run import opened
 
 
@@ -24,44 +24,62 @@ def test_probabilities_and_numbers_are_averaged_as_what_they_are() -> None:
         torch.testing.assert_close(link(mean_outputs(list(drawn), kind)), link(drawn).mean(0))  # type: ignore[arg-type]
 
 
-def recipe_in(folder: Path) -> Recipe:
-    with History(folder) as history:
-        return recipes.rebuild(history.meta["recipe"]["table"])
+CLIENTS, ROWS = 6, 60
 
 
-def test_it_is_scored_on_validation_rows_and_offered_as_a_file(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(6, 60, 4)).astype("float32")
-    y = (x[..., 0] + rng.normal(size=(6, 60)) > 0).astype(int)
-    clients = partition.clients_from({f"s{n}": (x[n], y[n]) for n in range(6)}, validation=0.4, test=0.2)
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Advice, Clients, nn.Module, Path]:
+    """An answer on clients of which half have another rule, so that several models are better than one."""
+    rng, out = np.random.default_rng(0), tmp_path_factory.mktemp("search") / "advice"
+    x = rng.normal(size=(CLIENTS, ROWS, 4)).astype("float32")
+    y = x[..., 0] + np.where(np.arange(CLIENTS) % 2, 1, -1)[:, None] * x[..., 1] + rng.normal(size=x.shape[:2]) > 0
+    clients = partition.clients_from(
+        {f"s{n}": (x[n], y[n].astype(int)) for n in range(CLIENTS)}, validation=0.4, test=0.2
+    )
     model = models.build_model("mlp", (4,), 2, hidden=(4,))
-    found = advise(
-        clients, model, rounds=4, families=["ditto"], seeds=(0,), training={"batch": 8}, more_data=False,
-        out=tmp_path / "advice",
-    )  # fmt: skip
+    found = advise(clients, model, rounds=4, families=["ditto", "hdafl"], seeds=(0,), training={"batch": 8},
+                   more_data=False, out=out)  # fmt: skip
+    return found, clients, model, out
+
+
+def shares_of(folder: Path, clients: Clients, model: nn.Module, split: Split) -> np.ndarray[Any, Any]:
+    """The probabilities [clients, rows, 2] of a run's models."""
+    with opened(folder, without_test_rows(clients), model) as run, torch.no_grad():
+        return np.stack([
+            run.model(client)(clients.rows(client, split).x).softmax(1).numpy() for client in range(CLIENTS)
+        ])  # fmt: skip
+
+
+def accuracy(shares: np.ndarray[Any, Any], clients: Clients, split: Split) -> float:
+    truth = np.stack([clients.rows(client, split).y.numpy() for client in range(CLIENTS)])
+    return float((shares.argmax(2) == truth).mean())
+
+
+def test_members_are_added_while_the_mean_is_better_on_validation_rows_and_tested_once(
+    answer: tuple[Advice, Clients, nn.Module, Path],
+) -> None:
+    found, clients, model, _ = answer
     assert found.ensemble is not None
-    members = found.ensemble.recipes
-    assert set(members) == {"local", "fedavg", "ditto"}
-    shares = np.zeros((6, 24, 2))
-    for label, recipe in members.items():
-        folders = [
-            place.parent
-            for place in (tmp_path / "advice" / "runs" / label).rglob("run.db")
-            if recipe_in(place.parent) == recipe
-        ]
-        with opened(folders[0], without_test_rows(clients), model) as run:
-            for client in range(6):
-                with torch.no_grad():
-                    shares[client] += run.model(client)(clients.rows(client, "validation").x).softmax(1).numpy() / 3
-    truth = np.stack([clients.rows(client, "validation").y.numpy() for client in range(6)])
-    right = (shares.argmax(2) == truth).mean(1)
-    assert found.ensemble.score == pytest.approx(right.mean())
-    assert found.ensemble.gain.noise == "rows"
-    chosen = next(row["score"] for row in found.tried if row["method"] == found.recommended)
-    assert found.ensemble.gain.mean == pytest.approx(right.mean() - chosen)
-    said = " ".join(found.details().split())
-    assert "the mean of the predictions of " in said
-    assert found.plain()["ensemble"]["members"] == list(members)
-    table = tomllib.loads((tmp_path / "advice" / "ensemble.toml").read_text())
-    named = {row.pop("label"): row for row in table["recipes"]}
-    assert {label: recipes.make(row.pop("name"), **row) for label, row in named.items()} == members
+    members, total = found.ensemble.members, sum(member.count for member in found.ensemble.members)
+    assert len(members) > 1
+    mean = sum(member.count * shares_of(member.folder, clients, model, "validation") for member in members) / total
+    best = max(row["score"] for row in found.tried if row["rounds"] == 4)
+    assert accuracy(mean, clients, "validation") > best
+    tested = sum(member.count * shares_of(member.folder, clients, model, "test") for member in members) / total
+    assert found.ensemble.rows == "test"
+    assert found.ensemble.score == pytest.approx(accuracy(tested, clients, "test"))
+    own = next(checked.scores.mean for checked in found.tested if checked.label == found.recommended)
+    assert (found.ensemble.gain.mean, found.ensemble.gain.noise) == (pytest.approx(found.ensemble.score - own), "rows")
+    assert found.plain()["ensemble"]["members"] == [{"name": x.name, "count": x.count} for x in members]
+    assert "the mean of" in found.text()
+
+
+def test_it_is_saved_as_runs_of_which_each_is_there_as_often_as_it_counts(
+    answer: tuple[Advice, Clients, nn.Module, Path],
+) -> None:
+    found, clients, model, out = answer
+    assert found.ensemble is not None
+    copies = sorted(path.parent for path in (out / "ensemble").rglob("run.db"))
+    assert len(copies) == sum(member.count for member in found.ensemble.members)
+    mean = np.mean([shares_of(copy, clients, model, "test") for copy in copies], axis=0)
+    assert accuracy(mean, clients, "test") == pytest.approx(found.ensemble.score)

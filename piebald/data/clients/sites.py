@@ -21,6 +21,10 @@ from piebald.data.partition.split import SplitSettings
 from piebald.data.preparation.preparation import Preparation
 
 
+class RowsNotKept(SettingError):
+    """What is asked for needs rows of a client that a run folder does not hold."""
+
+
 class SiteClients:
     """Sites as `contracts.Clients`.  Instead of a client's rows there is one blank row of the agreed form, which gives
     the shape of inputs and the kind of targets.
@@ -103,10 +107,10 @@ class RecordedClients(SiteClients):
         """One blank row within `forms`.
 
         Raises:
-            SettingError: the rows themselves are wanted.
+            RowsNotKept: the rows themselves are wanted.
         """
         if not self._shows_form:
-            raise SettingError(
+            raise RowsNotKept(
                 f"this needs the {split} rows of client {self.names[client]!r}, which the run does not keep: "
                 f"{self._reason}"
             )

@@ -1,0 +1,149 @@
+"""Plain models that a client fits to its own rows alone, by scikit-learn: what training together is held against.
+
+A table of few rows is often served best by a linear model, which no network that is trained alone shows.  Shrunken
+linear discriminant analysis, logistic regression and boosted trees are fitted for classes, ridge regression and boosted
+trees for numbers, with their usual settings, to training rows alone.
+
+Source: Ledoit and Wolf, *Honey, I shrunk the sample covariance matrix*, Journal of Portfolio Management 2004.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from piebald.advice.tuning.trial_runs import TrialRuns
+from piebald.contracts import Clients, InMemory, Rows, Split
+from piebald.core import pytree
+from piebald.core.objective import Objective
+from piebald.engines.scoring import value_of, values_of_rows
+from piebald.report.paired import Scores
+
+Floats = NDArray[np.float64]
+MOST_COLUMNS = 300  # of a table; pictures and signals as long rows of numbers are none
+_LEAST_SHARE = 1e-6  # of a class that a client has no row of
+
+
+class PlainModels:
+    """The plain models of each client, fitted when they are first asked for.
+
+    Args:
+        runs: the settings of a search: its clients, without test rows for the fit.
+        objective: by whose metric they are scored.
+    """
+
+    def __init__(self, runs: TrialRuns, objective: Objective) -> None:
+        self.runs, self.objective = runs, objective
+        self.makers = _makers(runs.choosing, objective)
+        self._fitted: dict[tuple[str, int], Any] = {}
+
+    def scores(self, clients: Clients, split: Split) -> dict[str, Scores]:
+        """The scores of each model by its name, on a split of these clients; of those that have any."""
+        tables = {name: self._table(name, clients, split) for name in self.makers}
+        return {name: table for name, table in tables.items() if table.present}
+
+    def _table(self, name: str, clients: Clients, split: Split) -> Scores:
+        metric = self.objective.metrics.get(self.objective.metric, self.objective.loss)
+        values, rows = np.full((1, len(clients)), np.nan), dict[Any, Floats]()
+        for client in range(len(clients)):
+            judged = clients.rows(client, split)
+            outputs = self._outputs(name, client, judged) if len(judged) else None
+            if outputs is None:
+                continue
+            values[0, client] = float(value_of(metric, outputs, judged.y))
+            of_rows = values_of_rows(metric, outputs, judged.y).double().numpy()
+            if np.isfinite(of_rows).all():
+                rows[0, self.runs.names[client]] = of_rows
+        return self.runs.table(np.where(np.isfinite(values), values, np.nan), [0], split, rows)
+
+    def _outputs(self, name: str, client: int, judged: Rows) -> Tensor | None:
+        """Return a client's outputs as a network has them; None where it has no rows to learn from."""
+        if (name, client) not in self._fitted:
+            own = self.runs.choosing.rows(client, "train")
+            self._fitted[name, client] = _fitted(self.makers[name], own) if len(own) else None
+        model = self._fitted[name, client]
+        if model is None:
+            return None
+        x, y = (pytree.single(part, "a plain model") for part in (judged.x, judged.y))
+        if not hasattr(model, "predict_proba"):
+            return torch.from_numpy(np.asarray(model.predict(x.numpy()), np.float32)).reshape(y.shape)
+        shares = np.full((len(x), len(self.runs.choosing.classes or ())), _LEAST_SHARE)
+        shares[:, model.classes_] = np.maximum(model.predict_proba(x.numpy()), _LEAST_SHARE)
+        return torch.from_numpy(shares).log().float()
+
+
+def _makers(clients: Clients, objective: Objective) -> Mapping[str, Callable[[], Any]]:
+    """The models that fit these clients' rows, none where they are no table in memory of one target."""
+    if not (isinstance(clients, InMemory) and clients.in_memory()):
+        return {}
+    pool = clients.pool()
+    x, y = pool.x, pool.y
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor) or x.dim() != 2 or x.shape[1] > MOST_COLUMNS:
+        return {}
+    if not bool(torch.isfinite(x).all() and torch.isfinite(y).all()):
+        return {}
+    if objective.name == "classification" and y.dim() == 1 and bool((y >= 0).all()):
+        return {"shrunken LDA": _lda, "logistic regression": _logistic, "boosted trees": _trees}
+    if objective.name in ("regression", "l1", "huber") and y[0].numel() == 1:
+        return {"ridge regression": _ridge, "boosted trees": _regression_trees}
+    return {}
+
+
+def _fitted(make: Callable[[], Any], rows: Rows) -> Any:
+    """A model of a client's rows; the most frequent class or the mean where they are too few for it."""
+    from sklearn.dummy import DummyClassifier, DummyRegressor
+
+    x, y = (pytree.single(part, "a plain model").numpy() for part in (rows.x, rows.y))
+    y = y.reshape(len(rows))
+    model = make()
+    is_constant = len(np.unique(y)) == 1  # discriminant analysis would fail at its first prediction
+    with warnings.catch_warnings():
+        # columns that repeat each other and steps that run out are no news of a model that is only a measure
+        warnings.simplefilter("ignore")
+        try:
+            if not is_constant:
+                return model.fit(x, y)
+        except ValueError:  # no more rows than classes
+            pass
+        plain = DummyClassifier(strategy="prior") if hasattr(model, "predict_proba") else DummyRegressor()
+        return plain.fit(x, y)
+
+
+def _lda() -> Any:
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+    return LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
+
+
+def _logistic() -> Any:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+
+
+def _trees() -> Any:
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    return HistGradientBoostingClassifier(min_samples_leaf=5, early_stopping=False, random_state=0)
+
+
+def _ridge() -> Any:
+    from sklearn.linear_model import RidgeCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), RidgeCV(np.logspace(-3, 3, 13)))
+
+
+def _regression_trees() -> Any:
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    return HistGradientBoostingRegressor(min_samples_leaf=5, early_stopping=False, random_state=0)
