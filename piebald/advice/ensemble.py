@@ -44,7 +44,7 @@ _MOST_CLIENTS = 200  # of more, making each one's own models would take minutes
 
 
 @dataclass(frozen=True)
-class Member:
+class EnsembleMember:
     """A run in an ensemble.
 
     Attributes:
@@ -72,7 +72,7 @@ class Ensemble:
         bytes: that all members send in a run, both ways.
     """
 
-    members: Sequence[Member]
+    members: Sequence[EnsembleMember]
     rows: Split
     score: float
     gain: Difference
@@ -130,7 +130,9 @@ def ensemble(finished: Sequence[Runner], chosen: Runner, tested: Sequence[Checke
         return None
     if len(counts) < 2:
         return None
-    members = [Member(runners[n].name, runners[n].recipe, runners[n].folders[seed], k) for n, k in counts.most_common()]
+    members = [
+        EnsembleMember(runners[n].name, runners[n].recipe, runners[n].folders[seed], k) for n, k in counts.most_common()
+    ]
     base = next((checked.scores for checked in tested if checked.label == chosen.label), None)
     split: Split = "validation" if base is None else "test"
     with ExitStack() as stack:
