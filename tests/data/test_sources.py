@@ -104,9 +104,22 @@ def test_images_get_channels_and_are_scaled(shape: tuple[int, ...]) -> None:
     assert float(x.max()) == 1.0
 
 
-def test_small_integers_that_are_no_images_are_not_scaled() -> None:
+@pytest.mark.parametrize("shape", [(2, 1, 4, 3, 5), (2, 3, 4, 3, 5), (2, 1, 2, 4, 3, 5)])
+@pytest.mark.parametrize("several", [True, False])
+def test_bytes_of_volumes_and_films_are_scaled(shape: tuple[int, ...], several: bool) -> None:
+    scans = np.full(shape, 255, dtype=np.uint8)
+    x = clients_from([({"scan": scans} if several else scans, [0, 1])], test=0.0).rows(0, "train").x
+    x = x["scan"] if several else x
+    assert (x.shape, float(x.max()), x.dtype) == (shape, 1.0, torch.float32)
+
+
+def test_small_integers_that_are_no_images_are_not_scaled(caplog: pytest.LogCaptureFixture) -> None:
+    clients = clients_from([(np.array([[0, 100]], dtype=np.uint8), [0])])
+    assert clients.rows(0, "train").x.tolist() == [[0, 100]]
+    assert not caplog.records
     clients = clients_from([(np.array([[0, 200]], dtype=np.uint8), [0])])
     assert clients.rows(0, "train").x.tolist() == [[0, 200]]
+    assert "divide them by 255" in caplog.text
 
 
 class Items(Dataset):
@@ -297,6 +310,7 @@ class Ragged(Items):
         ([(np.ones((1, 1), dtype=complex), [0])], "must be one array of numbers .* got complex128"),
         ([(np.ones((2, 3)), [-1, 1])], "client '0': class numbers must be at least 0, got -1"),
         ([(np.zeros((2, 8, 8, 3), dtype=np.uint8), [0, 1])], r"images must be \[n, channels, height, width\]"),
+        ([(np.zeros((2, 9, 8, 8, 1), dtype=np.uint8), [0, 1])], r"images must be \[n, channels, \.\.\.\]"),
         ([NoLength()], "client '0' is a NoLength without a length"),
         ([Pictures()], "inputs must be tensors or arrays, got object: give the data set a transform"),
         ([Ragged()], "got ragged rows: .*, or set collate = 'pad'"),

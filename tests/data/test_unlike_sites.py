@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 import piebald
+from piebald.data.clients.data_source import DataSource
+from piebald.data.partition import ByOwner
+from piebald.data.preparation.written_forms import warn_of_unlike_classes
 
 pd = pytest.importorskip("pandas")
 TRUE = np.arange(40) % 3 == 0
@@ -36,22 +39,47 @@ def test_words_at_one_client_make_booleans_of_0_and_1_at_another(tmp_path: Path,
     assert [column.kind for column in plain.preparation.columns] == ["number", "number"]
 
 
-@pytest.mark.parametrize(
-    ("second", "told"),
-    [
-        (["0", "1"], "target 's': a ('No, Yes') and b ('0, 1') have no class in common: name classes alike where they"),
-        (["No", "Yes"], ""),
-        (["No", "0"], ""),
-        (["1", "1"], ""),  # one class alone is what unlike clients may have
-    ],
-)
-def test_classes_that_two_clients_do_not_share_are_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, second: list[str], told: str
+CODINGS = [
+    ({"a": "yn", "b": "01"}, "a"),  # none in common, of two sites
+    ({"a": "01", "b": "01", "c": "12"}, "c"),
+    ({"a": "12", "b": "01", "c": "12", "d": "12"}, "b"),
+    ({"a": "012", "b": "123", "c": "012"}, "b"),
+    ({"a": "abc", "b": "abd", "c": "abc", "d": "ab"}, "b"),
+    ({"a": "yn", "b": "ny"}, None),
+    ({"a": "abc", "b": "ab", "c": "bc"}, None),  # rows of some classes are lacking, and no name is odd
+    ({"a": "yn", "b": "1"}, None),  # one class alone is what unlike clients may have
+    ({"a": "01", "b": "12", "c": "23", "d": "34"}, None),  # sites that have few of many classes each
+]
+
+
+@pytest.mark.parametrize(("classes", "odd"), CODINGS)
+@pytest.mark.parametrize("form", ["files", "arrays", "column"])
+def test_a_client_that_codes_classes_otherwise_is_named_before_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, classes: dict[str, str], odd: str | None, form: str
 ) -> None:
+    x = np.arange(48.0)[:, None]
+    frames = {
+        name: pd.DataFrame({"x": x[:, 0], "s": pd.Series([*own] * (48 // len(own)))}) for name, own in classes.items()
+    }
     with caplog.at_level(logging.WARNING, "piebald"):
-        clients(tmp_path, {"a": ["No", "Yes"] * 20, "b": second * 20}, target="s", features=["x"])
-    assert told in caplog.text
-    assert ("class in common" in caplog.text) == bool(told)
+        if form == "arrays":
+            piebald.clients_from({name: (x, frame["s"].to_numpy(dtype=str)) for name, frame in frames.items()},
+                                 classes=sorted(set("".join(classes.values()))))  # fmt: skip
+        elif form == "files":
+            clients(tmp_path, {name: frame["s"].head(40) for name, frame in frames.items()}, target="s", features=["x"])
+        else:
+            joined = pd.concat([frame.assign(site=name) for name, frame in frames.items()])
+            joined.to_csv(tmp_path / "all.csv", index=False)
+            source = DataSource(source=str(tmp_path / "all.csv"), client="site", target="s")
+            ByOwner(owner="site").split(source.load())
+    told = [record.getMessage() for record in caplog.records if "code them alike" in record.getMessage()]
+    assert len(told) == (odd is not None)
+    assert odd is None or f"{odd} has the classes '{', '.join(sorted(classes[odd]))}'" in told[0]
+
+
+def test_the_difference_of_codings_that_are_numbers_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_unlike_classes({"north": ["0", "1"], "south": ["1", "2"], "east": ["0", "1"]}, "ill")
+    assert "('1, 2' less 1 are the others')" in caplog.text
 
 
 def test_whole_numbers_beyond_those_of_floats_are_different_categories(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Conversion of clients' data to arrays that models train on: inputs float32, targets int64 or float32.
 
-uint8 images are stored as they are, in a quarter of the memory, and `floats` converts them to float32 in [0, 1].
+uint8 images and volumes are stored as they are, in a quarter of the memory, and `floats` converts them to float32 in
+[0, 1].
 
 Rules by which rows of unequal length become arrays: "stack" refuses them, "pad" fills them up and makes masks.
 
@@ -11,6 +12,7 @@ mask is made, 1 for what was there and 0 for padding, under the name that Huggin
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -24,11 +26,13 @@ from piebald.core.pytree import mapped, named_leaves
 from piebald.core.targets import IGNORED
 
 Array = NDArray[Any]
+_INTENSE = 127  # of a byte, beyond which hardly any measurement of a table goes
+_log = logging.getLogger(__name__)
 MOST_CLASSES = 100_000  # a class number beyond this is an identifier or a measurement, not a class
 
 
 def floats(x: Any) -> Any:
-    """Stored inputs as float32: uint8 images are scaled to [0, 1], all else is returned as it is."""
+    """Stored inputs as float32: uint8 ones are scaled to [0, 1], all else is returned as it is."""
     return mapped(lambda tensor: tensor.float().div_(255) if tensor.dtype == torch.uint8 else tensor, x)
 
 
@@ -86,10 +90,10 @@ def _describe(value: Any, converted: Array) -> str:
 
 
 def inputs(value: Any, who: str, tokens: bool = False) -> Array:
-    """Inputs [n, ...] as float32, or as uint8 where they are images [n, channels, height, width].
+    """Inputs [n, ...] as float32, or as uint8 where they are intensities with two axes or more.
 
-    uint8 arrays [n, h, w] get a channel axis.  Other numbers become float32 as they are; `tokens` must be whole numbers
-    of at least 0 and become int64.
+    uint8 arrays [n, h, w] get a channel axis.  Other numbers become float32 as they are, also uint8 ones [n, d], which
+    may be columns of a table; `tokens` must be whole numbers of at least 0 and become int64.
 
     Raises:
         SettingError: text, NaN or infinite values, no feature axis, or images with the channels last.
@@ -110,19 +114,29 @@ def inputs(value: Any, who: str, tokens: bool = False) -> Array:
             got = f"{x.dtype} numbers" if x.dtype.kind not in "iu" else str(int(x.min()))
             raise SettingError(f"{who}: tokens must be whole numbers of at least 0, got {got}: number tokens from 0")
         return np.require(x, dtype=np.int64, requirements=["C", "W"])
-    if x.dtype == np.uint8 and x.ndim in (3, 4):
+    if _are_intensities(x):
         x = x[:, None] if x.ndim == 3 else x
         # a wrong order would train without an error, on columns of pixels as channels
         if x.shape[-1] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
+            axes = "channels, height, width" if x.ndim == 4 else "channels, ..."
             raise SettingError(
-                f"{who}: images must be [n, channels, height, width], got {list(x.shape)}: "
-                f"move the channels with x.transpose(0, 3, 1, 2)"
+                f"{who}: images must be [n, {axes}], got {list(x.shape)}: move the channels with np.moveaxis(x, -1, 1)"
             )
         return np.require(x, requirements=["C", "W"])
+    if x.dtype == np.uint8 and x.size and int(x.max()) > _INTENSE:
+        _log.warning(
+            "%s: bytes %s are taken as numbers up to %d: divide them by 255 if they are intensities of pixels",
+            who, list(x.shape), x.max(),
+        )  # fmt: skip
     with np.errstate(over="ignore"):  # values that do not fit are refused below
         x = np.require(x, dtype=np.float32, requirements=["C", "W"])
     _finite(x, who, "inputs")
     return x
+
+
+def _are_intensities(x: Array) -> bool:
+    """Return whether an array has bytes of pictures, volumes or films, whatever the number of their axes."""
+    return x.dtype == np.uint8 and x.ndim > 2
 
 
 def _finite(values: Array, who: str, role: str) -> None:
@@ -171,10 +185,10 @@ def _several(value: Any, who: str, role: str) -> Any:
 
 def _part(value: Any, who: str, role: str) -> Array:
     """One of several arrays [n, ...]: whole numbers become int64, booleans stay, real numbers become float32, and
-    uint8 images stay.
+    uint8 intensities stay.
     """
     part = array(value, who, role)
-    if part.dtype == np.uint8 and part.ndim in (3, 4):
+    if role == "inputs" and _are_intensities(part):
         return inputs(part, who)
     if part.dtype.kind == "U":
         raise SettingError(f"{who} must be numbers, got text like {str(part.flat[0])!r}: encode it as numbers first")

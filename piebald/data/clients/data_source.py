@@ -217,6 +217,7 @@ class DataSource(BaseModel):
             classes=classes,
             owners={} if owner is None else {owner: Owners(table.client, table.names)},
             features=table.features,
+            target=table.target,
             columns=table.columns,
             groups=None if table.keys is None else table.keys.group,
             keys=table.keys,

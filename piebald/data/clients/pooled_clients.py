@@ -9,6 +9,7 @@ import copy
 import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
+from itertools import chain, compress
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -37,6 +38,7 @@ from piebald.data.clients.lists import Lists, Numbered, check_client
 from piebald.data.partition.leakage import SPLITS, check_shares, check_split, three_ways
 from piebald.data.partition.split import Ints, SplitSettings
 from piebald.data.preparation.columns import CodedTable
+from piebald.data.preparation.written_forms import MOST_COMPARED, warn_of_unlike_classes
 from piebald.data.sets.decoded import Decoded
 
 
@@ -243,6 +245,24 @@ class PooledClients:
     def _gather(self, index: Ints) -> Rows:
         places = torch.from_numpy(index)
         return Rows(floats(pytree.take(self._stored, places)), pytree.take(self._y, places))
+
+
+def warn_of_codings(clients: PooledClients, target: str | None) -> None:
+    """Log a warning where owners of rows seem to code the same classes in different ways, see `warn_of_unlike_classes`.
+
+    Args:
+        clients: whose rows come from their owners, and are not dealt from one data set.
+        target: the column of classes, None where it has no name.
+    """
+    if (classes := clients.classes) is None or len(clients) > MOST_COMPARED:
+        return
+    held = {
+        str(name): [clients.counts(client, split) or [] for split in SPLITS]
+        for client, name in enumerate(clients.names)
+    }
+    warn_of_unlike_classes(
+        {name: {*chain(*(compress(classes, rows) for rows in parts))} for name, parts in held.items()}, target
+    )
 
 
 def _compressed_bytes(numbers: Tensor) -> int:

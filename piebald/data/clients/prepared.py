@@ -6,7 +6,6 @@ Standard scores of inputs: each client's rows less one mean and divided by one d
 from __future__ import annotations
 
 import copy
-import itertools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -30,7 +29,6 @@ from piebald.data.clients.table_files import gap_code_reasons, mixed_reason
 from piebald.data.partition.split import division_of
 from piebald.data.preparation.columns import CodedRows, CodedTable, factorized, guess_columns
 from piebald.data.preparation.preparation import NumberTarget, Preparation, PrepareSettings
-from piebald.data.preparation.written_forms import warn_of_unlike_classes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -372,10 +370,6 @@ def _agreed(
     def ask(question: Question) -> list[Answer]:
         return [answer(question, frame, y) for frame, y in tables]
 
-    if (classes := clients.classes) is not None and len(names) <= _SHOWN:
-        counts = {name: clients.counts(client, "train") or () for client, name in enumerate(map(str, clients.names))}
-        held = {name: [*itertools.compress(classes, counts[name])] for name in names}
-        warn_of_unlike_classes(held, target)
     return agree(ask, settings, target, clients.classes, lambda: names)
 
 

@@ -24,7 +24,7 @@ from piebald.data.clients.convert import Collate, floats, kind, lengths_of, targ
 from piebald.data.clients.lists import Lists
 from piebald.data.clients.owner import ALLOWED, Owner, different_names, given, is_table_path, read_owners
 from piebald.data.clients.pairs import from_pairs, looking_alike, pair
-from piebald.data.clients.pooled_clients import LazyClients, PooledClients
+from piebald.data.clients.pooled_clients import LazyClients, PooledClients, warn_of_codings
 from piebald.data.clients.prepared import PreparedClients, prepared
 from piebald.data.partition.leakage import RowKeys, check_shares, three_ways
 from piebald.data.partition.split import Ints, SplitSettings
@@ -57,7 +57,8 @@ def clients_from(
 ) -> PooledClients | PreparedClients:
     """Make clients from your own data.
 
-    Inputs become float32; uint8 images ([n, h, w] or [n, channels, h, w]) are scaled to [0, 1] and get a channel axis.
+    Inputs become float32; uint8 images ([n, h, w], which get a channel axis, or [n, channels, h, w]) and volumes ([n,
+    channels, slices, h, w]) are scaled to [0, 1].
     Whole-number, boolean and text targets are classes and become int64 (text in sorted order, unless `classes` gives
     another order); real targets are numbers to predict and become float32.  Of a table or file, up to 20 different
     whole numbers are classes, by their own names, and others are numbers to predict.
@@ -193,7 +194,7 @@ def clients_of_table(
     pool = Rows(*(pytree.mapped(torch.from_numpy, tree) for tree in (table.x, y)))
     like = Rows(floats(pytree.take(pool.x, slice(1))), pool.y)
     extra = partial(_extra, like=like, classes=named, tokens=tokens, collate=collate)
-    return PooledClients(
+    clients = PooledClients(
         pool.x,
         pool.y,
         parts,
@@ -208,6 +209,8 @@ def clients_of_table(
         columns=table.columns,
         lacking=table.lacking,
     )
+    warn_of_codings(clients, table.target)
+    return clients
 
 
 def clients_of(clients: Any) -> Clients:

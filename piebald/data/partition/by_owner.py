@@ -11,8 +11,9 @@ from pydantic import Field, model_validator
 
 from piebald.core.errors import unknown
 from piebald.data.clients.lists import Numbered
+from piebald.data.clients.pooled_clients import PooledClients, warn_of_codings
 from piebald.data.partition.partition import NOBODY, Partition
-from piebald.data.partition.split import Ints
+from piebald.data.partition.split import Ints, SplitSettings
 
 if TYPE_CHECKING:
     from piebald.data.sets.dataset import DataSet, Owners
@@ -56,6 +57,13 @@ class ByOwner(Partition):
                 f"clients = {self.clients} merges owners, clients_each = {self.clients_each} divides: leave one out"
             )
         return self
+
+    def split(self, data: DataSet, division: SplitSettings | None = None) -> PooledClients:
+        """See `Partition.split`; a warning says where owners seem to code classes in different ways."""
+        clients = super().split(data, division)
+        if self.clients is None:
+            warn_of_codings(clients, data.target)
+        return clients
 
     def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
         """The client of each row [n], and names."""

@@ -126,7 +126,8 @@ class Partition(Component):
             common = test[holder != NOBODY]
         clients = PooledClients(
             data.x, data.y, parts, names=names, classes=data.classes, common=common, server_rows=server_rows,
-            public_rows=public_rows, division=division, features=data.features, columns=data.columns,
+            public_rows=public_rows, division=division, features=data.features, target=data.target,
+            columns=data.columns,
         )  # fmt: skip
         return changed(clients, self.changes, data.inputs) if self.changes else clients
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context
-from itertools import chain, combinations, product
+from itertools import chain, product
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,8 @@ DATE_FORMS = {
     "yearmonthday": ("%Y%m%d",),
     "day, name of the month, year": ("%d-%b-%Y", "%d %b %Y", "%d %B %Y"),
 }
+MOST_COMPARED, _NAMED = 50, 4  # clients whose classes are compared, and that are named in a sentence
+_MOST_CODINGS, _MOST_CODED = 3, 20  # sets of classes, and classes in them, which unlike clients would exceed
 _LIKE_A_DATE = re.compile(r"\d{1,4}[./ -](\d{1,2}|[A-Za-z]{3,9})[./ -]\d{2,4}( \d{1,2}:\d{2}(:\d{2})?)?|\d{8}")
 
 
@@ -184,20 +186,52 @@ def warn_of_like_names(names: Sequence[str], origin: str, what: str = "clients")
         by_form[form] = name
 
 
-def warn_of_unlike_classes(classes: Mapping[str, Collection[str]], target: str) -> None:
-    """Log a warning where two clients with several classes have none in common.
+def warn_of_unlike_classes(classes: Mapping[str, Collection[str]], target: str | None) -> None:
+    """Log a warning where clients seem to code the same classes in different ways.
+
+    A client with some of another's classes may have no row of the others, and where each of many clients has classes of
+    its own they are unlike and not odd.  So clients are told where each has one of two or three codings.
 
     Args:
         classes: that each client has, by its name.
-        target: the column of them.
+        target: the column of them, None where it has no name.
     """
-    several = {client: {*names} for client, names in classes.items() if len(names) > 1}
-    if pair := next((pair for pair in combinations(several, 2) if not several[pair[0]] & several[pair[1]]), None):
-        first, second = (f"{client} ({shown(', '.join(sorted(several[client])), 40)})" for client in pair)
-        log.warning(
-            "target %r: %s and %s have no class in common: name classes alike where they are the same",
-            target, first, second,
-        )  # fmt: skip
+    if len(classes) > MOST_COMPARED:
+        return
+    clients_of = dict[frozenset[str], list[str]]()
+    for client, names in classes.items():
+        clients_of.setdefault(frozenset(names), []).append(client)
+    # one class alone is what unlike clients may have
+    codings = [own for own in clients_of if len(own) > 1 and not any(own < other for other in clients_of)]
+    if not 2 <= len(codings) <= _MOST_CODINGS or len(frozenset().union(*codings)) > _MOST_CODED:
+        return
+    odd, *_, usual = sorted(codings, key=lambda own: len(clients_of[own]))
+    log.warning(
+        "%s%s the classes %s, and %s %s: code them alike%s, or they count as %d classes",
+        "" if target is None else f"target {target!r}: ", _have(clients_of[odd]), _listed(odd),
+        _have(clients_of[usual]), _listed(usual), _shift(odd, usual), len(odd | usual),
+    )  # fmt: skip
+
+
+def _have(clients: Sequence[str]) -> str:
+    others = f" and {len(clients) - _NAMED} more" if len(clients) > _NAMED else ""
+    return f"{', '.join(clients[:_NAMED])}{others} {'has' if len(clients) == 1 else 'have'}"
+
+
+def _listed(names: Collection[str]) -> str:
+    return shown(", ".join(sorted(names)), 40)
+
+
+def _shift(odd: Collection[str], usual: Collection[str]) -> str:
+    """Return in words what makes one coding the other, where classes are numbers and one difference does."""
+    try:
+        ours, others = (np.sort([float(name) for name in names]) for names in (odd, usual))
+    except ValueError:
+        return ""
+    if len(ours) != len(others) or np.ptp(ours - others) > 0:
+        return ""
+    step = float((ours - others)[0])
+    return f" ({_listed(odd)} less {step:g} are the others')" if step > 0 else f" (add {-step:g} to {_listed(odd)})"
 
 
 Units = Mapping[str, Sequence[str]]  # of each column that has some, "" where there is none
