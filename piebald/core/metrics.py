@@ -174,7 +174,8 @@ def huber_loss(outputs: Tensor, targets: Tensor, *, delta: float = 1.0) -> Tenso
 
     Args:
         outputs, targets: of one shape.
-        delta: the error above 0 at which the square becomes a line (Huber 1964).
+        delta: the error above 0 at which the square becomes a line (Huber 1964): in the unit of a table's target where
+            it is given, else one standard deviation of the target.
     """
     mask = known(targets)
     value = functional.huber_loss(_as_targets(outputs, targets), filled(targets, mask), delta=delta, reduction="none")

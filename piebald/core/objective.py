@@ -83,13 +83,19 @@ class Objective:
         return self.name in ("classification", "model") or self.name not in OBJECTIVES
 
     def in_unit(self, mean: float, deviation: float) -> Objective:
-        """Return the objective for targets that are standard scores, whose metrics are told in the targets' own unit.
+        """Return the objective for targets that are standard scores, in the targets' own unit.
+
+        Metrics are told in it, and so is the delta of the Huber loss: that of scores with a delta as many times smaller
+        is the same loss but for a factor.
 
         Args:
             mean, deviation: of the targets, by which the scores were made.
         """
         told = {name: InUnit(metric, mean, deviation) for name, metric in self.metrics.items()}
-        return replace(self, metrics=told)
+        loss, settings = self.loss, getattr(self.loss, "keywords", {})
+        if isinstance(loss, functools.partial) and "delta" in settings:
+            loss = functools.partial(loss.func, *loss.args, **{**settings, "delta": settings["delta"] / deviation})
+        return replace(self, metrics=told, loss=loss)
 
     @property
     def metric(self) -> str:
@@ -196,6 +202,19 @@ OBJECTIVES = {
     ),
     "model": Objective("model", model_loss, {"accuracy": accuracy}),
 }
+
+
+def speaks_in_unit(loss: Any) -> bool:
+    """Return whether a loss, as given to a run, is one of the user's own, who writes it for targets as they are.
+
+    Examples:
+        >>> speaks_in_unit(torch.nn.functional.poisson_nll_loss), speaks_in_unit({"name": "huber", "delta": 2.0})
+        (True, False)
+    """
+    named = loss.get("name") if isinstance(loss, Mapping) else loss
+    return named is not None and not (isinstance(named, str) and named in OBJECTIVES)
+
+
 _OF_NUMBERS = ("regression", "l1", "huber")
 
 METRICS: dict[str, Any] = {

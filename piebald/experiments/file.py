@@ -31,7 +31,7 @@ from piebald.data.clients.prepared import (
 from piebald.data.embeddings import embedded_by
 from piebald.data.partition.by_owner import by_only_owner
 from piebald.data.partition.split import unseen_numbers
-from piebald.data.preparation.preparation import Preparation, PrepareSettings
+from piebald.data.preparation.preparation import Preparation
 from piebald.data.sets.dataset import DataSet
 from piebald.experiments.preview import Plan, check_trackers, noise_of, question_section, runtime_of, stopping_criteria
 from piebald.experiments.recipes import ExperimentFields, located, models_of, recipes_of
@@ -66,8 +66,7 @@ def _own_rows(fields: ExperimentFields, partition: Component | None) -> Clients:
     from piebald.data.partition import Partition, RemotePartition
 
     if isinstance(partition, RemotePartition):
-        settings = fields.prepare if isinstance(fields.prepare, PrepareSettings) else PrepareSettings()
-        agreed, length = settings.agreed, settings.length
+        agreed, length = fields.wanted.agreed, fields.wanted.length
         with fields.errors_placed("split", {}):
             if agreed is None and length is not None and isinstance(partition, Sites):
                 partition = partition.of_text(length)
@@ -113,14 +112,13 @@ def as_the_model_reads(fields: ExperimentFields, clients: Clients) -> Clients:
     """
     at, standardise = fields.places.at, fields.data.standardise
     if columns_of(clients) is not None:
-        settings = fields.prepare if isinstance(fields.prepare, PrepareSettings) else PrepareSettings()
         seeds = fields.seeds or [fields.seed]
         # clients that any of the seeds holds out, since all runs share one preparation
         held_out = {number for seed in seeds for number in unseen_numbers(clients.names, fields.unseen, seed)}
         try:
             return prepared(
                 clients,
-                settings,
+                fields.wanted,
                 fields.data.target or "target",
                 held_out,
                 origin=str(fields.data.source or "the rows"),
@@ -331,11 +329,6 @@ class ExperimentSettings(ExperimentFields):
                 "or an extractor reads rows"
             )
         return self.wanted.agreed is None
-
-    @property
-    def wanted(self) -> PrepareSettings:
-        """The settings of [prepare]."""
-        return self.prepare if isinstance(self.prepare, PrepareSettings) else PrepareSettings()
 
     def with_agreed(self, agreed: Preparation | None) -> Self:
         """Return the same settings with a preparation that clients have agreed on, or with none yet."""

@@ -20,7 +20,7 @@ from piebald.contracts.data import rows_with_all_inputs
 from piebald.core import pytree
 from piebald.core.arguments import SeedList
 from piebald.core.errors import SettingError, shown, unknown
-from piebald.core.objective import unfit_classes
+from piebald.core.objective import speaks_in_unit, unfit_classes
 from piebald.core.randomness import key as rng_key
 from piebald.core.randomness import torch_seed
 from piebald.core.references import Reference, Resolver, Text
@@ -140,6 +140,15 @@ class ExperimentFields(RunSettings):
         return self.partition is not None and issubclass(
             self.component_class("partition", self.partition), RemotePartition
         )
+
+    @property
+    def wanted(self) -> PrepareSettings:
+        """The settings of [prepare], with a target that follows from the loss where they say nothing of it."""
+        settings = self.prepare if isinstance(self.prepare, PrepareSettings) else PrepareSettings()
+        target = self.data.target
+        if target is None or target in settings.scale or not speaks_in_unit(self.loss):
+            return settings
+        return settings.model_copy(update={"scale": {**settings.scale, target: "none"}})
 
     @property
     def recipe_sections(self) -> dict[Key, RecipeSection]:
@@ -312,7 +321,7 @@ def _maker(
         raise SettingError(f"{places.at('loss')}: {problem}")
     outputs = math.prod(y[0].shape[1:]) if clients.classes is None else len(clients.classes)
 
-    agreed = preparation_of(clients) or (fields.prepare.agreed if isinstance(fields.prepare, PrepareSettings) else None)
+    agreed = preparation_of(clients) or fields.wanted.agreed
     embedded, agreed_width = ({}, 0) if agreed is None else (agreed.embedded, len(agreed.feature_names_out))
 
     def make(seed: int) -> nn.Module:

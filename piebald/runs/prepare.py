@@ -41,6 +41,7 @@ from piebald.data.clients.prepared import (
     constants_of,
     gathered_bytes,
     in_own_unit,
+    in_unit_of_loss,
     preparation_of,
     unhidden_reason,
 )
@@ -131,7 +132,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunSettin
         raise SettingError(f"recipe must be a Recipe or the name of one, got {type(recipe).__name__}")
     if problem := check.unlimited_reason(recipe):
         raise SettingError(problem)
-    all_clients = clients_of(clients)
+    all_clients = in_unit_of_loss(clients_of(clients), options.loss)
     federation, unseen = hold_out(all_clients, options.unseen, options.seed)
     division = division_of(federation)
     untrained = [] if division is None else division.untrained(federation.names)

@@ -22,7 +22,7 @@ from piebald.core import pytree
 from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError, shown
 from piebald.core.moments import Moments, merged
-from piebald.core.objective import Objective
+from piebald.core.objective import Objective, speaks_in_unit
 from piebald.core.tensor_store import blocks, large_array
 from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.clients.table_files import gap_code_reasons, mixed_reason
@@ -197,6 +197,18 @@ class PreparedClients(ChangedClients):
         """True if numbers are harmonised, by each client's own constants."""
         return bool(self.preparation.harmonised)
 
+    def in_unit_of_target(self) -> Self:
+        """Return the same clients, with targets in their own unit unless [prepare] says how they are scaled."""
+        preparation = self.preparation.in_unit_of_target()
+        if preparation == self.preparation:
+            return self
+        changed = copy.copy(self)
+        changed.preparation = preparation
+        if self._pool is not None:
+            changed._pool = Rows(self._pool.x, scaled(self.unchanged.pool().y, preparation))  # type: ignore[attr-defined]
+        log.info("%s is in its own unit for this loss", preparation.target and preparation.target.name)
+        return changed
+
     def raw(self, client: int, split: Split) -> pd.DataFrame:
         """Return the rows of one split as the table that they are before they are prepared."""
         return frame_of(self.coded, self._clients.rows(client, split))
@@ -232,6 +244,8 @@ def prepared_as(clients: Clients, preparation: Preparation) -> Clients:
     Raises:
         SettingError: they are prepared by another one, or inputs are not its columns.
     """
+    if isinstance(clients, PreparedClients) and preparation == clients.preparation.in_unit_of_target():
+        return clients.in_unit_of_target()
     if (other := preparation_of(clients)) is not None:
         if other != preparation:
             raise SettingError("the rows are prepared in another way than those of the run: give them as they are")
@@ -246,6 +260,23 @@ def prepared_as(clients: Clients, preparation: Preparation) -> Clients:
             )
         columns = CodedTable(tuple(names), {})
     return PreparedClients(clients, columns, preparation, computed=False)
+
+
+def in_unit_of_loss(clients: Clients, loss: Any) -> Clients:
+    """Return clients whose targets are in their own unit where a loss speaks in that, see `speaks_in_unit`.
+
+    Args:
+        clients: any.
+        loss: as given to a run.
+    """
+    inner = getattr(clients, "_clients", None)
+    if not speaks_in_unit(loss) or inner is None:
+        return clients
+    if isinstance(clients, PreparedClients):
+        return clients.in_unit_of_target()
+    changed = copy.copy(clients)
+    changed._clients = in_unit_of_loss(inner, loss)  # type: ignore[attr-defined]
+    return changed
 
 
 def frame_of(table: CodedTable, rows: Rows) -> pd.DataFrame:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,6 +150,8 @@ def agree(
         SettingError: a setting names a column that is not there, or no column is left.
     """
     ask, clients = _by_name(ask, clients)
+    of_loss = _target_scale(settings.scale.get(name), name)
+    settings = settings.model_copy(update={"scale": {k: v for k, v in settings.scale.items() if k != name}})
     kinds_of = ask(KindsQuestion(gaps=settings.gaps, target=classes is None))
     kinds, left_out = agreed_kinds(kinds_of, settings.columns, settings.scale, settings.tokenizer)
     if classes is None:
@@ -233,11 +235,22 @@ def agree(
         target = ClassTarget(name=name, classes=list(classes))
     elif len(of_target) == len(answers):
         moments = merged(of_target)
-        target = NumberTarget(name=name, mean=float(moments.mean[0]), deviation=_deviation(moments))
+        target = NumberTarget(name=name, mean=float(moments.mean[0]), deviation=_deviation(moments), scale=of_loss)
+        target = target.unscaled() if of_loss == "none" else target
     return Preparation(
         columns=columns, target=target, left_out=left_out, gaps=settings.gaps, least_rows=settings.least_rows,
         harmonised={client: {name: list(line) for name, line in of.items()} for client, of in lines.items()},
     )  # fmt: skip
+
+
+def _target_scale(chosen: str | None, name: str) -> Literal["standard", "none"] | None:
+    """Return how a target of numbers is scaled, None where that follows from the loss."""
+    if chosen in (None, "standard", "none"):
+        return cast('Literal["standard", "none"] | None', chosen)
+    raise SettingError(
+        f"scale of the target {name!r} in [prepare] must be 'standard', or 'none' for a loss in its own unit, got "
+        f"{chosen!r}: change the column itself, or take another one"
+    )
 
 
 def fitted(frame: pd.DataFrame, target: str | None = None, **settings: Any) -> Preparation:

@@ -186,6 +186,12 @@ class Preparation(Fields, WordedModel):
         fields = {name: getattr(self, name) for name in Preparation.model_fields}
         return Preparation(**{**fields, "columns": columns, "harmonised": {}})
 
+    def in_unit_of_target(self) -> Preparation:
+        """Return the same preparation for a loss in the target's own unit, unless [prepare] says how it is scaled."""
+        if not isinstance(self.target, NumberTarget) or self.target.scale is not None:
+            return self
+        return self.model_copy(update={"target": self.target.unscaled()})
+
     def parsed(self, frame: pd.DataFrame, client: str | None = None) -> pd.DataFrame:
         """Return the columns that are read: float64 numbers with NaN for gaps, dates in parts, and text.
 
@@ -385,7 +391,10 @@ class Preparation(Fields, WordedModel):
         count = f"{inputs} input{'s' * (inputs != 1)}{', numbers harmonised' if self.harmonised else ''}"
         if (text := self.text) is not None:
             count = f"{text.length} of {text.vocabulary:,} tokens by {shown(text.tokenizer, 60)} ({text.sha256[:12]})"
-        return "; ".join([f"prepared alike at all clients: {', '.join(parts)}, {count}", *left_out])
+        unit = [] if not isinstance(self.target, NumberTarget) else [
+            f"{shown(self.target.name, 30)[1:-1]} {'in its own unit' if self.target.scale == 'none' else 'scaled'}"
+        ]  # fmt: skip
+        return "; ".join([f"prepared alike at all clients: {', '.join(parts)}, {count}", *unit, *left_out])
 
 
 def _unfit(frame: pd.DataFrame, row: int, column: str, why: str) -> SettingError:
@@ -431,6 +440,7 @@ class PrepareSettings(WordedModel):
             "text" (with a tokenizer), or "leave out".
         scale: how columns of numbers are scaled, by name: "standard" scores by default, those of the logarithm of 1 + x
             ("log") or of a power ("power", Yeo and Johnson 2000), the "rank" among the training rows, or "none".
+            Of the target it is "standard", or "none", the default for a loss of one's own, which gets its numbers.
         gaps: values that stand for a gap, like "-9", besides empty cells, "?", "NA" and the like.
         least_rows: the rows from which on a client tells a category by name; rarer ones count together.
         one_hot: the most categories that become a column each; of more, a model learns an embedding.

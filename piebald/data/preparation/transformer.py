@@ -198,12 +198,22 @@ class ClassTarget(Fields):
 
 
 class NumberTarget(Fields):
-    """A target of numbers, of which a model learns standard scores."""
+    """A target of numbers, of which a model learns standard scores, or the numbers themselves.
+
+    Attributes:
+        mean, deviation: by which scores are made; 0 and 1 where a loss gets the numbers themselves.
+        scale: what [prepare] asks for; None where it follows from the loss.
+    """
 
     kind: Literal["number"] = "number"
     name: Name
-    mean: Finite
-    deviation: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    mean: Finite = 0.0
+    deviation: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    scale: Literal["standard", "none"] | None = None
+
+    def unscaled(self) -> NumberTarget:
+        """Return the same target, of which a loss gets the numbers themselves."""
+        return NumberTarget(name=self.name, scale="none")
 
 
 _RARE = "\0rare"  # made up, so that the encoder has a column for rare categories
