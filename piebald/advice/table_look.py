@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,15 @@ from piebald.core.arguments import checked
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.plain_text import errors_alone, printable
 from piebald.data.clients.client_tables import nameless_columns, owners_of, plain, target_gaps
-from piebald.data.clients.prepared import VALUES_LOG, preparation_of
+from piebald.data.clients.prepared import preparation_of
 from piebald.data.clients.sources import clients_from
 from piebald.data.clients.table_files import gap_code_reasons, mixed_reason, read_table
 from piebald.data.partition.leakage import RowKeys, with_suspects
 from piebald.data.partition.split import Ints
-from piebald.data.preparation.columns import classes_of, guess_columns, row_number
+from piebald.data.preparation.columns import classes_of, guess_columns, numbers_of, row_number
 from piebald.data.preparation.transformer import CategoryColumn
+from piebald.data.preparation.units import Spread, units_at_sites
+from piebald.data.preparation.written_forms import VALUES_LOG
 from piebald.experiments.file import ExperimentSettings
 from piebald.settings.toml_document import Document, dumps
 
@@ -98,6 +100,7 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
     warnings = [
         *_of_target(frame[target], amounts, sites, names, target),
         *(sentence for name in inputs for sentence in _of_column(inputs[name], kinds[name], sites, names)),
+        *_of_units({name: inputs[name] for name in inputs if kinds[name] == "number"}, sites, names),
         *_of_leaks(inputs, kinds, frame[target], amounts, keys, target),
     ]
     rows = _sites(frame, inputs, target, amounts, sites, names)
@@ -279,6 +282,18 @@ def _of_column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> lis
     if series.nunique() == 1 and not gaps.any():
         sentences.append(f"column {name!r} has one value alone: {shown(plain(series)[0].item(), 40)}")
     return sentences
+
+
+def _of_units(numbers: Mapping[str, Any], sites: Ints, names: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for each column of numbers that a site seems to have in another unit."""
+    for column, series in numbers.items():
+        try:
+            values = numbers_of(series)
+        except SettingError:  # an odd word among numbers, which is told by itself
+            continue
+        yield from units_at_sites({
+            column: {name: Spread.of(values[sites == site]) for site, name in enumerate(names)}
+        })  # fmt: skip
 
 
 def _of_leaks(inputs: Any, kinds: Mapping[str, str], goal: Any, amounts: bool, keys: RowKeys, target: str) -> list[str]:

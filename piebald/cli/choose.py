@@ -90,7 +90,7 @@ def advise(
     end_on_term()
     from piebald.advice.adviser import AdviceSettings
     from piebald.advice.tuning import Budget
-    from piebald.data.clients.prepared import VALUES_LOG
+    from piebald.data.preparation.written_forms import VALUES_LOG
 
     flags = list(options.sets or ())
     if budget is not None:

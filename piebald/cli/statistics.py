@@ -166,7 +166,7 @@ def asked_rows(file: Path, options: SharedOptions, divided: bool = False) -> Ask
     table = section.source if section.source is not None and is_table(section.source) else None
     names = section.features
     if divided and table is not None and names is None:
-        names = [name for name in read_table(Path(table)).columns if name not in (section.client, section.target)]
+        names = [name for name in read_table(Path(table)).columns if name not in (section.client, section.only_target)]
     if table is not None and section.client is not None and not divided:
         column = client or section.client
         rows: Any = table
@@ -176,13 +176,13 @@ def asked_rows(file: Path, options: SharedOptions, divided: bool = False) -> Ask
             from piebald.data import train_validation_test_split
 
             parts: dict[Any, Any] = train_validation_test_split(
-                table, settings.split, client=column, target=section.target, regression=section.regression
+                table, settings.split, client=column, target=section.only_target, regression=section.regression
             )
             rows = parts[split or "train"]
         if isinstance(settings.prepare, PrepareSettings):
             frame = read_table(Path(table), column) if isinstance(rows, str) else rows
-            rows = settings.prepare.read(frame, (column, section.target))
-        return AskedRows(rows, column, section.features, section.target)
+            rows = settings.prepare.read(frame, (column, section.only_target))
+        return AskedRows(rows, column, section.features, section.only_target)
     if client is not None:
         raise SettingError(
             "--client names a column of a table, and this command takes the experiment's clients: leave it out"

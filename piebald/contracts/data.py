@@ -258,7 +258,7 @@ def public_rows_of(clients: Clients) -> Rows | None:
     return clients.public_rows if isinstance(clients, HasPublicRows) else None
 
 
-def column_names(clients: Clients) -> tuple[Sequence[str] | None, str | None]:
+def column_names(clients: Clients) -> tuple[Sequence[str] | None, str | Sequence[str] | None]:
     """Return the names of the columns of these clients' inputs and of their targets, None where they have no names."""
     return getattr(clients, "features", None), getattr(clients, "target", None)
 

@@ -54,6 +54,8 @@ from piebald.core.metrics import (
 from piebald.core.pytree import Tree, count, described, logits
 from piebald.core.targets import ClassNumbers, Labels, Misfit, TargetDomain, TimesAndEvents, is_one_hot, survival_pair
 
+Constants = float | tuple[float, ...]  # of one target, or of each of several
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -82,18 +84,21 @@ class Objective:
         """True if each row has one class, as far as that is known: a loss of the user's own may take others."""
         return self.name in ("classification", "model") or self.name not in OBJECTIVES
 
-    def in_unit(self, mean: float, deviation: float) -> Objective:
+    def in_unit(self, mean: Constants, deviation: Constants) -> Objective:
         """Return the objective for targets that are standard scores, in the targets' own unit.
 
         Metrics are told in it, and so is the delta of the Huber loss: that of scores with a delta as many times smaller
         is the same loss but for a factor.
 
         Args:
-            mean, deviation: of the targets, by which the scores were made.
+            mean, deviation: of the targets, by which the scores were made; of each where there are several.
         """
         told = {name: InUnit(metric, mean, deviation) for name, metric in self.metrics.items()}
         loss, settings = self.loss, getattr(self.loss, "keywords", {})
         if isinstance(loss, functools.partial) and "delta" in settings:
+            if not isinstance(deviation, float | int):
+                raise SettingError("delta of the loss 'huber' is in the unit of one target, and there are several: set "
+                                   "scale of the targets in [prepare] to 'none', or leave delta out")  # fmt: skip
             loss = functools.partial(loss.func, *loss.args, **{**settings, "delta": settings["delta"] / deviation})
         return replace(self, metrics=told, loss=loss)
 
@@ -150,7 +155,7 @@ class InUnit:
         mean, deviation: by which the scores were made.
     """
 
-    def __init__(self, metric: Any, mean: float, deviation: float) -> None:
+    def __init__(self, metric: Any, mean: Constants, deviation: Constants) -> None:
         self.metric, self._mean, self._deviation = metric, mean, deviation
         if accumulates(metric):
             self.update, self.compute, self.reset = self._update, metric.compute, metric.reset
@@ -169,7 +174,11 @@ class InUnit:
         self.metric.update(self._told(outputs), self._told(targets))
 
     def _told(self, scores: Tensor) -> Tensor:
-        return logits(scores) * self._deviation + self._mean
+        values = logits(scores)
+        if isinstance(self._mean, tuple) or isinstance(self._deviation, tuple):  # of several targets
+            mean, deviation = (values.new_tensor(numbers) for numbers in (self._mean, self._deviation))
+            return values * deviation + mean
+        return values * self._deviation + self._mean
 
 
 _ABSOLUTE: dict[str, Any] = {"absolute_error": absolute_error}

@@ -66,6 +66,8 @@ def _own_rows(fields: ExperimentFields, partition: Component | None) -> Clients:
     from piebald.data.partition import Partition, RemotePartition
 
     if isinstance(partition, RemotePartition):
+        with fields.errors_placed("data", fields.data):
+            fields.data.only_target  # noqa: B018 - refuses several, whose moments sites do not tell
         agreed, length = fields.wanted.agreed, fields.wanted.length
         with fields.errors_placed("split", {}):
             if agreed is None and length is not None and isinstance(partition, Sites):

@@ -146,9 +146,10 @@ class ExperimentFields(RunSettings):
         """The settings of [prepare], with a target that follows from the loss where they say nothing of it."""
         settings = self.prepare if isinstance(self.prepare, PrepareSettings) else PrepareSettings()
         target = self.data.target
-        if target is None or target in settings.scale or not speaks_in_unit(self.loss):
+        names = [target] if isinstance(target, str) else target or []
+        if {*names} & {*settings.scale} or not speaks_in_unit(self.loss):
             return settings
-        return settings.model_copy(update={"scale": {**settings.scale, target: "none"}})
+        return settings.model_copy(update={"scale": {**settings.scale, **dict.fromkeys(names, "none")}})
 
     @property
     def recipe_sections(self) -> dict[Key, RecipeSection]:

@@ -238,7 +238,7 @@ def model_of_sites(
 
     def columns(settings: ExperimentSettings, clients: Clients) -> ModelColumns:
         data = settings.data
-        return ModelColumns(clients, data.features, data.target, split, categories, secure, data.client)
+        return ModelColumns(clients, data.features, data.only_target, split, categories, secure, data.client)
 
     def questions(settings: ExperimentSettings, clients: Clients) -> list[Query]:
         asked = columns(settings, clients)
@@ -399,7 +399,7 @@ def agreed_at_sites(
     Raises:
         SettingError: a setting is wrong, or no site answers.
     """
-    target = settings.data.target
+    target = settings.data.only_target
     if target is None:
         raise SettingError(f"{settings.places.at('data')}: name the column to predict, target in [data]")
     # what targets are is one of the questions, so no loss fits before

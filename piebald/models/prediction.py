@@ -53,19 +53,20 @@ class OutputMeaning:
             "places" of a sequence have the name of a class each.
         names: of the columns of the answers, or of the classes of places.
         temperature: by which scores of classes and labels are divided (Guo et al. 2017), above 0.
-        mean, deviation: of values, where the model predicts their standard scores.
+        mean, deviation: of values, where the model predicts their standard scores; of each where there are several.
     """
 
     kind: AnswerKind
     names: tuple[str, ...]
     temperature: float = 1.0
-    mean: float = 0.0
-    deviation: float = 1.0
+    mean: float | tuple[float, ...] = 0.0
+    deviation: float | tuple[float, ...] = 1.0
 
     @classmethod
     def of(
-        cls, objective: Objective, outputs: Sequence[int], classes: Sequence[str] | None, target: str | None
-    ) -> Self:
+        cls, objective: Objective, outputs: Sequence[int], classes: Sequence[str] | None,
+        target: str | Sequence[str] | None,
+    ) -> Self:  # fmt: skip
         """Return the meaning of outputs of this shape under an objective.
 
         Raises:
@@ -79,8 +80,10 @@ class OutputMeaning:
             )
         if objective.name == "survival":
             return cls("risk", ("risk",))
-        name = target or "target"
+        name = target if isinstance(target, str) else "target"
         numbered = (name,) if width == 1 else tuple(f"{name}{number}" for number in range(width))
+        if target is not None and not isinstance(target, str) and len(target) == width:
+            numbered = tuple(target)
         if objective.name == "multilabel":
             return cls("labels", tuple(classes) if classes is not None and len(classes) == width else numbered)
         if objective.name == "token_classification":
@@ -96,7 +99,8 @@ class OutputMeaning:
         target = preparation.target
         if not isinstance(target, NumberTarget) or self.kind != "values":
             return self
-        return replace(self, mean=target.mean, deviation=target.deviation)
+        mean, deviation = target.constants
+        return replace(self, mean=mean, deviation=deviation)
 
     def answers(self, outputs: Tensor) -> Tensor:
         """Return the numbers [n, names] that outputs [n, ...] mean, float64."""
@@ -106,7 +110,9 @@ class OutputMeaning:
             return functional.softmax(flat / self.temperature, dim=1)
         if self.kind == "labels":
             return torch.sigmoid(flat / self.temperature)
-        return flat * self.deviation + self.mean if self.kind == "values" else flat
+        if self.kind != "values":
+            return flat
+        return flat * torch.tensor(self.deviation, dtype=flat.dtype) + torch.tensor(self.mean, dtype=flat.dtype)
 
     def table(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
         """Return the answers of outputs [n, ...], by the names of columns."""

@@ -191,6 +191,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunSettin
     meta["standardise"] = None if constants is None else constants.model_dump()
     features, target = column_names(all_clients)
     meta["features"] = None if features is None else list(features)
+    target = target if target is None or isinstance(target, str) else list(target)
     meta["target"] = target or ((options.experiment or {}).get("data") or {}).get("target")
     meta["rows"] = row_form(_whole_rows(federation))
     meta["split"] = None if division is None else division.model_dump(exclude_defaults=True)

@@ -262,7 +262,9 @@ def _newcomer(rows: Any, meta: Mapping[str, Any], validation: float, test: float
     """Return a newcomer's rows as a client; those of a table are prepared as the run's are."""
     pair, agreed = isinstance(rows, tuple) and len(rows) == 2, meta.get("preparation")
     if agreed is not None and pair and is_frame(rows[0]) and agreed["target"] is not None:
-        rows = rows[0].assign(**{agreed["target"]["name"]: rows[1]})
+        others = [other["name"] for other in agreed["target"].get("others", ())]
+        columns = zip(*rows[1], strict=True) if others else [rows[1]]
+        rows = rows[0].assign(**dict(zip([agreed["target"]["name"], *others], columns, strict=True)))
     if agreed is not None and is_frame(rows):
         newcomer: Clients = adaptation.from_table(rows, None, meta, validation, test)
         return newcomer

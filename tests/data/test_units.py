@@ -102,10 +102,10 @@ def test_predictions_take_numbers_in_the_unit_of_training(tmp_path: Path) -> Non
         assert agreed.transform(frames["share"]).tolist() == agreed.transform(frames["percent"]).tolist()
         assert [*agreed.unlike_training(frames["share"])] == [*agreed.unlike_training(frames["percent"])] == []
         (told,) = agreed.unlike_training(frames["bare"])
-        assert "column 'v' has numbers about 100 times those of training rows" in told
+        assert "in 40 of 40 rows, such as 73 in row 2: about 100 times those of training rows: cm (or %)" in told
         assert ("or without %" in told) == (agreed is signed)
     (told,) = weight.unlike_training(frames["share"])
-    assert "'v' has numbers about 0.01 times those of training rows: are they in another unit?" in told
+    assert "about 0.01 times those of training rows: m (or shares of 1) for cm (or %)?" in told
     with pytest.raises(SettingError, match="column 'v' has the unit 'lb', and 'kg' in training rows: convert"):
         weight.transform(frames["lb"])
 

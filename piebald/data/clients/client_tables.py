@@ -33,10 +33,12 @@ from piebald.data.preparation.columns import (
     ROWS,
     CodedTable,
     RowsOfFile,
+    are_labels,
     classes_of,
     factorized,
     guess_columns,
     row_number,
+    truths_of,
 )
 from piebald.data.preparation.columns import numbers_of as column_numbers
 from piebald.data.preparation.written_forms import warn_of_like_names
@@ -68,7 +70,7 @@ class ClientTable:
     keys: RowKeys | None = None
     origin: str = "the data"
     features: Sequence[str] | None = None
-    target: str | None = None
+    target: str | Sequence[str] | None = None
     columns: CodedTable | None = None
     words: Sequence[str] | None = None
     lacking: Mapping[int, frozenset[str]] = field(default_factory=dict)
@@ -103,7 +105,7 @@ class Reading:
     """
 
     client: str | None = None
-    target: str | None = None
+    target: str | Sequence[str] | None = None
     features: Sequence[str] | None = None
     tokens: bool = False
     collate: Collate = "stack"
@@ -113,12 +115,17 @@ class Reading:
     owned: bool = True
     apart: Sequence[str] = ()
 
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns to predict, none where that is not said."""
+        return () if self.target is None else (self.target,) if isinstance(self.target, str) else tuple(self.target)
+
 
 def _columns(
     columns: Sequence[str], reading: Reading, owned: bool = False, origin: str = ""
 ) -> tuple[str, str, list[str]]:
     """The columns to use, after a check; if rows are `owned` already, the target column stands in for the client's."""
-    features, target = reading.features, reading.target
+    features, target, others = reading.features, next(iter(reading.targets), None), reading.targets[1:]
     client = target if owned else reading.client
     for role, column in (("target", target), ("client", client)):
         if column is None:
@@ -129,9 +136,9 @@ def _columns(
     assert target is not None
     if isinstance(features, str):
         raise SettingError(f"features must be a list of columns, got {features!r}: write features=[{features!r}]")
-    apart = (client, target, *reading.split.columns, *reading.apart)
+    apart = (client, target, *others, *reading.split.columns, *reading.apart)
     chosen = [column for column in columns if column not in apart] if features is None else list(features)
-    for column in (client, target, *chosen):
+    for column in (client, target, *others, *chosen):
         if column not in columns:
             raise SettingError(f"{origin}{unknown('column', column, columns)}")
     if not chosen:
@@ -140,7 +147,9 @@ def _columns(
         raise SettingError(f"features must be different columns, got {twice!r} twice")
     if client == target and not owned:
         raise SettingError(f"client and target must be different columns, got {client!r} for both")
-    for role, column in (("client", client), ("target", target)):
+    if client in others or len({*reading.targets}) < len(reading.targets):
+        raise SettingError(f"targets must be different columns beside the client's, got {', '.join(reading.targets)}")
+    for role, column in (("client", client), *(("target", column) for column in (target, *others))):
         if column in chosen:
             raise SettingError(f"features must not include the {role} column {column!r}: leave it out")
     return client, target, chosen
@@ -164,7 +173,7 @@ def from_frames(frames: Mapping[str, Any], reading: Reading) -> ClientTable:
 
     if empty := next((name for name, table in frames.items() if not len(table)), None):
         raise SettingError(f"the table of client {empty!r} has no rows: leave it out")
-    wanted = None if reading.features is None else [str(reading.target), *reading.features, *reading.split.columns]
+    wanted = None if reading.features is None else [*reading.targets, *reading.features, *reading.split.columns]
     check_same_columns(frames, wanted)
     frame = next(iter(frames.values()))
     # tables may have a column of this name themselves
@@ -262,7 +271,8 @@ def from_frame(frame: Any, reading: Reading) -> ClientTable:
     if not len(frame):
         raise SettingError("the table must have at least one row, got none")
     _check_once(frame, [owner, target])
-    frame = known(known(frame, owner, "clients"), target, "targets")
+    frame, several = known(frame, owner, "clients"), reading.targets if len(reading.targets) > 1 else ()
+    frame = known_together(frame, several) if several else known(frame, target, "targets")
     columns = None
     if reading.coded and not reading.tokens:
         _check_once(frame, chosen)
@@ -270,7 +280,9 @@ def from_frame(frame: Any, reading: Reading) -> ClientTable:
     else:
         x = inputs(numbers_of(frame, chosen, reading.tokens), "the table", reading.tokens)
     goal, words = frame[target], None
-    if getattr(goal.dtype, "kind", "O") in "biuf":
+    if several:
+        goal = target_numbers(frame, several)
+    elif getattr(goal.dtype, "kind", "O") in "biuf":
         if np.isinf(goal := plain(goal)).any():
             row = row_number(frame, int(np.argmax(np.isinf(goal))))
             raise SettingError(f"{origin}target {target!r} is infinite in row {row}: correct it, or leave the row out")
@@ -283,12 +295,55 @@ def from_frame(frame: Any, reading: Reading) -> ClientTable:
     codes, names = owners_in(frame[owner]) if owner == client else _single_client(len(frame))
     warn_of_like_names(names, origin)
     keys = RowKeys.of_table(list(frame.columns), frame.__getitem__, split, client)
-    keys = with_suspects(keys, frame, target, (client, *split.columns))
+    keys = with_suspects(keys, frame, target, (client, *several[1:], *split.columns))
     y = array(goal, f"column {target!r}", "targets")
     about = frame.attrs.get("file", "the data")
     return ClientTable(
-        x, y, codes, names, keys=keys, origin=about, features=chosen, target=target, columns=columns, words=words
+        x,
+        y,
+        codes,
+        names,
+        keys=keys,
+        origin=about,
+        features=chosen,
+        target=several or target,
+        columns=columns,
+        words=words,
     )
+
+
+def target_numbers(frame: Any, names: Sequence[str]) -> Array:
+    """Return several targets [n, k] as numbers, labels written as words such as yes and no as 1 and 0.
+
+    Raises:
+        SettingError: a column has words of another kind, or an infinite number.
+    """
+    columns, kinds = [], guess_columns(frame[list(names)])
+    for name in names:
+        if kinds[name] not in ("number", "boolean"):
+            raise SettingError(
+                f"{_origin(frame)}target {name!r} must have numbers, or yes and no, where several columns are "
+                f"predicted, got {shown(str(plain(frame[name])[0]), 40)}: predict classes of words alone"
+            )
+        columns.append((column_numbers if kinds[name] == "number" else truths_of)(frame[name]))
+    return np.stack(columns, axis=1)
+
+
+def known_together(frame: Any, names: Sequence[str]) -> Any:
+    """Return the rows that have a value in all of several targets; of labels, which may be unknown, in one of them."""
+    numbers = target_numbers(frame, names)
+    gaps = np.isnan(numbers)
+    lacking = gaps.all(1) if are_labels(numbers) else gaps.any(1)
+    if lacking.all():
+        raise SettingError(f"{_origin(frame)}no row has a value in the targets {', '.join(names)}")
+    if lacking.any():
+        _log.warning(
+            "%stargets have no value in %d of %d rows: these rows are left out",
+            _origin(frame),
+            lacking.sum(),
+            len(frame),
+        )
+    return frame[~lacking]
 
 
 def nameless_columns(names: Sequence[str]) -> list[str]:

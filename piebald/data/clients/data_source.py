@@ -51,7 +51,7 @@ class DataSource(BaseModel):
             else that `clients_from` takes.
         client: the column that names the client of each row; in a folder, what the upper folders stand for; of a data
             set, or of rows that come with owners, the kind of owners that are the clients.
-        target: the column to predict.
+        target: the column to predict, or a list of several that are predicted together: numbers, or labels of 0 and 1.
         features: the columns to predict from, all others by default.
         classes: names of the classes in the order of their numbers, sorted by default.
         positive: the class that is to be told from all others of a data set, which become one, "not" this class.
@@ -73,7 +73,7 @@ class DataSource(BaseModel):
     name: Text | None = None
     source: Text | None = None
     client: str | None = None
-    target: str | None = None
+    target: str | list[str] | None = None
     features: list[str] | None = Field(default=None, min_length=1)
     classes: list[str] | None = Field(default=None, min_length=1)
     positive: str | None = None
@@ -95,6 +95,18 @@ class DataSource(BaseModel):
             given = "neither name nor source" if self.name is None else "both name and source"
             raise ValueError(f"[data] has {given}: give the name of a data set, or a source of your own, and not both")
         return self
+
+    @property
+    def only_target(self) -> str | None:
+        """The column to predict, for what takes a single one.
+
+        Raises:
+            SettingError: there are several.
+        """
+        if isinstance(self.target, list):
+            raise SettingError(f"target in [data] names {len(self.target)} columns, which only runs of tables on this "
+                               f"machine predict together: name one of {', '.join(self.target)}")  # fmt: skip
+        return self.target
 
     @property
     def where(self) -> str:

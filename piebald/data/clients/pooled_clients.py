@@ -60,7 +60,7 @@ class PooledClients:
         server_rows: rows that the server keeps for itself: rows, or row numbers of the pool.
         public_rows: rows that all clients have: rows, or row numbers of the pool.
         features: names of the columns of inputs [n, d], where they have names.
-        target: name of the column of targets, where it has one.
+        target: name of the column of targets, or of several, where they have one.
         columns: how inputs are columns of a table that is to be prepared.
         division: how each client's rows are divided, where settings say it.
         lacking: the names of inputs that a client, by number, lacks; its rows of the pool have anything there.
@@ -83,7 +83,7 @@ class PooledClients:
         server_rows: Rows | Ints | None = None,
         public_rows: Rows | Ints | None = None,
         features: Sequence[str] | None = None,
-        target: str | None = None,
+        target: str | Sequence[str] | None = None,
         columns: CodedTable | None = None,
         division: SplitSettings | None = None,
         lacking: Mapping[int, frozenset[str]] | None = None,
@@ -247,7 +247,7 @@ class PooledClients:
         return Rows(floats(pytree.take(self._stored, places)), pytree.take(self._y, places))
 
 
-def warn_of_codings(clients: PooledClients, target: str | None) -> None:
+def warn_of_codings(clients: PooledClients, target: str | Sequence[str] | None) -> None:
     """Log a warning where owners of rows seem to code the same classes in different ways, see `warn_of_unlike_classes`.
 
     Args:
@@ -261,7 +261,8 @@ def warn_of_codings(clients: PooledClients, target: str | None) -> None:
         for client, name in enumerate(clients.names)
     }
     warn_of_unlike_classes(
-        {name: {*chain(*(compress(classes, rows) for rows in parts))} for name, parts in held.items()}, target
+        {name: {*chain(*(compress(classes, rows) for rows in parts))} for name, parts in held.items()},
+        target if isinstance(target, str) else None,
     )
 
 

@@ -29,14 +29,13 @@ from piebald.data.clients.table_files import gap_code_reasons, mixed_reason
 from piebald.data.partition.split import division_of
 from piebald.data.preparation.columns import CodedRows, CodedTable, factorized, guess_columns
 from piebald.data.preparation.preparation import NumberTarget, Preparation, PrepareSettings
+from piebald.data.preparation.written_forms import VALUES_LOG
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from piebald.data.preparation.answers import Answer, Question
 
-
-VALUES_LOG = "piebald.data.values"  # of what a look at the table says as well
 
 log = logging.getLogger("piebald.data")
 _values_log = logging.getLogger(VALUES_LOG)
@@ -206,7 +205,7 @@ class PreparedClients(ChangedClients):
         changed.preparation = preparation
         if self._pool is not None:
             changed._pool = Rows(self._pool.x, scaled(self.unchanged.pool().y, preparation))  # type: ignore[attr-defined]
-        log.info("%s is in its own unit for this loss", preparation.target and preparation.target.name)
+        log.info("the target is in its own unit for this loss: %s", preparation.said)
         return changed
 
     def raw(self, client: int, split: Split) -> pd.DataFrame:
@@ -302,7 +301,8 @@ def scaled(y: Any, preparation: Preparation) -> Any:
     target = preparation.target
     if not isinstance(target, NumberTarget) or preparation.form == "values":
         return y
-    return ((y.double() - target.mean) / target.deviation).float()
+    mean, deviation = (torch.tensor(numbers, dtype=torch.float64) for numbers in target.constants)
+    return ((y.double() - mean) / deviation).float()
 
 
 def columns_of(clients: Any) -> CodedTable | None:
@@ -324,7 +324,8 @@ def _within(clients: Any) -> PreparedClients | None:
 
 
 def prepared(
-    clients: Clients, settings: PrepareSettings, target: str, held_out: Collection[int] = (), *, origin: str,
+    clients: Clients, settings: PrepareSettings, target: str | Sequence[str], held_out: Collection[int] = (), *,
+    origin: str,
     say: Callable[[str], None] = log.info,
 ) -> PreparedClients:  # fmt: skip
     """Return clients with prepared rows; what is not agreed on yet follows from their training rows.
@@ -332,7 +333,7 @@ def prepared(
     Args:
         clients: clients whose inputs are columns of a table.
         settings: the settings of [prepare].
-        target: the column to predict.
+        target: the column to predict, or several.
         held_out: numbers of clients who have no say, since they take no part in the training.
         origin: the file of the rows, for messages.
         say: called with one line about what was chosen.
@@ -384,12 +385,13 @@ def warn_of_values(clients: Clients, table: CodedTable, settings: PrepareSetting
 
 
 def _agreed(
-    clients: Clients, table: CodedTable, settings: PrepareSettings, target: str, held_out: Collection[int]
-) -> Preparation:
-    from piebald.data.preparation.agreement import agree
+    clients: Clients, table: CodedTable, settings: PrepareSettings, target: str | Sequence[str],
+    held_out: Collection[int],
+) -> Preparation:  # fmt: skip
+    from piebald.data.preparation.agreement import agree, targets_together
     from piebald.data.preparation.answers import answer
 
-    tables, names = [], list[str]()
+    tables, names = list[tuple[CodedRows, Any]](), list[str]()
     for client in range(len(clients)):
         rows, y = coded_rows(clients, table, client, "train")
         if len(rows) and client not in held_out:
@@ -401,13 +403,20 @@ def _agreed(
     def ask(question: Question) -> list[Answer]:
         return [answer(question, frame, y) for frame, y in tables]
 
-    return agree(ask, settings, target, clients.classes, lambda: names)
+    if isinstance(target, str):
+        return agree(ask, settings, target, clients.classes, lambda: names)
+    targets = [y for _, y in tables if y is not None]
+    tables = [(rows, None) for rows, _ in tables]
+    own = [settings.scale[name] for name in target if name in settings.scale]
+    columns = {name: scale for name, scale in settings.scale.items() if name not in target}
+    agreed = agree(ask, settings.model_copy(update={"scale": columns}), target[0], None, lambda: names)
+    return agreed.model_copy(update={"target": targets_together(target, targets, own)})
 
 
 def in_own_unit(objective: Objective, preparation: Preparation | None) -> Objective:
     """Return the objective with metrics in the target's own unit, where a model learns its standard scores."""
     target = None if preparation is None else preparation.target
-    return objective.in_unit(target.mean, target.deviation) if isinstance(target, NumberTarget) else objective
+    return objective.in_unit(*target.constants) if isinstance(target, NumberTarget) else objective
 
 
 def gaps_by_client(clients: Any) -> dict[str, dict[str, float]]:

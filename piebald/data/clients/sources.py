@@ -38,7 +38,7 @@ def clients_from(
     source: Any,
     *,
     client: str | None = None,
-    target: str | None = None,
+    target: str | Sequence[str] | None = None,
     features: Sequence[str] | None = None,
     test: Share = 0.2,
     validation: Share = 0.0,
@@ -71,7 +71,8 @@ def clients_from(
             client names of such tables in memory or in files; or a `flwr_datasets` partitioner that has its data set,
             whose partitions become the clients.
         client: the column of a table that names the client of each row.
-        target: the column of a table to predict.
+        target: the column of a table to predict; or several that are predicted together, of numbers, or of labels that
+            are 0 or 1 (for `loss="multilabel"`).
         features: the columns of a table to predict from, by default all others.
         test: share of each client's rows held out for testing, in [0, 1), the same for every class; without effect,
             like `validation`, where clients come with their own parts.
@@ -129,7 +130,7 @@ def clients_from(
         return clients
     if not isinstance(wanted, PrepareSettings):
         wanted = PrepareSettings(**wanted) if isinstance(wanted, Mapping) else PrepareSettings()
-    return prepared(clients, wanted, str(target), origin=table.origin)
+    return prepared(clients, wanted, table.target or "target", origin=table.origin)
 
 
 def cross_validation(
@@ -286,7 +287,7 @@ def _labelled(
         names = [*(classes or in_order(table.words))]
         return target_arrays(np.array(table.words, dtype=str), origin, names)[table.y], [*map(str, names)]
     named, y = classes or table.classes or (in_order(table.y.tolist()) if kind(table.y) == "text" else None), table.y
-    if table.target is not None and table.classes is None and kind(y) in ("whole", "real"):
+    if isinstance(table.target, str) and table.classes is None and kind(y) in ("whole", "real"):
         named, y = _of_numbers(table.target, y, classes, origin)
     y = target_arrays(y, origin, named)
     if named is None and kind(y) == "whole":

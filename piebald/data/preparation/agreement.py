@@ -9,6 +9,7 @@ without covariates.  All that it needs of a client are moments of its columns, s
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +36,7 @@ from piebald.data.preparation.answers import (
     signed_logarithms,
     yeo_johnson,
 )
-from piebald.data.preparation.columns import classes_of, in_order, numbers_of
+from piebald.data.preparation.columns import are_labels, classes_of, in_order, numbers_of
 from piebald.data.preparation.preparation import Preparation, PrepareSettings
 from piebald.data.preparation.tokens import text_column
 from piebald.data.preparation.transformer import (
@@ -50,7 +51,8 @@ from piebald.data.preparation.transformer import (
     NumericColumn,
     Scale,
 )
-from piebald.data.preparation.written_forms import common_units, warn_of_like_names, warn_of_unlike_classes
+from piebald.data.preparation.units import Spread, units_at_sites
+from piebald.data.preparation.written_forms import VALUES_LOG, common_units, warn_of_like_names, warn_of_unlike_classes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -179,6 +181,11 @@ def agree(
     of_target = [held.target.moments for held in answers if held.target is not None]
     numeric = {column: moments_of[column] for column, kind in kinds.items() if kind == "number"}
     units = common_units({**numeric, **({name: of_target} if of_target else {})}, held_units)
+    by_client = {column: dict(zip(held_units, map(Spread.of_moments, of), strict=True))
+                 for column, of in (numeric | ({name: of_target} if of_target else {})).items()
+                 if len(of) == len(held_units)}  # fmt: skip
+    for told in units_at_sites(by_client):
+        logging.getLogger(VALUES_LOG).warning("%s", told)
     lines: Lines = {}
     if settings.harmonise is not None:
         numbers = [column for column, kind in kinds.items() if kind == "number"]
@@ -251,6 +258,25 @@ def _target_scale(chosen: str | None, name: str) -> Literal["standard", "none"] 
         f"scale of the target {name!r} in [prepare] must be 'standard', or 'none' for a loss in its own unit, got "
         f"{chosen!r}: change the column itself, or take another one"
     )
+
+
+def targets_together(names: Sequence[str], numbers: Sequence[Floats], scales: Sequence[str]) -> NumberTarget:
+    """Return targets that are predicted together: labels as they are, and amounts as standard scores.
+
+    Args:
+        names: of their columns [k].
+        numbers: of each client [n, k].
+        scales: what [prepare] says of columns, which must be the same for all that it names.
+    """
+    if len({*scales}) > 1:
+        raise SettingError(f"scale in [prepare] must be the same for all targets, got {', '.join(scales)}")
+    scale = _target_scale(next(iter(scales), None), names[0])
+    moments = merged(Moments.of(np.asarray(rows, dtype=np.float64)) for rows in numbers)
+    columns = [NumberTarget(name=name, mean=float(moments.mean[at]), deviation=_deviation(moments, at), scale=scale)
+               for at, name in enumerate(names)]  # fmt: skip
+    target = columns[0].model_copy(update={"others": columns[1:]})
+    labels = all(are_labels(rows) for rows in numbers)
+    return target.unscaled() if labels or scale == "none" else target
 
 
 def fitted(frame: pd.DataFrame, target: str | None = None, **settings: Any) -> Preparation:
@@ -369,10 +395,10 @@ def _filled(moments: Moments, filler: float) -> Moments:
     return moments.merge(NumbersAnswer(present=gaps, missing=0, mean=filler, scatter=0.0).moments)
 
 
-def _deviation(moments: Moments) -> float:
+def _deviation(moments: Moments, column: int = 0) -> float:
     """Return the deviation as `StandardScaler` has it: divided by the number of rows, and 1 for a constant column."""
-    rows, mean = int(moments.present[0]), float(moments.mean[0])
-    variance = float(moments.scatter[0]) / max(rows, 1)
+    rows, mean = int(moments.present[column]), float(moments.mean[column])
+    variance = float(moments.scatter[column]) / max(rows, 1)
     epsilon = np.finfo(np.float64).eps
     # the bound of scikit-learn's `_is_constant_feature`: a variance that rounding alone explains
     constant = variance <= rows * epsilon * variance + (rows * mean * epsilon) ** 2

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError, shown
+from piebald.core.targets import IGNORED
 from piebald.core.tensor_store import large_array
 from piebald.data.preparation.written_forms import MOSTLY, date_readings, units_by_column
 
@@ -299,6 +300,11 @@ def are_classes(values: NDArray[Any]) -> bool:
     """
     different = np.unique(values[~np.isnan(values)])
     return len(different) <= _MOST_NUMBERED and bool((different == np.round(different)).all())
+
+
+def are_labels(values: NDArray[Any]) -> bool:
+    """Return whether targets [n, k] are labels: 0 or 1, -100 and NaN where unknown."""
+    return bool(np.isin(values[~np.isnan(values)], (0, 1, IGNORED)).all())
 
 
 def in_order(classes: Iterable[str]) -> list[str]:

@@ -45,6 +45,7 @@ from piebald.data.preparation.transformer import (
     TokenColumn,
 )
 from piebald.data.preparation.transformer import NumberTarget as NumberTarget
+from piebald.data.preparation.units import FEWEST, Spread, unlike_training
 from piebald.data.preparation.written_forms import PERCENT
 
 if TYPE_CHECKING:
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from sklearn.compose import ColumnTransformer
 
 
-_OTHER_UNIT = 30  # times as large as training rows, from which on numbers are doubted
 _FARTHEST = 1e18  # of inputs, whose squares float32 can hold
 OTHER = "(other)"  # categories that are too rare to be named
 
@@ -151,6 +151,13 @@ class Preparation(Fields, WordedModel):
     def classes(self) -> list[str] | None:
         """The names of the classes, None where targets are numbers."""
         return self.target.classes if isinstance(self.target, ClassTarget) else None
+
+    @property
+    def target_columns(self) -> str | list[str] | None:
+        """The column to predict, a list of several, or None where it is not known."""
+        if isinstance(self.target, NumberTarget) and self.target.others:
+            return self.target.columns
+        return None if self.target is None else self.target.name
 
     @property
     def embedded(self) -> dict[int, int]:
@@ -336,11 +343,8 @@ class Preparation(Fields, WordedModel):
                     f"{f' and in {int(gap.sum()) - 1} more rows' if gap.sum() > 1 else ''}, where training rows have "
                     f"one: {filled[column.kind]}"
                 )
-            if isinstance(column, NumericColumn) and (ratio := _ratio(column, frame[column.name], self.gaps)):
-                yield (
-                    f"column {shown(column.name, 40)} has numbers about {float(f'{ratio:.1g}'):g} times those of "
-                    f"training rows: are they in another unit{', or without %' if column.unit == PERCENT else ''}?"
-                )
+            if isinstance(column, NumericColumn):
+                yield from _outside(column, frame, self.gaps)
             if isinstance(column, CategoryColumn):
                 words = words_of(frame[column.name], self.gaps)
                 rows = np.flatnonzero([word is not None and word not in column.categories for word in words])
@@ -391,9 +395,10 @@ class Preparation(Fields, WordedModel):
         count = f"{inputs} input{'s' * (inputs != 1)}{', numbers harmonised' if self.harmonised else ''}"
         if (text := self.text) is not None:
             count = f"{text.length} of {text.vocabulary:,} tokens by {shown(text.tokenizer, 60)} ({text.sha256[:12]})"
-        unit = [] if not isinstance(self.target, NumberTarget) else [
-            f"{shown(self.target.name, 30)[1:-1]} {'in its own unit' if self.target.scale == 'none' else 'scaled'}"
-        ]  # fmt: skip
+        unit = list[str]()
+        if isinstance(self.target, NumberTarget):
+            scaling = "in its own unit" if self.target.scale == "none" else "scaled"
+            unit = [f"target {shown(', '.join(self.target.columns), 30)[1:-1]} {scaling}"]
         return "; ".join([f"prepared alike at all clients: {', '.join(parts)}, {count}", *unit, *left_out])
 
 
@@ -404,17 +409,22 @@ def _unfit(frame: pd.DataFrame, row: int, column: str, why: str) -> SettingError
     )
 
 
-def _ratio(column: NumericColumn, series: pd.Series, gaps: Sequence[str]) -> float | None:
-    """Return how many times those of training rows numbers are, None unless they may have another unit.
-
-    A hundredth is far from training rows as well where these vary by less than a third of their mean.
-    """
-    mean, deviation, numbers = abs(column.values.mean), column.values.deviation, numbers_of(series, gaps)
-    held = np.abs(numbers[~np.isnan(numbers)])
-    if column.values.scale != "standard" or not held.any():
-        return None
-    ratio = float(np.median(held)) / math.hypot(mean, deviation)
-    return ratio if ratio > _OTHER_UNIT or (0 < ratio < 1 / _OTHER_UNIT and mean > 3 * deviation) else None
+def _outside(column: NumericColumn, frame: pd.DataFrame, gaps: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence where numbers of a column lie far outside of those of training rows."""
+    learnt, numbers = column.values, numbers_of(frame[column.name], gaps)
+    # the means of logarithms and powers are those of other numbers
+    if learnt.scale != "standard" or not np.isfinite(numbers).any():
+        return
+    usual = Spread(len(numbers) + FEWEST, learnt.mean, learnt.deviation)
+    far, words = unlike_training(numbers, usual, column.name)
+    if far.any():
+        # per cents are read as shares of 1, so numbers without the sign are 100 times as large
+        words = f"{words[:-1]}, or without %?" if words and column.unit == PERCENT else words
+        yield (
+            f"column {shown(column.name, 40)} has numbers outside of those of training rows (mean {usual.mean:.4g}, "
+            f"deviation {usual.deviation:.4g}) in {int(far.sum())} of {len(numbers)} rows, such as "
+            f"{numbers[far][0]:.6g} in row {row_number(frame, int(np.argmax(far)))}{words}"
+        )
 
 
 def _values(column: Column, series: pd.Series, gaps: Sequence[str]) -> dict[str, Any]:

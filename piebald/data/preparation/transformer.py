@@ -201,8 +201,10 @@ class NumberTarget(Fields):
     """A target of numbers, of which a model learns standard scores, or the numbers themselves.
 
     Attributes:
+        name: of its column.
         mean, deviation: by which scores are made; 0 and 1 where a loss gets the numbers themselves.
         scale: what [prepare] asks for; None where it follows from the loss.
+        others: further columns that are predicted together with this one.
     """
 
     kind: Literal["number"] = "number"
@@ -210,10 +212,24 @@ class NumberTarget(Fields):
     mean: Finite = 0.0
     deviation: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     scale: Literal["standard", "none"] | None = None
+    others: Annotated[list[NumberTarget], Field(max_length=1000)] = []
 
     def unscaled(self) -> NumberTarget:
         """Return the same target, of which a loss gets the numbers themselves."""
-        return NumberTarget(name=self.name, scale="none")
+        return NumberTarget(name=self.name, scale="none", others=[other.unscaled() for other in self.others])
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of all columns that are predicted."""
+        return [self.name, *(other.name for other in self.others)]
+
+    @property
+    def constants(self) -> tuple[float | tuple[float, ...], float | tuple[float, ...]]:
+        """The mean and the deviation; of each column where there are several."""
+        if not self.others:
+            return self.mean, self.deviation
+        both = [self, *self.others]
+        return tuple(column.mean for column in both), tuple(column.deviation for column in both)
 
 
 _RARE = "\0rare"  # made up, so that the encoder has a column for rare categories

@@ -169,6 +169,7 @@ def _dates(texts: pd.Series, style: str) -> pd.Series:
     return pd.to_datetime(texts, format=style, errors="coerce")
 
 
+VALUES_LOG = "piebald.data.values"  # of what a look at the table says as well
 log = logging.getLogger("piebald.data")
 
 

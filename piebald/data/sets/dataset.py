@@ -70,7 +70,7 @@ class DataSet:
         groups: group of each row [n], such as a recording; rows of one group are never split between training and
             test.  None without groups.
         features: names of the columns of inputs [n, features], for tables.
-        target: name of the column of targets, for tables.
+        target: name of the column of targets, or of several, for tables.
         columns: how inputs are written as numbers where they are columns of a table that is to be prepared.
         keys: what columns of a table say of how its rows are divided.
         source: source of the rows.
@@ -97,7 +97,7 @@ class DataSet:
     test: Ints | None = None
     groups: Ints | None = None
     features: Sequence[str] | None = None
-    target: str | None = None
+    target: str | Sequence[str] | None = None
     columns: CodedTable | None = None
     keys: SkipValidation[RowKeys | None] = None
     source: str = ""

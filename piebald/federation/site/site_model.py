@@ -63,7 +63,7 @@ def site_predictor(folder: Path) -> Predictor:
     model.layout.load(model.model, model.layout.read(folder / WEIGHTS))
     objective = OBJECTIVES.get(terms.objective) or Objective(terms.objective, cross_entropy)
     constants = settings.data.standardise
-    target = settings.data.target if preparation is None or preparation.target is None else preparation.target.name
+    target = (preparation and preparation.target_columns) or settings.data.target
     meaning = OutputMeaning.of(objective, terms.outputs, terms.classes, target)
     meaning = meaning if preparation is None else meaning.in_unit_of(preparation)
     features = None if settings.data.features is None else tuple(settings.data.features)

@@ -490,7 +490,7 @@ def trees_of_experiment(
         if objective is None and data.regression:
             objective = "regression"
         return trees(
-            data.source, client=client_column, target=target or data.target, columns=columns, objective=objective,
+            data.source, client=client_column, target=target or data.only_target, columns=columns, objective=objective,
             split=settings.split, prepare=settings.wanted, **options,
         )  # fmt: skip
     if client is not None or target is not None:

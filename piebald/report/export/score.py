@@ -90,7 +90,7 @@ class Scorer:
         elif kind == "labels":
             scores = np.exp(-np.logaddexp(0, -scores / temperature))  # overflows nowhere
         elif kind == "values":
-            scores = scores * self.meaning["deviation"] + self.meaning["mean"]
+            scores = scores * np.asarray(self.meaning["deviation"]) + np.asarray(self.meaning["mean"])
         return dict(zip(names, scores.T, strict=True))
 
     def inputs(self, table: Any) -> np.ndarray:

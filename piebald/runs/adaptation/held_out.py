@@ -294,7 +294,7 @@ def _client(
     division = _like_the_run(split, owner.columns, validation, test)
     regression, goal, features = bool(about.get("regression")), target or about.get("target"), about.get("features")
     if owner.is_table and agreed is not None:
-        goal = goal or (None if agreed.target is None else agreed.target.name)
+        goal = goal or agreed.target_columns
         features = [name for name in agreed.names_in if name in owner.columns] or agreed.names_in
         regression = agreed.classes is None
     if owner.is_table and goal is None:

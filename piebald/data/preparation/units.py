@@ -1,0 +1,188 @@
+"""Columns of numbers that some rows have in another unit than the others, as their means and deviations tell.
+
+A change of unit takes mean and deviation along: y = slope x + offset.  Known changes are looked for first; then one
+that makes all numbers many times as large, whatever it is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from piebald.core.errors import shown
+from piebald.core.moments import Moments
+
+FEWEST = 5  # numbers whose mean and deviation tell something
+_FAR, _FARTHEST = 4.0, 10.0  # deviations from the mean: of numbers in another known unit, and of any
+_LARGE = 5.0  # factor that unlike sites hardly have in mean and deviation alike
+_UNKNOWN = 10.0  # factor from which on another unit is supposed without a known one
+_NEAR, _ALIKE = math.log(1.12), math.log(1.7)  # of ratios of sizes and of deviations to those of a unit
+
+
+class Spread(NamedTuple):
+    """How many numbers there are, their mean, and their deviation."""
+
+    rows: int
+    mean: float
+    deviation: float
+
+    @classmethod
+    def of_moments(cls, moments: Moments) -> Spread:
+        """Return that of the first column of moments."""
+        rows = int(moments.present[0])
+        return cls(rows, float(moments.mean[0]), math.sqrt(float(moments.scatter[0]) / max(rows, 1)))
+
+    @classmethod
+    def of(cls, numbers: NDArray[np.float64]) -> Spread:
+        """Return that of numbers [n], without gaps."""
+        present = numbers[np.isfinite(numbers)]
+        return cls(len(present), float(present.mean()), float(present.std())) if len(present) else cls(0, 0.0, 0.0)
+
+    @property
+    def size(self) -> float:
+        """The root mean square."""
+        return math.hypot(self.mean, self.deviation)
+
+
+class Conversion(NamedTuple):
+    """A change of unit: numbers in `unit` are slope x + offset of those in `usual`; `names` are columns it is for."""
+
+    unit: str
+    usual: str
+    slope: float
+    offset: float = 0.0
+    names: str = ""
+
+    @property
+    def inverse(self) -> Conversion:
+        """The change back."""
+        return Conversion(self.usual, self.unit, 1 / self.slope, -self.offset / self.slope, self.names)
+
+    def undone(self, number: float) -> float:
+        """Return a number in the usual unit."""
+        return (number - self.offset) / self.slope
+
+
+_TABLE = (
+    Conversion("mg/dl", "mmol/l", 18.016, names="gluc|sugar|bg|hba"),
+    Conversion("mg/dl", "mmol/l", 38.67, names="chol|hdl|ldl"),
+    Conversion("mg/dl", "mmol/l", 88.57, names="trig"),
+    Conversion("umol/l", "mg/dl", 88.42, names="crea"),
+    Conversion("umol/l", "mg/dl", 17.1, names="bili"),
+    Conversion("umol/l", "mg/dl", 59.48, names="uric|urate"),
+    Conversion("degrees Fahrenheit", "Celsius", 1.8, 32.0),
+    Conversion("Kelvin", "degrees Celsius", 1.0, 273.15),
+    Conversion("lb", "kg", 2.20462),
+    Conversion("cm", "inches", 2.54),
+    Conversion("cm", "feet", 30.48),
+    Conversion("feet", "m", 3.28084),
+    Conversion("km", "miles", 1.60934),
+    Conversion("mmHg", "kPa", 7.50062),
+    Conversion("days", "weeks", 7.0, names="day|week|time|dur|age|stay"),
+    Conversion("months", "years", 12.0, names="month|year|time|dur|age"),
+    Conversion("days", "years", 365.25, names="day|year|time|dur|age"),
+    Conversion("hours", "days", 24.0, names="hour|day|time|dur|stay"),
+    Conversion("minutes", "hours", 60.0, names="min|hour|time|dur"),
+    Conversion("cm (or %)", "m (or shares of 1)", 100.0),
+)
+CONVERSIONS = (*_TABLE, *(conversion.inverse for conversion in _TABLE))
+
+
+def _fits(conversion: Conversion, name: str) -> bool:
+    """Return whether a conversion may be that of a column: of single substances and of times only by its name."""
+    return not conversion.names or re.search(conversion.names, name, re.IGNORECASE) is not None
+
+
+def conversion_of(own: Spread, usual: Spread, name: str) -> Conversion | None:
+    """Return the known change of unit that makes the spread of most rows that of some, None where none does.
+
+    Args:
+        own: of some rows.
+        usual: of the others.
+        name: the column.
+    """
+    if min(own.deviation, usual.deviation, own.size, usual.size) <= 0:
+        return None
+    best: tuple[float, Conversion] | None = None
+    for conversion in CONVERSIONS:
+        apart = abs(math.log(own.deviation / (usual.deviation * conversion.slope)))
+        expected = Spread(usual.rows, conversion.slope * usual.mean + conversion.offset,
+                          conversion.slope * usual.deviation)  # fmt: skip
+        # with an offset the mean may be near zero, where its ratio says nothing
+        apart_means = abs(own.mean - expected.mean) / max(own.deviation, expected.deviation)
+        off = _NEAR * apart_means if conversion.offset else abs(math.log(own.size / expected.size))
+        if off > _NEAR or apart > _ALIKE or not _fits(conversion, name):
+            continue
+        # what differs by a small factor may be unlike, and no other unit, unless hardly any numbers are common
+        small = max(conversion.slope, 1 / conversion.slope) < _LARGE
+        if small and abs(own.mean - usual.mean) < 2 * max(own.deviation, usual.deviation):
+            continue
+        # names of columns decide between near factors
+        score = off + apart / 4 - 0.1 * bool(conversion.names)
+        best = min(best or (score, conversion), (score, conversion), key=lambda pair: pair[0])
+    return None if best is None else best[1]
+
+
+def other_unit(own: Spread, usual: Spread, name: str, whose: str) -> str | None:
+    """Return in words how numbers differ from others as those of another unit do, None where they do not.
+
+    Args:
+        own, usual, name: see `conversion_of`.
+        whose: the others', such as "those of training rows".
+    """
+    if min(own.rows, usual.rows) < FEWEST or min(own.size, usual.size) <= 0:
+        return None
+    ratio = own.size / usual.size
+    times = f"about {float(f'{ratio:.3g}'):g} times {whose}"
+    if (conversion := conversion_of(own, usual, name)) is not None:
+        if conversion.offset:
+            times = f"a mean of {own.mean:.4g} where {whose} have {usual.mean:.4g}"
+        return f"{times}: {conversion.unit} for {conversion.usual}?"
+    spread = own.deviation / usual.deviation if usual.deviation > 0 else ratio
+    factor = max(ratio, 1 / ratio)
+    if factor < _UNKNOWN or not 1 / 3 < spread / ratio < 3:
+        return None
+    return f"{times}: are they in another unit?"
+
+
+def units_at_sites(spreads: Mapping[str, Mapping[str, Spread]]) -> Iterator[str]:
+    """Yield a sentence for each column that one client seems to have in another unit than most.
+
+    Args:
+        spreads: of each column, by client.
+    """
+    for column, by_client in spreads.items():
+        telling = {client: spread for client, spread in by_client.items() if spread.rows >= FEWEST and spread.size > 0}
+        if len(telling) < 2:
+            continue
+        # the client in the middle stands for most of them, however far the others are off
+        usual = sorted(telling.values(), key=lambda spread: spread.size)[(len(telling) - 1) // 2]
+        for client, spread in telling.items():
+            if (words := other_unit(spread, usual, column, "those of others")) is not None:
+                yield f"column {shown(column, 40)} has at {client} numbers of {words}"
+
+
+def unlike_training(numbers: NDArray[np.float64], usual: Spread, name: str) -> tuple[NDArray[np.bool_], str]:
+    """Return which numbers [n] are far from those of training rows, and in words what may be the reason.
+
+    Args:
+        numbers: of one column, NaN for gaps.
+        usual: of training rows.
+        name: the column.
+    """
+    if (words := other_unit(Spread.of(numbers), usual, name, "those of training rows")) is not None:
+        return np.isfinite(numbers), f": {words}"
+    scores = np.abs(numbers - usual.mean) / usual.deviation
+    # marks of rare things are far from their mean by nature
+    far = (scores > _FAR) & ~np.isin(numbers, (0, 1))
+    known = min(filter(lambda conversion: _fits(conversion, name), CONVERSIONS), default=None,
+                key=lambda conversion: abs(conversion.undone(float(np.median(numbers[far]))) - usual.mean),
+                ) if far.any() else None  # fmt: skip
+    if known is not None and abs(known.undone(float(np.median(numbers[far]))) - usual.mean) < usual.deviation:
+        return far, f": {known.unit} for {known.usual}?"
+    return far & (scores > _FARTHEST), ""
