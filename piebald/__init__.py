@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from piebald.report.comparison import Comparison as Comparison
     from piebald.report.export import load_weights as load_weights
     from piebald.runs.compare import compare as compare
+    from piebald.runs.compare import open as open
     from piebald.runs.estimators import FederatedClassifier as FederatedClassifier
     from piebald.runs.estimators import FederatedRegressor as FederatedRegressor
     from piebald.runs.finished_run import Run as Run

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from piebald.contracts import Clients, HoldsRows
 from piebald.core.arguments import PathLike, Seeds
-from piebald.core.errors import SettingError, check_names
+from piebald.core.errors import RunFolderError, SettingError, check_names
 from piebald.data.clients.prepared import rows_of_recipe
 from piebald.data.clients.sources import clients_of
 from piebald.data.partition.split import division_of
@@ -21,7 +21,7 @@ from piebald.report.comparison import Comparison
 from piebald.report.tables import History
 from piebald.runs.finished_run import Run
 from piebald.runs.prepare import Model, check_repeats, prepare
-from piebald.runs.run import resume, run
+from piebald.runs.run import opened, resume, run
 from piebald.storage.schema import DATABASE
 from piebald.storage.store import RunStore
 
@@ -214,3 +214,31 @@ def folder_name(label: str) -> str:
     if len(name) > 200:  # file systems allow 255 bytes
         raise SettingError(f"a label names a folder, so it must have at most 200 characters, got {len(name)}")
     return name or "run"
+
+
+def open(folder: PathLike, *, plugins: Sequence[str] = ()) -> Run | History | Comparison:
+    """Open what is kept of runs, for reading, without their clients and their rows.
+
+    Args:
+        folder: of a run, or of several, as a comparison and a search keep them.
+        plugins: modules of yours that a run may name, see `resume`.
+
+    Returns:
+        The run, with its tables and, where it was started from an experiment file and is finished, its models and
+        predictions; or the comparison of all finished runs in the folder.  `write_report` takes the same folder.
+
+    Raises:
+        RunFolderError: there is no run, or it cannot be read.
+    """
+    place = Path(folder)
+    if (place / DATABASE).exists():
+        history = History(place)
+        if history.meta.get("settings") is None or history.meta.get("status") != "finished":
+            return history
+        history.close()
+        return opened(place, plugins=plugins, rows=False)
+    runs = [History(path.parent) for path in sorted(place.rglob(DATABASE))]
+    finished = [history for history in runs if history.meta.get("status") == "finished"]
+    if not finished:
+        raise RunFolderError(f"{place} holds no finished run: give the folder that --out of a run or comparison named")
+    return Comparison(finished)
