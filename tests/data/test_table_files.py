@@ -7,15 +7,17 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import piebald
 from piebald.core.errors import SettingError
 from piebald.data.clients import table_files
-from piebald.data.clients.data_source import RunRows
+from piebald.data.clients.data_source import DataSource, RunRows
 from piebald.data.clients.prepared import preparation_of
 from piebald.data.clients.table_files import read_table
+from piebald.data.partition import ByOwner
 from piebald.data.preparation import PrepareSettings
 from piebald.federation.site.site_rows import SiteSource, own_rows
 
@@ -398,3 +400,20 @@ def test_an_infinite_target_is_named_with_its_row(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("place,age,y\n\nBath,1,0.5\nBath,2,inf\nBath,3,0.7\n")
     with pytest.raises(SettingError, match=r"t.csv: target 'y' is infinite in row 4: correct it, or leave the row out"):
         piebald.clients_from(tmp_path / "t.csv", client="place", target="y")
+
+
+def test_folders_of_a_pattern_name_the_clients_of_files_without_such_a_column(tmp_path: Path) -> None:
+    table = pd.DataFrame({"age": np.arange(30.0), "ill": [0, 1, 1] * 10})
+    for site in ("north", "south"):
+        (tmp_path / "all" / site).mkdir(parents=True)
+        table.to_csv(tmp_path / "all" / site / "patients.csv", index=False)
+        table.assign(hospital="named").to_csv(tmp_path / "all" / site / "with.csv", index=False)
+    pattern = tmp_path / "all" / "*" / "patients.csv"
+    assert piebald.clients_from(pattern, client="hospital", target="ill").names == ["north", "south"]
+    data = DataSource(source=str(pattern), client="hospital", target="ill").load()
+    assert ByOwner(owner="hospital").split(data).names == ["north", "south"]
+    named = piebald.clients_from(tmp_path / "all" / "*" / "with.csv", client="hospital", target="ill")
+    assert named.names == ["named"]
+    assert len(read_table(tmp_path / "al?" / "north" / "patients.csv")) == 30
+    with pytest.raises(SettingError, match="no file is called like"):
+        read_table(tmp_path / "all" / "*" / "none.csv")

@@ -44,7 +44,8 @@ class DataSource(BaseModel):
 
     Attributes:
         name: one of `data.names()`, or "module:name" for a function that returns a `DataSet`.
-        source: a table (.csv, .tsv, .parquet, .sql) or several ("rows-*.csv"), an .npz file with arrays x and y (and
+        source: a table (.csv, .tsv, .parquet, .sql) or several ("rows-*.csv", or "*/rows.csv", whose
+            folders are clients where `client` is no column of them), an .npz file with arrays x and y (and
             owner, if wanted), a folder of images or WAV recordings (class/file, or client/class/file where `client` is
             given), a folder that Hugging Face's `save_to_disk` wrote, or "my_data.py:load" or "module:load" for a
             function without arguments.  It returns a `DataSet`, `Clients`, (x, y), (x, y, owner), a table, or anything

@@ -53,9 +53,17 @@ def is_table(path: str | Path) -> bool:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files that a path names: one, or several in order where its name has `*`, `?` or `[`."""
-    several = not path.exists() and is_table(path) and any(letter in path.name for letter in "*?[")
-    return sorted(file for file in path.parent.glob(path.name) if file.is_file()) if several else [path]
+    """Return the files that a path names: one, or several in order where it, or a folder in it, has `*`, `?` or `[`."""
+    folder = _fixed_folder(path)
+    if path.exists() or not is_table(path) or folder == path:
+        return [path]
+    return sorted(file for file in folder.glob(str(path.relative_to(folder))) if file.is_file())
+
+
+def _fixed_folder(pattern: Path) -> Path:
+    """Return the folder before the first part of a pattern with `*`, `?` or `[`; the path itself where none has one."""
+    odd = [folder for folder in (pattern, *pattern.parents) if any(letter in folder.name for letter in "*?[")]
+    return odd[-1].parent if odd else pattern
 
 
 def read_table(path: Path, names: str | None = None) -> Any:
@@ -65,9 +73,10 @@ def read_table(path: Path, names: str | None = None) -> Any:
     in UTF-8, in UTF-16 with a byte order mark, or else in Windows-1252, which is said.
 
     Args:
-        path: the file, or a pattern like rows-*.csv.
+        path: the file, or a pattern like rows-*.csv or */rows.csv.
         names: a column of names, such as that of the client.  Its text is taken as it is written: "007" is not "7",
-            and "NA" is a name.
+            and "NA" is a name.  Where the files of a pattern like */rows.csv have no such column, it has the names of
+            their folders.
 
     Returns:
         The rows; `attrs` has the path as "file" and the places of its rows (`row_number`), for messages.
@@ -118,19 +127,23 @@ def _joined(pattern: Path, files: Sequence[Path], names: str | None) -> Any:
     if not files:
         raise SettingError(f"no file is called like {pattern}: give the path of a CSV or Parquet file, or a pattern")
 
-    places: list[RowsOfFile] = []
+    places, above = list[RowsOfFile](), _fixed_folder(pattern)
+    in_folders = pattern.parent != above
 
     def tables() -> Iterator[Any]:
         columns: list[str] = []
         for path in files:
             table = read_table(path, names)
+            own = path.relative_to(above)
+            if in_folders and names is not None and names not in table.columns:
+                table = table.assign(**{names: own.parts[0]})
             columns = columns or list(table.columns)
             if odd := sorted({*map(str, table.columns)} ^ {*map(str, columns)}):
                 raise SettingError(
                     f"{files[0]} and {path} must have the same columns, and {odd[0]!r} is in one of them alone: add "
                     "it, or name these files apart"
                 )
-            places.extend(rows._replace(name=path.name) for rows in table.attrs[ROWS])
+            places.extend(rows._replace(name=str(own)) for rows in table.attrs[ROWS])
             yield table[columns]
 
     rows = joined_chunks(tables())
