@@ -95,7 +95,7 @@ def test_a_run_with_a_loss_of_ones_own_predicts_its_outputs() -> None:
     assert scores[:, 0] == pytest.approx(predicted[::3], abs=1e-5)
     newcomers = piebald.clients_from(TABLE, client="ward", target="falls", regression=True, test=0.0, prepare={})
     assert run.meta["preparation"]["target"] == {
-        "kind": "number", "name": "falls", "mean": 0.0, "deviation": 1.0, "scale": "none",
+        "kind": "number", "name": "falls", "mean": 0.0, "deviation": 1.0, "scale": "none", "others": [],
     }  # fmt: skip
 
     assert as_in_run(newcomers, run.meta).rows(1, "train").y.tolist() == clients.unchanged.rows(1, "train").y.tolist()
