@@ -372,9 +372,6 @@ def transfer_page() -> str:
         text += ["", f"## {axis}: {about}"]
         for name, component in kinds(axis):
             text += ["", f"### {axis} = {name}", "", first_paragraph(component), "", settings_of(component)]
-    text += ["", "## Environment", ""]
-    text += ["`PIEBALD_TRANSFER_SECRET`: 1 to 64 bytes in hexadecimal that both parties share.  With it, messages are"]
-    text += ["authenticated.  Used with `--party`."]
     return "\n".join(text) + "\n"
 
 

@@ -198,7 +198,7 @@ def parties(link: Link, size: str) -> dict[str, Any]:
     def act(role: Any, channel: SocketChannel) -> None:
         torch.set_num_threads(1)  # the setting is per thread
         party = Party(role, held[role], made, PartySecret.simulated(made.seed, role))
-        session = PartySession(channel, role, timeout=600, secret=b"")
+        session = PartySession(channel, role, timeout=600)
         try:
             with session.closing():
                 session.handshake(made.agreed())

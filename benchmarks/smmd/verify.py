@@ -43,7 +43,7 @@ def run(raw: Path) -> None:
         made = {}
         for kind, folder in folders.items():
             given = shown.settings(
-                "credit", 0, steps=steps, method=METHODS[label], backend=kind, runtime={"kind": "sockets"},
+                "credit", 0, steps=steps, method=METHODS[label], backend=kind,
                 checkpoint_every=steps, batch=rows, overlap_batch=rows,
             )  # fmt: skip
             made[kind] = transfer.run(given, out=folder)

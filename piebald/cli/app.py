@@ -209,14 +209,12 @@ def check_run(folder: Path) -> None:
         raise SettingError(f"there is no run folder {str(folder)!r}: give the folder that piebald run wrote")
 
 
-def is_transfer(folder: Path) -> bool:
-    """Return whether a folder holds a run of vertical training between two parties."""
-    return (folder / "transfer.toml").is_file()
-
-
-def is_search(folder: Path) -> bool:
-    """Return whether a folder holds a search for settings or recipes."""
-    return (folder / "search.json").is_file()
+def kind_of(folder: Path) -> Literal["run", "transfer", "search", "site", "trees"]:
+    """Return what a folder holds, by the file that this has in it: a run, or several in folders, where it has none."""
+    kinds: dict[str, Literal["transfer", "search", "site", "trees"]] = {
+        "transfer.toml": "transfer", "search.json": "search", "credentials.json": "site", "trees.json": "trees"
+    }  # fmt: skip
+    return next((kind for name, kind in kinds.items() if (folder / name).is_file()), "run")
 
 
 def pair(text: str) -> tuple[str, Any]:

@@ -25,8 +25,7 @@ from piebald.cli.app import (
     check_run,
     command,
     end_on_term,
-    is_search,
-    is_transfer,
+    kind_of,
     print_json,
 )
 from piebald.core.errors import SettingError, unknown
@@ -73,18 +72,19 @@ def predict(
         raise SettingError("--pooled says on which rows a threshold is chosen: give --threshold as well")
     if out is not None and out.resolve() == rows.resolve():
         raise SettingError(f"--out would overwrite the rows {rows}: name another file")
-    if (folder / "credentials.json").is_file():
+    kind = kind_of(folder)
+    if kind == "site":
         if client is not None or cluster is not None or calibrate or threshold:
             raise SettingError(f"{folder} has one model, that of its site: give no options but --out")
         from piebald.federation.site.site_model import site_predictor
 
         predictor, model = site_predictor(folder), "the site's model"
         predictions, naming = predictor.predict(rows), predictor.naming
-    elif (folder / "trees.json").is_file():
+    elif kind == "trees":
         if cluster is not None or calibrate or threshold:
             raise SettingError("--cluster, --calibrate and --threshold are for runs of a recipe, and these are trees")
         (predictions, model), naming = _of_trees(folder, rows, client), ""
-    elif is_transfer(folder):
+    elif kind == "transfer":
         if client is not None or cluster is not None or calibrate or threshold:
             raise SettingError(f"{folder} holds a transfer, with one model: give no options but --out")
         from piebald.vertical import predict as predict_transfer
@@ -154,7 +154,7 @@ def _runs_in(folder: Path) -> list[Path]:
     """Return the folder of a run, or the runs of a comparison in it."""
     from piebald.storage.schema import DATABASE
 
-    if is_search(folder):
+    if kind_of(folder) == "search":
         raise SettingError(
             f"{folder} holds a search with runs of many kinds: run its recommended.toml, and name that run"
         )

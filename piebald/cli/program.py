@@ -23,6 +23,7 @@ from piebald.core.reading import UnfitFile
 
 # importing a module registers its commands, in the order of `piebald --help`
 from piebald.cli import train  # noqa: F401  # isort: skip
+from piebald.cli import transfer  # noqa: F401  # isort: skip
 from piebald.cli import predicting  # noqa: F401  # isort: skip
 from piebald.cli import choose  # noqa: F401  # isort: skip
 from piebald.cli import federate  # noqa: F401  # isort: skip

@@ -17,7 +17,7 @@ from piebald.cli.app import (
     SharedOptions,
     check_run,
     command,
-    is_transfer,
+    kind_of,
     pair,
     print_facts,
     print_json,
@@ -45,7 +45,7 @@ def report(
     """Write an HTML page and figures about one or more runs."""
     for folder in runs:
         check_run(folder)
-    if len(runs) == 1 and is_transfer(runs[0]):
+    if len(runs) == 1 and kind_of(runs[0]) == "transfer":
         from piebald.vertical.transfer_results import write_page
 
         files = [str(file) for file in write_page(runs[0], out)]

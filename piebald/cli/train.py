@@ -1,4 +1,4 @@
-"""Commands that train: run, compare, transfer, resume, adapt.
+"""Commands that train: run, compare, resume, adapt.
 
 A folder to start from: `piebald new`.
 """
@@ -23,8 +23,7 @@ from piebald.cli.app import (
     check_run,
     command,
     end_on_term,
-    is_search,
-    is_transfer,
+    kind_of,
     print_json,
     print_run,
     print_table,
@@ -38,7 +37,6 @@ from piebald.core.result_table import ResultTable
 if TYPE_CHECKING:
     from piebald.experiments.file import ExperimentSettings
     from piebald.report.callbacks import Callback
-    from piebald.vertical import TransferResult
 
 
 @command(
@@ -172,29 +170,6 @@ def _compare(
         print(f"\nsaved in {folder}; write a report with: piebald report {folder}")
 
 
-@command("sets", "scale", "out", "as_json", "quiet")
-def transfer(
-    options: SharedOptions,
-    file: Annotated[Path, typer.Argument(help="A TOML file that describes vertical training between two parties.")],
-    party: Annotated[str | None, typer.Option(help="Run only this party: source or target.")] = None,
-) -> None:
-    """Train two parties that have different features of partly the same people, under encryption."""
-    from piebald.vertical import command as vertical
-    from piebald.vertical.transfer_settings import TransferSettings
-
-    end_on_term()
-    settings = TransferSettings.load(file, options.sets or (), options.out, options.scale)
-    _print_transfer(*vertical.start(settings, party, options.progress, options.say), options)
-
-
-def _print_transfer(result: TransferResult, table: ResultTable, options: SharedOptions) -> None:
-    """Print the results of vertical training between two parties."""
-    if options.as_json:
-        print_json(result.plain())
-    elif not options.quiet:
-        print_table(table)
-
-
 @command("plugins", *LOG, *PAGE, "as_json", "quiet")
 def resume(
     options: SharedOptions,
@@ -207,14 +182,15 @@ def resume(
     check_run(folder)
     if not (folder / "run.db").exists() and any(folder.glob("*/seed-*/run.db")):
         raise SettingError(f"{folder} holds a comparison: go on with piebald compare FILE --out {folder}")
-    if is_transfer(folder):
-        from piebald.vertical import command as vertical
-
+    kind = kind_of(folder)
+    if kind == "transfer":
         if rounds is not None:
             raise SettingError(f"{folder} holds a transfer, whose length is in its file: leave out --rounds")
-        return _print_transfer(*vertical.resume(folder, options.progress, options.say), options)
+        from piebald.cli.transfer import resume_transfer  # after this file, so that --help has the commands in order
+
+        return resume_transfer(folder, options)
     end_on_term()
-    if is_search(folder):
+    if kind == "search":
         if rounds is not None:
             raise SettingError(f"{folder} holds a search, whose runs have all one length: leave out --rounds")
         return resumed_search(folder, options)

@@ -11,7 +11,7 @@ what was disclosed; networks, partitions and the accounting of budgets are in ot
 
 Modules: `kernels` (MMD in moment form), `encryption` (its backends), `loss_terms` and `transfer_methods` (the loss),
 `protocol`, `party_messages` and `channel` (messages and their transport), `party` (one party), `transfer_runs`
-(a whole run) and `prediction` (the target's scores of new rows).
+(a whole run), `prediction` (the target's scores of new rows) and `key_matching` (which rows both parties have).
 """
 
 from typing import TYPE_CHECKING
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 from piebald.core.discovery import lazy_names
 
 if TYPE_CHECKING:
+    from piebald.vertical.key_matching import Matched as Matched
+    from piebald.vertical.key_matching import match as match
     from piebald.vertical.party import Party as Party
     from piebald.vertical.party_data import PartyHolding as PartyHolding
     from piebald.vertical.prediction import TransferPredictor as TransferPredictor

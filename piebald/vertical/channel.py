@@ -12,7 +12,6 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 
-from piebald.core.errors import RuntimeFault, SettingError
 from piebald.vertical.party_messages import HEADER, PartyEnded, body_length
 
 SLOWEST = 8_000  # bytes a second: while a frame arrives faster than that, the other party is not silent
@@ -150,54 +149,3 @@ class SocketChannel(Channel):
         with suppress(OSError):  # the other side may have gone first
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-
-
-def listen(address: str, timeout: float) -> SocketChannel:
-    """Wait for the other party at "host:port".
-
-    Raises:
-        SettingError: the address cannot be listened on.
-        RuntimeFault: the other party did not connect in time.
-    """
-    host, port = parse(address)
-    try:
-        with socket.create_server((host, port)) as server:
-            server.settimeout(timeout)
-            connection, _ = server.accept()
-    except TimeoutError:
-        raise RuntimeFault(f"the other party did not come to {address} within {timeout:g} seconds") from None
-    except OSError as error:
-        raise SettingError(f"cannot listen on address {address!r}: {(error.strerror or str(error)).lower()}") from None
-    return SocketChannel(_quick(connection))
-
-
-def connect(address: str, timeout: float) -> SocketChannel:
-    """Connect to the other party at "host:port", and try again until it is there.
-
-    Raises:
-        RuntimeFault: it is not there in time.
-    """
-    target, until = parse(address), time.monotonic() + timeout
-    while True:
-        try:
-            # never 0 or less, which is no waiting at all or an error
-            connection = socket.create_connection(target, timeout=max(until - time.monotonic(), 0.1))
-            return SocketChannel(_quick(connection))
-        except OSError:
-            if time.monotonic() > until:
-                raise RuntimeFault(f"the other party was not at {address} for {timeout:g} seconds") from None
-            # the other party may start later than this one
-            time.sleep(0.05)
-
-
-def parse(address: str) -> tuple[str, int]:
-    """Return the host and port of an address."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise SettingError(f"address must be host:port, like 127.0.0.1:7400, got {address!r}")
-    return host, int(port)
-
-
-def _quick(connection: socket.socket) -> socket.socket:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a step waits for many short messages
-    return connection

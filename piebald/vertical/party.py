@@ -109,12 +109,6 @@ class Party:
         with torch.no_grad():
             return torch.sigmoid(self.network(x)[-1] @ self.phi)
 
-    def aligned(self, x: Tensor) -> Tensor:
-        """Return the outputs of the last aligned layer [n, d], scaled as the method compares them."""
-        with torch.no_grad():
-            rows: Tensor = self.network(x)[-1]
-        return unit_rows(rows) if self.settings.method.unit else rows
-
     # ---------------------------------------------------------------------------------------------------------- a step
 
     def _step(self, session: PartySession, products: Products) -> TransferStep:
@@ -243,9 +237,7 @@ class Party:
             if numbers[-1] < 0:
                 raise MessageFault("the other party's HANDOVER message gives a negative share of positives")
             self.phi, self.rate = torch.from_numpy(numbers[:-1]), float(numbers[-1])
-        # the channel closes after this: neither party leaves before the other one has the last numbers
-        session.send(MessageKind.DONE, [])
-        session.receive(MessageKind.DONE, [])
+        session.finish()
 
     def summary(self) -> tuple[Tensor, float]:
         """Return the translator of all chunks of the source's own rows, and their share of positives.

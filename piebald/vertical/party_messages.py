@@ -1,15 +1,14 @@
 """Messages between two parties: declared in advance, checked for length before they are read, never pickled.
 
 A frame is a header (magic, kind, sender, session, sequence number, length), the message's parts, each after its length,
-and a tag over everything.  The session id comes from both parties' nonces, so frames of an earlier run or of another
+and a hash over everything.  The session id comes from both parties' nonces, so frames of an earlier run or of another
 connection are refused; sequence numbers refuse replayed frames, and the sender refuses a party's own frames that are
-sent back to it.  With a shared secret the tag is a keyed hash (BLAKE2b).
+sent back to it.  The connection proves who sent a frame; the tag finds damage.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
@@ -34,6 +33,8 @@ class MessageKind(IntEnum):
     HANDOVER    the source's translator, and its share of positives
     DONE        nothing
     ABORT       a reason
+    POINTS      points of a party's own keys, see `key_matching`
+    RETURNED    the other party's points under this party's scalar, too
     """
 
     HELLO = 1
@@ -45,6 +46,8 @@ class MessageKind(IntEnum):
     HANDOVER = 7
     DONE = 8
     ABORT = 9
+    POINTS = 10
+    RETURNED = 11
 
 
 class EndReason(IntEnum):
@@ -80,13 +83,11 @@ def limit(lengths: Sequence[MessageLength]) -> int:
     return sum(8 + length.most for length in lengths)
 
 
-def pack_frame(
-    kind: MessageKind, sender: int, session: bytes, number: int, parts: Sequence[bytes], secret: bytes
-) -> bytes:
+def pack_frame(kind: MessageKind, sender: int, session: bytes, number: int, parts: Sequence[bytes]) -> bytes:
     """Return a message as a frame; the sender is 0 for the source and 1 for the target."""
     body = b"".join(struct.pack("<Q", len(part)) + part for part in parts)
     head = HEADER.pack(MAGIC, kind, sender, session, number, len(body))
-    return head + body + _tag(head + body, secret)
+    return head + body + _tag(head + body)
 
 
 def body_length(head: bytes, most: int) -> int:
@@ -104,9 +105,8 @@ def body_length(head: bytes, most: int) -> int:
 
 
 def unpack_frame(
-    frame: bytes, kind: MessageKind, sender: int | None, session: bytes, number: int, lengths: Sequence[MessageLength],
-    secret: bytes,
-) -> list[bytes]:  # fmt: skip
+    frame: bytes, kind: MessageKind, sender: int | None, session: bytes, number: int, lengths: Sequence[MessageLength]
+) -> list[bytes]:
     """Return the parts of a frame.
 
     Args:
@@ -116,7 +116,6 @@ def unpack_frame(
         session: session id of this run.
         number: number of messages received before.
         lengths: lengths of its parts.
-        secret: the shared secret, or b"".
 
     Raises:
         MessageFault: it is damaged, replayed, from another session, or not the expected message.
@@ -128,8 +127,8 @@ def unpack_frame(
         HEADER.unpack(head) if len(head) == HEADER.size else (b"", 0, 0, b"", 0, 0)
     )
     # the tag comes first: nothing else of a frame is believed before it fits
-    if magic != MAGIC or len(body) != length or not hmac.compare_digest(tag, _tag(head + body, secret)):
-        raise MessageFault("a message of the other party is damaged, cut off, or made with another secret")
+    if magic != MAGIC or len(body) != length or tag != _tag(head + body):
+        raise MessageFault("a message of the other party is damaged or cut off")
     if sender is not None and sent_by != sender:
         raise MessageFault(f"this party's own {_kind_name(sent_kind)} message, or one in its name, was sent back to it")
     if sent_session != session:
@@ -172,5 +171,5 @@ def _reason(body: bytes) -> str:
         return "it gave no reason"
 
 
-def _tag(data: bytes, secret: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=TAG, key=secret).digest()
+def _tag(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=TAG).digest()

@@ -7,8 +7,7 @@
         secret                                 the seed of the first weights and batches; not in a simulation
         told.jsonl                             the party's disclosures about its rows, counted before they were sent
         partner                                the name in the other party's certificate
-        before.safetensors, after.safetensors    aligned rows for the figure; at the target also the translator and
-                                               scores of test rows
+        after.safetensors                      the target's translator, and scores of its test rows; empty at the source
         preparation.json                       how columns become inputs, at the target
         scores.csv                             the target's scores of all rows of its file
 
@@ -28,7 +27,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -168,7 +166,7 @@ class PartyStore:
         return read_steps(self.folder)
 
     def write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write results of the party: aligned rows, scores."""
+        """Write tensors of the party's results."""
         self._write(f"{name}.safetensors", tensors)
 
     def write_text(self, name: str, text: str) -> None:
@@ -283,8 +281,3 @@ def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     if not part:
         raise KeyError(prefix)
     return part
-
-
-def sample(rows: Tensor, most: int = 500) -> Tensor:
-    """Return the first rows, enough for a figure."""
-    return rows[:most].to(torch.float64)

@@ -52,18 +52,17 @@ class PartySession:
         channel: channel to the other party.
         role: role of this party.
         timeout: seconds to wait for a message.
-        secret: a secret that both parties share, up to 64 bytes; none by default.
     """
 
-    def __init__(self, channel: Channel, role: Role, timeout: float = 600.0, secret: bytes = b"") -> None:
+    def __init__(self, channel: Channel, role: Role, timeout: float = 600.0) -> None:
         self.channel, self.role, self.timeout = channel, role, timeout
-        self._secret, self._session = secret, NOBODY
+        self._session = NOBODY
         self._sent = self._received = 0
 
     def send(self, kind: MessageKind, parts: Sequence[bytes]) -> None:
         """Send a message."""
         sender = ROLES.index(self.role)
-        self.channel.send(pack_frame(kind, sender, self._session, self._sent, parts, self._secret))
+        self.channel.send(pack_frame(kind, sender, self._session, self._sent, parts))
         self._sent += 1
 
     def receive(self, kind: MessageKind, lengths: Sequence[MessageLength]) -> list[bytes]:
@@ -72,9 +71,19 @@ class PartySession:
         frame = self.channel.receive(max(limit(lengths), 64), self.timeout)
         # HELLO may come from either role, so that two parties of the same role get a sentence of their own
         sender = None if kind is MessageKind.HELLO else 1 - ROLES.index(self.role)
-        parts = unpack_frame(frame, kind, sender, self._session, self._received, lengths, self._secret)
+        parts = unpack_frame(frame, kind, sender, self._session, self._received, lengths)
         self._received += 1
         return parts
+
+    @property
+    def id(self) -> bytes:
+        """The id of this session, from both parties' nonces."""
+        return self._session
+
+    def finish(self) -> None:
+        """Wait for the other party to have all messages: the connection closes after this."""
+        self.send(MessageKind.DONE, [])
+        self.receive(MessageKind.DONE, [])
 
     @contextmanager
     def reading(self, kind: MessageKind) -> Iterator[None]:

@@ -35,7 +35,7 @@ from piebald.contracts.component import Component
 from piebald.core.errors import SettingError
 from piebald.privacy.accounting import gaussian_epsilon
 from piebald.vertical.disclosure_ledger import DisclosureKind, DisclosureLedger
-from piebald.vertical.kernels import Floats, GaussianKernel, Kernel, ProductStatistics
+from piebald.vertical.kernels import Floats, GaussianKernel, Kernel, PolynomialKernel, ProductStatistics
 from piebald.vertical.loss_terms import AlignmentTerm, DiscrepancyTerm, LossTerm, PartyView
 from piebald.vertical.party_network import row_gradients
 from piebald.vertical.party_secret import PartySecret
@@ -113,7 +113,9 @@ class Smmd(Method):
 
     @property
     def disclosure(self) -> str:
-        return "each party learns moments of the other's batches; the target learns the labels of co-occurring rows"
+        third = isinstance(self.kernel, PolynomialKernel) and self.kernel.degree == 3
+        moments = "third moments, from which single hidden rows may be recovered, and others" if third else "moments"
+        return f"each party learns {moments} of the other's batches; the target learns the labels of co-occurring rows"
 
     def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> LossTerm:
         common = overlap_batch if self.aligns_common else None

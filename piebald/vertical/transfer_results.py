@@ -1,12 +1,9 @@
-"""The result of a transfer, its statements about secrecy, and its page.
-
-The page needs both parties' folders, so it exists only for simulations and demonstrations on one machine.
-"""
+"""The result of a transfer, its statements about secrecy, and its page."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,22 +15,17 @@ from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import RunFolderError
 from piebald.core.private_files import write_private
 from piebald.core.result_table import ResultTable, Tabular
-from piebald.report.chart import LIGHT
-from piebald.report.figures import picture
 from piebald.report.page import markup
-from piebald.report.page.markup import Cell, document
-from piebald.report.page.wording import duration
+from piebald.report.page.markup import document
 from piebald.storage.schema import explained
 from piebald.vertical.disclosure_ledger import LEDGER, DisclosureLedger
-from piebald.vertical.kernels import PolynomialKernel, mmd2
 from piebald.vertical.party import Party
 from piebald.vertical.party_store import SECRET, read, read_partner, read_settings, read_steps
 from piebald.vertical.protocol import ROLES, Role
-from piebald.vertical.transfer_methods import Smmd
 from piebald.vertical.transfer_settings import TransferSettings
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +214,6 @@ def is_simulated(folder: Path | None) -> bool:
     return not alone and not any((folder / role / SECRET).exists() for role in ROLES)
 
 
-MARKS = {"source": "o", "target": "^"}
 NAMES = {
     "loss": "Loss on co-occurring rows (Taylor logistic)",
     "mmd2": "MMD\N{SUPERSCRIPT TWO} of a batch",
@@ -231,132 +222,63 @@ NAMES = {
 
 
 def write_page(run: Path, out: Path | None = None) -> list[Path]:
-    """Write report.html and the figures of a finished transfer.
+    """Write report.html of a finished transfer, where its target ran; return the file.
 
     Args:
-        run: the run folder, with both parties' folders in it.
+        run: the run folder.
         out: folder to write to, by default the run folder.
-
-    Returns:
-        The files, the page first.
     """
-    transfer, folder = result(run), out or run
-    figures = {"losses": _figure(lambda axes: _losses(axes, run)), "layers": _figure(lambda axes: _layers(axes, run))}
+    page, folder = _page(run, result(run)), out or run
     with explained(f"the page cannot be written to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        contents: dict[str, str | bytes] = {"report.html": _page(run, transfer, figures)}
-        contents |= {f"{name}.png": data for name, data in figures.items()}
-        for name, content in contents.items():
-            write_private(folder / name, content)
-    return [folder / name for name in contents]
+        write_private(folder / "report.html", page)
+    return [folder / "report.html"]
 
 
-def _page(run: Path, transfer: TransferResult, figures: dict[str, bytes]) -> str:
-    settings = read_settings(run)
-    score = transfer.score
+def _page(run: Path, transfer: TransferResult) -> str:
+    settings, score = read_settings(run), transfer.score
     title = "The target predicts alone, no label of its rows is known"
-    tiles: list[tuple[str, Cell]] = []
     if score is not None:
         title = f"The target predicts alone with an AUC of {score.auc:.3f}"
-        tiles.append(("AUC of the target alone", markup.small(f"{score.auc:.3f}", "on held-out rows")))
-        tiles.append(("F1", markup.small(f"{score.f1:.3f}", f"precision {score.precision:.3f}")))
-    steps = f"{transfer.steps} steps, backend {settings.backend.kind}"
-    to_target, to_source = (f"{size / 1e6:.3g} MB" for size in (transfer.bytes_to_target, transfer.bytes_to_source))
-    tiles.append(("Step", markup.small(duration(transfer.seconds), steps)))
-    tiles.append(("Bytes per step", markup.small(to_target, f"to the target, {to_source} back")))
-    top = markup.top(title, _lead(run, transfer), tiles)
-    losses: list[list[Cell]] = [
-        [NAMES.get(name, name), f"{transfer.first[name]:.4g}", f"{value:.4g}"] for name, value in transfer.last.items()
-    ]
-    table = markup.table("Losses computed during training", ["Term", "First step", "Last step"], losses)
-    curves, privacy = markup.picture(figures["losses"], "Losses over steps"), _privacy(settings, transfer)
+    facts = [[row["name"], row["value"]] for row in transfer.table()]
     sections = [
-        ("losses", "Losses", markup.section("losses", _losses_heading(transfer), "", curves, table)),
-        ("layers", "Layers", markup.section(
-            "layers", "Both parties' aligned layers, before and after",
-            "Rows of each party, projected on the first two principal components of all rows. "
-            "The figure can show both parties' rows because both folders are on this machine.",
-            markup.picture(figures["layers"], "Aligned layers before and after training"))),
-        ("privacy", "Privacy", markup.section("privacy", "Privacy guarantees", "", privacy)),
-        ("settings", "Settings", markup.section(
-            "settings", "Settings", "", markup.verbatim(settings.text()))),
-    ]  # fmt: skip
-    return document("transfer", title, top, sections, "Generated by Piebald from one transfer.")
-
-
-def _lead(run: Path, transfer: TransferResult) -> str:
-    before, after = _discrepancy(run, "before"), _discrepancy(run, "after")
-    if before is None or after is None:
-        return ""
-    return (
-        f"MMD\N{SUPERSCRIPT TWO} of 500 rows of each party went from {before:.3g} before training to {after:.3g} after."
-    )
+        ("result", "Result", markup.section("result", "Result", "", markup.table("Result", ["", ""], facts))),
+        ("losses", "Losses", markup.section("losses", _losses_heading(transfer), "", *_losses(run))),
+        ("privacy", "Privacy", markup.section("privacy", "Privacy guarantees", "", _privacy(settings, transfer))),
+        ("settings", "Settings", markup.section("settings", "Settings", "", markup.verbatim(settings.text()))),
+    ]
+    return document("transfer", title, markup.top(title), sections, "Generated by Piebald from one transfer.")
 
 
 def _losses_heading(transfer: TransferResult) -> str:
-    if not transfer.last:
-        return "No losses were computed, since rows are hidden by noise"
-    if "mmd2" not in transfer.last:
-        return "Losses"
-    first, last = transfer.first["mmd2"], transfer.last["mmd2"]
-    return f"MMD\N{SUPERSCRIPT TWO} went from {first:.3g} at the first step to {last:.3g} at the last"
+    return "Losses" if transfer.last else "No losses were computed, since rows are hidden by noise"
+
+
+def _losses(run: Path) -> list[str]:
+    watched = [line for line in read_steps(run / "target") if line["losses"]]
+    curves = {
+        name: [(float(line["step"] + 1), float(line["losses"][name])) for line in watched]
+        for name in (watched[0]["losses"] if watched else ())
+    }
+    return [
+        markup.line_chart(
+            NAMES.get(name, name), "By step", {name: curve}, {x: f"{x:.0f}" for x in (curve[0][0], curve[-1][0])}, shown
+        )
+        for name, curve in curves.items()
+    ]
+
+
+def shown(value: float) -> str:
+    """Return a loss as text."""
+    return f"{value:.4g}"
 
 
 def _privacy(settings: TransferSettings, transfer: TransferResult) -> str:
     sentences = [
         "No raw feature was sent, and the owner of a key received only uniformly random numbers."
         if settings.backend.hides
-        else "This backend encrypts nothing: use it for experiments only."
+        else "This backend encrypts nothing: use it for experiments only.",
+        f"{settings.method.disclosure[0].upper()}{settings.method.disclosure[1:]}. See docs/explanation/transfer.md.",
+        f"Differential privacy: {transfer.statement}.",
     ]
-    if isinstance(settings.method, Smmd):
-        sentences.append("Gradients reveal the moments of a party's batches to the other party.")
-        if isinstance(settings.method.kernel, PolynomialKernel) and settings.method.kernel.degree == 3:
-            sentences.append("With degree 3 these are third moments, from which single hidden rows may be recovered.")
-    else:
-        sentences.append("FTL's gradients are the other party's hidden rows of co-occurring samples.")
-    sentences.append("The target can infer the labels of the co-occurring rows. See docs/explanation/transfer.md.")
-    sentences.append(f"Differential privacy: {transfer.statement}.")
-    facts = markup.facts("tiles", [(name.capitalize(), text) for name, text in transfer.secrecy.items()])
-    return markup.paragraphs(sentences) + facts
-
-
-def _discrepancy(run: Path, stage: str) -> float | None:
-    """MMD^2 of the rows that both parties stored, with the exact kernel."""
-    method = read_settings(run).method
-    if not isinstance(method, Smmd):
-        return None
-    source, target = (read(run / role / f"{stage}.safetensors")["rows"] for role in ROLES)
-    return float(mmd2(method.kernel, source, target))
-
-
-def _figure(paint: Callable[[Any], None]) -> bytes:
-    return picture(paint, columns=2, size=(9.6, 4.2), dpi=140, formulas=True)
-
-
-def _losses(axes: Any, run: Path) -> None:
-    watched = [line for line in read_steps(run / "target") if line["losses"]]
-    steps = [line["step"] + 1 for line in watched]
-    for place, name in enumerate(watched[0]["losses"] if watched else ()):
-        ax: Axes = axes[place]
-        values = [line["losses"][name] for line in watched]
-        ax.plot(steps, values, color=LIGHT[place + 1], linewidth=1.8, marker="o", markersize=3)
-        ax.set_title(NAMES.get(name, name), loc="left", fontsize=11)
-        ax.set_xlabel("Step")
-        # the Gaussian's expansion is not positive definite: its MMD^2 may be below 0, which has no logarithm
-        if name == "mmd2" and min(values) > 0:
-            ax.set_yscale("log")
-
-
-def _layers(axes: Any, run: Path) -> None:
-    for ax, stage in zip(axes, ("before", "after"), strict=True):
-        rows = [read(run / role / f"{stage}.safetensors")["rows"].numpy() for role in ROLES]
-        middle = np.concatenate(rows).mean(0)
-        # principal components of both parties together, so that their rows can be compared
-        turn = np.linalg.svd(np.concatenate(rows) - middle, full_matrices=False)[2][:2].T
-        for place, (role, table) in enumerate(zip(ROLES, rows, strict=True)):
-            flat = (table - middle) @ turn
-            ax.scatter(*flat.T, s=12, alpha=0.55, marker=MARKS[role], color=LIGHT[place + 1], linewidths=0, label=role)
-        ax.set_title(f"{stage.capitalize()} training", loc="left", fontsize=11)
-        ax.set_xlabel("First principal component")
-        ax.set_ylabel("Second principal component")
-    axes[0].legend(markerscale=1.8)
+    return markup.paragraphs(sentences)

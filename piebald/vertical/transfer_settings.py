@@ -117,64 +117,33 @@ class NetworkSettings(TransferSection):
         return value
 
 
-CONNECTIONS = {
-    "memory": "inside one process",
-    "sockets": "not encrypted: whoever listens reads the losses, the translator, and all that the backend leaves open",
-    "federation": "encrypted, both parties identified by certificates (TLS 1.3)",
-}
-
-
 class TransferRuntime(TransferSection):
-    """Runtime of the parties.
+    """Runtime of the parties: without credentials, two threads of this process.
 
     Attributes:
-        kind: "memory" for two threads, "sockets" for two processes, "federation" for two processes with an encrypted
-            and authenticated connection.
-        address: for "sockets", host:port at which the target listens; by default a free port of this machine.
-        credentials: for "federation", the folder of a party's credentials, as `piebald provision` writes it; by default
-            temporary credentials for two processes on this machine.
+        credentials: the folder of a party's credentials, as `piebald provision` writes it, for a connection to the
+            other party that is encrypted and authenticated.
         partner: with credentials, the name in the other party's certificate; by default the only one that is listed,
             else the first that connects, to which the run then keeps.
-        allow_unencrypted: whether "sockets" may leave this machine, where others can read what is not encrypted.
         timeout: seconds that a party waits for a message.
     """
 
-    kind: Literal["memory", "sockets", "federation"] = "memory"
-    address: str | None = None
     credentials: str | None = None
     partner: str | None = None
-    allow_unencrypted: bool = False
     timeout: float = Field(default=600.0, gt=0)
 
     @model_validator(mode="after")
-    def _check_place(self) -> Self:
-        if self.credentials is not None and (not self.has_credentials or self.address is not None):
-            raise ValueError('credentials are for kind = "federation" and contain the address')
-        if self.address is not None and self.has_credentials:
-            raise ValueError('address is for kind = "sockets": with "federation" it comes from the credentials')
+    def _check_partner(self) -> Self:
         if self.partner is not None and self.credentials is None:
             raise ValueError("partner is the name in the other party's certificate, so it needs credentials")
         return self
 
     @property
-    def has_credentials(self) -> bool:
-        """True if the connection is encrypted and each party has credentials, given or temporary."""
-        return self.kind == "federation"
-
-    @property
-    def in_one_process(self) -> bool:
-        """True if both parties are threads of this process."""
-        return self.kind == "memory"
-
-    @property
     def connection(self) -> str:
         """How parties that run with these settings are connected, in words."""
-        return CONNECTIONS["sockets" if self.in_one_process and self.address is not None else self.kind]
-
-    @property
-    def is_one_party(self) -> bool:
-        """True if these are the settings of one party that runs alone."""
-        return self.address is not None or self.credentials is not None
+        if self.credentials is None:
+            return "inside one process"
+        return "encrypted, both parties identified by certificates (TLS 1.3)"
 
 
 class _Invalid(SettingError):

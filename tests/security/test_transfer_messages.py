@@ -45,7 +45,7 @@ def opened(frame: bytes) -> tuple[list, list[bytes]]:
 
 
 def reframed(head: list, parts: list[bytes]) -> bytes:
-    return pack_frame(head[1], head[2], head[3], head[4], parts, b"")
+    return pack_frame(head[1], head[2], head[3], head[4], parts)
 
 
 # ------------------------------------------------------------------------------------------------------------- a fuzzer
@@ -374,17 +374,6 @@ def test_files_that_were_open_are_closed_when_a_run_goes_on(tmp_path):
     assert not any(path.stat().st_mode & 0o077 for path in paths)
 
 
-def test_sockets_leave_this_machine_only_if_somebody_said_so(tmp_path):
-    from piebald.vertical.transfer_runs import run_party
-
-    for address in ("0.0.0.0:7400", "192.0.2.1:7400", "shop.example.org:7400"):
-        with pytest.raises(SettingError, match="not encrypted, so others can read the losses and the translator"):
-            run_party("target", small(runtime={"kind": "sockets", "address": address}), tmp_path)
-    where = {"kind": "sockets", "address": "192.0.2.1:7400", "allow_unencrypted": True, "timeout": 0.2}
-    with pytest.raises(PiebaldError, match=r"was not at 192\.0\.2\.1:7400"):
-        run_party("source", small(runtime=where), tmp_path / "run")
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -394,11 +383,6 @@ def test_sockets_leave_this_machine_only_if_somebody_said_so(tmp_path):
             ['method={kind="ftl"}'],
             ["each party learns the other's hidden rows of all co-occurring samples"],
             marks=pytest.mark.full,
-        ),
-        pytest.param(
-            ["runtime.kind=sockets"],
-            ["connection: not encrypted: whoever listens reads the losses, the translator"],
-            marks=pytest.mark.full,  # each party is a process
         ),
     ],
 )

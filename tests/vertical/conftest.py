@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from piebald.federation.credentials.provisioning import Credentials, Description, provision, read
+from piebald.federation.hub.local_federation import free_port
 from piebald.vertical.channel import Channel, InMemoryChannel
 from piebald.vertical.kernels import Floats, GaussianKernel, Kernel, LinearKernel, PolynomialKernel
 from piebald.vertical.party import Party, TransferStep
@@ -42,6 +45,20 @@ def cross_gradient(kernel: Kernel, x: Floats, y: Floats) -> Floats:
     """Return the gradient of K_st with respect to x [n, d] through the moments of y, without encryption."""
     results = [c @ s.matrix + s.constant for c, s in zip(kernel.coefficients(x), kernel.statistics(y), strict=True)]
     return kernel.gradient(x, results)
+
+
+def credentials(folder: Path, port: int | None = None) -> dict[str, Credentials]:
+    """Credentials of two parties, of which the server listens."""
+    described = Description(name="two", host="127.0.0.1", port=port or free_port(), days=2, sites=["bank"])
+    provision(described, folder)
+    return {party: read(folder / party) for party in ("server", "bank")}
+
+
+def inject_secrets(folders: dict[str, Path]) -> None:
+    """Give parties alone the secrets of a simulation, so that their runs can be compared with one."""
+    for role, folder in folders.items():
+        (folder / role).mkdir(parents=True, exist_ok=True)
+        (folder / role / "secret").write_bytes(PartySecret.simulated(0, role).key)
 
 
 def unit(seed: int, n: int, d: int) -> Floats:
@@ -97,16 +114,15 @@ def train_both(
 def talk(
     act: Callable[[Role, PartySession], None],
     ends: tuple[Channel, Channel] | None = None,
-    secrets: tuple[bytes, bytes] = (b"", b""),
 ) -> dict[Role, BaseException]:
     """Let both parties act in threads of their own; the errors they end with."""
     import torch._dynamo  # optimizers import it when first used, which two threads must not do at once
 
     errors: dict[Role, BaseException] = {}
 
-    def guarded(role: Role, channel: Channel, secret: bytes) -> None:
+    def guarded(role: Role, channel: Channel) -> None:
         torch.set_num_threads(1)  # the setting is per thread
-        session = PartySession(channel, role, timeout=20, secret=secret)
+        session = PartySession(channel, role, timeout=20)
         try:
             with session.closing():
                 act(role, session)
@@ -115,7 +131,7 @@ def talk(
 
     threads = [
         threading.Thread(target=guarded, args=given)
-        for given in zip(ROLES, ends or InMemoryChannel.pair(), secrets, strict=True)
+        for given in zip(ROLES, ends or InMemoryChannel.pair(), strict=True)
     ]
     for thread in threads:
         thread.start()

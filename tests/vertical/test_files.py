@@ -15,7 +15,6 @@ import torch
 
 from piebald.cli import main
 from piebald.core.errors import PiebaldError, SettingError
-from piebald.federation.hub.local_federation import free_port
 from piebald.privacy.accounting import gaussian_epsilon
 from piebald.privacy.ledger import FOLDER, TRANSFER, RowLedger
 from piebald.vertical import table_files as files
@@ -23,14 +22,15 @@ from piebald.vertical.chunks import own_chunks
 from piebald.vertical.disclosure_ledger import LEDGER, DisclosureLedger
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.transfer_runs import run, run_party
-from piebald.vertical.transfer_settings import PartyFile, PartyFiles
+from piebald.vertical.transfer_settings import PartyFile, PartyFiles, TransferRuntime
 
-from .conftest import small
+from .conftest import credentials, inject_secrets, small
 
 # With two features, a single step tells more numbers than a chunk has: the program says so, rightly.
 pytestmark = pytest.mark.filterwarnings("ignore:.*numbers about a chunk of")
 
 KNOWN = 60  # people whom both know
+PARTIES = {"source": "server", "target": "bank"}  # names in their certificates
 
 
 def people() -> tuple[pandas.DataFrame, pandas.DataFrame]:
@@ -132,14 +132,17 @@ def test_a_target_without_labels_scores_all_its_rows(folder, capsys):
 
 
 def apart(one, other, simulated=True, out="run of"):
-    """Both parties, each with settings of its own, over a socket; what each returns or raises."""
+    """Both parties, each with settings of its own, over TLS; what each returns or raises."""
     importlib.import_module("torch._dynamo")  # two threads had better not do that at once
-    address, said = f"127.0.0.1:{free_port()}", {}
+    places, said = dict(zip(("source", "target"), credentials(Path(f"credentials of {out}")).values(), strict=True)), {}
+    if simulated:
+        inject_secrets({role: Path(f"{out} {role}") for role in places})
 
     def train_party(role, settings):
         try:
-            there = settings.model_copy(update={"runtime": runtime(address)})
-            said[role] = run_party(role, there, f"{out} {role}", tell=print, simulated=simulated)
+            runtime = TransferRuntime(credentials=str(places[role].folder), timeout=120)
+            there = settings.model_copy(update={"runtime": runtime})
+            said[role] = run_party(role, there, f"{out} {role}", tell=print)
         except PiebaldError as error:
             said[role] = error
 
@@ -149,12 +152,6 @@ def apart(one, other, simulated=True, out="run of"):
     for thread in threads:
         thread.join()
     return said
-
-
-def runtime(address):
-    from piebald.vertical.transfer_settings import TransferRuntime
-
-    return TransferRuntime(kind="sockets", address=address, timeout=120)
 
 
 def test_each_party_names_and_reads_its_own_file_only(folder):
@@ -183,7 +180,7 @@ def test_what_parties_tell_with_noise_is_spent_in_the_ledger_of_their_rows(folde
         assert not any(isinstance(result, PiebaldError) for result in said.values()), said
     for role, settings in (("source", one), ("target", other)):
         data = files.load(settings.files, role, 0.5, 0, public=True)
-        ledger = RowLedger(data.records, [folder / FOLDER], role)
+        ledger = RowLedger(data.records, [folder / FOLDER], PARTIES[role])
         releases = sum(DisclosureLedger({}, folder / f"{out} {role}" / role / LEDGER).releases
                        for out in ("first", "second"))  # fmt: skip
         assert releases > 4
@@ -191,7 +188,7 @@ def test_what_parties_tell_with_noise_is_spent_in_the_ledger_of_their_rows(folde
         assert ledger.spent(delta) == ledger.spent(delta, TRANSFER)
         assert ledger.spent(delta, "noisy_sums") == 0  # answers have a budget of their own
     run(own(source, target, method=method), out="alone")  # a simulation tells nobody anything
-    assert RowLedger(data.records, [folder / FOLDER], role).spent(delta) == ledger.spent(delta)
+    assert RowLedger(data.records, [folder / FOLDER], PARTIES[role]).spent(delta) == ledger.spent(delta)
 
 
 @pytest.mark.parametrize("row", [60, 75, 100, 159])

@@ -31,18 +31,12 @@ from piebald.vertical.party_store import read_steps
 from piebald.vertical.secure_channel import SecureChannel, open_channel
 from piebald.vertical.transfer_results import is_simulated
 from piebald.vertical.transfer_runs import run, run_party
-from piebald.vertical.transfer_settings import TransferRuntime
 from tests import processes
 
-from .test_processes import HELD, KILLED_AFTER, assert_as_undisturbed, inject_secrets, settings
+from .conftest import credentials, inject_secrets
+from .test_processes import HELD, KILLED_AFTER, assert_as_undisturbed, settings
 
 pytestmark = pytest.mark.filterwarnings("ignore:40 steps tell the:RuntimeWarning")  # see there
-
-
-def credentials(folder: Path, port: int | None = None) -> dict[str, Credentials]:
-    described = Description(name="two", host="127.0.0.1", port=port or free_port(), days=2, sites=["bank"])
-    provision(described, folder)
-    return {party: read(folder / party) for party in ("server", "bank")}
 
 
 def met(found: dict[str, Credentials]) -> list[SecureChannel]:
@@ -51,7 +45,7 @@ def met(found: dict[str, Credentials]) -> list[SecureChannel]:
 
 
 def frame(number: int, size: int) -> bytes:
-    return pack_frame(MessageKind.MASKED, 1, bytes(16), number, [bytes([number % 256]) * size], b"")
+    return pack_frame(MessageKind.MASKED, 1, bytes(16), number, [bytes([number % 256]) * size])
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +108,7 @@ def test_nothing_on_the_wire_can_be_read(tmp_path) -> None:
             tapped = pool.submit(between)
             bank = pool.submit(open_channel, replace(found["bank"], port=here), 30.0)
             server = pool.submit(open_channel, found["server"], 30.0).result()
-            secret = pack_frame(MessageKind.MASKED, 1, bytes(16), 1, [b"moments of hidden rows" * 50], b"")
+            secret = pack_frame(MessageKind.MASKED, 1, bytes(16), 1, [b"moments of hidden rows" * 50])
             server.send(secret)
             assert bank.result().receive(10_000, 30.0) == secret
             server.close()
@@ -239,9 +233,7 @@ def test_in_processes_a_run_keeps_to_its_party_says_who_it_is_and_ends_when_that
 
     def begin(role: str, party: str, out: str, how: tuple[str, str] = ("-m", "piebald.cli")) -> subprocess.Popen[str]:
         words = [sys.executable, *how, "transfer", file, "--party", role, "--out", tmp_path / out]
-        return process(
-            [*words, "--set", "runtime.kind=federation", "--set", f"runtime.credentials={found[party].folder}"]
-        )
+        return process([*words, "--set", f"runtime.credentials={found[party].folder}"])
 
     source, target = begin("source", "server", "shop"), begin("target", "bank", "bank", ("-c", HELD))
     for line in target.stdout:
@@ -267,13 +259,6 @@ def test_in_processes_a_run_keeps_to_its_party_says_who_it_is_and_ends_when_that
     again.communicate(timeout=300)
 
 
-@pytest.mark.full
-def test_two_processes_with_credentials_end_with_the_weights_of_two_threads(tmp_path, undisturbed) -> None:
-    made = run(settings(runtime={"kind": "federation"}), out=tmp_path / "run")
-    assert_as_undisturbed(tmp_path / "run", undisturbed)
-    assert made.score is not None
-
-
 @pytest.mark.long
 def test_killed_with_a_kit_and_resumed_without_naming_it(tmp_path, undisturbed) -> None:
     """The source has the server's credentials here: who listens is no matter of roles."""
@@ -285,7 +270,7 @@ def test_killed_with_a_kit_and_resumed_without_naming_it(tmp_path, undisturbed) 
     for role, party in (("source", "server"), ("target", "bank")):
         how = ("-c", HELD) if role == "target" else ("-m", "piebald.cli")
         words = [sys.executable, *how, "transfer", file, "--quiet", "--party", role, "--out", tmp_path / role]
-        sets = ["--set", "runtime.kind=federation", "--set", f"runtime.credentials={found[party].folder}"]
+        sets = ["--set", f"runtime.credentials={found[party].folder}"]
         begun[role] = process([*words, *sets])
     assert begun["target"].stdout.readline() == "held\n", begun["target"].communicate()[1]
     begun["target"].send_signal(signal.SIGKILL)
@@ -310,9 +295,8 @@ def process(words: list[object]) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     ("runtime", "message"),
     [
-        ({"kind": "sockets", "credentials": "credentials/bank"}, 'credentials are for kind = "federation"'),
-        ({"kind": "federation", "address": "127.0.0.1:7400"}, 'address is for kind = "sockets"'),
-        ({"kind": "federation", "partner": "bank"}, "partner is the name in the other party's certificate"),
+        ({"timeout": 0}, "must be above 0, got 0"),
+        ({"partner": "bank"}, "partner is the name in the other party's certificate"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(runtime: dict[str, str], message: str) -> None:
@@ -321,7 +305,7 @@ def test_what_cannot_be_is_one_sentence(runtime: dict[str, str], message: str) -
 
 
 def test_credentials_belong_to_one_party(tmp_path) -> None:
-    runtime = {"kind": "federation", "credentials": str(credentials(tmp_path)["bank"].folder)}
+    runtime = {"credentials": str(credentials(tmp_path)["bank"].folder)}
     with pytest.raises(SettingError, match="credentials belong to one party: choose it with --party"):
         run(settings(runtime=runtime), out=tmp_path / "run")
     with pytest.raises(SettingError, match="holds no credentials"):
@@ -337,7 +321,7 @@ def test_nobody_there(tmp_path, party: str, message: str) -> None:
 def test_a_party_that_waits_says_so_and_is_resumed_as_one_party(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer_runs, "at_work", partial(supervision.at_work, every=0.05))
     monkeypatch.setattr(supervision, "_TICK", 0.01)
-    runtime = {"kind": "federation", "credentials": str(credentials(tmp_path)["bank"].folder), "timeout": 0.5}
+    runtime = {"credentials": str(credentials(tmp_path)["bank"].folder), "timeout": 0.5}
     for train in (partial(run_party, "source", settings(runtime=runtime)), transfer_runs.resume):
         said: list[str] = []
         with pytest.raises(RuntimeFault, match="was not at"):
@@ -350,9 +334,3 @@ def test_two_cannot_listen_at_one_place(tmp_path) -> None:
     found = credentials(tmp_path)
     with socket.create_server(("127.0.0.1", found["server"].port)), pytest.raises(SettingError, match="cannot listen"):
         open_channel(found["server"], 5.0)
-
-
-def test_the_runtime_says_whether_it_is_one_partys() -> None:
-    assert not TransferRuntime(kind="federation").is_one_party
-    assert TransferRuntime(kind="federation", credentials="credentials/bank").is_one_party
-    assert TransferRuntime(kind="sockets", address="127.0.0.1:7400").is_one_party

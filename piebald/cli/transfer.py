@@ -1,0 +1,122 @@
+"""The commands of two parties with different features: transfer, and what others do with the folder of one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from piebald.cli.app import SharedOptions, command, end_on_term, print_json, print_result, print_table
+from piebald.cli.experiment_files import free_folder, guarded
+from piebald.core.errors import SettingError
+from piebald.core.progress import Bar
+
+Learns = Literal["both", "source", "target", "size"]  # without importing torch
+
+if TYPE_CHECKING:
+    from piebald.vertical import TransferResult, TransferSettings
+    from piebald.vertical.transfer_runs import Watcher
+
+
+@command("sets", "scale", "out", "as_json", "quiet")
+def transfer(
+    options: SharedOptions,
+    file: Annotated[Path, typer.Argument(help="A TOML file that describes vertical training between two parties.")],
+    party: Annotated[str | None, typer.Option(help="Run only this party: source or target.")] = None,
+) -> None:
+    """Train two parties that have different features of partly the same people, under encryption."""
+    from piebald import vertical
+
+    end_on_term()
+    settings = vertical.TransferSettings.load(file, options.sets or (), options.out, options.scale)
+    if party not in (None, "source", "target"):
+        raise SettingError(f"--party must be source or target, got {party!r}")
+    folder = Path(settings.out) if settings.out is not None else free_folder(Path("runs"), "transfer")
+    with _watching(settings, folder, party is None, options) as watch:
+        if party is None:
+            result = vertical.run(settings, out=folder, watch=watch, tell=_caution)
+        else:
+            result = vertical.run_party("source" if party == "source" else "target", settings, folder, watch, _caution)
+    _print(result, options)
+
+
+@command("as_json", "quiet")
+def match(
+    options: SharedOptions,
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="This party's table: .csv, .tsv or .parquet.")],
+    key: Annotated[list[str], typer.Option(help="A column of the key, in the order that both have agreed on.")],
+    credentials: Annotated[Path, typer.Option(help="The folder of this party's credentials.")],
+    kind: Annotated[
+        list[str] | None, typer.Option(help="How each column is written alike: exact, text, date or phone.")
+    ] = None,
+    learns: Annotated[Learns, typer.Option(help="Who learns the common keys: both, source, target, or size.")] = "both",
+    floor: Annotated[int, typer.Option(help="The least size that is shown, with --learns size.")] = 1,
+    country: Annotated[str, typer.Option(help="The digits that stand for the leading 0 of a phone number.")] = "",
+    partner: Annotated[str | None, typer.Option(help="The name in the other party's certificate.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the other party.")] = 600.0,
+    out: Annotated[Path, typer.Option("--out", help="A CSV file: the rows with a shared_id.")] = Path("matched.csv"),
+) -> None:
+    """Find the rows whose keys the other party has as well, without telling it any other key."""
+    from piebald import vertical
+
+    end_on_term()
+    found = vertical.match(
+        rows, key, credentials, out, kinds=kind or ["exact"] * len(key), learns=learns, floor=floor, country=country,
+        partner=partner, timeout=timeout, tell=_caution,
+    )  # fmt: skip
+    size = "not shown" if found.size is None else f"{found.size:,}"
+    written = str(out) if found.names else None
+    line = f"keys that both have: {size}" + (f"; rows with their shared_id: {out}" if written else "")
+    print_result(options, {"size": found.size, "out": written}, line)
+
+
+def resume_transfer(folder: Path, options: SharedOptions) -> None:
+    """Continue an interrupted transfer."""
+    from piebald import vertical
+    from piebald.vertical.party_store import read_settings
+    from piebald.vertical.transfer_results import is_simulated
+
+    with _watching(read_settings(folder), folder, is_simulated(folder), options) as watch:
+        result = vertical.resume(folder, watch, _caution)
+    _print(result, options)
+
+
+@contextmanager
+def _watching(
+    settings: TransferSettings, folder: Path, simulated: bool, options: SharedOptions
+) -> Iterator[Watcher | None]:
+    """Say what a run hides; show its progress, with seconds per step and traffic."""
+    from piebald.vertical.transfer_results import secrecy
+
+    for name, sentence in secrecy(settings, simulated).items():
+        options.say(f"{name}: {sentence}")
+    with guarded(folder, f"piebald resume {folder}"), Bar("", settings.steps, options.progress, unit="step") as bar:
+        bar.show(note="generating keys")
+
+        def watch(line: dict[str, Any]) -> None:
+            ways = f"{line['sent'] / 1000:,.0f} kB out, {line['received'] / 1000:,.0f} kB in"
+            losses = "".join(f", {name} {value:.3g}" for name, value in (line["losses"] or {}).items())
+            bar.show(line["step"] + 1, f"{line['seconds']:.2f} s per step, {ways}{losses}")
+
+        yield watch if options.progress else None
+
+
+def _caution(sentence: str) -> None:
+    print(f"warning: {sentence}", file=sys.stderr)
+
+
+def _print(result: TransferResult, options: SharedOptions) -> None:
+    """Print a result, after writing its page where the target ran."""
+    from piebald.vertical.transfer_results import write_page
+
+    table, folder = result.table(), result.folder
+    if folder is not None and (folder / "target" / "after.safetensors").exists():
+        table.append({"name": "page", "value": str(write_page(folder)[0])})
+    if options.as_json:
+        print_json(result.plain())
+    elif not options.quiet:
+        print_table(table)

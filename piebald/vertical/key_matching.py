@@ -1,0 +1,189 @@
+"""Private set intersection: two parties find the keys that both have, and tell each other no other key.
+
+    H(k)                 a point of ed25519, from the hash of the session and the key
+    a H(k)               sent by each party for its own keys in random order; a is drawn for this run alone
+    b a H(k)             sent back for the other party's points, in their order; sorted where only the size is learnt
+
+Two keys are the same if their points under both scalars are (Meadows 1986; Huberman, Franklin, Hogg 1999).  Who knows
+neither scalar cannot tell the points from random ones (decisional Diffie-Hellman), so nobody can try guesses of keys
+on what was sent.  All curve operations are libsodium's, through PyNaCl.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import secrets
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from piebald.core.arguments import PathLike, checked
+from piebald.core.errors import RunFolderError, SettingError, install
+from piebald.core.plain_text import csv_text
+from piebald.core.private_files import write_private
+from piebald.data.clients.owner import read_owners, records_of
+from piebald.federation.credentials.provisioning import read as read_credentials
+from piebald.federation.link.messaging import SERVER
+from piebald.privacy.ledger import FOLDER, RowLedger
+from piebald.vertical.encryption.backend import MessageLength
+from piebald.vertical.match_keys import keys_of
+from piebald.vertical.party_messages import MessageFault, MessageKind
+from piebald.vertical.protocol import ROLES, PartySession
+from piebald.vertical.secure_channel import open_channel
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Learns = Literal["both", "source", "target", "size"]
+POINT = 32  # bytes
+MOST_KEYS = 1 << 22  # of a party
+MATCH = "match"  # kind of entry in the ledger of the rows
+MOST_MATCHES = 20  # of the same rows, in all runs: other keys each time find out a set key by key
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """What a party has learnt.
+
+    Attributes:
+        size: keys that both parties have; None where this party does not learn it, or it is below the floor.
+        names: a name of each own key that the other party has, too, which is the same at both parties and tells nothing
+            of the key; none where this party does not learn them.
+    """
+
+    size: int | None
+    names: dict[str, str]
+
+
+def sodium() -> Any:
+    """Return PyNaCl's bindings of libsodium.
+
+    Raises:
+        SettingError: PyNaCl is not installed.
+    """
+    try:
+        from nacl import bindings
+    except ImportError:
+        raise SettingError(f"piebald match needs PyNaCl, which is not installed: {install('match')}") from None
+    return bindings
+
+
+def match_keys(session: PartySession, keys: Sequence[str], learns: Learns, floor: int = 1) -> Matched:
+    """Match the keys of this party with those of the other one.
+
+    Args:
+        session: a session after its handshake.
+        keys: different keys, none of them empty.
+        learns: who learns the keys in common: "both", the "source", the "target", or nobody, but both their "size".
+        floor: the least size that is shown, where nobody learns the keys.
+
+    Raises:
+        MessageFault: the other party sent no points, or one twice.
+    """
+    curve, own = sodium(), sorted(keys, key=lambda _: secrets.token_bytes(16))  # in random order
+    scalar = curve.crypto_core_ed25519_scalar_reduce(secrets.token_bytes(64))
+
+    def blinded(key: str) -> bytes:
+        digest = hashlib.blake2b(key.encode(), digest_size=POINT, key=session.id, person=b"piebald match").digest()
+        return times(curve.crypto_core_ed25519_from_uniform(digest))
+
+    def times(point: bytes) -> bytes:
+        return bytes(curve.crypto_scalarmult_ed25519_noclamp(scalar, point))
+
+    session.send(MessageKind.POINTS, [b"".join(_parallel(blinded, own))])
+    theirs = _points(session, MessageKind.POINTS, MOST_KEYS, exact=False)
+    with session.reading(MessageKind.POINTS):
+        if not all(_parallel(curve.crypto_core_ed25519_is_valid_point, theirs)):
+            raise MessageFault("the other party's POINTS message holds what is no point of the curve")
+    twice = list(_parallel(times, theirs))
+    if learns in ("both", "size") or learns != session.role:
+        session.send(MessageKind.RETURNED, [b"".join(sorted(twice) if learns == "size" else twice)])
+    if learns not in ("both", "size", session.role):
+        return Matched(None, {})
+    returned = _points(session, MessageKind.RETURNED, len(own), exact=True)
+    common = set(twice).intersection(returned)
+    if learns == "size":
+        return Matched(len(common) if len(common) >= floor else None, {})
+    names = {key: _name(point) for key, point in zip(own, returned, strict=True) if point in common}
+    return Matched(len(names), names)
+
+
+def _name(point: bytes) -> str:
+    return hashlib.blake2b(point, digest_size=12, person=b"piebald name").hexdigest()
+
+
+def _points(session: PartySession, kind: MessageKind, most: int, exact: bool) -> list[bytes]:
+    (data,) = session.receive(kind, [MessageLength(POINT * most, exact)])
+    points = [data[start : start + POINT] for start in range(0, len(data), POINT)]
+    if len(data) % POINT or len(set(points)) < len(points):
+        raise MessageFault(f"the other party's {kind.name} message holds a point twice, or a part of one")
+    return points
+
+
+def _parallel(step: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
+    """Return the results of a step of libsodium, which leaves other threads their turn, for each value."""
+    with ThreadPoolExecutor() as pool:
+        pieces = (values[start : start + 1000] for start in range(0, len(values), 1000))
+        return list(itertools.chain(*pool.map(lambda piece: list(map(step, piece)), pieces)))
+
+
+@checked
+def match(
+    rows: Any, columns: Sequence[str], credentials: PathLike, out: PathLike | None = None, *,
+    kinds: Sequence[str] = ("exact",), learns: Learns = "both", floor: int = 1, country: str = "",
+    partner: str | None = None, timeout: float = 600.0, tell: Callable[[str], None] = print,
+) -> Matched:  # fmt: skip
+    """Find the rows whose keys the other party has, too, over the federation's link.
+
+    Args:
+        rows: a pandas DataFrame, or the path of a table, whose ledger then counts the match.
+        columns: the columns of the key, in the order that both parties have agreed on.
+        credentials: the folder of this party's credentials; the party that has the server's listens, and is the target.
+        out: a CSV file for the rows with one more column, `shared_id`: the same name at both parties for rows of the
+            same key, and empty in all others.
+        kinds: of the columns, as of `match_keys.keys_of`; both parties must give the same.
+        learns: who learns which keys both have: "both", the "source", the "target", or nobody, but both their "size".
+        floor: the least size that is shown, where nobody learns the keys.
+        country: the digits that stand for the leading 0 of a phone number.
+        partner: the name in the other party's certificate; by default the one that is listed or connects first.
+        timeout: seconds to wait for the other party.
+        tell: called with a sentence about empty and repeated keys.
+
+    Raises:
+        SettingError: the table or the settings cannot be used.
+        RuntimeFault: the other party ended, or has other settings; nothing is lost, and both can start again.
+    """
+    owners, given = read_owners(Path(rows) if isinstance(rows, str) else rows), read_credentials(Path(credentials))
+    frame, role = owners[0].frame, ROLES[given.party == SERVER]
+    keys = keys_of(frame, list(columns), list(kinds), country)
+    counts = Counter(key for key in keys if key)
+    if not 0 < len(counts) <= MOST_KEYS:
+        raise SettingError(f"there must be 1 to {MOST_KEYS:,} different keys, got {len(counts):,}")
+    if empty := len(keys) - counts.total():
+        tell(f"{empty:,} of {len(keys):,} rows have no key: they are matched with nobody")
+    if repeated := sum(count > 1 for count in counts.values()):
+        tell(f"{repeated:,} keys are in several rows, which all get the same shared_id: a transfer needs one row a key")
+    sodium()
+    if isinstance(rows, str | Path):
+        folders = [given.folder / "state", Path(rows).resolve().parent / FOLDER]
+        RowLedger(records_of(owners, role), folders, given.party).count(MATCH, "match", MOST_MATCHES)
+    session = PartySession(open_channel(given, timeout, partner), role, timeout)
+    with session.closing():
+        terms = {"kinds": list(kinds), "learns": learns, "floor": floor, "country": country}
+        session.handshake({"match": terms})
+        matched = match_keys(session, list(counts), learns, floor)
+        session.finish()
+    if out is not None and learns in ("both", role):
+        _write(frame, [matched.names.get(key, "") for key in keys], Path(out))
+    return matched
+
+
+def _write(frame: DataFrame, names: list[str], out: Path) -> None:
+    try:
+        write_private(out, csv_text(frame.assign(shared_id=names)), lasting=False)
+    except OSError as error:
+        raise RunFolderError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}") from None

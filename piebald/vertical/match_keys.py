@@ -1,0 +1,69 @@
+"""Keys of the rows of a table, written alike by both parties before they are compared."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from piebald.core.errors import SettingError, unknown
+from piebald.data.preparation.columns import dates_of, words_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+KINDS = ("exact", "text", "date", "phone")
+_BETWEEN = "\x1f"  # the columns of a key, which no cell has in it
+
+
+def keys_of(frame: DataFrame, columns: Sequence[str], kinds: Sequence[str], country: str = "") -> list[str]:
+    """Return the key of each row, "" where one of its columns is empty.
+
+    Args:
+        frame: the rows.
+        columns: the columns of the key, in the order that both parties have agreed on.
+        kinds: how each of them is written alike: "exact" but for blanks around it; "text" without regard to case,
+            repeated blanks and the Unicode form (NFKC, case folding); "date" as 2024-05-31; "phone" as + and digits.
+        country: the digits that stand for the leading 0 of a phone number, such as "49".
+
+    Raises:
+        SettingError: a column is missing, the kinds are not as many as the columns, or a value cannot be read.
+    """
+    if not columns or len(columns) != len(kinds):
+        raise SettingError(f"each column of the key needs a kind, got {len(columns)} columns and {len(kinds)} kinds")
+    for kind in kinds:
+        if kind not in KINDS:
+            raise unknown("kind of key", kind, KINDS)
+    if missing := [name for name in columns if name not in frame.columns]:
+        raise unknown("column", missing[0], map(str, frame.columns))
+    cells = [_written(frame[name], kind, country) for name, kind in zip(columns, kinds, strict=True)]
+    return [_BETWEEN.join(row) if all(row) else "" for row in zip(*cells, strict=True)]
+
+
+def _written(series: Series[Any], kind: str, country: str) -> list[str]:
+    if kind == "date":
+        return ["" if day != day else str(int(day)) for day in dates_of(series)["days"].tolist()]
+    words = ["" if word is None else str(word).replace(_BETWEEN, " ").strip() for word in words_of(series)]
+    if kind == "exact":
+        return words
+    words = [unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", word).casefold()) for word in words]
+    return [" ".join(word.split()) for word in words] if kind == "text" else [_phone(word, country) for word in words]
+
+
+def _phone(word: str, country: str) -> str:
+    """Return a phone number as + and digits.
+
+    Raises:
+        SettingError: it begins with a 0 and no country is known.
+    """
+    digits = re.sub(r"\D", "", word.replace("(0)", ""))
+    if not digits or word.startswith("+"):
+        return digits and f"+{digits}"
+    if digits.startswith("00"):
+        return f"+{digits[2:]}"
+    if not country:
+        raise SettingError(
+            f"phone number {word!r} has no country: give its digits, such as country 49, which both parties agree on"
+        )
+    return f"+{country}{digits.removeprefix('0')}"

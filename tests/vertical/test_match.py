@@ -1,0 +1,287 @@
+"""Two parties find the keys that both have: as pandas' merge does, and nothing else of a key is on the wire."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import sys
+import threading
+from pathlib import Path
+
+import pandas
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from piebald import vertical
+from piebald.cli import main
+from piebald.core.errors import PiebaldError, RuntimeFault, SettingError
+from piebald.privacy.ledger import FOLDER
+from piebald.vertical.channel import InMemoryChannel
+from piebald.vertical.key_matching import MOST_MATCHES, Matched, match_keys
+from piebald.vertical.match_keys import keys_of
+from piebald.vertical.party_messages import HEADER, TAG, MessageFault, MessageKind, PartyEnded, pack_frame
+
+from .conftest import credentials, talk
+from .tampered import Tampered
+
+curve = pytest.importorskip("nacl.bindings")
+BANK, SHOP = ["anna", "bert", "carl", "dora"], ["dora", "emil", "anna"]
+
+
+def matched(keys: dict[str, list[str]], learns: str = "both", floor: int = 1, ends=None) -> dict[str, Matched]:
+    """What each party learns."""
+    found: dict[str, Matched] = {}
+
+    def act(role, session):
+        session.handshake({})
+        found[role] = match_keys(session, keys[role], learns, floor)
+        session.finish()
+
+    for error in talk(act, ends).values():
+        raise error
+    return found
+
+
+KEYS = st.sets(st.text(min_size=1, max_size=6), min_size=1, max_size=12)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(KEYS, KEYS, KEYS)
+def test_the_keys_in_common_are_those_of_a_merge(bank, shop, common):
+    tables = {
+        role: pandas.DataFrame({"key": sorted(one | common)}) for role, one in (("source", bank), ("target", shop))
+    }
+    expected = set(tables["source"].merge(tables["target"], on="key")["key"])
+    found = matched({role: list(table["key"]) for role, table in tables.items()})
+    assert set(found["source"].names) == set(found["target"].names) == expected
+    assert found["source"].names == found["target"].names
+    assert len(set(found["source"].names.values())) == len(expected) == found["source"].size
+
+
+@pytest.mark.parametrize("learns", ["both", "source", "target", "size"])
+def test_only_who_may_learns_and_no_more(learns):
+    found = matched({"source": BANK, "target": SHOP}, learns)
+    for role, one in found.items():
+        may = learns in ("both", role)
+        assert set(one.names) == ({"anna", "dora"} if may else set())
+        assert one.size == (2 if may or learns == "size" else None)
+    assert matched({"source": BANK, "target": SHOP}, "size", floor=3)["source"] == Matched(None, {})
+
+
+def recorded(learns: str = "both") -> tuple[list[bytes], list[bytes]]:
+    """The frames that each party sends."""
+    one, other = InMemoryChannel.pair()
+    ends = tuple(Tampered(end, 10**6, lambda frames: b"") for end in (one, other))
+    matched({"source": BANK, "target": SHOP}, learns, ends=ends)
+    return ends[0].frames, ends[1].frames
+
+
+def test_neither_a_key_nor_a_hash_of_one_is_on_the_wire():
+    wire = b"".join(frame for frames in recorded() for frame in frames)
+    for key in {*BANK, *SHOP}:
+        plain = [key.encode(), key.encode("utf-16-le"), key[::-1].encode()]
+        hashes = [
+            hashlib.new(name, text).digest() for text in plain[:2] for name in ("md5", "sha1", "sha256", "blake2b")
+        ]
+        hashes += [hashlib.blake2b(plain[0], digest_size=32, person=b"piebald match").digest()]
+        points = [curve.crypto_core_ed25519_from_uniform(one[:32].ljust(32, b"\0")) for one in hashes]
+        for part in (*plain, *hashes, *(one.hex().encode() for one in hashes), *points):
+            assert part not in wire
+
+
+def points(frames: list[bytes], kind: MessageKind) -> list[bytes]:
+    (frame,) = (frame for frame in frames if HEADER.unpack(frame[: HEADER.size])[1] == kind)
+    data = frame[HEADER.size + 8 : -TAG]
+    return [data[start : start + 32] for start in range(0, len(data), 32)]
+
+
+def test_each_run_has_another_scalar_and_another_order_and_a_size_alone_is_sorted():
+    first, second = recorded()[0], recorded("size")[0]
+    assert not set(points(first, MessageKind.POINTS)) & set(points(second, MessageKind.POINTS))
+    returned = points(second, MessageKind.RETURNED)
+    assert returned == sorted(returned)
+
+
+BAD = {
+    "no point": lambda data: bytes(len(data)),
+    "of small order": lambda data: (b"\x01" + bytes(31)).ljust(len(data), b"\x07"),
+    "twice": lambda data: data[:32] * (len(data) // 32),
+    "cut": lambda data: data[:-1],
+    "off the curve": lambda data: data[:-1] + bytes([data[-1] ^ 0x40]) if not curve.crypto_core_ed25519_is_valid_point(
+        data[-32:-1] + bytes([data[-1] ^ 0x40])) else bytes(len(data)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_are_no_points_ends_the_match_in_a_sentence(kind):
+    one, other = InMemoryChannel.pair()
+
+    def change(frames):
+        head = HEADER.unpack(frames[-1][: HEADER.size])
+        return pack_frame(MessageKind(head[1]), *head[2:5], [BAD[kind](frames[-1][HEADER.size + 8 : -TAG])])
+
+    with pytest.raises(MessageFault, match="POINTS message holds"):
+        matched({"source": BANK, "target": SHOP}, ends=(Tampered(one, 1, change), other))
+
+
+def test_a_party_that_stops_is_a_sentence():
+    def act(role, session):
+        session.handshake({})
+        if role == "source":
+            match_keys(session, BANK, "both")
+        else:
+            session.channel.close()
+
+    assert isinstance(talk(act)["source"], PartyEnded)
+
+
+# ---------------------------------------------------------------------------------------- keys that are written alike
+
+
+@pytest.mark.parametrize(
+    ("kind", "country", "one", "other"),
+    [
+        ("exact", "", " A 7", "A 7 "),
+        ("exact", "", 1000.0, 1000),
+        ("text", "", "Anna  MÜLLER", "anna mu\u0308ller "),
+        ("text", "", "Stra\u00dfe", "STRASSE"),
+        ("text", "", "\uff21\uff22", "ab"),
+        ("date", "", "2024-05-01", "2024-05-01 00:00"),
+        ("phone", "49", "0170 / 123-45", "+49 (0)170 12345"),
+        ("phone", "49", "0049 170 12345", "+4917012345"),
+    ],
+)
+def test_keys_are_written_alike(kind, country, one, other):
+    first, second = (keys_of(pandas.DataFrame({"k": [cell]}), ["k"], [kind], country) for cell in (one, other))
+    assert first == second != [""]
+
+
+@pytest.mark.parametrize(("one", "other"), [("A 7", "a 7"), ("007", "7"), ("A7", "A 7")])
+def test_exact_keys_are_not(one, other):
+    first, second = (keys_of(pandas.DataFrame({"k": [cell]}), ["k"], ["exact"]) for cell in (one, other))
+    assert first != second
+
+
+def test_several_columns_are_one_key_and_a_gap_in_one_is_no_key():
+    frame = pandas.DataFrame(
+        {"name": ["Ann", "Ann", None, "An"], "born": ["2001-02-03", None, "2001-02-03", "2001-02-03"]}
+    )
+    keys = keys_of(frame, ["name", "born"], ["text", "date"])
+    assert [bool(key) for key in keys] == [True, False, False, True]
+    assert keys[0] != keys[3]
+    pair = pandas.DataFrame({"a": ["x", "xy"], "b": ["yz", "z"]})
+    assert len(set(keys_of(pair, ["a", "b"], ["exact", "exact"]))) == 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "kinds", "said"),
+    [
+        (["nmae"], ["exact"], "did you mean 'name'"),
+        (["name"], ["txt"], "did you mean 'text'"),
+        (["name", "born"], ["text"], "got 2 columns and 1 kinds"),
+        (["born"], ["date"], "a date like 2024-05-31"),
+        (["phone"], ["phone"], "has no country"),
+    ],
+)
+def test_keys_that_cannot_be_written_are_one_sentence(columns, kinds, said):
+    frame = pandas.DataFrame({"name": ["Ann"], "born": ["soon"], "phone": ["0170 123"]})
+    with pytest.raises(SettingError, match=said):
+        keys_of(frame, columns, kinds)
+
+
+# ------------------------------------------------------------------------------------------------ over the federation
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    rng = random.Random(0)
+    people = [f"Person {index}" for index in range(40)]
+    for name, rows in (("bank", people[:25]), ("shop", [person.upper() for person in people[15:]])):
+        rng.shuffle(rows)
+        table = pandas.DataFrame({"name": [*rows, None, rows[0]], "value": range(len(rows) + 2)})
+        table.to_csv(f"{name}.csv", index=False)
+    return tmp_path
+
+
+def commands(*more: str, shop: tuple[str, ...] = ()) -> dict[str, int | PiebaldError]:
+    """Both parties' commands; their exit codes."""
+    if not Path("kit").exists():
+        credentials(Path("kit"))
+    codes: dict[str, int | PiebaldError] = {}
+
+    def act(name: str, party: str, words: tuple[str, ...]) -> None:
+        given = ["match", f"{name}.csv", "--key", "name", "--kind", "text", "--credentials", f"kit/{party}"]
+        codes[name] = main([*given, "--out", f"{name} matched.csv", *more, *words])
+
+    threads = [threading.Thread(target=act, args=given) for given in (("bank", "bank", ()), ("shop", "server", shop))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return codes
+
+
+def test_two_tables_get_a_column_by_which_their_rows_belong_together(folder):
+    assert commands() == {"bank": 0, "shop": 0}
+    bank, shop = (pandas.read_csv(f"{name} matched.csv") for name in ("bank", "shop"))
+    assert len(bank) == 27
+    named = [table.dropna(subset="shared_id").drop_duplicates("shared_id") for table in (bank, shop)]
+    together = named[0].merge(named[1], on="shared_id")
+    assert len(together) == len(named[0]) == len(named[1]) == 10
+    assert (together["name_x"].str.casefold() == together["name_y"].str.casefold()).all()
+    # each row of a repeated key has it, and one without a key has none
+    assert bank.loc[bank["name"].isna(), "shared_id"].isna().all()
+    assert (bank.groupby("name", dropna=True)["shared_id"].nunique(dropna=False) == 1).all()
+    assert not any(word in Path("bank matched.csv").read_text().split("shared_id")[1] for word in ("PERSON",))
+
+
+def test_other_normalisation_at_the_other_side_is_a_sentence_and_both_can_start_again(folder, capfd):
+    codes = commands(shop=("--country", "49"))
+    assert set(codes.values()) <= {1, 2}
+    assert "settings differ" in capfd.readouterr().err
+    assert not Path("bank matched.csv").exists()
+    assert commands("--learns", "source") == {"bank": 0, "shop": 0}
+    assert Path("shop matched.csv").exists() != Path("bank matched.csv").exists()
+
+
+def test_each_match_is_counted_beside_the_rows_and_too_many_are_refused(folder, capsys):
+    """A partner that comes with other keys each time finds out a set of keys one by one."""
+    given = credentials(folder / "kit")
+    words = ["match", "bank.csv", "--key", "name", "--credentials", str(given["bank"].folder), "--timeout", "0.01"]
+    for _ in range(MOST_MATCHES):
+        assert main(words) == 1
+    capsys.readouterr()
+    assert main(words) == 2
+    assert f"answers at most {MOST_MATCHES}" in capsys.readouterr().err
+    assert json.loads((folder / FOLDER / "ledger.json").read_text())["entries"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rows": "gone.csv"}, "there is no file gone.csv"),
+        ({"columns": ["nmae"]}, "did you mean 'name'"),
+        ({"credentials": "nowhere"}, "holds no credentials"),
+        ({"rows": pandas.DataFrame({"name": [None, None]})}, "1 to 4,194,304 different keys, got 0"),
+        ({"learns": "all"}, "learns"),
+    ],
+)
+def test_bad_input_is_one_sentence(folder, changes, said):
+    place = str(credentials(folder / "kit")["bank"].folder)
+    with pytest.raises(PiebaldError, match=said):
+        vertical.match(**{"rows": "bank.csv", "columns": ["name"], "credentials": place} | changes)
+
+
+def test_a_missing_library_is_named_with_its_install_command(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nacl", None)
+    with pytest.raises(SettingError, match=r"PyNaCl, which is not installed: pip install '\.\[match\]'"):
+        vertical.match("bank.csv", ["name"], credentials(folder / "kit")["bank"].folder, tell=lambda _: None)
+
+
+def test_nobody_there_is_a_sentence(folder):
+    place = credentials(folder / "kit")["bank"].folder
+    with pytest.raises(RuntimeFault, match="was not at"):
+        vertical.match("bank.csv", ["name"], place, timeout=0.2, tell=lambda _: None)
