@@ -321,7 +321,7 @@ class ExperimentSettings(ExperimentFields):
         """True if the sites have still to agree on the preparation of their tables.
 
         Raises:
-            SettingError: the form of inputs is not known, and nothing is to be prepared.
+            SettingError: the form of inputs is not known, and nothing is to be prepared; or no target is named.
         """
         if not self.rows_at_sites or getattr(self.partition, "inputs", None) is not None:
             return False
@@ -330,7 +330,20 @@ class ExperimentSettings(ExperimentFields):
                 f"{self.places.at('partition')}: inputs, the shape of one input, must be given where prepare = 'none' "
                 "or an extractor reads rows"
             )
-        return self.wanted.agreed is None
+        return self.wanted.agreed is None and bool(self.target_at_sites)
+
+    @property
+    def target_at_sites(self) -> str:
+        """The column to predict of the tables that sites have.
+
+        Raises:
+            SettingError: none is named, or several.
+        """
+        with self.errors_placed("data", self.data):
+            target = self.data.only_target
+        if target is None:
+            raise SettingError(f"{self.places.at('data')}: name the column to predict, target in [data]")
+        return target
 
     def with_agreed(self, agreed: Preparation | None) -> Self:
         """Return the same settings with a preparation that clients have agreed on, or with none yet."""

@@ -399,9 +399,7 @@ def agreed_at_sites(
     Raises:
         SettingError: a setting is wrong, or no site answers.
     """
-    target = settings.data.only_target
-    if target is None:
-        raise SettingError(f"{settings.places.at('data')}: name the column to predict, target in [data]")
+    target = settings.target_at_sites
     # what targets are is one of the questions, so no loss fits before
     plan = settings.with_agreed(None).model_copy(update={"loss": None}).plan()
     trained = next(iter(plan.recipes.values()))

@@ -14,6 +14,7 @@ import pytest
 from piebald import recipes
 from piebald.core.errors import SettingError
 from piebald.data import partition
+from piebald.experiments.file import ExperimentSettings
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.operate.machine_checks import (
@@ -32,6 +33,7 @@ from piebald.federation.site.release_list import Mechanism, declared, stated_row
 from piebald.federation.site.site_check import check_site, site_machine
 from piebald.federation.site.site_process import site_work
 from piebald.federation.site.site_rows import SiteSource, rows_before_a_run
+from piebald.inference.experiment import agreed_at_sites
 from piebald.models import Logistic
 from piebald.privacy import SecureAggregation
 from piebald.runs.prepare import prepare
@@ -125,6 +127,24 @@ def test_a_server_is_looked_at(tmp_path: Path) -> None:
     (tmp_path / "experiment.toml").write_text(described("fedavg").text().replace('"fedavg"', '"fedagv"'))
     assert "fedavg" in told(server_run(own, tmp_path / "experiment.toml", [], None))["experiment"][1]
     assert told(server_machine(provisioning.read(folder / "north")))["credentials"][0] is False
+
+
+def test_a_look_finds_what_the_start_would(tmp_path: Path) -> None:
+    """Tables at sites need a target, and a server without rows names it alone."""
+    folder = provisioned(tmp_path / "credentials", NAMES)
+    own, file = provisioning.read(folder / "server"), tmp_path / "experiment.toml"
+    sites = f"model.name = 'logistic'\nrecipe.name = 'fedavg'\npartition = {{ kind = 'sites', clients = {NAMES} }}\n"
+    flags = [f'runtime={{ kind = "federation", credentials = "{folder / "server"}" }}']
+    file.write_text(sites)
+    with pytest.raises(SettingError) as start:
+        agreed_at_sites(ExperimentSettings.load(file, flags))
+    assert told(server_run(own, file, flags, None))["experiment"] == (False, str(start.value))
+    file.write_text(sites + "data.target = 'ill'\n")
+    assert all(one.fine for one in server_run(own, file, flags, None))
+    here = "partition = { kind = 'iid', clients = 3 }\n"
+    file.write_text(sites.partition("partition")[0] + "data.target = 'ill'\n" + here)
+    with pytest.raises(SettingError, match=r"neither name nor source"):
+        ExperimentSettings.load(file).plan()
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ class Sites:
             )
         (folder / "file.toml").write_text(
             f"model = {{ name = {model!r} }}\nrecipe = {{ name = 'fedavg' }}\nmeasure = 'none'\n{extra}"
-            "data = { source = 'rows.csv', target = 'ill' }\n"
+            "data = { target = 'ill' }\n"  # the server has no rows
             f"partition = {{ kind = 'sites', clients = {json.dumps(NAMES)} }}\n"
         )
         self.settings = ExperimentSettings.load(folder / "file.toml", ["runtime.kind='federation'"])

@@ -91,10 +91,11 @@ class DataSource(BaseModel):
 
     @model_validator(mode="after")
     def _check_name_or_source(self) -> Self:
-        alone = self.name is None and self.source is None and self.public is not None  # the sites have their rows
-        if (self.name is None) == (self.source is None) and not alone:
-            given = "neither name nor source" if self.name is None else "both name and source"
-            raise ValueError(f"[data] has {given}: give the name of a data set, or a source of your own, and not both")
+        # neither is fine until rows are read, as those of a federation lie at its sites
+        if self.name is not None and self.source is not None:
+            raise ValueError(
+                "[data] has both name and source: give the name of a data set, or a source of your own, and not both"
+            )
         return self
 
     @property
@@ -149,7 +150,7 @@ class DataSource(BaseModel):
         """
         if self.source is None:
             if self.name is None:
-                raise SettingError("give the name of a data set, or a source of your own, beside public")
+                raise SettingError(NO_SOURCE)
             return named(self.name)
         if isinstance(self.source, Reference):
             return plugins.call(self.source, "data source")
@@ -307,6 +308,7 @@ def _saved(path: Path) -> Any:
     return dataset
 
 
+NO_SOURCE = "[data] has neither name nor source: give the name of a data set, or a source of your own"
 _COLUMNS = ("target", "features", "tokens")  # what a source leaves to the run where it does not say it itself
 
 

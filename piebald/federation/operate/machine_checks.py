@@ -147,9 +147,10 @@ def server_run(
     checks = []
     try:
         settings = ExperimentSettings.load(file, flags)
+        agree = ", whose tables are prepared alike" if settings.asks_sites else ""  # which the start asks first as well
         plan = settings.plan()
         recipe = next(iter(plan.recipes))
-        summary = f"{recipe}, {settings.rounds} server steps, {len(plan.clients)} clients"
+        summary = f"{recipe}, {settings.rounds} server steps, {len(plan.clients)} clients{agree}"
         checks.append(Check("experiment", True, summary))
         sites = sites_of(credentials, plan.clients)
         checks.append(Check("sites", True, ", ".join(sites)))

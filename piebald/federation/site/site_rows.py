@@ -19,7 +19,7 @@ from piebald.core.objective import Objective
 from piebald.core.references import USERS, module_file, module_name
 from piebald.core.tensor_store import blocks
 from piebald.data.clients.client_tables import files_of
-from piebald.data.clients.data_source import DataSource, RunRows, client_among, with_published
+from piebald.data.clients.data_source import NO_SOURCE, DataSource, RunRows, client_among, with_published
 from piebald.data.clients.owner import Owner, counted_records, read_owners, records_of
 from piebald.data.clients.prepared import PreparedClients, coded_rows, columns_of, warn_of_values
 from piebald.data.clients.row_identity import UNKNOWN, Digests
@@ -58,6 +58,8 @@ class SiteSource(DataSource):
 
     @model_validator(mode="after")
     def _check_site(self) -> Self:
+        if self.name is None and self.source is None:
+            raise ValueError(NO_SOURCE)
         if self.standardise is not None:
             raise ValueError(
                 "standardise is set in the experiment, so that all sites have the same constants: remove it from the "
