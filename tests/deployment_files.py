@@ -11,7 +11,7 @@ from typing import Any
 import typer.main
 from typer.core import TyperGroup
 
-from piebald.cli.app import app
+from piebald.cli.program import app
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 

@@ -113,11 +113,11 @@ KNOWN = [  # file, function, what stands there once, and what is put in its plac
     ("kernels", "PolynomialKernel.moments", "second - unit", "second"),
     ("kernels", "GaussianKernel.moments", "width + second - 1 if unit", "width + second if unit"),
     ("kernels", "PolynomialKernel.sensitivity", "2**0.5 * longest**2", "longest**2"),
-    ("verdict", "leads", "len(order) - 1 + extra", "1"),
+    ("verdict", "_all_pairs", "methods * (methods - 1) // 2 + extra", "1"),
     ("crossed_effects", "_errors", " - of_rest", ""),
     ("crossed_effects", "_errors", "np.maximum(of_seeds, of_clients)", "of_clients"),
-    ("row_noise", "row_difference", "variance + of_seeds, ", "variance, "),
-    ("learning_curves", "band_of", "seed[max(seed)]", "seed[min(seed)]"),
+    ("row_noise", "row_difference", " - float((shares**2 * by_seeds).sum())", ""),
+    ("chart", "band_of", "seed[max(seed)]", "seed[min(seed)]"),
     ("candidates", "ClientCandidates.__init__", "self.shared - 1", "self.shared"),
     ("candidates", "ClientCandidates.__init__", "max(self.shared - 1, 0)", "self.shared - 1"),
 ]
@@ -126,13 +126,11 @@ REASONS = {  # by the names of mutants that survive and may: most are the same p
     "positions._from_gaps:swap:2": "a body that is too short has too few ones, which is refused two lines later",
     "candidates.ClientCandidates.__init__:max(self.shared - 1, 0)": "where nothing is shared there is one model, "
     "and the last is the first",
-    "masking_graph.MaskingGraph.place:constant:0": "shares may lie at any different places but 0",
     "party.Party.share:bound:0": "labels are 1 and -1",
     "seal.SealContext.encode_blocks:bound:0": "both ways make the same plaintexts",
     "bfv.BfvBackend.announced:swap:0": "a limit with room to spare: one key for rotations has a prime less",
     "irls.shared_ranks:swap:0": "the last place is the end of its equals, so what fills the others is never the least",
     "cluster_state.with_capped_examples:constant:0": "a share of 1 caps nothing, whichever way it is computed",
-    "channel.connect:bound:0": "two readings of a clock are never equal",
 }
 
 

@@ -159,7 +159,7 @@ def pods() -> Iterator[dict[str, Any]]:
 def test_the_manifests_have_the_form_that_kubernetes_takes() -> None:
     kinds = [one["kind"] for one in documents()]
     assert kinds == [
-        "Service", "StatefulSet", "NetworkPolicy", "PersistentVolumeClaim", "Deployment", "NetworkPolicy",
+        "Service", "Service", "StatefulSet", "NetworkPolicy", "PersistentVolumeClaim", "Deployment", "NetworkPolicy",
     ]  # fmt: skip
     schemas = pytest.importorskip("kubernetes_validate", reason="needs pip install kubernetes-validate")
     for version in VERSIONS:
@@ -203,13 +203,18 @@ def test_pods_run_commands_that_there_are_and_probe_what_they_serve() -> None:
     for probe in ("startupProbe", "livenessProbe"):
         program, *words = training[probe]["exec"]["command"]
         assert (program, parse(words)["check"]) == ("piebald", True)
-    service, stateful, policy, *_ = documents()
+    service, metrics, stateful, policy, *_ = documents()
     assert stateful["spec"]["replicas"] == 1
     assert service["spec"]["selector"] == stateful["spec"]["template"]["metadata"]["labels"]
     federation = describe(DEPLOY / "compose" / "federation.toml")
     (port,) = service["spec"]["ports"]
     assert (port["port"], ports[port["targetPort"]]) == (federation.port, federation.port)
-    assert policy["spec"]["ingress"] == [{"ports": [{"port": federation.port, "protocol": "TCP"}]}]
+    (scraped,) = metrics["spec"]["ports"]
+    assert (scraped["port"], scraped["targetPort"]) == (ports["status"], "status")
+    sites, scraper = policy["spec"]["ingress"]
+    assert sites == {"ports": [{"port": federation.port, "protocol": "TCP"}]}
+    assert scraper["ports"] == [{"port": ports["status"], "protocol": "TCP"}]
+    assert scraper["from"]  # who scrapes, and nobody else
     *_, closed = documents()
     assert closed["spec"]["ingress"] == []  # nobody connects to a site
 

@@ -28,7 +28,7 @@ from piebald.advice.plain_models import PlainModels
 from piebald.advice.race import ALONE, TOGETHER, Race, Runner, check_training, entrants, lag_behind, methods_of
 from piebald.advice.tuning.search import ROUNDS, claim, spent_together
 from piebald.advice.tuning.space import Budget, Cost, rungs_of
-from piebald.advice.tuning.study import words
+from piebald.advice.tuning.trial import words
 from piebald.advice.tuning.trial_runs import TrialRuns
 from piebald.contracts import Clients, Personalizes
 from piebald.core.arguments import Count, PathLike, Seeds
@@ -47,7 +47,7 @@ from piebald.report.paired import Scores, common_seeds, difference, probability_
 from piebald.report.row_noise import COUNTED, imbalance
 from piebald.report.tables import History
 from piebald.report.verdict import ScoreVerdict
-from piebald.runs.compare import folder_name, recipes_by_label
+from piebald.runs.compare import folder_name, model_of, recipes_by_label
 from piebald.runs.prepare import Model
 from piebald.runs.run import opened as opened_run
 from piebald.runtimes.base import SimulatesDevices
@@ -202,6 +202,7 @@ def advise(
     shared = dict(training or {})
     check_training(shared)
     raced_too = recipes_by_label(methods) if methods else {}
+    model_of(ALONE, model)  # of which there must be one
     refuse_pointless(federation)
     began = processor_seconds()
     limit = Budget.of(BUDGET * rounds if budget is None else budget)

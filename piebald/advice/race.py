@@ -34,12 +34,12 @@ from typing import Any
 import numpy as np
 
 from piebald.advice.tuning.space import Budget, Cost, has_setting, setting_of, with_settings
-from piebald.advice.tuning.study import words
+from piebald.advice.tuning.trial import words
 from piebald.advice.tuning.trial_runs import TrialRuns, cost_of, scores_from_json, scores_to_json
 from piebald.contracts import Clients, Fleet
 from piebald.core.errors import DeviceLost, PiebaldError, RunFolderError, SettingError, unknown
+from piebald.core.files import json_value, read_bytes
 from piebald.core.private_files import write_private
-from piebald.core.reading import json_value, read_bytes
 from piebald.methods.catalog import recipes
 from piebald.methods.recipe import Recipe
 from piebald.report.paired import Scores, difference

@@ -20,8 +20,8 @@ from piebald.data.clients.sources import clients_from
 from piebald.data.clients.table_files import gap_code_reasons, mixed_reason, read_table
 from piebald.data.partition.leakage import RowKeys, with_suspects
 from piebald.data.partition.split import Ints
+from piebald.data.preparation.column_models import CategoryColumn
 from piebald.data.preparation.columns import classes_of, guess_columns, numbers_of, row_number
-from piebald.data.preparation.transformer import CategoryColumn
 from piebald.data.preparation.units import Spread, units_at_sites
 from piebald.data.preparation.written_forms import VALUES_LOG
 from piebald.experiments.file import ExperimentSettings

@@ -17,9 +17,9 @@ import typer.main
 
 from piebald.cli.app import app
 from piebald.core.errors import PiebaldError
+from piebald.core.files import UnfitFile
 from piebald.core.plain_text import printable
 from piebald.core.progress import line_clock
-from piebald.core.reading import UnfitFile
 
 # importing a module registers its commands, in the order of `piebald --help`
 from piebald.cli import train  # noqa: F401  # isort: skip

@@ -148,7 +148,7 @@ def _compare(
                 **divided.run_keywords(plan),
             ).runs
     comparison = Comparison(runs)
-    from piebald.cli.choose import base_of, print_comparison
+    from piebald.cli.comparing import base_of, print_comparison
     from piebald.report.findings import work_by_label
 
     if options.as_json:

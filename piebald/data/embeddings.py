@@ -24,10 +24,10 @@ from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
 from piebald.core.arguments import Count, checked
 from piebald.core.errors import SettingError, install, unknown
+from piebald.core.files import check_size, read_bytes, regular
 from piebald.core.model_settings import checked_network, whole
 from piebald.core.private_files import replaced
 from piebald.core.progress import Bar
-from piebald.core.reading import check_size, read_bytes, regular
 from piebald.core.references import USERS, Reference
 from piebald.data.clients.lists import Lists
 from piebald.data.clients.pooled_clients import PooledClients

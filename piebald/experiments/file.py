@@ -33,7 +33,7 @@ from piebald.data.partition.by_owner import by_only_owner
 from piebald.data.partition.split import unseen_numbers
 from piebald.data.preparation.preparation import Preparation
 from piebald.data.sets.dataset import DataSet
-from piebald.experiments.preview import Plan, check_trackers, noise_of, question_section, runtime_of, stopping_criteria
+from piebald.experiments.plan import Plan, check_trackers, noise_of, question_section, runtime_of, stopping_criteria
 from piebald.experiments.recipes import ExperimentFields, located, models_of, recipes_of
 from piebald.experiments.run_models import Model
 from piebald.experiments.run_settings import ComparedKeywords

@@ -14,7 +14,7 @@ from piebald.contracts.component import Component
 from piebald.core.arguments import SeedList
 from piebald.core.discovery import imported
 from piebald.core.errors import SettingError, shown
-from piebald.core.reading import settings_text
+from piebald.core.files import settings_text
 from piebald.core.references import Text, is_reference
 from piebald.settings.toml_document import Document, Key
 

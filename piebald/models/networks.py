@@ -12,9 +12,9 @@ from torch import nn
 from piebald.core import pytree
 from piebald.core.arguments import Count, check_some, checked
 from piebald.core.errors import SettingError, shown, unknown
+from piebald.core.files import memory
 from piebald.core.model_settings import bounded_build
 from piebald.core.randomness import key, torch_seed
-from piebald.core.reading import memory
 from piebald.core.references import USERS, Reference
 from piebald.models.convolutional import Cnn1d, Cnn1dBn, CnnBn, LeafCnn, Logistic, MetisCnn, Mlp, MlpBn, SmallCnn
 from piebald.models.gated import GatedClassifier, GatedCnn, PlainClassifier

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from piebald.core.arguments import DEEPEST
 from piebald.core.errors import SettingError, install, shown
-from piebald.core.reading import read_json, regular
+from piebald.core.files import read_json, regular
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _FILES = ["config.json", "*.safetensors", INDEX]  # what is fetched, and nothing else

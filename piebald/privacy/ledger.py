@@ -56,9 +56,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from piebald.core.arguments import Fraction, PathLike, Positive, checked, checked_class
 from piebald.core.errors import Declined, SettingError
+from piebald.core.files import read_bytes
 from piebald.core.moments import Floats, Ints
 from piebald.core.private_files import held_alone, write_private
-from piebald.core.reading import read_bytes
 from piebald.privacy import accounting
 from piebald.privacy.accounting import PrivacyBudget
 

@@ -59,13 +59,13 @@ def leads(scores: Mapping[str, Scores], higher_is_better: bool = True, extra: in
         share no client and seed.
     """
     order = ranking(scores, higher_is_better)
-    comparisons = _all_pairs(len(order), extra)
+    comparisons = max(1, _all_pairs(len(order), extra))  # a leader alone is compared with itself
     return {label: compared(scores[order[0]], scores[label], comparisons) for label in order}
 
 
 def _all_pairs(methods: int, extra: int = 0) -> int:
-    """The number of comparisons of each two methods, and some more; at least 1."""
-    return max(1, methods * (methods - 1) // 2 + extra)
+    """The number of comparisons of each two methods, and some more."""
+    return methods * (methods - 1) // 2 + extra
 
 
 def _clearly_behind(scores: Mapping[str, Scores], order: Sequence[str], comparisons: int) -> list[str]:

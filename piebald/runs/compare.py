@@ -190,11 +190,22 @@ def _models(model: Model | Mapping[str, Model], labels: Mapping[str, Recipe]) ->
     if not isinstance(model, Mapping):
         return dict.fromkeys(labels, model)
     check_names("recipe of this comparison", model, labels)
-    if missing := [label for label in labels if label not in model]:
+    return {label: model_of(label, model) for label in labels}
+
+
+def model_of(label: str, model: Model | Mapping[str, Model]) -> Model:
+    """Return the model of a label, from one for all or one for each label.
+
+    Raises:
+        SettingError: there is none.
+    """
+    if not isinstance(model, Mapping):
+        return model
+    if label not in model:
         raise SettingError(
-            f"model must have a model for each label, but has none for {missing[0]!r}: add it, or give one for all"
+            f"model must have a model for each label, but has none for {label!r}: add it, or give one for all"
         )
-    return model
+    return model[label]
 
 
 def _title(clients: Clients) -> str:

@@ -29,8 +29,9 @@ from piebald.contracts.data import LacksInputs, ModelSpec, lacked_inputs, withou
 from piebald.core import pytree
 from piebald.core.client_models import ClientModels, part_without
 from piebald.core.errors import RunFolderError, SettingError
+from piebald.core.files import read_bytes
 from piebald.core.randomness import torch_seed
-from piebald.core.reading import opened_tensors, read_bytes
+from piebald.core.reading import opened_tensors
 from piebald.core.tensor_store import by_client
 from piebald.engines.stack import PRIVATE
 from piebald.methods.client_work import ClientWork

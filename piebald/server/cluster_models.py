@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piebald.contracts import Checkpoint, Cohort, Result, ServerContext, StepContext, Task, Update
+from piebald.contracts import Checkpoint, Cohort, Result, ServerContext, StepContext, Task, Update, infinite_reason
 from piebald.core.cohort_matrix import divided, weighted_mean, weighted_sum
 from piebald.core.parameters import Layout
 from piebald.core.randomness import key
@@ -295,7 +295,7 @@ class ClusterModels:
         average, shares = aggregated(recipe.aggregation, members, context)
         average, shares = with_capped_shares(average, shares, members, recipe.aggregation, self.max_weight)
         whole = sum(shares)
-        if not math.isfinite(whole) or not bool(average.isfinite().all()):
+        if not math.isfinite(whole) or infinite_reason({"average": average}):
             raise ArithmeticError("an average, or shares of it, that are no finite numbers")
         if members.matrix is None and whole > 0:
             average[statistics] /= whole

@@ -31,7 +31,7 @@ from typing import IO, Any
 
 from piebald.core.arguments import PathLike, checked
 from piebald.core.errors import RunFolderError
-from piebald.core.reading import opened
+from piebald.core.files import opened
 from piebald.storage import schema
 from piebald.storage.lock import NO_LINK
 from piebald.storage.run_folder import START, TOKENIZER, existing

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from piebald.core.errors import RunFolderError, shown
-from piebald.core.reading import read_json
+from piebald.core.files import read_json
 from piebald.storage import tensor_files
 from piebald.storage.lock import refuse_links
 from piebald.storage.schema import DATABASE

@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from piebald.core.errors import RunFolderError, unknown
+from piebald.core.files import json_value
 from piebald.core.private_files import make_private
-from piebald.core.reading import LONGEST, connected, foreign_part, json_value
+from piebald.core.reading import LONGEST, connected, foreign_part
 
 SCHEMA = 1  # a folder with another one is refused
 APPLICATION = 0x50424C44  # "PBLD", which distinguishes a run from any other SQLite file

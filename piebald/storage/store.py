@@ -30,7 +30,7 @@ from torch import Tensor
 
 from piebald.contracts import Checkpoint
 from piebald.core.errors import RunFolderError
-from piebald.core.reading import check_size
+from piebald.core.files import check_size
 from piebald.storage import schema, tensor_files
 from piebald.storage.lock import RunLock
 from piebald.storage.run_folder import START, UNFINISHED, check_meta, existing, missing, refuse_occupied, remove_again

@@ -28,8 +28,9 @@ from torch import Tensor
 
 from piebald.contracts import Checkpoint
 from piebald.core.errors import RunFolderError, shown
+from piebald.core.files import json_value, opened
 from piebald.core.private_files import sync_folder
-from piebald.core.reading import json_value, opened, opened_tensors
+from piebald.core.reading import opened_tensors
 from piebald.storage.lock import create_new
 from piebald.storage.schema import explained, insert
 

@@ -24,7 +24,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from piebald.core.errors import PiebaldError, RunFolderError
-from piebald.core.reading import read_bytes
+from piebald.core.files import read_bytes
 
 LEDGER = "told.jsonl"
 DisclosureKind = Literal["own", "common", "gradient", "whole", "abort"]

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from piebald.core.arguments import checked_class
 from piebald.core.errors import RuntimeFault
 from piebald.vertical.chunks import common_chunks, own_chunks
 from piebald.vertical.disclosure_ledger import DisclosureLedger, plan
@@ -48,6 +49,7 @@ class TransferStep:
         return asdict(self)
 
 
+@checked_class
 class Party:
     """The source or the target.
 

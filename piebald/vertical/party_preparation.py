@@ -11,9 +11,9 @@ from torch import Tensor
 from piebald.core.errors import SettingError
 from piebald.data.clients.client_tables import numbers_of
 from piebald.data.preparation.agreement import fitted
+from piebald.data.preparation.column_models import CategoryColumn, Column, Numbers, NumericColumn
 from piebald.data.preparation.columns import is_numeric
 from piebald.data.preparation.preparation import Preparation
-from piebald.data.preparation.transformer import CategoryColumn, Column, Numbers, NumericColumn
 from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_settings import PartyFile
 

@@ -32,8 +32,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from piebald.core.errors import RunFolderError
+from piebald.core.files import read_bytes, read_text
 from piebald.core.private_files import write_private
-from piebald.core.reading import read_bytes, read_text
 from piebald.settings.toml_document import Document
 from piebald.storage.lock import RunLock
 from piebald.storage.schema import explained

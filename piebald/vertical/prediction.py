@@ -11,7 +11,7 @@ from torch import Tensor
 
 from piebald.core.arguments import PathLike, checked
 from piebald.core.errors import RunFolderError
-from piebald.core.reading import read_text
+from piebald.core.files import read_text
 from piebald.data.clients.table_files import read_table
 from piebald.vertical.party_network import PartyNetwork
 from piebald.vertical.party_preparation import PartyPreparation

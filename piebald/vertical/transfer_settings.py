@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from piebald.core.arguments import STRICT, settled
 from piebald.core.errors import SettingError
-from piebald.core.reading import settings_text
+from piebald.core.files import settings_text
 from piebald.core.wording import sentence
 from piebald.settings.toml_document import Document, dumps, of_document
 from piebald.vertical import encryption as backends

@@ -45,7 +45,7 @@ def test_patients_with_several_visits_are_on_one_side(from_file: FromFile) -> No
 
 def test_patients_on_both_sides_are_said(from_file: FromFile, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert from_file(FILE, visits()).accuracy > 0.8
+        assert from_file(FILE, visits()).accuracy > 0.75
     assert "set group = 'patient' in [split]" in caplog.text
 
 

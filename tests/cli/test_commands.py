@@ -196,7 +196,7 @@ def test_a_shell_can_complete_commands(tmp_path):
     done = process(
         cwd=tmp_path, _PIEBALD_COMPLETE="complete_bash", COMP_WORDS="piebald re", COMP_CWORD="1"
     )  # fmt: skip
-    assert done.stdout.split() == ["resume", "restore", "report", "recipes"]
+    assert done.stdout.split() == ["resume", "report", "recipes", "restore"]
 
 
 @pytest.mark.full

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from piebald.cli.choose import print_comparison
+from piebald.cli.comparing import print_comparison
 from piebald.core import progress
 from piebald.report.comparison import Comparison
 from piebald.report.tables import History

@@ -75,7 +75,7 @@ def watched(recipe: Any, drop: float = 0.3, **simulator: Any) -> tuple[piebald.R
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("fedprox", HALF),
+        ("fedprox", HALF | {"loss_scale": 2.0**18}),
         ("fedsam", HALF | {"loss_scale": 2.0**18, "accumulate": 2, "batch": 5, "momentum": 0.5}),
         ("scaffold", HALF | {"loss_scale": 2.0**18, "option": "I"}),
         ("moon", HALF | {"optimizer": {"kind": "adam", "eps": 0.1}, "optimizer_state": "kept", "clip": 0.5}),

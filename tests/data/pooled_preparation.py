@@ -10,9 +10,7 @@ import pandas as pd
 from sklearn.impute import MissingIndicator
 
 from piebald.data.preparation.answers import KindsAnswer, KindsQuestion, agreed_kinds, answer, parsed_numbers
-from piebald.data.preparation.columns import factorized, numbers_of
-from piebald.data.preparation.preparation import Preparation
-from piebald.data.preparation.transformer import (
+from piebald.data.preparation.column_models import (
     BooleanColumn,
     CategoryColumn,
     ClassTarget,
@@ -22,8 +20,10 @@ from piebald.data.preparation.transformer import (
     NumberTarget,
     NumericColumn,
     Scale,
-    unfitted,
 )
+from piebald.data.preparation.columns import factorized, numbers_of
+from piebald.data.preparation.preparation import Preparation
+from piebald.data.preparation.transformer import unfitted
 
 
 def fitted(

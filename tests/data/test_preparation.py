@@ -19,16 +19,16 @@ from piebald.data.preparation import Preparation, PrepareSettings, guess_columns
 from piebald.data.preparation.agreement import Unanswered, agree, simplest
 from piebald.data.preparation.agreement import fitted as fitted_here
 from piebald.data.preparation.answers import Answer, KindsQuestion, Question, answer, common_kinds
-from piebald.data.preparation.columns import CodedTable, dates_of, numbers_of
-from piebald.data.preparation.transformer import (
+from piebald.data.preparation.column_models import (
     BooleanColumn,
     CategoryColumn,
     ClassTarget,
     DateColumn,
     NumberTarget,
     NumericColumn,
-    unfitted,
 )
+from piebald.data.preparation.columns import CodedTable, dates_of, numbers_of
+from piebald.data.preparation.transformer import unfitted
 from tests.data.pooled_preparation import fitted
 
 SCALES = {"income": "log", "price": "power", "rank": "rank", "raw": "none"}

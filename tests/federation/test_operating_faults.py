@@ -194,6 +194,10 @@ def test_writes_are_tried_again_and_told_once_by_what_they_are_for(
     with pytest.raises(Ended):
         writes.insist("a result", Full.of(_always_full(), lambda: None))
     assert writes.trouble == f"{tmp_path} cannot be written (no space left on device): make room, or mend it"
+    reasons.append(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+    assert not writes.attempt("a result", write)
+    assert "make room" not in writes.trouble  # which would not help
+    assert "limit of open files" in writes.trouble
     with pytest.raises(ZeroDivisionError):  # what is no matter of the disk is not hidden
         writes.attempt("a result", lambda: 1 // 0)
 

@@ -12,7 +12,7 @@ import pytest
 import piebald
 from piebald.data.clients.client_tables import read_table
 from piebald.data.preparation import Preparation, PrepareSettings
-from piebald.data.preparation.transformer import TokenColumn
+from piebald.data.preparation.column_models import TokenColumn
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.inference.linear_models import GlmOptions, fit_glm

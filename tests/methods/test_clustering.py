@@ -224,7 +224,7 @@ def test_a_replaced_model_is_left_out_of_the_mean_and_trains_alone() -> None:
     assert adjusted_rand_score(TRUTH[others], [last[client] for client in others]) == 1.0
     rows = [row for row in run.results if row["client"] == 5 and row["version"] == 1]
     assert rows[0]["status"] == "excluded"
-    assert "times the median" in rows[0]["reason"]
+    assert "variance below 0" in rows[0]["reason"]
 
 
 @pytest.mark.full

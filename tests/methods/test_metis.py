@@ -600,7 +600,7 @@ def test_a_resumed_grouped_run_knows_the_steps_of_its_clusters() -> None:
 
 def test_tasks_say_how_many_optimizer_steps_are_behind_a_model() -> None:
     runtime = FakeRuntime(
-        2, lambda a: Update(update(1.0, 1.0, 1.0).vectors, 1, 5, {}, 1.0), delay=lambda a: 1.0 + a.client
+        2, lambda a: Update(update(1.0, 1.0, 1.0).vectors, 100, 5, {}, 1.0), delay=lambda a: 1.0 + a.client
     )
     server, recorder = make_server(recipe(), runtime, rounds=6)
     server.run()
@@ -671,7 +671,8 @@ def test_bad_limits_are_refused(stop: Any, words: str) -> None:
 
 
 def test_trainers_know_their_least_number_of_steps() -> None:
-    assert Sgd(batch=10, epochs=2).min_steps(35) == 6
+    assert Sgd(batch=10, epochs=2).min_steps(35) == 8
+    assert Sgd(batch=10, batches="exact").min_steps(31) == 3  # where a lone row joins its batch
     assert Sgd(batch=10, steps=4).min_steps(35) == 4
     assert Sgd(batch=10).min_steps(0) == 0
-    assert AdaptiveFrequency(batch=10, epochs=2, cycles=9).min_steps(35) == 6
+    assert AdaptiveFrequency(batch=10, epochs=2, cycles=9).min_steps(35) == 8

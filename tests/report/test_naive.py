@@ -13,7 +13,7 @@ from rich.cells import cell_len
 
 import piebald
 from piebald import models, partition, recipes
-from piebald.cli.choose import print_comparison
+from piebald.cli.comparing import print_comparison
 from piebald.core.errors import RunFolderError
 from piebald.core.plain_text import printable, visible
 from piebald.report.comparison import Comparison

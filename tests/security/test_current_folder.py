@@ -44,7 +44,6 @@ data = { name = "breast_cancer", overlap = 150 }
 network = { hidden = [4], aligned = [4] }
 method = { kind = "smmd" }
 backend = { kind = "plain" }
-runtime = { kind = "federation" }
 """
 # the words of each command, which are run in this order; "" where another one runs the same code, or none of its own
 COMMANDS = {
@@ -64,6 +63,7 @@ COMMANDS = {
     "advise": "advise e.toml --out advised --quiet --set advise.budget={rounds=4}",
     "look": "look rows.csv --client hospital --target ill",
     "transfer": "transfer t.toml --out moved --quiet",
+    "match": "",  # by `transfer`: it takes a second party, and the link is the same
     "statistics": "statistics rows.csv --client hospital",
     "glm": "glm rows.csv --client hospital --target dose",
     "cox": "cox rows.csv --client hospital --time days --event dead",

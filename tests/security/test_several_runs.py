@@ -13,7 +13,7 @@ import pytest
 import piebald
 from piebald import data, models, partition, recipes
 from piebald.cli import main
-from piebald.cli.choose import print_comparison
+from piebald.cli.comparing import print_comparison
 from piebald.privacy import accounting
 from piebald.privacy.spending import NOT_COVERED, together, told_together
 from piebald.report.page.report_page import render

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from piebald.advice.tuning.space import Budget, Cost, SearchSpace, has_setting, rungs_of, with_settings
-from piebald.advice.tuning.study import Sampler, Trial, best_of, words
+from piebald.advice.tuning.trial import Sampler, Trial, best_of, words
 from piebald.advice.tuning.trial_runs import TrialRuns
 from piebald.contracts import Clients
 from piebald.core.arguments import Count, PathLike, Seed, Seeds
 from piebald.core.errors import RunFolderError, SettingError
+from piebald.core.files import read_json
 from piebald.core.private_files import write_private
 from piebald.core.progress import line_writer
-from piebald.core.reading import read_json
 from piebald.core.result_table import ResultTable, Tabular
 from piebald.data.clients.sources import clients_of
 from piebald.experiments.run_settings import SearchKeywords, takes

@@ -26,6 +26,7 @@ from piebald.report.paired import Scores
 from piebald.report.row_noise import COUNTED, answer_names
 from piebald.report.tables import History
 from piebald.runs.adaptation.held_out import ClientSubset, PooledClientSubset
+from piebald.runs.compare import model_of
 from piebald.runs.finished_run import Run
 from piebald.runs.prepare import Model, check_repeats, prepare
 from piebald.runs.run import resume, run
@@ -234,7 +235,7 @@ class TrialRuns:
 
     def model_of(self, label: str) -> Model:
         """The model of a recipe."""
-        return self.model[label] if isinstance(self.model, Mapping) else self.model
+        return model_of(label, self.model)
 
     def train(self, recipe: Recipe, folder: Path, label: str, seed: int, rounds: int) -> Run:
         """A run that is trained to a rung: a new one, or one that is continued."""

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from piebald.core.errors import SettingError, install, shown
-from piebald.core.reading import SMALL, BoundedConnection, UnfitFile, check_size, connected, regular
+from piebald.core.files import SMALL, UnfitFile, check_size, regular
+from piebald.core.reading import BoundedConnection, connected
 
 QUERY = ".sql"
 LISTED = "PIEBALD_DATABASES"  # URLs of databases, with spaces between them

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from piebald.core import pytree
-from piebald.core.reading import opened
+from piebald.core.files import opened
 from piebald.data.preparation.columns import GAPS, is_inexact
 
 Digests = NDArray[np.uint64]  # one of each row [n]

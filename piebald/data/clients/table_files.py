@@ -26,8 +26,8 @@ from piebald.core.reading import check_text_table, read_parquet, separator_line,
 from piebald.core.tensor_store import blocks, large_array, rows_at_once
 from piebald.data.clients.query_files import QUERY, read_query
 from piebald.data.clients.stored_table import joined_chunks
+from piebald.data.preparation.column_models import LONGEST_UNIT
 from piebald.data.preparation.columns import GAPS, ROWS, RowsOfFile, coded_words, factorized, is_numeric, row_number
-from piebald.data.preparation.transformer import LONGEST_UNIT
 from piebald.data.preparation.written_forms import OR, are_like_dates, date_readings, number_readings, units_among
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}

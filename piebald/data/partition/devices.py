@@ -18,8 +18,8 @@ from pydantic import Field, model_validator
 from piebald.contracts import Device
 from piebald.contracts.component import Component
 from piebald.core.errors import SettingError, unknown
+from piebald.core.files import read_text
 from piebald.core.randomness import generator
-from piebald.core.reading import read_text
 from piebald.data.partition.split import Bools, Ints
 
 

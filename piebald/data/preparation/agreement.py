@@ -36,10 +36,7 @@ from piebald.data.preparation.answers import (
     signed_logarithms,
     yeo_johnson,
 )
-from piebald.data.preparation.columns import are_labels, classes_of, in_order, numbers_of
-from piebald.data.preparation.preparation import Preparation, PrepareSettings
-from piebald.data.preparation.tokens import text_column
-from piebald.data.preparation.transformer import (
+from piebald.data.preparation.column_models import (
     MOST_CATEGORIES,
     BooleanColumn,
     CategoryColumn,
@@ -51,6 +48,9 @@ from piebald.data.preparation.transformer import (
     NumericColumn,
     Scale,
 )
+from piebald.data.preparation.columns import are_labels, classes_of, in_order, numbers_of
+from piebald.data.preparation.preparation import Preparation, PrepareSettings
+from piebald.data.preparation.tokens import text_column
 from piebald.data.preparation.units import Spread, units_at_sites
 from piebald.data.preparation.written_forms import VALUES_LOG, common_units, warn_of_like_names, warn_of_unlike_classes
 

@@ -19,6 +19,16 @@ from piebald.contracts import Disclosure
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats, Moments, merged
 from piebald.core.tensor_store import blocks
+from piebald.data.preparation.column_models import (
+    LONGEST_NAME,
+    MOST_CATEGORIES,
+    MOST_COLUMNS,
+    Finite,
+    Forms,
+    Name,
+    Scale,
+    Unit,
+)
 from piebald.data.preparation.columns import (
     CodedRows,
     Kind,
@@ -29,16 +39,6 @@ from piebald.data.preparation.columns import (
     numbers_of,
     truths_of,
     units_of,
-)
-from piebald.data.preparation.transformer import (
-    LONGEST_NAME,
-    MOST_CATEGORIES,
-    MOST_COLUMNS,
-    Finite,
-    Forms,
-    Name,
-    Scale,
-    Unit,
 )
 from piebald.data.preparation.written_forms import OR, Units
 

@@ -17,18 +17,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_vali
 from piebald.contracts.component import WordedModel
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.wording import sentence
-from piebald.data.preparation.columns import (
-    Kind,
-    dates_of,
-    factorized,
-    is_numeric,
-    numbers_of,
-    row_number,
-    truths_of,
-    units_of,
-    words_of,
-)
-from piebald.data.preparation.transformer import (
+from piebald.data.preparation.column_models import (
     MOST_COLUMNS,
     MOST_TOKENS,
     BooleanColumn,
@@ -44,7 +33,18 @@ from piebald.data.preparation.transformer import (
     Scale,
     TokenColumn,
 )
-from piebald.data.preparation.transformer import NumberTarget as NumberTarget
+from piebald.data.preparation.column_models import NumberTarget as NumberTarget
+from piebald.data.preparation.columns import (
+    Kind,
+    dates_of,
+    factorized,
+    is_numeric,
+    numbers_of,
+    row_number,
+    truths_of,
+    units_of,
+    words_of,
+)
 from piebald.data.preparation.units import FEWEST, Spread, unlike_training
 from piebald.data.preparation.written_forms import PERCENT
 

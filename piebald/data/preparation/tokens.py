@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError, install, shown
+from piebald.core.files import read_bytes
 from piebald.core.private_files import write_private
-from piebald.core.reading import read_bytes
+from piebald.data.preparation.column_models import TokenColumn
 from piebald.data.preparation.tokenizer_process import TokenizerProcess
-from piebald.data.preparation.transformer import TokenColumn
 from piebald.storage.run_folder import TOKENIZER
 
 if TYPE_CHECKING:

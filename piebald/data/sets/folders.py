@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from piebald.core.arguments import Count, PathLike, Positive, checked
 from piebald.core.errors import SettingError
-from piebald.core.reading import FORMATS, opened, picture
+from piebald.core.files import opened
+from piebald.core.reading import FORMATS, picture
 from piebald.data.sets.dataset import DataSet, Owners
 from piebald.data.sets.decoded import Decoded
 

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError, install
-from piebald.core.reading import DAMAGE, check_members, json_value, opened, read_bytes, read_unpacked, tar_members
+from piebald.core.files import json_value, opened, read_bytes
+from piebald.core.reading import DAMAGE, check_members, read_unpacked, tar_members
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from piebald.core.errors import SettingError
-from piebald.core.reading import read_text
+from piebald.core.files import read_text
 from piebald.data.sets.dataset import DataSet, Owners
 from piebald.data.sets.decoded import Decoded
 from piebald.data.sets.download import VARIABLE, cache, official

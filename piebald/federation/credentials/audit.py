@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from piebald.core.errors import SettingError, shown
+from piebald.core.files import opened, read_text
 from piebald.core.private_files import write_private
-from piebald.core.reading import opened, read_text
 from piebald.privacy.ledger import Head
 
 FILE = "audit.jsonl"

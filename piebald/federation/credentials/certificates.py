@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from piebald.core.files import read_bytes
 from piebald.core.private_files import write_private
-from piebald.core.reading import read_bytes
 from piebald.federation.credentials.revocation import EARLY
 from piebald.federation.link.messaging import SERVER
 

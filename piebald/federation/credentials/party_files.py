@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import threading
@@ -10,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from piebald.core.errors import SettingError
+from piebald.core.files import read_json
 from piebald.core.private_files import write_private
-from piebald.core.reading import read_json
 
 PAUSE = 2.0  # seconds between two attempts
 
@@ -20,6 +21,17 @@ log = logging.getLogger("piebald.federation")
 
 class Ended(Exception):
     """The process ends, so that a write is not tried again."""
+
+
+def reason(error: OSError) -> str:
+    """Return why a write failed, in the system's words."""
+    return (error.strerror or str(error)).lower()
+
+
+def remedy(error: OSError) -> str:
+    """Return what an operator can do about an error of a write."""
+    descriptors = error.errno in (errno.EMFILE, errno.ENFILE)
+    return "raise the limit of open files, or close some" if descriptors else "make room, or mend it"
 
 
 class DiskWrites:
@@ -35,28 +47,30 @@ class DiskWrites:
     def __init__(self, folder: Path, over: threading.Event) -> None:
         self._folder, self._over = folder, over
         self._lock = threading.Lock()
-        self._failing: dict[str, str] = {}
+        self._failing: dict[str, OSError] = {}
 
     @property
     def trouble(self) -> str:
         """Reason why writes fail now, "" while none does."""
         with self._lock:
-            reasons = sorted({*self._failing.values()})
-        return f"{self._folder} cannot be written ({', '.join(reasons)}): make room, or mend it" if reasons else ""
+            errors = list(self._failing.values())
+        if not errors:
+            return ""
+        reasons, remedies = (sorted({of(error) for error in errors}) for of in (reason, remedy))
+        return f"{self._folder} cannot be written ({', '.join(reasons)}): {'; '.join(remedies)}"
 
     def attempt(self, name: str, write: Callable[[], object]) -> bool:
         """Try a write once, and return whether it succeeded."""
         try:
             write()
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
             with self._lock:
-                reason_before, self._failing[name] = self._failing.get(name), reason
-            if reason_before != reason:
-                fields = {"event": "disk", "folder": str(self._folder), "what": name, "why": reason, "pause": PAUSE}
+                before, self._failing[name] = self._failing.get(name), error
+            if before is None or reason(before) != reason(error):
+                fields = {"event": "disk", "folder": str(self._folder), "what": name, "why": reason(error)}
                 log.error(
-                    "%(what)s cannot be written to %(folder)s (%(why)s): make room, or mend it; it is tried again "
-                    "every %(pause)g seconds", fields,
+                    "%(what)s cannot be written to %(folder)s (%(why)s): %(remedy)s; it is tried again every %(pause)g "
+                    "seconds", {**fields, "remedy": remedy(error), "pause": PAUSE},
                 )  # fmt: skip
             return False
         with self._lock:

@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from piebald.core.errors import SettingError, shown, unknown
+from piebald.core.files import UnfitFile, read_bytes, read_json, settings_text
 from piebald.core.private_files import write_private
-from piebald.core.reading import DAMAGE, UnfitFile, read_bytes, read_json, settings_text, tar_members
+from piebald.core.reading import DAMAGE, tar_members
 from piebald.federation.credentials.revocation import read_revoked, write_revoked
 from piebald.federation.link.messaging import SERVER
 from piebald.settings.toml_document import Document, of_document

@@ -21,8 +21,8 @@ from typing import Any
 from cryptography import x509
 
 from piebald.core.errors import SettingError
+from piebald.core.files import read_bytes, read_json
 from piebald.core.private_files import write_private
-from piebald.core.reading import read_bytes, read_json
 from piebald.federation.credentials.party_files import stamp_of
 
 EARLY = timedelta(minutes=5)  # certificates are valid from a little before they are issued, since clocks differ

@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from piebald.contracts import SIGNATURE
 from piebald.core.errors import SettingError
-from piebald.core.reading import read_bytes
+from piebald.core.files import read_bytes
 
 _SIGN = ec.ECDSA(hashes.SHA256())
 

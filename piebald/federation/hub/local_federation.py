@@ -17,8 +17,8 @@ from pathlib import Path
 
 from piebald.contracts.component import Component
 from piebald.core.errors import RuntimeFault
+from piebald.core.files import read_bytes, read_text
 from piebald.core.private_files import make_private, write_private
-from piebald.core.reading import read_bytes, read_text
 from piebald.core.references import files
 from piebald.federation.credentials.provisioning import SITE_TOML, Description, provision, read
 from piebald.federation.link.messaging import SERVER

@@ -14,6 +14,8 @@ from piebald.core.parameters import nbytes
 from piebald.core.plain_text import printable
 from piebald.core.tensor_store import LARGE, StoredVectors
 from piebald.federation.credentials.audit import AuditLog
+from piebald.federation.credentials.party_files import reason as write_reason
+from piebald.federation.credentials.party_files import remedy
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.hub.member_list import Member, OpenTask, stated_rows
 from piebald.federation.hub.server_state import FederationState
@@ -193,9 +195,9 @@ class ServerMessages:
                 state.end_task(member, open_task, None, reason, refused=True)
                 return encode(Reply(status="refused"))
             except OSError as error:  # the site keeps it and sends it again
-                disk_reason = (error.strerror or str(error)).lower()
                 self.link.report(
-                    f"results cannot be taken, {self._folder} cannot be written ({disk_reason}): make room there"
+                    f"results cannot be taken, {self._folder} cannot be written ({write_reason(error)}): "
+                    f"{remedy(error)}"
                 )
                 return encode(Reply(status="again"))
             if outcome is not None:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from piebald.core.errors import PiebaldError, SettingError
-from piebald.core.reading import read_bytes
+from piebald.core.files import read_bytes
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.member_list import sites_of
 from piebald.federation.link.messaging import SERVER

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from piebald.core.errors import SettingError, install
+from piebald.core.files import read_text
 from piebald.core.private_files import write_private
-from piebald.core.reading import read_text
 from piebald.federation.link.tls import is_loopback
 from piebald.federation.operate.run_view import RunView, Viewer
 from piebald.federation.operate.status import STALLED, silence_here, status_values

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from piebald.core.errors import RunFolderError, SettingError
+from piebald.core.files import read_json, read_text, regular
 from piebald.core.private_files import write_private
-from piebald.core.reading import read_json, read_text, regular
 from piebald.federation.operate.experiment_queue import ExperimentQueue
 
 try:

@@ -9,9 +9,9 @@ import torch
 from piebald.contracts import Rows
 from piebald.core import pytree
 from piebald.core.errors import SettingError
+from piebald.core.files import read_json
 from piebald.core.metrics import best_on_validation, cross_entropy
 from piebald.core.objective import OBJECTIVES, Objective
-from piebald.core.reading import read_json
 from piebald.data.clients.prepared import Standardisation
 from piebald.data.clients.sites import SiteClients
 from piebald.data.preparation import PrepareSettings

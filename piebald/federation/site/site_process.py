@@ -21,10 +21,10 @@ from piebald.contracts import Rows
 from piebald.contracts.data import public_rows_of, rows_digest
 from piebald.core import pytree
 from piebald.core.errors import PiebaldError, SettingError, shown
+from piebald.core.files import settings_text
 from piebald.core.machine import device_named
 from piebald.core.objective import Objective
 from piebald.core.plain_text import printable
-from piebald.core.reading import settings_text
 from piebald.core.references import USERS, Outside, Resolver, is_file, list_file
 from piebald.data.clients.data_source import RunRows
 from piebald.data.clients.prepared import StandardisedClients, in_own_unit

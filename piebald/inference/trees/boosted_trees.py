@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import RunFolderError, SettingError
-from piebald.core.reading import read_json
+from piebald.core.files import read_json
 from piebald.core.result_table import ResultTable
 from piebald.inference.pooled_statistics import PooledResult, plain_value
 from piebald.inference.trees.client_rows import OBJECTIVES, margins_of
