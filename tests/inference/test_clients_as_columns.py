@@ -14,6 +14,8 @@ from statsmodels.duration.hazard_regression import PHReg
 
 import piebald
 from piebald.core.errors import PiebaldError, SettingError
+from piebald.data.preparation.agreement import fitted
+from piebald.data.preparation.preparation import Preparation
 from piebald.inference.linear_models import Family, GlmOptions, fit_glm
 from piebald.inference.models.clients import ModelClients, ModelColumns
 from piebald.inference.survival import SurvivalOptions, fit_survival
@@ -192,7 +194,11 @@ def test_coefficients_of_sites_are_under_the_rules_of_disclosure(tmp_path: Path)
             kind(sites(True, tmp_path / "c", ALLOWED), options)  # type: ignore[operator]
 
 
-def test_sites_number_the_words_of_clusters_and_tell_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", [1 << 17, 25])  # rows that are prepared at once
+def test_sites_number_the_words_of_clusters_and_tell_none(
+    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("piebald.core.tensor_store.BLOCK", block)
     rng, tables = np.random.default_rng(8), {}
     for name, rows in zip(NAMES, (80, 60, 40), strict=True):
         person = rng.integers(0, 25, rows)
@@ -212,6 +218,12 @@ def test_sites_number_the_words_of_clusters_and_tell_none(tmp_path: Path) -> Non
     here = piebald.glm(tables, target="ill", columns=["age"], family="binomial", cluster="patient")
     assert (found.clusters, found.rows, found.dropped) == (here.clusters, here.rows, here.dropped)
     np.testing.assert_allclose(found.errors, here.errors, rtol=1e-10)
+
+
+def test_labels_are_no_inputs_of_a_model() -> None:
+    preparation = fitted(visits()[["x", "hospital"]], least_rows=1).as_values(["hospital"])
+    with pytest.raises(SettingError, match="is no input of a model"):
+        Preparation.from_json(preparation.to_json().replace('"form": "values"', '"form": "inputs"'))
 
 
 def test_a_random_intercept_and_a_coefficient_of_clients_are_one_too_many() -> None:

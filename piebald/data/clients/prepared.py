@@ -216,9 +216,10 @@ class PreparedClients(ChangedClients):
         """Return inputs as the preparation makes them, and targets on one scale where they are numbers."""
         name, codes = None if client is None else str(self.names[client]), pytree.single(rows.x, "prepare").numpy()
         x = large_array((len(codes), len(self.preparation.feature_names_out)), self.preparation.dtype)
+        numbered = dict[str, dict[str, int]]()  # a label has one number in all blocks
         for block in blocks(len(codes)):
             table = self.coded.frame(codes[block], np.arange(block.start, block.stop))
-            x[block] = self.preparation.transform(table, name)
+            x[block] = self.preparation.transform(table, name, numbered)
         return Rows(torch.from_numpy(x), scaled(rows.y, self.preparation))
 
 

@@ -101,6 +101,8 @@ class Preparation(Fields, WordedModel):
         if not self.columns:
             raise ValueError("there is no column to predict from: all of them are left out")
         names = [column.name for column in self.columns]
+        if self.form != "values" and any(isinstance(column, LabelColumn) for column in self.columns):
+            raise ValueError("a column of labels is read for statistics, and is no input of a model")
         if len(names) > 1 and any(isinstance(column, TokenColumn) for column in self.columns):
             raise ValueError("a column of text must be the only one that is read")
         if twice := next((name for name in names if names.count(name) > 1), None):
@@ -237,7 +239,9 @@ class Preparation(Fields, WordedModel):
             values[name] = slope * values[name] + offset
         return pd.DataFrame(values, index=frame.index)
 
-    def transform(self, frame: pd.DataFrame, client: str | None = None) -> NDArray[Any]:
+    def transform(
+        self, frame: pd.DataFrame, client: str | None = None, numbered: dict[str, dict[str, int]] | None = None
+    ) -> NDArray[Any]:
         """Return the inputs [n, d] of a table, whose columns may have any order and may be more.
 
         Numbers are float32, and token ids int64.
@@ -245,12 +249,14 @@ class Preparation(Fields, WordedModel):
         Args:
             frame: the rows.
             client: whose they are, where numbers are harmonised.
+            numbered: the numbers of labels so far, by column, where these are further rows of a table; new ones are
+                added.
 
         Raises:
             SettingError: a column is missing, or a value cannot be read.
         """
         if self.form == "values":
-            return self._column_values(self.parsed(frame))
+            return self._column_values(self.parsed(frame), {} if numbered is None else numbered)
         if not len(frame):
             return np.zeros((0, len(self.feature_names_out)), dtype=self.dtype)
         if self.text is not None:
@@ -303,7 +309,7 @@ class Preparation(Fields, WordedModel):
             for column in self.columns if isinstance(column, CategoryColumn)
         }  # fmt: skip
 
-    def _column_values(self, parsed: pd.DataFrame) -> NDArray[np.float64]:
+    def _column_values(self, parsed: pd.DataFrame, numbered: dict[str, dict[str, int]]) -> NDArray[np.float64]:
         """Return the values of the columns [n, d] of a parsed table."""
         import pandas as pd
 
@@ -315,8 +321,11 @@ class Preparation(Fields, WordedModel):
                 # a word that is no category has the number after the last one; a gap stays NaN
                 values[:, place] = words.map(codes).fillna(float(len(codes))).mask(words.isna()).astype(np.float64)
             elif isinstance(column, LabelColumn):
-                numbers = pd.factorize(parsed[column.name])[0]
-                values[:, place] = np.where(numbers < 0, math.nan, numbers)
+                indexes, labels = pd.factorize(parsed[column.name])
+                numbers = numbered.setdefault(column.name, {})
+                # the last one is for gaps, whose index is -1
+                known = np.array([*(numbers.setdefault(label, len(numbers)) for label in labels), math.nan])
+                values[:, place] = known[indexes]
             else:
                 values[:, place] = parsed[f"{column.name}: days" if isinstance(column, DateColumn) else column.name]
         return values
