@@ -402,7 +402,9 @@ def test_an_infinite_target_is_named_with_its_row(tmp_path: Path) -> None:
         piebald.clients_from(tmp_path / "t.csv", client="place", target="y")
 
 
-def test_folders_of_a_pattern_name_the_clients_of_files_without_such_a_column(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["all", "all [2]"])
+def test_folders_of_a_pattern_name_the_clients_of_files_without_such_a_column(folder: str, tmp_path: Path) -> None:
+    tmp_path = tmp_path / folder
     table = pd.DataFrame({"age": np.arange(30.0), "ill": [0, 1, 1] * 10})
     for site in ("north", "south"):
         (tmp_path / "all" / site).mkdir(parents=True)

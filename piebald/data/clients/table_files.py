@@ -62,7 +62,12 @@ def files_of(path: Path) -> list[Path]:
 
 def _fixed_folder(pattern: Path) -> Path:
     """Return the folder before the first part of a pattern with `*`, `?` or `[`; the path itself where none has one."""
-    odd = [folder for folder in (pattern, *pattern.parents) if any(letter in folder.name for letter in "*?[")]
+    # a folder that is there under this very name, as "study [2]", is no pattern
+    odd = [
+        folder
+        for folder in (pattern, *pattern.parents)
+        if any(letter in folder.name for letter in "*?[") and not folder.exists()
+    ]
     return odd[-1].parent if odd else pattern
 
 
