@@ -113,6 +113,16 @@ def test_numbers_are_categories_where_a_formula_says_so() -> None:
         glm(table, columns=["C(x)"])
 
 
+def test_a_column_may_be_called_as_a_formula_is_written() -> None:
+    table = visits()
+    wanted = glm(table, columns=["x"]).coefficients.tolist()
+    for name in ("HbA1C(%)", "C(hospital)", "C(none)", " x"):
+        found = glm(table.rename(columns={"x": name}), columns=[name])
+        assert (found.names[1], found.coefficients.tolist()) == (name, wanted)
+    with pytest.raises(SettingError, match="none"):
+        glm(table, columns=["C(none)"])
+
+
 def test_a_table_s_own_column_goes_before_the_name_of_the_client() -> None:
     table = visits()
     parts = {

@@ -295,10 +295,12 @@ def asked_tables(
     Raises:
         SettingError: a column has too many categories.
     """
-    roles, wanted = options.roles(), None
+    roles, wanted, optional = options.roles(), None, client_names(client)
     if options.columns is not None:
-        wanted = [_CODED.sub(r"\1", name).strip() for name in options.columns] + roles.names
-    tables = columns_of(source, client, wanted, split, features, client_names(client))
+        # a table may have a column that is called C(name) itself
+        coded = {name: match[1].strip() for name in options.columns if (match := _CODED.fullmatch(name))}
+        wanted, optional = [*options.columns, *coded.values(), *roles.names], {*optional, *coded, *coded.values()}
+    tables = columns_of(source, client, wanted, split, features, optional)
     labels = () if roles.cluster is None else (roles.cluster,)
     clients = TableClients.of(tables, categories, MOST_CODES, labels)
     with ExitStack() as stack:
