@@ -18,7 +18,7 @@ from piebald.methods.catalog import recipes
 from piebald.methods.recipe import Recipe
 from piebald.report.callbacks import Callback
 from piebald.report.comparison import Comparison
-from piebald.report.tables import History
+from piebald.report.tables import History, load
 from piebald.runs.finished_run import Run
 from piebald.runs.prepare import Model, check_repeats, prepare
 from piebald.runs.run import opened, resume, run
@@ -244,12 +244,17 @@ def open(folder: PathLike, *, plugins: Sequence[str] = ()) -> Run | History | Co
     place = Path(folder)
     if (place / DATABASE).exists():
         history = History(place)
-        if history.meta.get("settings") is None or history.meta.get("status") != "finished":
+        # without the form of rows they would have to be read, from wherever the folder says
+        if history.meta.get("status") != "finished" or None in map(history.meta.get, ("settings", "rows")):
             return history
         history.close()
         return opened(place, plugins=plugins, rows=False)
-    runs = [History(path.parent) for path in sorted(place.rglob(DATABASE))]
-    finished = [history for history in runs if history.meta.get("status") == "finished"]
+    finished = list[History]()
+    for history in load([place]):
+        if history.meta.get("status") == "finished":
+            finished.append(history)
+        else:
+            history.close()
     if not finished:
         raise RunFolderError(f"{place} holds no finished run: give the folder that --out of a run or comparison named")
     return Comparison(finished)

@@ -11,6 +11,7 @@ import piebald
 from piebald.core.errors import RunFolderError
 from piebald.experiments.file import ExperimentSettings
 from piebald.report.tables import History
+from piebald.storage.store import RunStore
 
 pd = pytest.importorskip("pandas")
 X = np.random.default_rng(0).normal(size=60)
@@ -52,5 +53,23 @@ def test_tables_of_a_run_from_python_are_read_and_an_empty_folder_is_refused(tmp
     history = piebald.open(tmp_path / "run")
     assert type(history) is History
     assert history.final == final
-    with pytest.raises(RunFolderError, match="holds no finished run"):
+    with pytest.raises(RunFolderError, match="is not a folder"):
         piebald.open(tmp_path / "run" / "none")
+    with RunStore.open(tmp_path / "run") as store:
+        store.set_meta(status="running")
+    with pytest.raises(RunFolderError, match="holds no finished run"):
+        piebald.open(tmp_path)
+
+
+def test_a_folder_without_the_form_of_rows_does_not_have_them_read(tmp_path: Path) -> None:
+    TABLE.to_csv(tmp_path / "rows.csv", index=False)
+    (tmp_path / "case.toml").write_text(f'{TEXT}recipe = {{ name = "fedavg" }}\n')
+    settings = ExperimentSettings.load(tmp_path / "case.toml")
+    plan = settings.plan()
+    given = {"rounds": 1, "settings": settings.table()}
+    piebald.run(plan.recipes["fedavg"], plan.clients, plan.model, out=tmp_path / "run", **given).close()
+    with RunStore.open(tmp_path / "run") as store:
+        store.set_meta(rows=None)
+    (tmp_path / "rows.csv").write_text("no table")
+    with piebald.open(tmp_path / "run") as history:
+        assert type(history) is History
