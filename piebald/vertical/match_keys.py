@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -28,8 +29,11 @@ def keys_of(frame: DataFrame, columns: Sequence[str], kinds: Sequence[str], coun
         country: the digits that stand for the leading 0 of a phone number, such as "49".
 
     Raises:
-        SettingError: a column is missing, the kinds are not as many as the columns, or a value cannot be read.
+        SettingError: a column is missing, the kinds are not as many as the columns, the country is not written in
+            digits, or a value cannot be read.
     """
+    if country and not (country.isascii() and country.isdigit()):
+        raise SettingError(f"country must be digits, such as 49, without + or 0 before them, got {country!r}")
     if not columns or len(columns) != len(kinds):
         raise SettingError(f"each column of the key needs a kind, got {len(columns)} columns and {len(kinds)} kinds")
     for kind in kinds:
@@ -43,7 +47,7 @@ def keys_of(frame: DataFrame, columns: Sequence[str], kinds: Sequence[str], coun
 
 def _written(series: Series[Any], kind: str, country: str) -> list[str]:
     if kind == "date":
-        return ["" if day != day else str(int(day)) for day in dates_of(series)["days"].tolist()]
+        return ["" if day != day else str(math.floor(day)) for day in dates_of(series)["days"].tolist()]
     words = ["" if word is None else str(word).replace(_BETWEEN, " ").strip() for word in words_of(series)]
     if kind == "exact":
         return words
@@ -57,8 +61,8 @@ def _phone(word: str, country: str) -> str:
     Raises:
         SettingError: it begins with a 0 and no country is known.
     """
-    digits = re.sub(r"\D", "", word.replace("(0)", ""))
-    if not digits or word.startswith("+"):
+    before, digits = re.split(r"\d", word, maxsplit=1)[0], re.sub(r"\D", "", word.replace("(0)", ""))
+    if not digits or "+" in before:
         return digits and f"+{digits}"
     if digits.startswith("00"):
         return f"+{digits[2:]}"

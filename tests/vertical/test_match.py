@@ -149,8 +149,10 @@ def test_a_party_that_stops_is_a_sentence():
         ("text", "", "Stra\u00dfe", "STRASSE"),
         ("text", "", "\uff21\uff22", "ab"),
         ("date", "", "2024-05-01", "2024-05-01 00:00"),
+        ("date", "", "1960-05-01", "1960-05-01 18:00"),
         ("phone", "49", "0170 / 123-45", "+49 (0)170 12345"),
         ("phone", "49", "0049 170 12345", "+4917012345"),
+        ("phone", "49", "(+49) 170 12345", "0170 12345"),
     ],
 )
 def test_keys_are_written_alike(kind, country, one, other):
@@ -189,6 +191,12 @@ def test_keys_that_cannot_be_written_are_one_sentence(columns, kinds, said):
     frame = pandas.DataFrame({"name": ["Ann"], "born": ["soon"], "phone": ["0170 123"]})
     with pytest.raises(SettingError, match=said):
         keys_of(frame, columns, kinds)
+
+
+@pytest.mark.parametrize("country", ["+49", "DE", "0049 ", "\u0664\u0669"])
+def test_a_country_is_digits(country):
+    with pytest.raises(SettingError, match="country must be digits, such as 49"):
+        keys_of(pandas.DataFrame({"phone": ["0170 123"]}), ["phone"], ["phone"], country)
 
 
 # ------------------------------------------------------------------------------------------------ over the federation
