@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +26,7 @@ from pydantic import BaseModel, ConfigDict
 
 from piebald.core.errors import PiebaldError, RunFolderError
 from piebald.core.files import read_bytes
+from piebald.privacy.ledger import RowLedger
 
 LEDGER = "told.jsonl"
 DisclosureKind = Literal["own", "common", "gradient", "whole", "abort"]
@@ -56,6 +58,22 @@ def plan(steps: int, own_chunks: int, common_chunks: int) -> dict[tuple[Disclosu
     counts = {(kind, chunk): len(range(chunk, steps, count)) for kind, count in chunks for chunk in range(count)}
     # "whole": the share of positives, and the final translator
     return counts | {("whole", 0): 2, ("abort", 0): MOST_ABORTS}
+
+
+@contextmanager
+def counting(ledger: RowLedger) -> Iterator[None]:
+    """Turn an error in writing the ledger of a party's rows into a sentence.
+
+    Raises:
+        RunFolderError: it cannot be written, so what was to be counted must not be sent.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(
+            f"the ledger of this party's rows in {ledger.folders[0]} cannot be written, so nothing is sent: "
+            f"{(error.strerror or str(error)).lower()}"
+        ) from None
 
 
 class DisclosureLedger:

@@ -29,6 +29,7 @@ from piebald.data.clients.owner import read_owners, records_of
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.federation.link.messaging import SERVER
 from piebald.privacy.ledger import FOLDER, RowLedger
+from piebald.vertical.disclosure_ledger import counting
 from piebald.vertical.encryption.backend import MessageLength
 from piebald.vertical.match_keys import keys_of
 from piebald.vertical.party_messages import MessageFault, MessageKind
@@ -155,7 +156,7 @@ def match(
 
     Raises:
         SettingError: the table or the settings cannot be used.
-        RuntimeFault: the other party ended, or has other settings; nothing is lost, and both can start again.
+        RuntimeFault: the other party ended, or has other settings; both can start again.
     """
     owners, given = read_owners(Path(rows) if isinstance(rows, str) else rows), read_credentials(Path(credentials))
     frame, role = owners[0].frame, ROLES[given.party == SERVER]
@@ -168,13 +169,17 @@ def match(
     if repeated := sum(count > 1 for count in counts.values()):
         tell(f"{repeated:,} keys are in several rows, which all get the same shared_id: a transfer needs one row a key")
     sodium()
+    ledger = None
     if isinstance(rows, str | Path):
         folders = [given.folder / "state", Path(rows).resolve().parent / FOLDER]
-        RowLedger(records_of(owners, role), folders, given.party).count(MATCH, "match", MOST_MATCHES)
+        ledger = RowLedger(records_of(owners, role), folders, given.party)
     session = PartySession(open_channel(given, timeout, partner), role, timeout)
     with session.closing():
         terms = {"kinds": list(kinds), "learns": learns, "floor": floor, "country": country}
         session.handshake({"match": terms})
+        if ledger is not None:  # nothing of a key has left so far: who was not there, or has other settings, costs none
+            with counting(ledger):
+                ledger.count(MATCH, "match", MOST_MATCHES)
         matched = match_keys(session, list(counts), learns, floor)
         session.finish()
     if out is not None and learns in ("both", role):

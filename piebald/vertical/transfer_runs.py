@@ -21,7 +21,7 @@ from piebald.privacy.ledger import FOLDER, TRANSFER, TRANSFER_ABORT, RowLedger
 from piebald.vertical import party_data, table_files
 from piebald.vertical.channel import Channel, InMemoryChannel
 from piebald.vertical.chunks import exposures, warning
-from piebald.vertical.disclosure_ledger import DisclosureLedger
+from piebald.vertical.disclosure_ledger import DisclosureLedger, counting
 from piebald.vertical.party import Party
 from piebald.vertical.party_data import PartyHolding
 from piebald.vertical.party_messages import PartyEnded
@@ -164,20 +164,14 @@ def _spending(credentials: Credentials, data: PartyHolding) -> Callable[[float],
     """
     if data.place is None:  # a data set of Piebald's, which anybody may download
         return lambda noise: None
-    state = credentials.folder / "state"
-    ledger = RowLedger(data.records, [state, data.place / FOLDER], credentials.party)
+    ledger = RowLedger(data.records, [credentials.folder / "state", data.place / FOLDER], credentials.party)
 
     def spend(noise: float) -> None:
-        try:
+        with counting(ledger):
             if noise:
                 ledger.spend(TRANSFER, noise)
             else:
                 ledger.count(TRANSFER_ABORT, "abort")
-        except OSError as error:
-            raise RunFolderError(
-                f"the ledger of this party's rows in {state} cannot be written, so nothing is sent: "
-                f"{(error.strerror or str(error)).lower()}"
-            ) from None
 
     return spend
 

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from piebald import vertical
 from piebald.cli import main
 from piebald.core.errors import PiebaldError, RuntimeFault, SettingError
+from piebald.data.clients.owner import read_owners, records_of
 from piebald.privacy.ledger import FOLDER
 from piebald.vertical.channel import InMemoryChannel
+from piebald.vertical.encryption.backend import MessageLength
 from piebald.vertical.key_matching import MOST_MATCHES, Matched, match_keys
 from piebald.vertical.match_keys import keys_of
 from piebald.vertical.party_messages import HEADER, TAG, MessageFault, MessageKind, PartyEnded, pack_frame
@@ -255,16 +257,53 @@ def test_other_normalisation_at_the_other_side_is_a_sentence_and_both_can_start_
     assert Path("shop matched.csv").exists() != Path("bank matched.csv").exists()
 
 
-def test_each_match_is_counted_beside_the_rows_and_too_many_are_refused(folder, capsys):
+def counted(folder: Path) -> int:
+    """Matches that the ledger beside the tables has counted, of both of them."""
+    path = folder / FOLDER / "ledger.json"
+    return sum(count for _, count in json.loads(path.read_text())["entries"]) if path.exists() else 0
+
+
+def test_each_match_is_counted_beside_the_rows_and_too_many_are_refused(folder, capfd, monkeypatch):
     """A partner that comes with other keys each time finds out a set of keys one by one."""
+    monkeypatch.setattr("piebald.vertical.key_matching.MOST_MATCHES", 2)
+    for number in (1, 2):
+        assert commands() == {"bank": 0, "shop": 0}
+        assert counted(folder) == 2 * number
+    # the table with the names of the last match has the same rows, in whatever order
+    pandas.read_csv("bank matched.csv").sample(frac=1, random_state=0).to_csv("bank.csv", index=False)
+    capfd.readouterr()
+    assert 2 in commands().values()
+    assert "answers at most 2" in capfd.readouterr().err
+    assert counted(folder) == 4
+
+
+def test_a_match_that_tells_nothing_is_not_counted(folder, capsys):
     given = credentials(folder / "kit")
     words = ["match", "bank.csv", "--key", "name", "--credentials", str(given["bank"].folder), "--timeout", "0.01"]
-    for _ in range(MOST_MATCHES):
+    for _ in range(MOST_MATCHES + 1):
         assert main(words) == 1
-    capsys.readouterr()
-    assert main(words) == 2
-    assert f"answers at most {MOST_MATCHES}" in capsys.readouterr().err
-    assert json.loads((folder / FOLDER / "ledger.json").read_text())["entries"]
+    assert counted(folder) == 0
+    assert 2 in commands(shop=("--country", "49")).values()
+    assert counted(folder) == 0
+
+
+def test_a_ledger_that_cannot_be_written_is_one_sentence_and_sends_no_point(folder, capfd, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("piebald.vertical.key_matching.RowLedger.count", full)
+    assert 2 in commands().values()
+    assert "cannot be written, so nothing is sent: no space left" in capfd.readouterr().err
+
+
+def test_the_names_of_a_match_make_no_other_rows_for_any_ledger(folder):
+    """Else each match would give all that was spent on the rows of a transfer, or a federation, once more."""
+    frame = pandas.read_csv("bank.csv")
+    known = [
+        records_of(read_owners(table), "bank").tolist()
+        for table in (frame, frame.assign(shared_id="a" * 24), frame.assign(shared_id=range(len(frame))))
+    ]
+    assert known[0] == known[1] == known[2] != []
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from piebald.core.errors import SettingError, unknown
 from piebald.data.clients.convert import is_several
 from piebald.data.clients.prepared import preparation_of
 from piebald.data.clients.row_identity import (
+    SHARED_ID,
     UNKNOWN,
     Digests,
     UnidentifiedError,
@@ -136,7 +137,10 @@ class Owner:
             return digests_of_files(path for path in sorted(folder.rglob("*")) if path.is_file())
         if key is not None and key not in self.columns:
             raise unknown("column", key, self.columns)
-        blocks = [[column for name, column in block if key is None or name == key] for block in self._columns_of(site)]
+        blocks = [
+            [column for name, column in block if name == key or (key is None and name != SHARED_ID)]
+            for block in self._columns_of(site)
+        ]
         try:
             self._check_steady(blocks)
             digests = np.concatenate([UNKNOWN, *map(row_digests, blocks)])

@@ -2,7 +2,7 @@
 
 All numbers count as float64, so that 1, 1.0 and "1" are the same, dates as moments in UTC, and all else as its text;
 arrays of a row, such as images, count as their numbers in order.  The order of rows and of single columns, and their
-names, make no difference.
+names, make no difference, and neither does the column that `piebald match` adds.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from piebald.data.preparation.columns import GAPS, is_inexact
 
 Digests = NDArray[np.uint64]  # one of each row [n]
 UNKNOWN: Digests = np.zeros(0, dtype=np.uint64)  # of rows that nothing identifies
+SHARED_ID = "shared_id"  # a column of names drawn anew in each match, which say nothing of a row
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{4,}>")  # in the text of an object that says nothing else of it
 _MOMENT = r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{2})?)?"
 _WHOLE = r"[+-]?\d{16,40}"  # numbers that float64 may not have
