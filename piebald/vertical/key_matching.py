@@ -1,12 +1,14 @@
 """Private set intersection: two parties find the keys that both have, and tell each other no other key.
 
-    H(k)                 a point of ed25519, from the hash of the session and the key
+    H(k)                 a point of ed25519, uniform: two of Elligator's, added, of the hash of the session and the key
+                         (RFC 9380, hash_to_curve)
     a H(k)               sent by each party for its own keys in random order; a is drawn for this run alone
     b a H(k)             sent back for the other party's points, in their order; sorted where only the size is learnt
 
 Two keys are the same if their points under both scalars are (Meadows 1986; Huberman, Franklin, Hogg 1999).  Who knows
 neither scalar cannot tell the points from random ones (decisional Diffie-Hellman), so nobody can try guesses of keys
-on what was sent.  All curve operations are libsodium's, through PyNaCl.
+on what was sent.  This is of parties that follow the protocol: one that sends multiples of its points finds out by
+them which ones came back, although they are sorted.  All curve operations are libsodium's, through PyNaCl.
 """
 
 from __future__ import annotations
@@ -83,14 +85,15 @@ def match_keys(session: PartySession, keys: Sequence[str], learns: Learns, floor
         floor: the least size that is shown, where nobody learns the keys.
 
     Raises:
-        MessageFault: the other party sent no points, or one twice.
+        MessageFault: the other party sent what is no point of the large subgroup of the curve, or a point twice.
     """
     curve, own = sodium(), sorted(keys, key=lambda _: secrets.token_bytes(16))  # in random order
     scalar = curve.crypto_core_ed25519_scalar_reduce(secrets.token_bytes(64))
 
     def blinded(key: str) -> bytes:
-        digest = hashlib.blake2b(key.encode(), digest_size=POINT, key=session.id, person=b"piebald match").digest()
-        return times(curve.crypto_core_ed25519_from_uniform(digest))
+        digest = hashlib.blake2b(key.encode(), key=session.id, person=b"piebald match").digest()
+        points = (curve.crypto_core_ed25519_from_uniform(half) for half in (digest[:POINT], digest[POINT:]))
+        return times(curve.crypto_core_ed25519_add(*points))
 
     def times(point: bytes) -> bytes:
         return bytes(curve.crypto_scalarmult_ed25519_noclamp(scalar, point))

@@ -93,16 +93,141 @@ def test_neither_a_key_nor_a_hash_of_one_is_on_the_wire():
             assert part not in wire
 
 
+def test_the_scalar_and_the_order_are_drawn_anew_in_each_match(monkeypatch):
+    """In one session, where the hash of a key is always the same."""
+    runs: list[list[bytes]] = []
+
+    def act(role, session):
+        session.handshake({})
+        for _ in range(2):
+            runs.append([role, *_own_points(session, lambda: match_keys(session, list(map(str, range(50))), "both"))])
+        session.finish()
+
+    assert not talk(act)
+    for role in ("source", "target"):
+        first, second = (points for name, *points in runs if name == role)
+        assert len(set(first)) == len(set(second)) == 50
+        assert not set(first) & set(second)
+    monkeypatch.setattr("piebald.vertical.key_matching.sodium", lambda: Unblinded)
+    runs.clear()
+    assert not talk(act)
+    first, second = (points for name, *points in runs if name == "source")
+    assert set(first) == set(second)
+    assert first != second
+
+
+class Unblinded:
+    """libsodium's curve with a scalar of 1: points are hashes of keys."""
+
+    crypto_core_ed25519_from_uniform = staticmethod(curve.crypto_core_ed25519_from_uniform)
+    crypto_core_ed25519_add = staticmethod(curve.crypto_core_ed25519_add)
+    crypto_core_ed25519_is_valid_point = staticmethod(curve.crypto_core_ed25519_is_valid_point)
+    crypto_scalarmult_ed25519_noclamp = staticmethod(curve.crypto_scalarmult_ed25519_noclamp)
+
+    @staticmethod
+    def crypto_core_ed25519_scalar_reduce(_: bytes) -> bytes:
+        return (1).to_bytes(32, "little")
+
+
+def _own_points(session, step) -> list[bytes]:
+    """The points that a party sends for its own keys in a step."""
+    sent: list[bytes] = []
+    send = session.send
+
+    def noted(kind, parts):
+        if kind is MessageKind.POINTS:
+            sent.extend(parts)
+        send(kind, parts)
+
+    session.send = noted
+    step()
+    session.send = send
+    return [sent[0][start : start + 32] for start in range(0, len(sent[0]), 32)]
+
+
+def test_points_are_of_the_large_subgroup():
+    order = 2**252 + 27742317777372353535851937790883648493
+    last = (order - 1).to_bytes(32, "little")
+
+    def act(role, session):
+        session.handshake({})
+        for point in _own_points(session, lambda: match_keys(session, [f"{role} {n}" for n in range(200)], "size")):
+            assert curve.crypto_core_ed25519_is_valid_point(point)
+            # (order - 1) P + P is the identity, which libsodium writes as 1
+            opposite = curve.crypto_scalarmult_ed25519_noclamp(last, point)
+            assert curve.crypto_core_ed25519_add(opposite, point) == (1).to_bytes(32, "little")
+        session.finish()
+
+    assert not talk(act)
+
+
+# --------------------------------------------------------- what a party can learn that does not follow the protocol
+
+
+def test_with_the_size_alone_multiples_of_points_still_tell_which_keys_are_in_common():
+    """The documented limit: the shop multiplies the point of its n-th key by n, and knows it again."""
+    learnt: list[str] = []
+    keys = ["dora", "emil", "anna", "zoe"]
+
+    def times(number: int, point: bytes) -> bytes:
+        return bytes(curve.crypto_scalarmult_ed25519_noclamp(number.to_bytes(32, "little"), point))
+
+    def act(role, session):
+        session.handshake({})
+        if role == "source":
+            match_keys(session, BANK, "size")
+        else:
+            hashes = _hashes(session, keys)
+            session.send(MessageKind.POINTS, [b"".join(times(n, point) for n, point in enumerate(hashes, 2))])
+            theirs = _received(session, MessageKind.POINTS, len(BANK))
+            session.send(MessageKind.RETURNED, [b"".join(theirs)])
+            returned = set(_received(session, MessageKind.RETURNED, len(keys)))
+            learnt.extend(key for n, key in enumerate(keys, 2) if {times(n, point) for point in theirs} & returned)
+        session.finish()
+
+    assert not talk(act)
+    assert learnt == ["dora", "anna"]
+
+
+def test_a_party_that_sends_points_back_makes_all_keys_common():
+    """The documented limit: no proof says that what came back are this party's points under the other's scalar."""
+    bank: list[Matched] = []
+
+    def act(role, session):
+        session.handshake({})
+        if role == "source":
+            bank.append(match_keys(session, BANK, "both"))
+        else:
+            session.send(MessageKind.POINTS, [b"".join(_hashes(session, ["1", "2", "3", "4"]))])
+            _received(session, MessageKind.POINTS, len(BANK))
+            session.send(MessageKind.RETURNED, [b"".join(_received(session, MessageKind.RETURNED, 4))])
+        session.finish()
+
+    assert not talk(act)
+    assert set(bank[0].names) == set(BANK)
+
+
+def _hashes(session, keys: list[str]) -> list[bytes]:
+    """H(k) of keys, which whoever is in the session can compute."""
+    digests = [hashlib.blake2b(key.encode(), key=session.id, person=b"piebald match").digest() for key in keys]
+    halves = ([curve.crypto_core_ed25519_from_uniform(half) for half in (d[:32], d[32:])] for d in digests)
+    return [curve.crypto_core_ed25519_add(*pair) for pair in halves]
+
+
+def _received(session, kind: MessageKind, count: int) -> list[bytes]:
+    (data,) = session.receive(kind, [MessageLength(32 * count)])
+    return [data[start : start + 32] for start in range(0, len(data), 32)]
+
+
 def points(frames: list[bytes], kind: MessageKind) -> list[bytes]:
     (frame,) = (frame for frame in frames if HEADER.unpack(frame[: HEADER.size])[1] == kind)
     data = frame[HEADER.size + 8 : -TAG]
     return [data[start : start + 32] for start in range(0, len(data), 32)]
 
 
-def test_each_run_has_another_scalar_and_another_order_and_a_size_alone_is_sorted():
-    first, second = recorded()[0], recorded("size")[0]
-    assert not set(points(first, MessageKind.POINTS)) & set(points(second, MessageKind.POINTS))
-    returned = points(second, MessageKind.RETURNED)
+def test_with_the_size_alone_points_come_back_sorted():
+    returned = points(recorded("size")[0], MessageKind.RETURNED)
+    assert len(returned) == len(SHOP)
     assert returned == sorted(returned)
 
 
