@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from piebald.core.arguments import PathLike, checked
-from piebald.core.errors import RunFolderError, RuntimeFault, SettingError
+from piebald.core.errors import RunFolderError, SettingError
 from piebald.core.plain_text import csv_text
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.credentials.provisioning import read as read_credentials
@@ -233,9 +233,10 @@ def _counting_aborts(party: Party) -> Iterator[None]:
     """Count an error with which this party ends the run, before `PartySession.closing` tells the other one."""
     try:
         yield
-    except RuntimeFault as error:
-        if not isinstance(error, PartyEnded):
-            party.count_abort()
+    except (PartyEnded, RunFolderError):
+        raise  # the other party has ended already, or the ledger or the disk ends the run, whatever the rows are
+    except Exception:
+        party.count_abort()
         raise
 
 

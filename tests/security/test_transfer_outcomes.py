@@ -169,6 +169,34 @@ def test_an_error_that_ends_a_run_is_a_release_in_both_ledgers(tmp_path, noise):
         party.ledger.check_aborts()
 
 
+def test_an_error_that_nobody_foresaw_is_counted_as_well(tmp_path, monkeypatch):
+    """The other party hears of its end, too, whatever its class is."""
+    exact = Party._update
+
+    def broken(party: Party, *given: object) -> None:
+        if party.role == "target":
+            raise ZeroDivisionError
+        exact(party, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Party, "_update", broken)
+    ends, data = dict(zip(ROLES, InMemoryChannel.pair(), strict=True)), {role: party_data(role)[0] for role in ROLES}
+    said: list[str] = []
+
+    def act() -> None:
+        try:
+            train_party("source", noisy(), data["source"], ends["source"], None, simulated=True)
+        except PiebaldError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    with pytest.raises(ZeroDivisionError):
+        train_party("target", noisy(), data["target"], ends["target"], tmp_path, simulated=True)
+    thread.join()
+    assert said == ["the other party ended the run: an error occurred there; see its own message"]
+    assert DisclosureLedger({}, tmp_path / "target" / "told.jsonl").uses("abort") == 1
+
+
 # -------------------------------------------------------------------------------------- each cell of one row, in turn
 
 
