@@ -57,7 +57,10 @@ class TransferPredictor:
             shape, secret = settings.network, PartySecret.simulated(0, "target")
             network = PartyNetwork(len(preparation.features), shape.hidden, shape.aligned, secret)
             network.load_state_dict(weights_in(read(own / checkpoint_file(settings.steps))))
-            return cls(network, told["translator"], float(told["rate"]), preparation)
+            translator = told["translator"].double()
+            if translator.shape != (shape.aligned[-1],) or not translator.isfinite().all():
+                raise ValueError(f"the translator must be {shape.aligned[-1]} numbers")
+            return cls(network, translator, float(told["rate"]), preparation)
         except (OSError, RuntimeError, KeyError, ValueError) as error:
             raise RunFolderError(f"{own} cannot be read, it may be damaged: {error}") from None
 

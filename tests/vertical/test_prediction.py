@@ -9,6 +9,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from piebald import vertical
 from piebald.cli import main
@@ -100,6 +101,15 @@ def test_a_damaged_folder_is_one_sentence(folder, file):  # noqa: F811
     with pytest.raises((RunFolderError, SettingError), match="cannot be read, it may be damaged") as raised:
         vertical.predict("run", people()[1])
     assert isinstance(raised.value, PiebaldError)
+
+
+@pytest.mark.parametrize("translator", [torch.zeros(3), torch.full((8,), float("nan")), torch.zeros(8, 1)])
+def test_a_translator_of_another_network_is_one_sentence(folder, translator):  # noqa: F811
+    run(own(), out="run")
+    told = read(Path("run/target/after.safetensors"))
+    save_file(told | {"translator": translator}, "run/target/after.safetensors")
+    with pytest.raises(RunFolderError, match="the translator must be 8 numbers"):
+        vertical.predict("run", people()[1])
 
 
 def test_what_is_stored_holds_no_row(folder):  # noqa: F811
