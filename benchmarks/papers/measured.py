@@ -43,7 +43,9 @@ def of_text(text: str, seeds: int) -> Difference:
 
 
 def counted(inside: str, method: str = "") -> int:
-    """Return the number of seeds that a table says, by the row of a method where its rows differ."""
+    """Return the number of seeds that a table says, by the row of a method where its rows differ, or has figures of."""
+    if by_seed := rows(inside)[0].get("DistFL's ARI, by seed"):
+        return len(by_seed.split(", "))
     said = [row["seeds"] for row in rows(inside) if "seeds" in row and method in ("", next(iter(row.values())))]
     return int(said[0])
 
@@ -55,7 +57,7 @@ def sentence(what: str, case: str = "", *, name: str) -> Difference:
     found = re.search(rf"[:,] {re.escape(what)} ({NUMBER} ± {NUMBER})", line)
     if found is None:
         raise LookupError(f"{name}, {case}: there is no difference to {what}")
-    return of_text(found[1], counted(inside, what) if not case.startswith(("noise", "epsilon")) else 3)
+    return of_text(found[1], counted(inside, what))
 
 
 def stored(first: str, second: str, part: str) -> Difference:
@@ -174,8 +176,8 @@ def clusters_beyond_one() -> Difference:
 def epoch_time() -> Difference:
     """How much longer an epoch of CGAU takes than of the plain classifier, in per cent, by three alternating runs."""
     line = next(row for row in rows(block(page("cgau"), "cost")) if row[""] == "CGAU")
-    middle, low, high = map(float, re.findall(r"\d\.\d\d", line["sequential, to plain"].partition(" s, ")[2]))
-    mean, half = 100 * (middle - 1), 50 * (high - low)
+    ratios = map(float, re.findall(r"\d\.\d\d", line["sequential, to plain"].partition(" s, ")[2]))
+    mean, half = interval([100 * (ratio - 1) for ratio in ratios])  # median, least and largest of three are all of them
     return Difference(mean, half, 3, f"{mean:+.0f} ± {half:.0f}")
 
 

@@ -248,19 +248,22 @@ def index() -> str:
     """Return the page of what readers remember of the papers."""
     every = sections()
     by_title = {(group.paper, group.title): group for group in every.groups}
-    lines = []
+    lines, seeds = [], set[int]()
     for one in CLAIMS["remembered"]:
         groups = [by_title[one["paper"], title] for title in one["groups"]]
         counts = Counter(each.verdict.partition(",")[0] for group in groups for each in group.comparisons)
         name = f"[{NAMES[one['paper']]}]({one['paper']}.md)"
+        seeds |= {each.ours.seeds for group in groups for each in group.comparisons}
         lines.append([name, one["claim"], f"[{in_words(counts)}](verdicts.md#{one['paper']})", one["why"]])
     return f"""# The papers
 
 Piebald remakes the tables and figures of five papers.  What a reader remembers of each abstract, in our words, and what
 our runs say of it, by [one rule](verdicts.md): a claim that holds has *agrees* and *same sign*, one that does not
-*refuted* and *opposite*, and *undecided* is what more seeds would tell.
+*refuted* and *opposite*, and *undecided* is what more seeds would tell.  Each comparison of this table is of
+{" or ".join(map(str, sorted(seeds)))} seeds, so that intervals are wide.  What may explain verdicts is what we think,
+and no test of it.
 
-{table(["paper", "its claim", "our verdicts", "what explains them"], lines)}
+{table(["paper", "its claim", "our verdicts", "what may explain them"], lines)}
 
 In all, {every.counts().total()} comparisons: {in_words(every.counts())}.  [All of them](verdicts.md), with what differs
 from each paper and the seeds that a verdict would need.

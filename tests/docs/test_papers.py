@@ -99,6 +99,15 @@ def test_pages_of_verdicts_are_what_their_program_writes(made: ModuleType) -> No
         assert text == made.judged(paper, text, every), paper
 
 
+def test_figures_in_explanations_are_those_of_the_results(made: ModuleType) -> None:
+    """They are written by hand, and must not outlive the results that they quote."""
+    names = {name: paper for paper, name in made.NAMES.items()}
+    said = [(one["paper"], one["why"]) for one in made.CLAIMS["remembered"]]
+    said += [(names[one["what"].partition(",")[0]], one["here"]) for one in made.CLAIMS["unjudged"]]
+    wrong = {text: missing for paper, text in said if (missing := unknown(text, SOURCES[paper]))}
+    assert wrong == {}
+
+
 def test_a_judgement_that_somebody_writes_by_hand_is_not_kept(made: ModuleType) -> None:
     text = (ROOT / "docs" / "papers" / "cgau.md").read_text("utf-8")
     row = next(line for line in text.splitlines() if line.startswith("| Fig. 2b |"))
