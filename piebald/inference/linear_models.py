@@ -362,10 +362,10 @@ class ModelOfRows:
             moments = self.ask("moments")
         self.rows, self.dropped, self.taking_part, self.events = map(int, moments[:4])
         self.weight, self.total, self.offset, self.exposure = map(float, moments[4:HEADS])
-        if self.rows <= plan.parameters:
+        if self.rows <= (count := self.plan.parameters):
             raise SettingError(
-                f"{plan.parameters} coefficients need more than {plan.parameters} rows without gaps, got {self.rows}: "
-                "leave out columns, first those with gaps in most rows"
+                f"{count} coefficients need more than {count} rows without gaps, got {self.rows}: leave out columns, "
+                "first those with gaps in most rows"
             )
         # a second question about the means: sums of squares about 0 would lose a small deviation beside a large mean
         self.scale = Scale(moments[HEADS : HEADS + width] / self.rows, np.ones(width))

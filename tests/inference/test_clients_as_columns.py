@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ import piebald
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.data.preparation.agreement import fitted
 from piebald.data.preparation.preparation import Preparation
+from piebald.inference.columns import ClientColumns
 from piebald.inference.linear_models import Family, GlmOptions, fit_glm
 from piebald.inference.models.clients import ModelClients, ModelColumns
+from piebald.inference.models.rows import CLIENT, ModelPlan, model_rows
+from piebald.inference.models.sums import check_sums
 from piebald.inference.survival import SurvivalOptions, fit_survival
+from piebald.privacy.ledger import DisclosureRules, Withheld
 
 from .sites import Policy
 from .test_models_at_sites import ALLOWED, TIMES, plan, pooled, sites
@@ -141,6 +146,9 @@ def test_clients_without_rows_have_no_coefficient() -> None:
         referee = formulas.ols("score ~ x + C(hospital)", table.dropna()).fit()
         first, *others = referee.params
         np.testing.assert_allclose(found.coefficients, [first, others[-1], *others[:-1]], atol=CLOSE)
+    few = pandas.concat([table[table.hospital.isin(["b", "d"])].groupby("hospital").head(4), table[table.x.isna()]])
+    more = pandas.concat([few, *(few[few.x.isna()].assign(hospital=f"e{k}") for k in range(9))])
+    assert glm(more, columns=["x", "hospital"]).rows == 8  # fewer than there are clients
     table.loc[table.hospital == "b", "x"] = np.nan
     with pytest.raises(SettingError, match="all rows are of one client"):
         glm(table, columns=["x", "hospital"])
@@ -202,6 +210,20 @@ def test_coefficients_of_sites_are_under_the_rules_of_disclosure(tmp_path: Path)
                           (fit_survival, SurvivalOptions("time", "died", "site", TIMES))):  # fmt: skip
         with pytest.raises(SettingError, match="a coefficient of each client is of sums that masks are to hide"):
             kind(sites(True, tmp_path / "c", ALLOWED), options)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("family", "least"), [("gaussian", 9), ("ordinal", 12), ("multinomial", 18)])
+def test_a_model_has_a_third_as_many_coefficients_as_rows_besides_those_of_clients(family: Any, least: int) -> None:
+    others = [(CLIENT, str(number)) for number in range(40)]
+    levels = () if family == "gaussian" else ("0", "1", "2")
+    plan = ModelPlan(family=family, columns=(("0", None), ("1", None), *others), target=("2", None), levels=levels)
+    numbers = np.concatenate([np.zeros(42), np.ones(42)])
+    rules = DisclosureRules(least=2, largest_share=0.9)
+    for rows in (least - 1, least):
+        columns = {"0": np.arange(rows) % 2.0, "1": np.arange(rows) // 2 % 2.0, "2": np.arange(rows) % 3.0}
+        own = model_rows(plan, ClientColumns("7", rows, columns, {}))
+        with nullcontext() if rows == least else pytest.raises(Withheld):
+            check_sums(plan, "moments", own, numbers, rules)
 
 
 @pytest.mark.parametrize("block", [1 << 17, 25])  # rows that are prepared at once

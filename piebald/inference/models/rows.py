@@ -298,6 +298,12 @@ class ModelPlan(BaseModel):
         """The number of parameters: coefficients, and the logarithm of a negative binomial's dispersion."""
         return self.width + (self.family == "negative_binomial")
 
+    @property
+    def parameters_in_clients(self) -> int:
+        """The number of parameters without those of regressors that are the same for all rows of a client."""
+        within = tuple(term for index, term in enumerate(self.columns) if index not in self.of_clients)
+        return self.model_copy(update={"columns": within}).parameters
+
     def length(self, ask: Ask, numbers: int) -> int:
         """Return how many sums a client is asked for.
 

@@ -215,7 +215,7 @@ def check_sums(plan: ModelPlan, ask: Ask, rows: ModelRows, numbers: Floats, rule
         rules.check_counts(np.bincount(rows.y.astype(np.int64), minlength=len(plan.levels)))
     # as DataSHIELD's `nfilter.glm`: with as many coefficients as rows, sums are as good as the rows; those of clients
     # are one for the rows of each
-    if 3 * (plan.parameters - len(plan.of_clients)) > len(rows.y) > 0:
+    if 3 * plan.parameters_in_clients > len(rows.y) > 0:
         rules.check([np.ones((1, 1))])
     units = rows.cluster if plan.cluster else None
     with np.errstate(over="ignore", invalid="ignore"):
