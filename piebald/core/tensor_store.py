@@ -211,10 +211,7 @@ def places_of(state: dict[str, Any], clients: Sequence[int], version: int, most:
 
 
 def resized(table: Tensor | None, places: Places, columns: int) -> Tensor:
-    """A table [size, columns] whose rows lie at their new places; those of new clients are 0."""
-    # most often the same clients are asked again, and the table need not be copied
-    if table is not None and len(table) == places.size == len(places.kept):
-        return table
+    """A new table [size, columns] whose rows lie at their new places; those of new clients are 0."""
     resized_table = torch.zeros(places.size, columns)
     if table is not None:
         resized_table[: len(places.kept)] = table[places.kept]
@@ -222,9 +219,10 @@ def resized(table: Tensor | None, places: Places, columns: int) -> Tensor:
 
 
 def resized_pairs(table: Tensor | None, places: Places) -> Tensor:
-    """A table [size, size] of pairs, likewise."""
+    """A new table [size, size] of pairs, likewise."""
+    # most often the same clients are asked again; a copy, since a step that fails goes back to the table as it was
     if table is not None and len(table) == places.size == len(places.kept):
-        return table
+        return table.clone()
     pairs, old = torch.zeros(places.size, places.size), places.kept
     if table is not None:
         pairs[: len(old), : len(old)] = table[old[:, None], old]

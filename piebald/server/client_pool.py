@@ -198,6 +198,10 @@ class ClientPool:
         if self._free is not None:
             self._free.discard(client)
 
+    def set_excluded(self, excluded: dict[int, str]) -> None:
+        """Exclude these clients, each with its reason, and no others."""
+        self.excluded, self._free = excluded, None
+
     def stuck_reason(self) -> str:
         """Return why no client can be asked although none is busy."""
         if not self.excluded:

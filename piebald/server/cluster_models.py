@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import secrets
@@ -154,9 +155,14 @@ class ClusterModels:
             )
             for number, cluster in self.clusters.items()
         }
-        cluster_of, kept = dict(self.cluster_of), {axis: dict(values) for axis, values in self.kept.items()}
+        cluster_of, kept = dict(self.cluster_of), {axis: _copied(values) for axis, values in self.kept.items()}
+
+        caches_back = [cluster.cache.mark() for cluster in self.clusters.values() if cluster.cache is not None]
 
         def go_back() -> None:
+            for new in (True, False):
+                for cache_back in caches_back:
+                    cache_back(new)
             self.clusters, self.cluster_of = clusters, cluster_of
             for axis, values in self.kept.items():  # contexts hold these dictionaries
                 values.clear()
@@ -413,6 +419,11 @@ class ClusterModels:
             cluster.steps = list(numbers.get("steps", range(max(0, version - STEPS), version)))
             if cluster.cache is not None:
                 cluster.cache.restore(tensors[f"cluster/{number}/cache/sums"], numbers["cache"])
+
+
+def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a component's state; its tensors, which components replace and do not write to, are shared."""
+    return {name: value if isinstance(value, Tensor) else copy.deepcopy(value) for name, value in state.items()}
 
 
 def _weights(aggregator: Aggregator, cohort: Cohort) -> Sequence[float | None]:

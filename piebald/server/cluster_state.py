@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -256,6 +257,10 @@ _FALLEN = 1e-6  # of the largest P since the sums were last formed: below it the
 _PIECE = 1 << 17  # numbers handled at a time, so that what a piece needs stays in the processor's cache
 
 
+class _Swapped(dict[int, tuple[float, Tensor | None]]):
+    """The weight and the last model that clients had before they were first swapped or dropped."""
+
+
 class ModelCache:
     """The sums of one cluster.  The clients' last models are in a store that all clusters share.
 
@@ -270,6 +275,26 @@ class ModelCache:
         self.whole = 0.0  # P
         self._largest = 0.0  # P since the sums were last formed
         self.sums = torch.zeros(size, dtype=torch.float64)  # W
+        # weak, so that no model before the last is kept in memory once nobody can go back to it
+        self._swapped: Callable[[], _Swapped | None] = lambda: None
+
+    def mark(self) -> Callable[[bool], None]:
+        """Return a function that undoes, but for rounding, what is swapped and dropped from now on.
+
+        It takes whether those are meant that had no weight before, or the others.  One that has moved to another
+        cluster must first leave that one's sums, as the store has one model of each client.
+        """
+        swapped = _Swapped()
+        self._swapped = weakref.ref(swapped)
+
+        def go_back(new: bool) -> None:
+            for client, (weight, model) in swapped.items():
+                if model is None and new:
+                    self.drop(client, None)
+                elif model is not None and not new:
+                    self.swap(client, weight, model)
+
+        return go_back
 
     def swap(self, client: int, weight: float, model: Tensor, out: Tensor | None = None) -> None:
         """Put a client's new model [s] in place of its last one and write the global model into `out` [s].
@@ -281,7 +306,7 @@ class ModelCache:
             out: where the global model goes; not written where no client has a weight yet; None where it is not needed.
         """
         before = self.weights.get(client, 0.0)
-        old = self.store.get(client)["model"] if before else None
+        old = self._old(client, before)
         self.weights[client] = weight
         self.whole += weight - before
         if self._fallen():
@@ -291,15 +316,23 @@ class ModelCache:
         self._pass(old, before, model, weight, out)
         self.store.set(client, {"model": model})
 
-    def drop(self, client: int, out: Tensor) -> None:
-        """Remove a client, e.g. because it has moved to another cluster."""
+    def drop(self, client: int, out: Tensor | None) -> None:
+        """Remove a client, e.g. because it has moved to another cluster; `out` as in `swap`."""
         before = self.weights.pop(client, 0.0)
+        old = self._old(client, before)
         if before:
             self.whole -= before
             if self._fallen():
                 self._renew(out)
             else:
-                self._pass(self.store.get(client)["model"], before, None, 0.0, out)
+                self._pass(old, before, None, 0.0, out)
+
+    def _old(self, client: int, weight: float) -> Tensor | None:
+        """Return a client's last model, None where it has no weight; it is noted where somebody may go back to it."""
+        model = self.store.get(client)["model"] if weight else None
+        if (swapped := self._swapped()) is not None:
+            swapped.setdefault(client, (weight, model))
+        return model
 
     def _fallen(self) -> bool:
         """Return whether so little weight is left that the rounding of what is gone could matter."""

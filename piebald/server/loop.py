@@ -361,11 +361,12 @@ class ServerLoop:
         Raises:
             RuntimeFault: it fails without any single one of them, too.
         """
-        go_back, notes, excluded = self.cluster_models.mark(), len(self._notes), dict(self._excluded_updates)
-        suspects = [] if self.recipe.masking else by_extremes(results)  # of a sum nobody's update can be left out
+        # of a sum nobody's update can be left out
+        summed = any(result.update is not None and result.update.partial_sum is not None for result in results)
+        suspects = [] if summed else by_extremes(results)
         cause: Exception | None = None
         for left_out in (None, *suspects):
-            rest = [result for result in results if result is not left_out]
+            rest, go_back = [result for result in results if result is not left_out], self._mark()
             try:
                 counted = self.cluster_models.step(self._cohort(rest), self._context)
             except (PiebaldError, MemoryError, OSError):  # no number of an update's
@@ -374,17 +375,29 @@ class ServerLoop:
                 raise_if_lost(error)
                 cause = cause or error
                 go_back()
-                go_back = self.cluster_models.mark()
-                del self._notes[notes:]
-                self._excluded_updates = dict(excluded)
             else:
                 if left_out is not None:
                     self._end(left_out, f"made the server's step fail with {shown(cause)}")
                 return rest, counted
+        some = "its" if len(suspects) == len(results) else f"the {len(suspects):,} most unlike the others of its"
+        tried = f", also without any single one of {some} {len(results):,} updates" if suspects else ""
         raise RuntimeFault(
-            f"step {self.version + 1} failed at the server with {shown(cause)}, also without any single one of its "
-            f"{len(results)} updates: choose another aggregation or server optimizer"
+            f"step {self.version + 1} failed at the server with {shown(cause)}{tried}: choose another aggregation or "
+            "server optimizer"
         ) from cause
+
+    def _mark(self) -> Callable[[], None]:
+        """Return a function that undoes what components do to the server from now on."""
+        models_back, notes, refusals = self.cluster_models.mark(), len(self._notes), len(self._refusals)
+        excluded_updates, excluded = dict(self._excluded_updates), dict(self.client_pool.excluded)
+
+        def go_back() -> None:
+            models_back()
+            del self._notes[notes:], self._refusals[refusals:]
+            self._excluded_updates = excluded_updates
+            self.client_pool.set_excluded(excluded)
+
+        return go_back
 
     def _cohort(self, results: Sequence[Result]) -> Cohort:
         held = [self.work.counted_of(result.task) for result in results] if self.work.own_models else ()
@@ -549,7 +562,7 @@ class ServerLoop:
         self.best.restore(values.get("best"))
         self._stalled.restore(values["stalled"])
         self._records.restore(values.get("records"))
-        self.client_pool.excluded = {int(client): str(reason) for client, reason in values["excluded"]}
+        self.client_pool.set_excluded({int(client): str(reason) for client, reason in values["excluded"]})
         self.client_pool.initialized = set(values["initialized"])
         self._limits = {int(number): float(limit) for number, limit in values["limits"]}
         for row in values["outstanding"]:

@@ -13,11 +13,15 @@ import torch
 import piebald
 from piebald.cli import main
 from piebald.contracts import Cohort, Result, ServerContext, Update
+from piebald.core.tensor_store import TensorStore
 from piebald.methods.aggregation.agnostic import on_simplex
+from piebald.methods.aggregation.foolsgold import Foolsgold
 from piebald.methods.aggregation.linear import ExampleWeighted
 from piebald.methods.aggregation.q_fair import QFair
 from piebald.methods.aggregation.tilted import Tilted
 from piebald.runtimes.simulation.simulation import Simulation
+from piebald.server.cluster_models import ClusterModels
+from piebald.server.cluster_state import Counted, ModelCache
 from tests.contract.conftest import HERE, SIZES, TABLE, carry_out, federation, fitting, method
 
 LIAR = 1
@@ -146,6 +150,16 @@ class Fragile(ExampleWeighted):
         return super().aggregate(cohort, context)
 
 
+class Accusing(ExampleWeighted):
+    """Excludes another client where one claims a large loss, and then fails."""
+
+    def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[torch.Tensor, list[float]]:
+        if any(update.metrics["loss"] > 1e30 for update in cohort.updates):
+            context.exclude_client(0, "it was there")
+            raise OverflowError("a number too large")
+        return super().aggregate(cohort, context)
+
+
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_component_that_fails_by_one_update_goes_on_without_it(alone: bool, told: dict[str, Any]) -> None:
     """Before, the run of everybody ended with the error."""
@@ -161,3 +175,59 @@ def test_a_component_that_fails_by_one_update_goes_on_without_it(alone: bool, to
     assert (refused["client"], refused["version"]) == (LIAR, 1)
     assert "OverflowError" in refused["reason"]
     assert [note["value"] for note in run.notes if note["name"] == "seen"] == [4, 4]
+
+
+@pytest.mark.parametrize("name", [*sorted(TABLE), "foolsgold"])
+def test_a_step_that_is_undone_leaves_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, the sums of FoolsGold and the weights of regions counted twice."""
+    recipe = method("fedavg").with_(aggregation=Foolsgold()) if name == "foolsgold" else method(name)
+    once, real, undone = carry_out(recipe), ClusterModels.step, list[int]()
+
+    def twice(self: ClusterModels, cohort: Cohort, make_context: Any) -> list[Counted]:
+        if undone:  # a step without idle clients is a step as well
+            return real(self, cohort, make_context)
+        undone.append(cohort.version)
+        back = self.mark()
+        real(self, cohort, make_context)
+        back()
+        counted = real(self, cohort, make_context)
+        undone.clear()
+        return counted
+
+    monkeypatch.setattr(ClusterModels, "step", twice)
+    again = carry_out(recipe)
+    for number, model in once.cluster_models.items():
+        torch.testing.assert_close(again.cluster_models[number], model, atol=1e-6, rtol=1e-5)
+    trained = [
+        [(row["client"], row["cluster"]) for row in run.results if row["kind"] == "train"] for run in (once, again)
+    ]
+    assert trained[0] == trained[1]
+    shares = [[row["weight"] for row in run.results if row["kind"] == "train"] for run in (once, again)]
+    assert shares[0] == pytest.approx(shares[1])
+
+
+def test_a_cluster_that_a_client_left_has_it_again() -> None:
+    store = TensorStore()
+    left, joined = ModelCache(1, store), ModelCache(1, store)
+    for client in (1, 2):
+        left.swap(client, 2.0, torch.tensor([float(client)]))
+    before = left.sums.tolist(), left.whole, dict(left.weights)
+    backs = left.mark(), joined.mark()
+    left.drop(1, None)
+    left.swap(2, 1e30, torch.tensor([9.0]))
+    joined.swap(1, 5.0, torch.tensor([7.0]))
+    for new in (True, False):
+        for back in backs:
+            back(new)
+    assert (left.sums.tolist(), left.whole, left.weights) == before
+    assert (joined.sums.tolist(), joined.whole, joined.weights) == ([0.0], 0.0, {})
+
+
+def test_clients_that_a_failed_attempt_excluded_are_asked_again(told: dict[str, Any]) -> None:
+    told |= {"metric": {LIAR: 3e38}}
+    recipe = method("fedavg", cohort=1.0).with_(aggregation=Accusing())
+    run = piebald.run(recipe, federation(), fitting(recipe), rounds=2, seed=1, runtime=piebald.Simulator(**HERE))
+    asked = {row["client"] for row in run.results if row["version"] == 2 and row["kind"] == "train"}
+    assert asked == set(range(len(SIZES))) - {LIAR}
+    accused = [row["client"] for note in run.notes if note["name"] == "refused" for row in note["value"]]
+    assert set(accused) == {LIAR}
