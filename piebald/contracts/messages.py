@@ -34,6 +34,7 @@ class ResultForm:
         max_steps: optimizer steps, at most.
         counts: vectors that count rows, with the number of rows that there are.
         types: the type of a vector that is not float32.
+        own_metrics: metrics of the user's own, whose values have no known bounds.
 
     Examples:
         >>> import torch
@@ -49,6 +50,7 @@ class ResultForm:
     max_steps: int = MOST_ROWS
     counts: Mapping[str, int] = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
+    own_metrics: Collection[str] = ()
 
     def reject_reason(
         self, vectors: Mapping[str, Tensor], examples: int, steps: int, metrics: Mapping[str, float]
@@ -91,7 +93,7 @@ class ResultForm:
             # written as `not ... <=`, so that NaN is refused, too
             if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= _LARGEST:
                 return f"sent a metric {name} that is no finite number"
-            if impossible := impossible_reason(name, value):
+            if impossible := impossible_reason(name, value, self.own_metrics):
                 return impossible
         return None
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -273,7 +273,7 @@ SHARES = ("accuracy", "token_accuracy", "next_token_accuracy", "label_accuracy")
 # values between which a metric lies by its meaning; others are finite
 _BOUNDS = {
     **dict.fromkeys((*SHARES, "auc", "average_precision", "f1", "sensitivity", "specificity", "balanced_accuracy",
-                     "concordance", "calibration_error", "attack_success", "dice", "iou"), (0.0, 1.0)),
+                     "concordance", "calibration_error", "attack_success"), (0.0, 1.0)),
     "brier": (0.0, 2.0),
     "r2": (-math.inf, 1.0),
     **dict.fromkeys(("absolute_error", "mae", "squared_error", "rmse"), (0.0, math.inf)),
@@ -303,19 +303,20 @@ ELSEWHERE = {  # names of scikit-learn, without "_", and what is the same here
 _BLOCK = 1024  # examples that are compared with all others at a time
 
 
-def impossible_reason(name: str, value: float) -> str | None:
+def impossible_reason(name: str, value: float, own: Collection[str] = ()) -> str | None:
     """Return why a number that a client tells cannot be the value of a metric, or None.
 
     Args:
         name: of the metric, with or without the model that it is about, like "global/accuracy".
         value: what the client says.
+        own: names of metrics of the user's own, who may mean a share in percent by "accuracy".
 
     Examples:
         >>> impossible_reason("global/accuracy", 7.0), impossible_reason("loss", 7.0)
         ('sent 7 as accuracy, which lies between 0 and 1', None)
     """
     name = name.rpartition("/")[2]
-    low, high = _BOUNDS.get(name, (-math.inf, math.inf))
+    low, high = (-math.inf, math.inf) if name in own else _BOUNDS.get(name, (-math.inf, math.inf))
     if math.isnan(value) or low - _ROUNDING <= value <= high + _ROUNDING:
         return None
     return f"sent {value:.4g} as {name}, which " + (

@@ -103,6 +103,18 @@ class Objective:
         return replace(self, metrics=told, loss=loss)
 
     @property
+    def own_metrics(self) -> frozenset[str]:
+        """The names of metrics that are the user's own, whatever the package has under these names."""
+        tables = (METRICS, *_MEANT.values(), *(objective.metrics for objective in OBJECTIVES.values()))
+        known = [metric for table in tables for metric in table.values()]
+
+        def is_known(metric: Any) -> bool:
+            metric = metric.metric if isinstance(metric, InUnit) else metric
+            return isinstance(metric, AttackSuccess) or any(metric is one for one in known)
+
+        return frozenset(name for name, metric in self.metrics.items() if not is_known(metric))
+
+    @property
     def metric(self) -> str:
         """Name of the main metric."""
         return next(iter(self.metrics), "loss")

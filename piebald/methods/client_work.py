@@ -275,7 +275,7 @@ class ClientWork(ModelSpec):
         if (task_work := self.of_task(task)) is not self:
             return task_work.result_form(task, rows)
         if task.query is not None:
-            return task.query.answer_form(self, rows)
+            return replace(task.query.answer_form(self, rows), own_metrics=self.objective.own_metrics)
         if self.masking is not None:  # no number of a single update is sent
             return ResultForm(None, (), 0, 0)
         trainer, count = self.trainer_of(task.client), rows["train"]
@@ -292,4 +292,5 @@ class ClientWork(ModelSpec):
             counts = dict.fromkeys(form.vectors or {}, form.examples)
         steps = trainer.max_steps(count)
         # a trainer that knows no limit of steps is still bounded: a client may claim any number
-        return ResultForm(shapes, None, count, MOST_ROWS if steps is None else steps, counts)
+        return ResultForm(shapes, None, count, MOST_ROWS if steps is None else steps, counts,
+                          own_metrics=self.objective.own_metrics)  # fmt: skip

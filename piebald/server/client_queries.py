@@ -105,7 +105,8 @@ class ClientQueries:
                 return f"{name} is not finite"
         if reason := count_reason("examples", update.examples, MOST_ROWS):
             return reason
-        impossible = (impossible_reason(name, value) for name, value in update.metrics.items())
+        own = self._spec.objective.own_metrics
+        impossible = (impossible_reason(name, value, own) for name, value in update.metrics.items())
         return next(filter(None, impossible), None) or query.reject_reason(update, self._spec)
 
 

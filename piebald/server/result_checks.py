@@ -7,7 +7,7 @@ import logging
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 
 import torch
@@ -72,7 +72,14 @@ class ResultChecks(Component):
         """The longest step allowed from a model of this length."""
         return self.longest_step * max(norm, 1.0)
 
-    def reject_reason(self, result: Result, layout: Layout, limit: float, uploads: Sequence[str] = ()) -> str | None:
+    def reject_reason(
+        self,
+        result: Result,
+        layout: Layout,
+        limit: float,
+        uploads: Sequence[str] = (),
+        own_metrics: Collection[str] = (),
+    ) -> str | None:
         """Return why a result may not count, or None.  An update that was summed early was checked where it was summed.
 
         Args:
@@ -80,6 +87,7 @@ class ResultChecks(Component):
             layout: that of the model.
             limit: the longest step allowed.
             uploads: names of the vectors that the trainer declares besides the model.
+            own_metrics: names of metrics of the user's own, see `core.metrics.impossible_reason`.
         """
         if result.failure is not None or result.update is None:
             return result.failure or "no answer"
@@ -109,7 +117,7 @@ class ResultChecks(Component):
         for name in uploads:  # what the server adds to a vector that all clients get next time is as short as a step
             if name in result.task.vectors and self.norm(update.vectors[name]) > limit:
                 return f"{name}{TOO_LONG}"
-        return self._number_reason(update)
+        return self._number_reason(update, own_metrics)
 
     @staticmethod
     def norm(change: Tensor) -> float:
@@ -117,13 +125,13 @@ class ResultChecks(Component):
         return float(torch.linalg.vector_norm(change).item())
 
     @staticmethod
-    def _number_reason(update: Update) -> str | None:
+    def _number_reason(update: Update, own_metrics: Collection[str]) -> str | None:
         """Return why the numbers beside the vectors cannot be, or None.  A loss may be infinite: training can fail."""
         reason = count_reason("examples", update.examples, MOST_ROWS) or count_reason("steps", update.steps, MOST_ROWS)
         for name, value in update.metrics.items():
             if reason is None and name != "loss" and not math.isfinite(value):
                 reason = f"sent a metric {name} that is no finite number"
-            reason = reason or impossible_reason(name, value)
+            reason = reason or impossible_reason(name, value, own_metrics)
         return reason
 
 
@@ -155,7 +163,7 @@ class ResultIntake:
 
     def __init__(self, check: ResultChecks, work: ClientWork, masked: MaskedRounds) -> None:
         self._check, self._work, self._masked = check, work, masked
-        self._uploads = work.uploads()
+        self._uploads, self._own_metrics = work.uploads(), work.objective.own_metrics
 
     def take(self, result: Result, limit: float) -> tuple[Result, str | None]:
         """A result as it counts, and why it does not count, or None.
@@ -167,7 +175,7 @@ class ResultIntake:
         try:
             if self._masked.transform is not None:
                 return result, self._masked.reject_reason(result, self._work)
-            reason = self._check.reject_reason(result, self._work.layout, limit, self._uploads)
+            reason = self._check.reject_reason(result, self._work.layout, limit, self._uploads, self._own_metrics)
             reason = reason or self._step_reason(result)
             return (result if reason is not None else self._measured(result)), reason
         except Exception as error:  # whatever one result raises is the fault of its client

@@ -89,6 +89,21 @@ def test_a_score_beyond_its_bounds_is_in_no_mean(told: dict[str, Any]) -> None:
     assert "lies between 0 and 1" in {row["reason"] for row in run.failures}.pop()
 
 
+@pytest.mark.parametrize("name", ["accuracy", "mae", "r2"])
+def test_a_metric_of_the_users_own_has_no_bounds(name: str) -> None:
+    """Before, a share in percent called accuracy was refused from all but those where it was 0."""
+
+    def percent(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return 300.0 * (outputs.argmax(1) == targets).float() - 100
+
+    recipe = method("fedavg", cohort=1.0)
+    run = piebald.run(
+        recipe, federation(), fitting(recipe), rounds=1, metrics={name: percent}, runtime=piebald.Simulator(**HERE)
+    )
+    assert set(run.per_client) == set(range(len(SIZES)))
+    assert not run.failures
+
+
 def test_the_learning_rate_is_the_servers(told: dict[str, Any]) -> None:
     """Before, a rate of 1e-300 that one site told froze q-FedAvg."""
     update = Update({"model": torch.ones(1)}, 10, 1, {"initial_loss": 1.0, "lr": 1e-300}, 1.0)
