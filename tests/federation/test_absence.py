@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from piebald.contracts import Task
 from piebald.core.errors import SettingError
 from piebald.federation.hub.server_state import FederationState, Timeouts
 from piebald.federation.link.messaging import Unwelcome
+from piebald.federation.link.wire_messages import Hello
 from piebald.federation.operate.status import status_values
 from piebald.methods.queries import Evaluate
 from piebald.report.tables import History
@@ -82,6 +84,15 @@ def test_a_site_that_comes_later_belongs_from_then_on(tmp_path: Path) -> None:
     entry.join("site-2", ready="")  # it was started anew, and reads its rows
     assert entry.server.clients() == [0, 1, 2]
     entry.server.close()
+
+
+def test_a_site_that_is_not_ready_does_not_belong_in_the_tick_in_which_it_is_heard(monkeypatch: Any) -> None:
+    """Before, on a clock with coarse ticks, rounds waited for it from then on."""
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    state = FederationState(["east"], "ab", Timeouts(1, 60.0, 5.0, 600.0))
+    with state.lock:
+        state.take_hello(state.members[0], Hello(protocol=1, version="0", incarnation="cd"), "")
+    assert [state.belonging() for _ in range(2)] == [[], []]
 
 
 def test_a_resumed_server_waits_for_those_that_were_there_before() -> None:

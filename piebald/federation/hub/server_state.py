@@ -138,7 +138,8 @@ class FederationState:
         was absent.  How long it has been silent counts, and not whether it was asked meanwhile.
         """
         patience, silence = self.timeouts.patience, self.timeouts.silence
-        unready = member.unready_for(self.terms, silence)
+        seconds = member.unready_for(self.terms, silence)
+        unready = member.unready is not None  # and not by the seconds, which are 0 when it was just found to be
         reason = ""
         if member.refused:
             reason = f"does not take part: {member.refused}"
@@ -149,8 +150,8 @@ class FederationState:
         # a resumed server has heard nobody yet: silence counts from its own start at the earliest
         elif min(member.silent(), time.monotonic() - self._opened) > patience:
             reason = f"silent for more than {patience:g} seconds"
-        elif unready > patience or (unready and not member.belongs):
-            reason = member.doing() or f"not ready for {unready:.0f} seconds"
+        elif seconds > patience or (unready and not member.belongs):
+            reason = member.doing() or f"not ready for {seconds:.0f} seconds"
         member.belongs = not reason
         return reason
 
