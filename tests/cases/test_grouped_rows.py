@@ -17,12 +17,12 @@ from tests.cases.conftest import FromFile
 
 FEATURES = list("abcde")
 FILE = """
-rounds = 12
+rounds = 20
 data = { source = "rows.csv", client = "hospital", target = "ill", features = ["a", "b", "c", "d", "e"] }
 model = { name = "mlp", hidden = [64] }
 recipe = { name = "fedavg", lr = 0.3, epochs = 5 }
 runtime = { kind = "simulator", engine = "batched", stack = 3 }
-evaluate = { every = 12 }
+evaluate = { every = 20 }
 """
 
 
@@ -45,7 +45,7 @@ def test_patients_with_several_visits_are_on_one_side(from_file: FromFile) -> No
 
 def test_patients_on_both_sides_are_said(from_file: FromFile, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert from_file(FILE, visits()).accuracy > 0.75
+        assert from_file(FILE, visits()).accuracy > 0.8
     assert "set group = 'patient' in [split]" in caplog.text
 
 
