@@ -14,8 +14,10 @@ PiebaldError
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
+from typing import Any
 
 
 class PiebaldError(Exception):
@@ -204,6 +206,27 @@ def install(extra: str) -> str:
         "pip install '.[trees]' in a clone of Piebald"
     """
     return f"pip install '.[{extra}]' in a clone of Piebald"
+
+
+def import_extra(module: str, extra: str, sentence: str) -> Any:
+    """Import a module that an extra brings.
+
+    Args:
+        module: its name.
+        extra: the extra.
+        sentence: what needs the module, for the error.
+
+    Raises:
+        SettingError: it is not installed; with the command that installs it.
+
+    Examples:
+        >>> import_extra("json", "trees", "boosted trees need json").dumps(1)
+        '1'
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise SettingError(f"{sentence}: {install(extra)}") from None
 
 
 def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:

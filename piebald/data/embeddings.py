@@ -23,7 +23,7 @@ from piebald.contracts import Clients, HasServerRows, Rows, Split
 from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
 from piebald.core.arguments import Count, checked
-from piebald.core.errors import SettingError, install, unknown
+from piebald.core.errors import SettingError, import_extra, unknown
 from piebald.core.files import check_size, read_bytes, regular
 from piebald.core.model_settings import checked_network, whole
 from piebald.core.private_files import replaced
@@ -188,10 +188,7 @@ def squeezenet(side: int = 224) -> SqueezeNet:
 def _published(names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
     """The weights from the Keras file, by their names in the network."""
     path = official("squeezenet", URL, URL_CHECKSUM)
-    try:
-        import h5py
-    except ImportError:
-        raise SettingError(f"{path} is an HDF5 file, which needs h5py: {install('weights')}") from None
+    h5py = import_extra("h5py", "weights", f"{path} is an HDF5 file, which needs h5py")
     stored: dict[tuple[str, int], NDArray[np.float32]] = {}
     try:
         regular(path)

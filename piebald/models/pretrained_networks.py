@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from piebald.core.arguments import Count, PathLike, Seed, Share, checked, checked_class
-from piebald.core.errors import TOKENS, SettingError, install, shown, unknown
+from piebald.core.errors import TOKENS, SettingError, import_extra, shown, unknown
 from piebald.core.model_settings import bounded_build
 from piebald.core.randomness import key, torch_seed
 from piebald.methods.training.checkpointing import enable_own
-from piebald.models.weights_folder import WeightsFolder, find, mapped_tensors, read_config, weight_bytes
+from piebald.models.weights_folder import MISSING, WeightsFolder, find, mapped_tensors, read_config, weight_bytes
 
 NetworkTask = Literal["sequence_classification", "token_classification", "causal_lm", "image_classification"]
 _TASKS: dict[str, tuple[str, str | None]] = {  # the networks of each task in transformers, and peft's word for it
@@ -165,12 +165,8 @@ def pretrained(
 
 
 def _installed() -> Any:
-    try:
-        import peft  # noqa: F401
-        import transformers
-    except ImportError:
-        raise SettingError(f"transformers and peft are missing: {install('hf')}") from None
-    return transformers
+    import_extra("peft", "hf", MISSING)
+    return import_extra("transformers", "hf", MISSING)
 
 
 def _network(transformers: Any, source: WeightsFolder, task: str, outputs: int | None) -> Any:

@@ -16,10 +16,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from piebald.core.arguments import DEEPEST
-from piebald.core.errors import SettingError, install, shown
+from piebald.core.errors import SettingError, import_extra, shown
 from piebald.core.files import read_json, regular
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+MISSING = "transformers and peft are missing"
 _FILES = ["config.json", "*.safetensors", INDEX]  # what is fetched, and nothing else
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # in names of what is repeated, of which transformers makes a Python object each before any limit can stop it
@@ -101,11 +102,7 @@ def _fetched(name: str, revision: str | None) -> WeightsFolder:
 
 
 def _hub() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise SettingError(f"transformers and peft are missing: {install('hf')}") from None
-    return huggingface_hub
+    return import_extra("huggingface_hub", "hf", MISSING)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

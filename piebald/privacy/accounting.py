@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from typing import Any, Literal
 
 from piebald.core.arguments import Count, Fraction, NotNegative, Whole, checked
-from piebald.core.errors import SettingError, install
+from piebald.core.errors import SettingError, import_extra
 from piebald.core.plain_text import errors_alone
 from piebald.methods.recipe import Recipe
 from piebald.methods.training.sgd import Sgd
@@ -517,10 +517,7 @@ def epsilon_without_replacement(
 
 
 def _event(noise: float, share: float, releases: int) -> Any:
-    try:
-        import dp_accounting
-    except ImportError:
-        raise SettingError(f"the privacy accountants are missing: {install('privacy')}") from None
+    dp_accounting = import_extra("dp_accounting", "privacy", "the privacy accountants are missing")
     if share == 1:  # so many releases are one with less noise, exactly
         return dp_accounting.GaussianDpEvent(noise / math.sqrt(releases))
     sampled = dp_accounting.PoissonSampledDpEvent(share, dp_accounting.GaussianDpEvent(noise))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from piebald.core.arguments import PathLike, checked
-from piebald.core.errors import RunFolderError, SettingError, install
+from piebald.core.errors import RunFolderError, SettingError, import_extra
 from piebald.core.plain_text import csv_text
 from piebald.core.private_files import write_private
 from piebald.data.clients.owner import read_owners, records_of
@@ -68,10 +68,9 @@ def sodium() -> Any:
     Raises:
         SettingError: PyNaCl is not installed.
     """
-    try:
-        from nacl import bindings
-    except ImportError:
-        raise SettingError(f"piebald match needs PyNaCl, which is not installed: {install('match')}") from None
+    import_extra("nacl", "match", "piebald match needs PyNaCl, which is not installed")
+    from nacl import bindings
+
     return bindings
 
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from piebald.contracts import Clients, Rows
 from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
-from piebald.core.errors import SettingError, install, unknown
+from piebald.core.errors import SettingError, import_extra, unknown
 from piebald.core.reading import read_arrays
 from piebald.core.references import Reference, Text
 from piebald.core.targets import IGNORED
@@ -294,12 +294,9 @@ def _arrays(path: Path) -> tuple[Array, ...]:
 
 def _saved(path: Path) -> Any:
     """A data set that Hugging Face's `save_to_disk` wrote."""
+    datasets = import_extra("datasets", "hf", f"{path} is a Hugging Face data set, which needs datasets")
     try:
-        from datasets import load_from_disk
-    except ImportError:
-        raise SettingError(f"{path} is a Hugging Face data set, which needs datasets: {install('hf')}") from None
-    try:
-        dataset = load_from_disk(str(path))
+        dataset = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SettingError(f"{path} cannot be read as a Hugging Face data set: {error}") from None
     if isinstance(dataset, dict):

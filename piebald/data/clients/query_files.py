@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from piebald.core.errors import SettingError, install, shown
+from piebald.core.errors import SettingError, import_extra, shown
 from piebald.core.files import SMALL, UnfitFile, check_size, regular
 from piebald.core.reading import BoundedConnection, connected
 
@@ -184,10 +184,7 @@ class _Meter:
 
 def _asked(path: Path, url: str, query: str) -> Iterator[Any]:
     """Yield the rows of a query of a database that the owner of this machine lists."""
-    try:
-        import sqlalchemy
-    except ImportError:
-        raise SettingError(f"{path} asks a database, which needs SQLAlchemy: {install('sql')}") from None
+    sqlalchemy = import_extra("sqlalchemy", "sql", f"{path} asks a database, which needs SQLAlchemy")
     try:
         engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.pool.NullPool)  # nobody asks a second time
         with engine.connect().execution_options(stream_results=True, postgresql_readonly=True) as connection:

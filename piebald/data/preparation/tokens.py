@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from piebald.core.errors import SettingError, install, shown
+from piebald.core.errors import SettingError, import_extra, install, shown
 from piebald.core.files import read_bytes
 from piebald.core.private_files import write_private
 from piebald.data.preparation.column_models import TokenColumn
@@ -166,12 +166,9 @@ def _content(name: str) -> bytes:
 
 
 def _fetched(name: str) -> Path:
+    hub = import_extra("huggingface_hub", "hf", "huggingface-hub is missing")
     try:
-        from huggingface_hub import hf_hub_download
-    except ImportError:
-        raise SettingError(f"huggingface-hub is missing: {install('hf')}") from None
-    try:
-        return Path(hf_hub_download(name, TOKENIZER))
+        return Path(hub.hf_hub_download(name, TOKENIZER))
     except Exception as error:  # of the network, the Hub or the disk: each library below raises its own
         message = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
         raise SettingError(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.contracts import Split
-from piebald.core.errors import SettingError, install
+from piebald.core.errors import SettingError, import_extra
 from piebald.core.moments import Floats
 from piebald.core.randomness import key
 from piebald.inference.trees.encoding import TreeRows
@@ -150,11 +150,7 @@ def xgboost() -> Any:
     Raises:
         SettingError: it is not installed.
     """
-    try:
-        import xgboost
-    except ImportError:
-        raise SettingError(f"boosted trees need xgboost: {install('trees')}") from None
-    return xgboost
+    return import_extra("xgboost", "trees", "boosted trees need xgboost")
 
 
 class Grower:

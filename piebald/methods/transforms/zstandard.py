@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.contracts.data import ModelSpec
-from piebald.core.errors import SettingError, install
+from piebald.core.errors import import_extra
 from piebald.methods.transforms.bit_fields import Bytes
 from piebald.methods.transforms.compression import Compressed, Compressor, Numbers, WireContext, as_floats
 
@@ -65,7 +64,4 @@ def _module() -> Any:
     Raises:
         SettingError: it is not installed.
     """
-    try:
-        return importlib.import_module("zstandard")
-    except ImportError:
-        raise SettingError(f"transform 'zstandard' needs the package zstandard: {install('compression')}") from None
+    return import_extra("zstandard", "compression", "transform 'zstandard' needs the package zstandard")

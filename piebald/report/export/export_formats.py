@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from piebald.core import pytree
-from piebald.core.errors import SettingError, install, unknown
+from piebald.core.errors import SettingError, import_extra, unknown
 from piebald.core.plain_text import errors_alone
 from piebald.core.pytree import Tree
 from piebald.report.export.raw_rows import Answering, Scoring, check_raw_rows, with_preparation
@@ -174,10 +174,7 @@ def _onnx_of_inputs(exported: Exported, path: Path) -> None:
 
 
 def _onnx_program(exported: Exported) -> Any:
-    try:
-        import onnxscript  # noqa: F401 - torch.onnx needs it
-    except ImportError:
-        raise SettingError(f"onnx and onnxscript are missing: {install('onnx')}") from None
+    import_extra("onnxscript", "onnx", "onnx and onnxscript are missing")  # which torch.onnx needs
     recorded = Recorded.of(exported.module, exported.example())
     try:
         with _quiet_exporter():

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from piebald.core import pytree
-from piebald.core.errors import SettingError, install, shown
+from piebald.core.errors import SettingError, import_extra, shown
 from piebald.report.export.score import FALSE, GAPS, TRUE
 
 _ML = "ai.onnx.ml"
@@ -59,10 +59,7 @@ def check_raw_rows(preparation: Mapping[str, Any]) -> None:
     Raises:
         SettingError: skl2onnx is missing, or there are dates or text.
     """
-    try:
-        import skl2onnx  # noqa: F401
-    except ImportError:
-        raise SettingError(f"skl2onnx is missing: {install('onnx')}") from None
+    import_extra("skl2onnx", "onnx", "skl2onnx is missing")
     if date := next((column["name"] for column in preparation["columns"] if column["kind"] == "date"), None):
         raise SettingError(f"column {shown(date, 40)} has dates, which ONNX has no operator to read")
     if text := next((column["name"] for column in preparation["columns"] if column["kind"] == "text"), None):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from piebald.core.errors import SettingError, install
+from piebald.core.errors import import_extra
 from piebald.vertical.encryption.backend import InvalidMessage
 
 HEADER = struct.Struct("<HB2sBHQ")  # magic number, its own size, SEAL's version, how it is packed, nothing, whole size
@@ -34,11 +34,7 @@ def packer() -> Any:
     Raises:
         SettingError: it is not installed.
     """
-    try:
-        import zstandard
-    except ImportError:
-        raise SettingError(f"backend 'bfv' needs zstandard, which is not installed: {install('he')}") from None
-    return zstandard
+    return import_extra("zstandard", "he", "backend 'bfv' needs zstandard, which is not installed")
 
 
 def unpacked(data: bytes | bytearray, version: bytes, most: int, keys: int | None = None) -> bytes:
