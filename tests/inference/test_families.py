@@ -148,7 +148,9 @@ def test_gamma_is_the_limit_of_the_power() -> None:
     [
         ("words", "ordinal", {}, "the order of words like 'mild' is not known"),
         ("cost", "ordinal", {}, "has 240 known levels, 2 to 20 are allowed"),
-        ("words", "ordinal", {"categories": {"words": ["none", "mild"]}}, "of the levels"),
+        ("words", "ordinal", {"categories": {"words": ["none", "mild"]}}, "has 'strong', which is none of the levels"),
+        ("pain", "ordinal", {"categories": {"pain": ["0", "1", "2"]}}, "has '3', which is none of the levels 0, 1, 2"),
+        ("ward", "multinomial", {"categories": {"ward": ["a", "b", "c", "c"]}}, "must be different"),
         ("bill", "gamma", {}, "must be above 0"),
         ("pain", "ordinal", {"random_intercept": "one_stage"}, "has no random intercept in one stage"),
         ("cost", "tweedie", {"power": 2.0}, "power must be between 1 and 2"),

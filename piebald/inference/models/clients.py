@@ -148,11 +148,18 @@ class ModelColumns:
         Raises:
             SettingError: they are too many or too few, or their order is not known.
         """
-        words = [*self.classes(name)]
-        if not words and isinstance(self._clients, TableClients):
-            words = as_text(self._clients.values(name)).tolist()
-        stated = name in self._stated
-        words = words if stated else in_order(words)
+        words, stated, present = [*self.classes(name)], name in self._stated, list[str]()
+        if isinstance(self._clients, TableClients):
+            present = [*self._columns.coded.get(name, ())] or as_text(self._clients.values(name)).tolist()
+        words = words if stated else in_order(words or present)
+        # here, by their names: clients know their numbers alone
+        if stated and (strange := next((word for word in present if word not in words), None)) is not None:
+            raise SettingError(
+                f"the target {name!r} has {shown(strange, 30)}, which is none of the levels {', '.join(words)}: name "
+                "all of them in categories, or leave such rows out"
+            )
+        if len({*words}) < len(words):
+            raise SettingError(f"the levels of {name!r} must be different, got {', '.join(words)}")
         if not 2 <= len(words) <= _MOST_LEVELS:
             raise SettingError(
                 f"the target {name!r} has {len(words) or 'no'} known levels, 2 to {_MOST_LEVELS} are allowed: name "
