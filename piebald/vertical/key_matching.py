@@ -161,6 +161,8 @@ def match(
         RuntimeFault: the other party ended, or has other settings; both can start again.
     """
     owners, given = read_owners(Path(rows) if isinstance(rows, str) else rows), read_credentials(Path(credentials))
+    if len(owners) != 1 or not owners[0].is_table:
+        raise SettingError("rows must be one table: a pandas DataFrame, or the path of a CSV or Parquet file")
     frame, role = owners[0].frame, ROLES[given.party == SERVER]
     keys = keys_of(frame, list(columns), list(kinds), country)
     counts = Counter(key for key in keys if key)

@@ -29,8 +29,8 @@ def keys_of(frame: DataFrame, columns: Sequence[str], kinds: Sequence[str], coun
         country: the digits that stand for the leading 0 of a phone number, such as "49".
 
     Raises:
-        SettingError: a column is missing, the kinds are not as many as the columns, the country is not written in
-            digits, or a value cannot be read.
+        SettingError: a column is missing or there twice, the kinds are not as many as the columns, the country is not
+            written in digits, or a value cannot be read.
     """
     if country and not (country.isascii() and country.isdigit()):
         raise SettingError(f"country must be digits, such as 49, without + or 0 before them, got {country!r}")
@@ -39,10 +39,27 @@ def keys_of(frame: DataFrame, columns: Sequence[str], kinds: Sequence[str], coun
     for kind in kinds:
         if kind not in KINDS:
             raise unknown("kind of key", kind, KINDS)
-    if missing := [name for name in columns if name not in frame.columns]:
-        raise unknown("column", missing[0], map(str, frame.columns))
-    cells = [_written(frame[name], kind, country) for name, kind in zip(columns, kinds, strict=True)]
+    names = list(map(str, frame.columns))
+    for name in columns:
+        if name not in names:
+            raise unknown("column", name, names)
+        if names.count(name) > 1:
+            raise SettingError(f"{names.count(name)} columns are called {name!r}: give each a name of its own")
+    key = [frame.iloc[:, names.index(name)] for name in columns]
+    for column in key:
+        check_precise(column, f"column {str(column.name)!r}")
+    cells = [_written(column, kind, country) for column, kind in zip(key, kinds, strict=True)]
     return [_BETWEEN.join(row) if all(row) else "" for row in zip(*cells, strict=True)]
+
+
+def check_precise(column: Series[Any], what: str) -> None:
+    """Refuse floating-point numbers beyond 2^53, where whole numbers are skipped, and two keys could read alike.
+
+    Raises:
+        SettingError: there is one; `what` names the column.
+    """
+    if column.dtype.kind == "f" and (column.abs() >= 2.0**53).any():
+        raise SettingError(f"{what} holds numbers of more than 15 digits: quote them")
 
 
 def _written(series: Series[Any], kind: str, country: str) -> list[str]:

@@ -18,6 +18,7 @@ from piebald.core.errors import SettingError, unknown
 from piebald.core.randomness import generator
 from piebald.data.clients.owner import read_owners, records_of
 from piebald.data.preparation.columns import factorized
+from piebald.vertical.match_keys import check_precise
 from piebald.vertical.party_data import Ints, PartyHolding
 from piebald.vertical.party_preparation import PartyPreparation
 from piebald.vertical.protocol import ROLES, Role
@@ -185,9 +186,7 @@ def _features(frame: DataFrame, file: PartyFile) -> list[str]:
 
 def _texts(column: Series[Any], file: PartyFile) -> Texts:
     """Return a column as text, "" for gaps; whole numbers get no decimal point, although gaps make them floats."""
-    # beyond 2^53, floating point skips whole numbers, and two keys could read alike
-    if column.dtype.kind == "f" and (column.abs() >= 2.0**53).any():
-        raise SettingError(f"column {column.name!r} of {file.path} holds numbers of more than 15 digits: quote them")
+    check_precise(column, f"column {column.name!r} of {file.path}")
     codes, different = factorized(column)
     # the last one is for gaps, whose code is -1
     return np.array([*different, ""], dtype=np.str_)[codes]

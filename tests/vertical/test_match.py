@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy
 import pandas
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -439,6 +440,10 @@ def test_the_names_of_a_match_make_no_other_rows_for_any_ledger(folder):
         ({"credentials": "nowhere"}, "holds no credentials"),
         ({"rows": pandas.DataFrame({"name": [None, None]})}, "1 to 4,194,304 different keys, got 0"),
         ({"learns": "all"}, "learns"),
+        ({"rows": {"a": pandas.DataFrame({"name": ["x"]}), "b": pandas.DataFrame({"name": ["y"]})}}, "one table"),
+        ({"rows": [(numpy.zeros((3, 2)), numpy.zeros(3))]}, "one table"),
+        ({"rows": pandas.DataFrame([["x", "y"]], columns=["name", "name"])}, "2 columns are called 'name'"),
+        ({"rows": pandas.DataFrame({"name": [2.0**60, 2.0**60 + 512]})}, "more than 15 digits: quote them"),
     ],
 )
 def test_bad_input_is_one_sentence(folder, changes, said):
