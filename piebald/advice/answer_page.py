@@ -1,6 +1,7 @@
-"""The answer as a page: each client's gain, sentences, learning curves and tables, without a script.
+"""The answer as a page without a script, and its text for one screen of a terminal.
 
-Text for one screen of a terminal: short paragraphs with a heading beside them, none of them longer than agreed.
+The page shows each client's gain, sentences, learning curves and tables.  On the screen are short paragraphs with a
+heading beside them, none of them longer than agreed.
 """
 
 from __future__ import annotations

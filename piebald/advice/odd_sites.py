@@ -1,13 +1,13 @@
-"""Sites whose rows are at odds with those of the others, by name, so that somebody looks at them before any training.
+"""Sites whose rows are at odds with those of the others, by name, and which differences of a metric count.
 
-Two kinds can be told by scores.  Where one model for all is far worse than a site's own, its labels or inputs mean
-something else there.  Few rows make no model of their own, but they are enough to tell where a model of all fails: on
-labels that are turned around it is wrong where it is right elsewhere (`misfits`).  Where neither is better than one
-answer for every row, labels follow from nothing.
+Somebody should look at such sites before any training.  Two kinds can be told by scores.  Where one model for all is
+far worse than a site's own, its labels or inputs mean something else there.  Few rows make no model of their own, but
+they are enough to tell where a model of all fails: on labels that are turned around it is wrong where it is right
+elsewhere (`misfits`).  Where neither is better than one answer for every row, labels follow from nothing.
+
+Of differences: the smallest that rows can show, what counts as little, and their size in words.
 
 Source: Anscombe, *The transformation of Poisson, binomial and negative-binomial data*, Biometrika 1948.
-
-Differences of a metric: the smallest that rows can show, what counts as little, and their size in words.
 """
 
 from __future__ import annotations

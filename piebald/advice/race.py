@@ -1,7 +1,12 @@
 """The race: a portfolio of settings is halved on shared rungs, and what is left is repeated with other seeds.
 
-1. All settings are trained for a quarter of the rounds, the best eight go on to half of them, the best six to the end.
-   The best setting of Local goes to the end in any case: it is the measure of the others.
+The field has settings of recipes that have done well elsewhere, the most useful first.  `portfolio.json` was learned
+from the truth of `benchmarks/advise`: greedily, each setting adds most to what the best of those before it reaches,
+over federations of many kinds (Xu et al. 2010).  So any prefix of it is a portfolio, too.
+
+1. All settings are trained for a quarter of the rounds, the best eight go on to half of them, the best six to the end
+   (Jamieson and Talwalkar 2016).  The best setting of Local goes to the end in any case: it is the measure of the
+   others.
 2. Local and the two best get a second seed before anybody gets a third: the luck of seeds is as large as what settings
    differ by, and the best of many has had luck.  Only what was repeated may win.
 3. FedAvg, as a measure that everybody knows, is trained if the budget lasts.
@@ -9,15 +14,8 @@
 All runs of a seed have the same clients, cohorts and first model, so that scores can be paired.  Only validation rows
 are looked at.  The same function is replayed on known results in `benchmarks/advise`.
 
-Source: Jamieson and Talwalkar, *Non-stochastic best arm identification and hyperparameter optimization*, AISTATS 2016.
-
-The field of the race: settings of recipes that have done well elsewhere, the most useful first.
-
-`portfolio.json` was learned from the truth of `benchmarks/advise`: greedily, each setting adds most to what the best of
-those before it reaches, over federations of many kinds.  So any prefix of it is a portfolio, too.
-
-Source: Xu, Hoos and Leyton-Brown, *Hydra: automatically configuring algorithms for portfolio-based selection*, AAAI
-2010.
+Sources: Jamieson and Talwalkar, *Non-stochastic best arm identification and hyperparameter optimization*, AISTATS 2016;
+Xu, Hoos and Leyton-Brown, *Hydra: automatically configuring algorithms for portfolio-based selection*, AAAI 2010.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The application, the options that commands share, and first checks.
+"""The application, the options that commands share, first checks, and how results are printed.
 
-Printing of results: tables for people, one JSON object for programs.
+Results are tables for people, and one JSON object for programs.
 """
 
 from __future__ import annotations

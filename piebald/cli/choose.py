@@ -1,4 +1,4 @@
-"""Commands that choose: advise, tune."""
+"""Commands that look and choose: look, advise, tune."""
 
 from __future__ import annotations
 

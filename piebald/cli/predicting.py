@@ -1,6 +1,6 @@
-"""The command that uses a trained model: predict.
+"""The command `predict`, which uses a trained model, and the running of a federation's server.
 
-The running of a federation's server, as several commands do it: its settings, log, lock, and status page.
+Several commands run such a server: its settings, log, lock, and status page are here.
 """
 
 from __future__ import annotations

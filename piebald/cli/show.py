@@ -1,6 +1,6 @@
-"""Commands that show or write something: report, export, recipes, data, version.
+"""Commands on what is there already: report, export, recipes, data, version; backup, restore, approve, audit.
 
-Commands that keep runs and federations for months: backup, restore, approve, audit.
+The first ones show or write something, the last four keep runs and federations for months.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Commands that train: run, compare, resume, adapt.
-
-A folder to start from: `piebald new`.
-"""
+"""Commands that train: run, compare, resume, adapt; and `new`, a folder to start from."""
 
 from __future__ import annotations
 

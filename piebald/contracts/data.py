@@ -1,7 +1,4 @@
-"""Contracts of what clients hold, and of the devices they have.
-
-The model of a run, and what it is trained for.
-"""
+"""Contracts of what clients hold, of their devices, and of the model of a run and what it is trained for."""
 
 from __future__ import annotations
 

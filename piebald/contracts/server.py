@@ -1,6 +1,7 @@
-"""Contracts of the server: the context of its components, key agreement, and the recorder.
+"""Contracts of the server and of runtimes.
 
-The contract of a runtime: tasks in, results out, a clock, and sums under masks.
+Of the server: the context of its components, key agreement, and the recorder.  Of a runtime: tasks in, results out, a
+clock, and sums under masks.
 """
 
 from __future__ import annotations

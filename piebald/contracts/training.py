@@ -1,8 +1,7 @@
-"""Contracts of training on a client: the inputs and outputs of a trainer, and its context.
+"""Contracts of training on a client: the inputs, outputs and context of a trainer, and the steps of SGD.
 
-The seam between a method and SGD, and the contracts of a forward and a backward pass.
-
-`Sgd` and every engine walk through the steps of a task alike.  A method changes a step in one of three places:
+`Sgd` and every engine walk through the steps of a task alike, each with a forward and a backward pass.  A method
+changes a step in one of three places:
 
     along what it goes, and which rows it sees    a `LocalStep`, as `SgdConfig.step`
     how parameters move along that                an `UpdateRule`, as `SgdConfig.rule`

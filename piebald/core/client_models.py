@@ -1,6 +1,6 @@
-"""Models that some clients have in place of the run's.
+"""Models that some clients have in place of the run's, among them smaller versions of its network.
 
-Smaller versions of a network: the first channels of each hidden layer (HeteroFL), or adapters of a lower rank.
+A smaller version has the first channels of each hidden layer (HeteroFL), or adapters of a lower rank.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
-"""Metrics by name: functions of (outputs, targets) with one value for each example, which is averaged, and objects with
-`update`, `compute` and `reset` (as torchmetrics'), which see all examples of a client.
+"""Metrics and losses by name, and thresholds of two classes.
 
-Losses by name: functions of (outputs, targets) with one value for each example, [batch], so that engines can mask
-and batch them.  `survival_loss` and `model_loss` have one value for a whole batch.
+Metrics are functions of (outputs, targets) with one value for each example, which is averaged, and objects with
+`update`, `compute` and `reset` (as torchmetrics'), which see all examples of a client.  Losses are functions of
+(outputs, targets) with one value for each example, [batch], so that engines can mask and batch them; `survival_loss`
+and `model_loss` have one value for a whole batch.  Outputs are whatever a model returns; the losses take its scores
+(`pytree.logits`), called outputs below.
 
-Outputs are whatever a model returns; the losses take its scores (`pytree.logits`), called outputs below.
-
-Thresholds of two classes: from which probability of the second class on a row is taken for it.
-
-A half is right where both mistakes cost the same and probabilities are right.  Where one class is rare, a model that is
-right on most rows may recognise none of it; a threshold that is chosen on validation rows mends that without training.
-
-One threshold for all clients is one of 99 (`GRID`), so that counts of rows between them are all that is needed for it.
+A threshold says from which probability of the second class on a row is taken for it.  A half is right where both
+mistakes cost the same and probabilities are right.  Where one class is rare, a model that is right on most rows may
+recognise none of it; a threshold that is chosen on validation rows mends that without training.  One threshold for all
+clients is one of 99 (`GRID`), so that counts of rows between them are all that is needed for it.
 
 Source: Lipton, Elkan and Naryanaswamy, *Optimal thresholding of classifiers to maximize F1 measure*, ECML PKDD 2014.
 """

@@ -1,6 +1,7 @@
-"""Columns of numbers: counts, means and squared deviations that merge without loss, and the order of float64.
+"""Counts, means and squared deviations that merge without loss: of columns of numbers, and of a model's layers.
 
-Mean and variance of the inputs of a model's layers, for each channel.
+Numbers of columns are sorted by the order of float64 as well; of layers it is the mean and variance of their inputs,
+for each channel.
 """
 
 from __future__ import annotations

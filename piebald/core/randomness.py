@@ -1,15 +1,14 @@
-"""Randomness from (seed, client, version), never from the order in which things happen.
+"""Randomness from (seed, client, version), never from the order in which things happen; and noise that protects.
 
 Every draw starts from a `key`: a 64-bit number hashed from what the draw is for.  Two runtimes that ask for the same
 draw get the same numbers, whatever they did before, so a run can be cut, resumed, reordered or spread over machines.
 
-Gaussian noise that protects, from a cryptographic generator, rounded so that no low-order bit depends on the data.
-
-torch's CPU generator has 32 bits of seed, so whoever holds one noisy vector can try them all.  Here the bits are the
-key stream of AES-256 in counter mode.  In a real federation its key comes from the operating system, fresh for each
-task; in a simulation it is derived from the run's seed, so that a run can be repeated.  The bits of two draws from one
-key are the same on one machine with one version of NumPy, whatever engine asks for them; another processor may round
-logarithms and cosines otherwise.
+Noise that protects is Gaussian, comes from a cryptographic generator, and is rounded so that no low-order bit depends
+on the data.  torch's CPU generator has 32 bits of seed, so whoever holds one noisy vector can try them all.  Here the
+bits are the key stream of AES-256 in counter mode.  In a real federation its key comes from the operating system, fresh
+for each task; in a simulation it is derived from the run's seed, so that a run can be repeated.  The bits of two draws
+from one key are the same on one machine with one version of NumPy, whatever engine asks for them; another processor may
+round logarithms and cosines otherwise.
 
 Method: 53-bit uniforms go through the transform of Box and Muller in float64.  Gaussians in floating point are porous:
 which numbers can occur depends on what the noise was added to (Mironov 2012; Jin et al. 2022, "Are we there yet? Timing

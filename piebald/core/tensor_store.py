@@ -1,6 +1,7 @@
-"""Tensors that belong to clients: kept between tasks in RAM and in a file, and tables with rows of recent clients.
+"""Tensors of clients that are kept between tasks, and arrays and named vectors that lie in files.
 
-Arrays and named vectors that lie in files and are read when they are needed, so that they take no memory.
+What belongs to clients is kept in RAM and in a file, or in tables with rows of recent clients.  What lies in files is
+read when it is needed, so that it takes no memory.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""Layers for a whole stack of clients at once, each client's rows with the client's own parameters.
+"""Layers for a whole stack of clients at once, with each client's own parameters, and dropout that follows from a key.
 
 The rows of c clients are concatenated into one batch [c * b, ...], so everything without parameters (activations,
 pooling, reshaping) runs as it is, and only layers with parameters need to know where one client ends.  Models with
 layers that have no batched form are left to other engines.
 
-Dropout whose mask depends on a key and a position, not on the order of calls or on who shares the batch.
-
 torch draws dropout masks from one global stream, so a client's mask would depend on which clients ran before it or
-in the same batch.  Inside this mode `torch.nn.functional.dropout` and its channel-wise variants (and so all
+in the same batch.  Inside `KeyedDropout` `torch.nn.functional.dropout` and its channel-wise variants (and so all
 `nn.Dropout*` modules) hash (key, call, position) instead.  The key may be batched by `vmap`: then every client of a
 stack has its own masks.
 """

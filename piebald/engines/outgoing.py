@@ -1,8 +1,7 @@
-"""The results of a client: the update behind its transforms, the new client state, and the sum where that is enough.
+"""The serving of a stack of clients: the inputs of the trainer, its run, and the results.
 
-The serving of a stack of clients: the inputs of the trainer, its run, and its results.
-
-This is all that happens on the client side, whatever engine trains and whichever process it runs in:
+Results are the update behind its transforms, the new client state, and the sum where that is enough.  This is all that
+happens on the client side, whatever engine trains and whichever process it runs in:
 
     serve -> train_input -> trainer.train (through `client_context.EngineContext`) -> updates -> add_to_sum
 """

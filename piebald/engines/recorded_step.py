@@ -1,9 +1,10 @@
-"""Steps that are recorded once and then replayed: the host starts one graph in place of hundreds of kernels.
+"""Steps that are recorded once and then replayed, and activation checkpointing.
 
-A step takes nothing and returns nothing: whatever goes in or out lies in buffers that stay where they are
-(`static_buffers`), and what differs from step to step it reads from tables, by a counter on the device.
+For a step that is replayed the host starts one graph in place of hundreds of kernels.  It takes nothing and returns
+nothing: whatever goes in or out lies in buffers that stay where they are (`static_buffers`), and what differs from step
+to step it reads from tables, by a counter on the device.
 
-Activation checkpointing on an engine's module, with the dropout masks of the first pass.
+Checkpointing computes an engine's module anew with the dropout masks of the first pass.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""Gradients of single rows, clipped and summed: what DP-SGD steps along (Abadi et al. 2016, algorithm 1).
+"""Gradients of single rows, clipped and summed, and losses of a client's own in place of the objective's.
 
-The gradient of a row is that of a batch of one, so `torch.func` computes the gradients of a batch's rows, for a stack
-of clients, from the forward pass that every engine has: the trainer is written for one client, whatever layers a model
-has.  The tests compare with opacus, which hooks into the layers that it supports; its accountant is compared with ours
-(`privacy.accounting`).
+DP-SGD steps along such a sum (Abadi et al. 2016, algorithm 1).  The gradient of a row is that of a batch of one, so
+`torch.func` computes the gradients of a batch's rows, for a stack of clients, from the forward pass that every engine
+has: the trainer is written for one client, whatever layers a model has.  The tests compare with opacus, which hooks
+into the layers that it supports; its accountant is compared with ours (`privacy.accounting`).
 
 A row whose gradient is longer than float32 can say, not finite, or cannot be computed at all counts as one whose
 gradient is zero: whether training succeeds may not depend on a single row.
-
-Losses of a client's own in place of the objective's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""One step of SGD for a stack of clients, on flat vectors: its rows, its gradients, and Metis' eq. 2.
+"""One step of SGD for a stack of clients, on flat vectors: its rows, its gradients, and the optimizer's move.
 
+The optimizer of one run on one stack has a state, and one step whatever the rule is; momentum is that of Metis' eq. 2.
 Passes in float16 have a loss scale of their own, kept as by `torch.amp.GradScaler`.
-
-The optimizer of one run on one stack of clients: its state, and its step whatever the rule is.
 """
 
 from __future__ import annotations

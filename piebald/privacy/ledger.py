@@ -1,8 +1,9 @@
-"""The ledger of rows: all that was spent on them and asked about them, which never becomes less.
+"""The ledger of rows, and disclosure control: what may still leave a site, with noise and without.
 
-A site has one, of the class `RowLedger`, in a folder `.piebald` beside its rows; a copy lies in its credentials, so
-that neither new credentials nor a backup that was restored begin to count anew.  It is written before an update or an
-answer is computed, so that a crash counts one too many, never too few:
+A ledger has all that was spent on rows and asked about them, which never becomes less.  A site has one, of the class
+`RowLedger`, in a folder `.piebald` beside its rows; a copy lies in its credentials, so that neither new credentials nor
+a backup that was restored begin to count anew.  It is written before an update or an answer is computed, so that a
+crash counts one too many, never too few:
 
     ledger.spend("noisy_sums", noise=4.0, limit=Limit(epsilon=3.0, delta=1e-6))     an answer with noise
     ledger.spend(TRAINING, noise=1.1, share=0.01, releases=500, limit=...)          a task of `dp_sgd`
@@ -14,11 +15,10 @@ A query whose `hiding` states noise is spent, counted and stored by the site's `
 
 `Ledger` is what a user of data on one machine has: a budget for the questions about them.
 
-Disclosure control: which sums may leave a site without noise, by rules of official statistics.
-
-A sum is told only if enough rows contribute to it and few of them do not decide it, at the very numbers that are sent
-(Hundepool et al. 2012, "Statistical Disclosure Control", sections 5.2 and 4.2.2).  With rows in the order of their
-absolute contributions, and n the least number of rows:
+Disclosure control says which sums may leave a site without noise, by rules of official statistics.  A sum is told only
+if enough rows contribute to it and few of them do not decide it, at the very numbers that are sent (Hundepool et al.
+2012, "Statistical Disclosure Control", sections 5.2 and 4.2.2).  With rows in the order of their absolute
+contributions, and n the least number of rows:
 
 - the largest one has no more than a stated share, and the two largest no more than 3/2 of it.  At the share of a third,
   what two rows that know their own contributions leave of a sum is at least twice any third one (the p-percent rule
@@ -30,7 +30,7 @@ Where a person has several rows, the rules are those of persons: as many of the 
 at most count as one, whoever they belong to.
 
 These rules protect from careless questions.  They are no proof against somebody who combines answers to many
-questions of their own choice: only noise is (`privacy.ledger`).
+questions of their own choice: only noise is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What a chart shows, described once: the page draws it with plotly, and matplotlib draws it as a picture.
+"""What a chart shows, described once, and the learning curves that most of them show.
 
-Learning curves: the evaluations of one run, and bands over the seeds of a label.
+The page draws a chart with plotly, and matplotlib draws it as a picture.  Learning curves are the evaluations of one
+run, and bands over the seeds of a label.
 """
 
 from __future__ import annotations

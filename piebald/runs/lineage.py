@@ -1,11 +1,11 @@
-"""Runs that go on from a finished one: what they take over, where it is kept, and what is recorded of it.
+"""What runs take over that go on from a finished one, where it is kept, and models of clients without an input.
 
     start.safetensors   in the folder of the new run: what it took over, so that it no longer needs the other folder
 
 Server steps, tables, limits and budgets begin anew.  A run takes over what both runs have in common; the value
 `lineage` of the run folder says what was taken and what is new.
 
-The models of clients that lack an input.
+A client that lacks an input has a model in which what only that input reaches stays as it began.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""The contract test of components: each is a frozen value that its table rebuilds, with documented settings.
+"""Contract tests of components, aggregators, transforms, and recipes with all that is in one.
 
-The contract test of aggregators.
-
-The contract test of transforms of updates, and of those that pack them.
-
-The contract test of recipes and of all that is in one: engines agree, runs repeat, runs resume.
+A component is a frozen value that its table rebuilds, with documented settings.  In a recipe engines agree, runs
+repeat, and runs resume.  Transforms that pack updates have a check of their own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The search space of a recipe: which settings may vary, and between which values.
+"""The search space of a recipe, and the budgets, costs and rungs of a search.
 
-Budgets and costs of searches, and the rungs at which the worse trials are dropped.
+A space says which settings may vary, and between which values; at each rung the worse trials are dropped.
 """
 
 from __future__ import annotations

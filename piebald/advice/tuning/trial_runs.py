@@ -1,6 +1,6 @@
-"""The runs of trials: trained to a rung, continued to the next one, and scored on validation rows.
+"""The runs of trials, on clients as a search sees them: without their test rows, or with a part of their training rows.
 
-Clients as a search sees them: without their test rows, or with a part of their training rows.
+Runs are trained to a rung, continued to the next one, and scored on validation rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Queries of secure aggregation before training: keys, and shares of them.
+"""Queries of secure aggregation before training: keys, shares of them, and what a client derives to answer.
 
 A client's side of a sum is a small state machine over `Secrets.kept`:
 
@@ -13,12 +13,10 @@ A client's side of a sum is a small state machine over `Secrets.kept`:
 
 so honest clients give shares for one list of survivors, the same at all of them, whatever the server shows to whom.
 
-Values that a client derives from one sum's root: its public keys, shares of its secrets, seeds, boxes, claims.
-
-Shamir's secret sharing: any `threshold` of the shares give the secret back, fewer say nothing about it.
-
-A secret is the constant term of a random polynomial of degree threshold - 1 over a prime field, share x its value at x
-(Shamir 1979).  The field is just larger than 32 bytes, so a key is one element of it.
+From one sum's root a client derives its public keys, shares of its secrets, seeds, boxes and claims.  Shares are by
+Shamir's secret sharing: any `threshold` of them give the secret back, fewer say nothing about it.  A secret is the
+constant term of a random polynomial of degree threshold - 1 over a prime field, share x its value at x (Shamir 1979).
+The field is just larger than 32 bytes, so a key is one element of it.
 """
 
 from __future__ import annotations

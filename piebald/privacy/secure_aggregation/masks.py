@@ -1,15 +1,15 @@
-"""Keys and masks: agreement by X25519, one key from another, boxes for one reader, and the masks' numbers.
+"""Keys, masks, and who masks with whom: the members of a sum, that they are alike, and their neighbours.
 
-Every secret of a client in one round is derived from one root of 32 random bytes, so that it can say the same
-thing twice and never two things.  The primitives are those of `cryptography`.
+Keys are agreed on by X25519 and derived from one another; boxes are for one reader.  Every secret of a client in one
+round is derived from one root of 32 random bytes, so that it can say the same thing twice and never two things.  The
+primitives are those of `cryptography`.
 
-Members of a sum are alike: what one of them contributes follows from terms that name no client.
+Members of a sum are alike: what one of them contributes follows from terms that name no client.  Masks hide one
+contribution among others of its size.  Terms may be the same for all members, to the byte, and still say of single
+clients that they train with another rate, send next to nothing, or hold all of their rows back: then the sum is the
+contribution of those who are left.
 
-Masks hide one contribution among others of its size.  Terms may be the same for all members, to the byte, and still say
-of single clients that they train with another rate, send next to nothing, or hold all of their rows back: then the sum
-is the contribution of those who are left.
-
-The clients of one round of secure aggregation and their neighbours, computed alike by server and clients.
+The clients of one round and their neighbours are computed alike by server and clients (`MaskingGraph`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The server's side of secure aggregation: it relays keys and shares, adds masked updates up, and unmasks the sum.
+"""Both sides of a round of secure aggregation.
 
-The client's side of secure aggregation, the same on every runtime: queries about keys, and masked updates.
+The server relays keys and shares, adds masked updates up, and unmasks the sum.  A client answers queries about keys and
+masks its update, the same on every runtime.
 """
 
 from __future__ import annotations

@@ -10,11 +10,10 @@ cancel.  Neighbours hold Shamir shares of b_u and of the private key behind the 
 they send those of b_u, for one whose update did not those of its key, never both: before that, a quorum of them has
 signed one list of those who arrived (`share_checks`).
 
-What members of a sum count: the sizes that they announce, and how much the largest of them may count.
-
-A size is a whole number of quarters of a doubling: a member of size s counts at least 2^(s / 4), and less than
-2^((s + 1) / 4).  All bounds are for the worst case: the largest member at the upper end of its size, all others at the
-lower end, and only the smallest of them there when the sum is opened.
+Members announce sizes, which bound how much the largest of them may count.  A size is a whole number of quarters of a
+doubling: a member of size s counts at least 2^(s / 4), and less than 2^((s + 1) / 4).  All bounds are for the worst
+case: the largest member at the upper end of its size, all others at the lower end, and only the smallest of them there
+when the sum is opened.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Experiment trackers: settings that open a callback, and what all trackers are sent.
+"""Experiment trackers, MLflow, TensorBoard, and Weights & Biases: settings that open a callback, and what all are sent.
 
-The tracker MLflow: runs in a file store, a database or at a server.
-
-The tracker TensorBoard: event files in a folder.
-
-The tracker Weights & Biases: offline folders, or its server where asked for.
+MLflow keeps runs in a file store, a database or at a server, TensorBoard event files in a folder, and Weights & Biases
+offline folders, or its server where asked for.
 """
 
 from __future__ import annotations

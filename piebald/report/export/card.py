@@ -1,9 +1,8 @@
-"""The model card of an exported model: how it was trained, on whom, how well it does for whom, and what protects them.
+"""The model card of an exported model, and loading of its weights into a module of the same architecture.
 
-The headings are those of Mitchell et al. 2019, *Model Cards for Model Reporting*, as far as a run knows what belongs
-under them; what only its makers know (intended use, licence) is left for them to write.
-
-Loading of exported weights into a module of the same architecture.
+A card says how the model was trained, on whom, how well it does for whom, and what protects them.  Its headings are
+those of Mitchell et al. 2019, *Model Cards for Model Reporting*, as far as a run knows what belongs under them; what
+only its makers know (intended use, licence) is left for them to write.
 """
 
 from __future__ import annotations

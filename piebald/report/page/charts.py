@@ -1,9 +1,8 @@
-"""The charts of every report: curves, budgets, distributions, gains and the partition.
+"""The charts of every report, and charts as plotly's traces and layouts, which the page's script draws.
 
-Charts as plotly's traces and layouts, which the page's script draws.
-
-Colours are names of the page's CSS variables ("$series-0", "$ink", with an opacity after a slash).  The page's script
-replaces them, so that a chart works in the light and in the dark theme.
+A report has curves, budgets, distributions, gains and the partition.  Colours are names of the page's CSS variables
+("$series-0", "$ink", with an opacity after a slash).  The page's script replaces them, so that a chart works in the
+light and in the dark theme.
 """
 
 from __future__ import annotations

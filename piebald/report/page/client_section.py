@@ -1,6 +1,7 @@
-"""The page's section about clients by name: a row for each client, a column for each label.
+"""The page's section about clients by name, and its tables of right and wrong answers by class.
 
-The page's tables of right and wrong answers by class, folded up until they are asked for.
+Of clients there is a row for each, and a column for each label.  Tables by class are folded up until they are asked
+for.
 """
 
 from __future__ import annotations

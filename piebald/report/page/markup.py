@@ -1,9 +1,8 @@
-"""Building blocks of HTML pages: text, tables, tiles, sections and charts, made by the templates in `markup.html`.
+"""HTML pages: their building blocks, made by the templates in `markup.html`, and the one document that all of them are.
 
 The report, the answer of `piebald advise`, the status page of a federation and the page of a transfer are made of these
-alone (`document` puts them together).  Values from a run folder or a site are escaped by every template.
-
-One HTML document for all pages: self-contained, without network access, for screens, phones and paper.
+blocks alone: text, tables, tiles, sections and charts.  Values from a run folder or a site are escaped by every
+template.  `document` puts them together: self-contained, without network access, for screens, phones and paper.
 """
 
 from __future__ import annotations

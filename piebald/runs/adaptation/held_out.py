@@ -1,10 +1,10 @@
-"""Clients that are held out of a run until its end, and what each client chooses then.
+"""Clients that are held out of a run until its end, what each client chooses then, and a newcomer's rows.
 
 The choices are notes of the run's last step, one for each client, and the chosen models that are no shared ones lie
 beside them as `chosen-<client>.safetensors`.  Clients are asked in groups that are always the same, and a group is
 recorded at once, so a run that was killed meanwhile asks the groups that are missing, to the same bits.
 
-A newcomer's rows from a file, a folder or a function, read in the same way as the run's own data.
+A newcomer's rows come from a file, a folder or a function, and are read in the same way as the run's own data.
 """
 
 from __future__ import annotations
