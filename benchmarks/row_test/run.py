@@ -140,7 +140,8 @@ def page(measured: list[dict[str, Any]]) -> str:
     return (
         "# How often the test of rows is right\n\n`python benchmarks/row_test/run.py`: each cell is the mean over "
         f"federations of {', '.join(map(str, CLIENTS))} clients with {', '.join(map(str, ROWS))} rows, then the least "
-        f"and the most.\n{DRAWS[2]} draws each; one rate has a standard error of 0.013 at 0.05.\n\n"
+        f"and the most.\n{DRAWS[2]} draws each; one rate has a standard error of 0.013 at 0.05.  {len(measured)} of "
+        f"{len(list(cells()))} conditions are measured so far; lines without all of theirs are means of fewer.\n\n"
         "## Two methods\n\nWhat is said holds for these runs with one or two seeds, for other seeds from three on. "
         f" Power is that of a gain of {100 * GAIN:g} points.\n\n"
         + markdown.table(
