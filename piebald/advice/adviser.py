@@ -1,6 +1,6 @@
-"""The adviser: whether clients should train together, by which method, and the gain of each.
+"""The adviser: whether clients should train together, by which method, the gain of each, and reasons for it.
 
-Reasons for a recommendation: sentences, each of which states a difference that is beyond noise (p < 0.05).
+A reason is a sentence that states a difference that is beyond noise (p < 0.05).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from piebald.advice.race import ALONE, TOGETHER, Race, Runner, check_training, e
 from piebald.advice.tuning.search import ROUNDS, claim, spent_together
 from piebald.advice.tuning.space import Budget, Cost, rungs_of
 from piebald.advice.tuning.trial import words
-from piebald.advice.tuning.trial_runs import TrialRuns
+from piebald.advice.tuning.trial_runs import TrialRuns, cost_of
 from piebald.contracts import Clients, Personalizes
 from piebald.core.arguments import Count, PathLike, Seeds
 from piebald.core.errors import RuntimeFault, SettingError
@@ -236,8 +236,8 @@ def advise(
         left_out, kept_folder = {**unusable, **failed}, None if out is None else folder
         advice, chosen = _answer(raced, runs, left_out, spent, seeds, kept_folder, settings, folder, is_dear)
         if more_data:
-            gains_of_more, cost = train_with_parts(chosen, runs, folder, limit, spent, say)
-            advice = replace(advice, more=gains_of_more, spent=spent + cost)
+            gains_of_more, cost = train_with_parts(chosen, runs, folder, limit, advice.spent, say)
+            advice = replace(advice, more=gains_of_more, spent=advice.spent + cost)
         # after the runs with parts of the rows, whose updates were sent as well
         privacy, processors = spent_together(folder), processor_seconds() - began
         advice = replace(advice, look=look_text, privacy=privacy, processor_seconds=processors)
@@ -337,7 +337,10 @@ def _answer(
     if not finished:
         raise RuntimeFault(f"no method could be trained to the end: {runners[0].why if runners else 'none is left'}")
     naive, higher = runs.naive(finished[0].folders, runs.rungs[-1]), runs.higher_is_better
-    finished = [_stopped_early(x, runs, folder) if x.recipe.name == ALONE else x for x in finished]
+    for number, runner in enumerate(finished):
+        if runner.recipe.name == ALONE:
+            finished[number], cost = _stopped_early(runner, runs, folder)
+            spent += cost
     by_label = {runner.label: runner for runner in finished}
     alone, together = (next((x for x in finished if x.entrant.recipe.name == name), None) for name in (ALONE, TOGETHER))
     label_alone = None if alone is None else alone.label
@@ -445,21 +448,27 @@ def _plain_models(runner: Runner, runs: TrialRuns) -> PlainModels | None:
     return models if models.makers else None
 
 
-def _stopped_early(alone: Runner, runs: TrialRuns, folder: Path) -> Runner:
-    """Local, trained anew for as many rounds as are best on validation rows, where these are fewer than all."""
+def _stopped_early(alone: Runner, runs: TrialRuns, folder: Path) -> tuple[Runner, Cost]:
+    """Local, trained anew for as many rounds as are best on validation rows, and the cost of that.
+
+    It stays as it is, at no cost, where all rounds are best.  It is trained anew whatever the budget has left: it sends
+    nothing, and is the measure of the others.
+    """
     steps, tables = _scores_by_step(alone, runs)
     sign = 1 if runs.higher_is_better else -1
     best = max(steps, key=lambda step: sign * tables[step].mean)
     if best == steps[-1]:
-        return alone
-    folders = {}
+        return alone, Cost()
+    folders, cost = dict[int, Path](), Cost()
     for seed in alone.folders:
         folders[seed] = folder / "stopped" / folder_name(alone.label) / f"seed-{seed}"
-        runs.train(alone.recipe, folders[seed], alone.label, seed, best).close()
+        run = runs.train(alone.recipe, folders[seed], alone.label, seed, best)
+        cost += cost_of([run])
+        run.close()
     table = runs.read(folders)
     if table is None:
-        return alone
-    return replace(alone, folders=folders, scores={**alone.scores, alone.reached: table}, stopped=best)
+        return alone, cost
+    return replace(alone, folders=folders, scores={**alone.scores, alone.reached: table}, stopped=best), cost
 
 
 def _scores_by_step(runner: Runner, runs: TrialRuns) -> tuple[list[int], dict[int, Scores]]:

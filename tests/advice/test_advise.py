@@ -476,6 +476,13 @@ def test_training_alone_is_stopped_where_validation_rows_are_best(tmp_path: Path
                 whole.append(max(np.mean(list(history.values_at(step).values())) for step in (2, 4, 6, 8)))
     assert stopped
     assert alone == pytest.approx(max(whole))
+    trained = [*(tmp_path / "advice" / "runs").rglob("run.db"), *stopped]
+    assert found.spent.rounds == sum(_rounds(path.parent) for path in trained)  # none of it is forgotten
+
+
+def _rounds(folder: Path) -> int:
+    with History(folder) as history:
+        return int(history.final["rounds"])
 
 
 def test_half_of_the_rows_are_rows_of_the_whole() -> None:
