@@ -156,6 +156,8 @@ class Advice(Tabular):
         }[self.pays]
         method, plain = f"{self.recommended} ({self.title})", self.against_naive
         if plain is None or plain.naive is None or not self._is_useless:
+            if self.pays == "no" and self.plain_alone is not None:
+                return f"{start}: {method} is no better than {self.plain_alone.name}, fitted by each client alone."
             if self.pays == "no" and self.evidence.rows == "test":
                 return f"{start}: {method}, the best by validation rows, was not borne out by test rows."
             return f"{start}; {method} is recommended."
@@ -219,13 +221,15 @@ class Advice(Tabular):
         evidence = self.evidence
         if evidence.gain is None:
             return ""
-        ours = evidence.label if evidence.rows == "test" else "What is best for all others, tried on each client,"
-        rows = "" if evidence.rows == "test" else " on validation rows"
+        is_test, plain = evidence.rows == "test", self.plain_alone
+        ours = evidence.label if is_test else "What is best for all others, tried on each client,"
+        rows = "" if is_test else " on validation rows"
         is_clear = evidence.p < ERROR_RATE
         amount = self._by_chance(evidence.gain, evidence.low, evidence.high, is_clear, evidence.noise)
         # the interval ends below what counts as little
         little = ", so too little is to be gained" if evidence.pays == "no" and not is_clear else ""
-        alone = "alone" if self.plain_alone is None else f"{self.plain_alone.name} alone"
+        # of several that are alone, each client has what is best for all others as well
+        alone = "alone" if plain is None else f"{plain.name} alone" if is_test else "the best alone, likewise,"
         return f"{ours} against {alone}{rows}: {amount}{little}."
 
     def _by_chance(self, gain: float, low: float | None, high: float | None, clear: bool, noise: str) -> str:
@@ -429,7 +433,7 @@ class Advice(Tabular):
         if plain is None:
             return None
         test = None if plain.test is None else plain.test.mean
-        return {"name": plain.name, "validation": plain.validation.mean, "test": test}
+        return {"name": plain.name, "validation": plain.validation[plain.name].mean, "test": test}
 
     def toml(self) -> str:
         """The recommendation as an experiment file, which `piebald run` and `piebald up` take.
@@ -544,7 +548,7 @@ class Advice(Tabular):
         return outlook(f"more {part.what}", part.gain, self.higher_is_better, near)
 
     def _ensemble_part(self) -> str:
-        """Return what the mean of several runs reaches, beside the best single recipe."""
+        """Return what the mean of several runs of one seed reaches, beside the recommendation under that seed."""
         if self.ensemble is None:
             return ""
         gain, sign = self.ensemble.gain, 1 if self.higher_is_better else -1
@@ -552,7 +556,8 @@ class Advice(Tabular):
         amount = self._by_chance(sign * gain.mean, low, high, gain.p < ERROR_RATE, gain.noise)
         score = MetricFormat(self.metric).value(self.ensemble.score)
         models = plural(len(self.ensemble.members), "model")
-        return f"the mean of {models} has {score} on {self.ensemble.rows} rows, against {self.recommended} {amount}."
+        rows = f"{self.ensemble.rows} rows, one seed"
+        return f"the mean of {models} has {score} on {rows}; against {self.recommended} {amount}."
 
     def _ensemble_price(self) -> str:
         """Return the members of the ensemble, what they cost, and how their mean is taken."""

@@ -1,10 +1,9 @@
-"""Evidence of the answer: whether federating pays these clients, and the clients that lose by it.
+"""Evidence of the answer: whether federating pays these clients, who loses by it, and the gain of each client.
 
-Gains of single clients by joining, on the test rows that are opened once, after the choice.
-
-The largest of many gains is large by luck, too, so each is shrunk towards the mean of all, the more the noisier it is
-and the less clients differ (empirical Bayes).  Its interval counts that the mean and the spread of clients are
-estimated as well, so with fewer than four clients nothing is shrunk.
+Gains are on the test rows that are opened once, after the choice.  The largest of many gains is large by luck, too, so
+each is shrunk towards the mean of all, the more the noisier it is and the less clients differ (empirical Bayes).  Its
+interval counts that the mean and the spread of clients are estimated as well, so with fewer than four clients nothing
+is shrunk.
 
 Source: Morris, *Parametric empirical Bayes inference: theory and applications*, JASA 1983.
 """
@@ -90,21 +89,19 @@ class PlainAlone:
 
     Attributes:
         name: of the model.
-        validation, test: its scores, of one seed, as nothing in it is drawn; `test` is None without test rows.
+        validation: the scores of all plain models on validation rows, of one seed, as nothing in them is drawn.
+        test: those of this one on test rows, None where there are none.
     """
 
     name: str
-    validation: Scores
+    validation: Mapping[str, Scores]
     test: Scores | None
 
-    def under(self, other: Scores, split: Split) -> Scores | None:
-        """Its scores on a split, the same under every seed of others."""
-        scores = self.test if split == "test" else self.validation
-        if scores is None:
-            return None
-        rows = {(seed, name): values for seed in other.seeds for (_, name), values in scores.rows.items()}
-        values = np.repeat(scores.values, len(other.seeds), axis=0)
-        return replace(scores, values=values, seeds=list(other.seeds), trained=None, rows=rows)
+
+def _under(scores: Scores, seeds: Sequence[int]) -> Scores:
+    """The scores of a plain model, the same under every seed of others."""
+    rows = {(seed, name): values for seed in seeds for (_, name), values in scores.rows.items()}
+    return replace(scores, values=np.repeat(scores.values, len(seeds), axis=0), seeds=seeds, trained=None, rows=rows)
 
 
 def whether_it_pays(
@@ -119,9 +116,11 @@ def whether_it_pays(
 
     Where the leader shares something, its test rows decide: nothing was chosen by them, so one comparison is made, and
     it is fair.  Otherwise validation rows do, by which the best method was chosen, too; that would flatter it, so each
-    client's gain is that of the method that is best on all *other* clients (leave-one-out).  Where the leader is
-    training alone, it does not pay either if the 95 % interval of the gain ends below what counts as little (one
-    point).
+    client has the method that is best on all *other* clients (leave-one-out), and so it has Local or a plain model, of
+    which several were tried as well.  What was chosen within a method, its settings and the round at which Local stops,
+    was chosen by the same rows, which flatters all methods, and Local a little more.  Where the leader is training
+    alone, or a plain model is better than Local, it does not pay either if the 95 % interval of the gain ends below
+    what counts as little (one point).
 
     The question is that of the clients at hand, see `report.verdict.compared`.
 
@@ -140,14 +139,16 @@ def whether_it_pays(
     against = alone.label if plain is None else plain.name
     # test rows had no part in the choice, so one comparison on them is not flattered
     if best is not alone and best.label in opened:
-        measure = opened.get(alone.label) if plain is None else plain.under(opened[best.label], "test")
+        measure = opened.get(alone.label) if plain is None else plain.test
         if measure is not None:
+            measure = measure if plain is None else _under(measure, opened[best.label].seeds)
             return replace(_compared(opened[best.label], measure, "test", runs), label=best.label, against=against)
     # all are judged on the seeds of all, and one seed may have been luck
     rivals = [runner for runner in rivals if len(runner.last.seeds) > 1] or rivals
-    ours = _left_out(rivals, runs.higher_is_better)
-    measure = alone.last if plain is None else plain.under(ours, "validation")
-    assert measure is not None
+    ours = _left_out([runner.last for runner in rivals], runs.higher_is_better)
+    plain_scores = () if plain is None else plain.validation.values()
+    by_itself = [alone.last, *(_under(scores, alone.last.seeds) for scores in plain_scores)]
+    measure = _left_out(by_itself, runs.higher_is_better)
     evidence = replace(_compared(ours, measure, "validation", runs), label=best.label, against=against)
     is_little = evidence.high is not None and evidence.high < nearness(runs.metric, measure.mean)
     unclear = (best is alone or plain is not None) and evidence.pays == "cannot be told"
@@ -163,7 +164,8 @@ def strongest_plain(alone: Runner | None, models: PlainModels | None, runs: Tria
     name = max(tables, key=lambda name: sign * tables[name].mean, default=None)
     if name is None or sign * tables[name].mean <= sign * alone.last.mean:
         return None
-    return PlainAlone(name, tables[name], models.scores(runs.choosing.opened(), "test").get(name))
+    test = models.scores_of(name, runs.choosing.opened(), "test")
+    return PlainAlone(name, tables, test if test.present else None)
 
 
 def _compared(ours: Scores, alone: Scores, rows: Split, runs: TrialRuns) -> Evidence:
@@ -177,13 +179,11 @@ def _compared(ours: Scores, alone: Scores, rows: Split, runs: TrialRuns) -> Evid
     return Evidence(pays, rows, sign * gain.mean, gain.error, gain.noise, gain.p, *ends)
 
 
-def _left_out(runners: Sequence[Runner], higher: bool) -> Scores:
+def _left_out(methods: Sequence[Scores], higher: bool) -> Scores:
     """For each client the scores of the method with the best mean over all other clients, on seeds that all have."""
-    seeds = [seed for seed in runners[0].last.seeds if all(seed in runner.last.seeds for runner in runners)]
-    values = np.stack(
-        [runner.last.values[[list(runner.last.seeds).index(seed) for seed in seeds]] for runner in runners]
-    )
-    tables = [runner.last.of_seeds(seeds) for runner in runners]
+    seeds = [seed for seed in methods[0].seeds if all(seed in scores.seeds for scores in methods)]
+    values = np.stack([scores.values[[list(scores.seeds).index(seed) for seed in seeds]] for scores in methods])
+    tables = [scores.of_seeds(seeds) for scores in methods]
     votes = tables[0].votes
     present = np.isfinite(values) * votes
     # leave one out: the sum over all clients less each client's own, by their votes

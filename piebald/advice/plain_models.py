@@ -45,10 +45,11 @@ class PlainModels:
 
     def scores(self, clients: Clients, split: Split) -> dict[str, Scores]:
         """The scores of each model by its name, on a split of these clients; of those that have any."""
-        tables = {name: self._table(name, clients, split) for name in self.makers}
+        tables = {name: self.scores_of(name, clients, split) for name in self.makers}
         return {name: table for name, table in tables.items() if table.present}
 
-    def _table(self, name: str, clients: Clients, split: Split) -> Scores:
+    def scores_of(self, name: str, clients: Clients, split: Split) -> Scores:
+        """The scores of the model of that name on a split of these clients, NaN for clients that have none."""
         metric = self.objective.metrics.get(self.objective.metric, self.objective.loss)
         values, rows = np.full((1, len(clients)), np.nan), dict[Any, Floats]()
         for client in range(len(clients)):

@@ -18,7 +18,7 @@ from piebald import recipes
 from piebald.advice.adviser import reasons
 from piebald.advice.answer import Advice, noise_of_privacy
 from piebald.advice.answer_page import gain_picture, screen
-from piebald.advice.evidence import Checked, ClientGain, Evidence, shrunken, whether_it_pays, with_shrunk
+from piebald.advice.evidence import Checked, ClientGain, Evidence, PlainAlone, shrunken, whether_it_pays, with_shrunk
 from piebald.advice.more_data import More
 from piebald.advice.odd_sites import in_points
 from piebald.advice.tuning.space import Cost
@@ -131,6 +131,17 @@ def test_the_same_sentence_in_every_place(size: float, start: str) -> None:
 def test_secure_sums_are_offered_only_where_the_server_needs_nothing_but_sums(recipe: str, said: str) -> None:
     given = answer([0.2] * 4, recipe=recipes.make(recipe), recommended=recipe)
     assert said in dict((heading, text) for heading, text, _ in given.parts())["Leaves"]
+
+
+def test_a_plain_model_that_is_better_alone_is_named_in_the_sentence() -> None:
+    """It was better by validation rows already, so the method is not called the best by them."""
+    given = answer([-0.3] * 6, naive=0.2)
+    assert "the best by validation rows" in given.headline()
+    plain = replace(given, plain_alone=PlainAlone("shrunken LDA", {}, None)).headline()
+    assert plain == (
+        "No, training together does not pay: ditto (a personal model beside the shared one) is no better than shrunken "
+        "LDA, fitted by each client alone."
+    )
 
 
 def test_nothing_is_recommended_that_one_answer_for_all_rows_matches() -> None:

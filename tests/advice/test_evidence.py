@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from piebald.advice.evidence import Checked, losers, whether_it_pays
+from piebald.advice.evidence import Checked, PlainAlone, losers, whether_it_pays
 from piebald.report.paired import Scores
 
 NAMES = [f"c{client}" for client in range(6)]
@@ -70,6 +70,15 @@ def test_the_luckiest_of_many_methods_does_not_pay() -> None:
     assert found.gain is not None
     assert found.gain < 0
     assert found.pays != "yes"
+
+
+def test_the_luckiest_of_many_plain_models_is_no_measure() -> None:
+    """Each is far ahead at one client, by luck: that client has what the others would choose."""
+    lucky = {f"m{k}": Scores([np.where(np.arange(6) == k, 0.98, 0.66)], NAMES, **ROWS) for k in range(6)}
+    joined = runner("ditto", *[0.72] * 6)
+    assert lucky["m0"].mean > LOCAL.last.mean
+    found = whether_it_pays([LOCAL, joined], LOCAL, joined, [], runs(), PlainAlone("m0", lucky, None))
+    assert found.gain == pytest.approx(0.72 - 0.66)
 
 
 def test_other_metrics_and_rows_elsewhere_are_judged_between_clients() -> None:
