@@ -113,6 +113,8 @@ def _by_property(gain: Floats, values: Floats | None, rival: str, prop: str, run
 def _of_rounds(chosen: Runner, runs: TrialRuns) -> list[str]:
     """Return what the second half of the rounds has changed, where that is beyond noise."""
     rungs = sorted(chosen.scores)
+    if chosen.stopped:  # its last scores are not of the last rung's rounds
+        return []
     if len(rungs) < 2 or rungs[-1] != runs.rungs[-1]:
         return []
     step = difference(chosen.scores[rungs[-1]], chosen.scores[rungs[-2]])
@@ -389,8 +391,8 @@ def _answer(
         gain_together=None if together is None or together is chosen else difference(chosen.last, together.last),
         losers=losers(chosen, alone, finished, higher),
         reasons=[*reasons(chosen, alone, together, runs), *better],
-        tried=_tried(runners, best, runs),
-        curve={rounds: table.of_seeds(table.seeds[:1]).mean for rounds, table in sorted(chosen.scores.items())},
+        tried=_tried([by_label.get(runner.label, runner) for runner in runners], best, runs),
+        curve=_curve(chosen),
         cost=chosen.run or Cost(),
         spent=spent,
         tested=tested,
@@ -410,6 +412,14 @@ def _answer(
         keep="best_for_each" if better_alone and not runs.choosing.held_out else None,
     )
     return advice, chosen
+
+
+def _curve(chosen: Runner) -> dict[int, float]:
+    """The mean on validation rows after each rung, or the rounds at which it was stopped, with the first seed."""
+    means = {rung: table.of_seeds(table.seeds[:1]).mean for rung, table in chosen.scores.items()}
+    if chosen.stopped:
+        means[chosen.stopped] = means.pop(chosen.reached)
+    return dict(sorted(means.items()))
 
 
 def refuse_pointless(clients: Clients) -> None:
@@ -567,7 +577,7 @@ def _tried(runners: Sequence[Runner], best: Runner, runs: TrialRuns) -> ResultTa
             {"method": runner.label, "score": runner.mean, "behind": lag, "error": error,
              "lr": runner.entrant.settings.get("lr"), "settings": words(runner.entrant.settings),
              "megabytes": cost.bytes / 1e6 if runner.run else None, "steps": cost.steps if runner.run else None,
-             "seconds": 60 * cost.minutes if runner.run else None, "rounds": runner.reached,
+             "seconds": 60 * cost.minutes if runner.run else None, "rounds": runner.stopped or runner.reached,
              "seeds": len(runner.last.seeds), "trials": runner.tried,
              "what became of it": runner.state if not runner.why else f"{runner.state}: {runner.why}"}
         )  # fmt: skip
