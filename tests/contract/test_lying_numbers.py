@@ -19,6 +19,7 @@ from piebald.methods.aggregation.foolsgold import Foolsgold
 from piebald.methods.aggregation.linear import ExampleWeighted
 from piebald.methods.aggregation.q_fair import QFair
 from piebald.methods.aggregation.tilted import Tilted
+from piebald.methods.training.base import Trainer
 from piebald.runtimes.simulation.simulation import Simulation
 from piebald.server.cluster_models import ClusterModels
 from piebald.server.cluster_state import Counted, ModelCache
@@ -173,6 +174,38 @@ class Accusing(ExampleWeighted):
             context.exclude_client(0, "it was there")
             raise OverflowError("a number too large")
         return super().aggregate(cohort, context)
+
+
+def what_weighs() -> dict[str, str]:
+    """What the table of the threat model says weighs an update, by recipe."""
+    text = (Path(__file__).parents[2] / "docs" / "explanation" / "threat-model.md").read_text()
+    rows = [line.split("|") for line in text.partition("What one false number can do")[2].splitlines() if "|" in line]
+    return {name: row[2].strip() for row in rows for name in row[1].replace("`", "").replace(" ", "").split(",")}
+
+
+def test_the_table_names_each_recipe() -> None:
+    assert what_weighs().keys() >= TABLE.keys()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    # each step of the two that are left out has a single update
+    "name", sorted(
+        name for name in TABLE.keys() - {"async_fedavg", "fedasync"}
+        if what_weighs()[name].startswith(("rows, as", "all alike"))
+    )
+)  # fmt: skip
+def test_a_false_number_of_rows_weighs_as_the_table_says(name: str, told: dict[str, Any]) -> None:
+    def share() -> float:
+        rows = [row for row in lied_to(name, rounds=1, evaluate_every=0).results if row["kind"] == "train"]
+        (own,) = [row for row in rows if row["client"] == LIAR][:1]
+        return float(own["weight"] / sum(row["weight"] for row in rows if row["cluster"] == own["cluster"]))
+
+    honest, more, trainer = share(), 20 * SIZES[LIAR], method(name).training
+    assert isinstance(trainer, Trainer)
+    told |= {"metric": {LIAR: 0.5}, "examples": more, "steps": max(1, trainer.min_steps(more))}
+    lied, alone = share(), honest > 1 - 1e-6  # of its cluster, or of a step
+    assert alone or (lied > 1.2 * honest) == what_weighs()[name].startswith("rows")
 
 
 @pytest.mark.parametrize("alone", [True, False])
