@@ -188,7 +188,9 @@ def _of_trees(folder: Path, rows: Path, client: str | None) -> tuple[pd.DataFram
     trees = trees_in(folder)
     if client is not None and client not in trees.clients:
         raise unknown("client", client, trees.clients)
-    return pd.DataFrame(trees.predict(read_table(rows)), columns=[*(trees.classes or (trees.name,))]), "the trees"
+    prepared = trees.encoding.preparation
+    table = read_table(rows, None, () if prepared is None else prepared.as_written)
+    return pd.DataFrame(trees.predict(table), columns=[*(trees.classes or (trees.name,))]), "the trees"
 
 
 def _write(predictions: pd.DataFrame, path: Path) -> None:

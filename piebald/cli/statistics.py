@@ -150,6 +150,7 @@ def asked_rows(file: Path, options: SharedOptions, divided: bool = False) -> Ask
     from piebald.data.clients.client_tables import is_table, read_table
     from piebald.data.preparation import PrepareSettings
     from piebald.experiments.file import ExperimentSettings
+    from piebald.inference.columns import asked_owners
 
     client, split = options.client, options.split
     if is_table(file):
@@ -169,19 +170,18 @@ def asked_rows(file: Path, options: SharedOptions, divided: bool = False) -> Ask
         names = [name for name in read_table(Path(table)).columns if name not in (section.client, section.only_target)]
     if table is not None and section.client is not None and not divided:
         column = client or section.client
-        rows: Any = table
+        prepare = settings.prepare if isinstance(settings.prepare, PrepareSettings) else PrepareSettings()
+        owners = asked_owners(table, column, prepare, (column, section.only_target))
+        rows: Any = owners[0].content
         if settings.split is None:
             _refuse_split(split, table)
         else:
             from piebald.data import train_validation_test_split
 
             parts: dict[Any, Any] = train_validation_test_split(
-                table, settings.split, client=column, target=section.only_target, regression=section.regression
+                rows, settings.split, client=column, target=section.only_target, regression=section.regression
             )
             rows = parts[split or "train"]
-        if isinstance(settings.prepare, PrepareSettings):
-            frame = read_table(Path(table), column) if isinstance(rows, str) else rows
-            rows = settings.prepare.read(frame, (column, section.only_target))
         return AskedRows(rows, column, section.features, section.only_target)
     if client is not None:
         raise SettingError(

@@ -77,7 +77,7 @@ def _own_rows(fields: ExperimentFields, partition: Component | None) -> Clients:
             sites = partition.prepared(agreed).clients_elsewhere().divided_by(fields.split)
         return SitesPrepared(sites, agreed)
     with fields.errors_placed("data", fields.data):
-        rows = fields.data.load(fields.split, coded=wants_preparation(fields))
+        rows = fields.data.load(fields.split, wants_preparation(fields), fields.wanted.cleaning)
     if not isinstance(rows, DataSet):
         if fields.partition is not None:
             raise SettingError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -24,6 +24,7 @@ from piebald.data.clients.prepared import frame_of
 from piebald.data.partition import clients_from
 from piebald.data.preparation.answers import KindsAnswer, KindsQuestion, answer, common_kinds, date_forms
 from piebald.data.preparation.columns import dates_of, numbers_of, truths_of, words_of
+from piebald.data.preparation.preparation import PrepareSettings
 from piebald.data.preparation.written_forms import common_units
 
 TARGET = "target"  # the name of a column of targets that has no name
@@ -82,6 +83,24 @@ def check_codes(name: str, categories: Sequence[str]) -> None:
 def _text(value: float) -> str:
     # codes that were read as floats, since a column had gaps, must match categories that are written as "3"
     return str(int(value)) if value.is_integer() else f"{value:g}"
+
+
+def asked_owners(
+    source: Any, client: str | None, prepare: PrepareSettings | Mapping[str, Any] | None, apart: Collection[str | None]
+) -> Any:
+    """Return the rows that a question is about as the settings of [prepare] read them: cleaned, and gaps empty.
+
+    Args:
+        source, client: see `columns_of`.
+        prepare: the settings; None takes rows as they are.
+        apart: columns that stay as they are after cleaning.
+    """
+    if prepare is None:
+        return source
+    settings = prepare if isinstance(prepare, PrepareSettings) else PrepareSettings(**prepare)
+    owners = read_owners(source, client, cleaning=settings.cleaning)
+    return [replace(owner, content=settings.read(owner.content, apart)) if owner.is_frame else owner
+            for owner in owners]  # fmt: skip
 
 
 def columns_of(

@@ -19,7 +19,8 @@ from piebald.contracts import Query, Split
 from piebald.core.arguments import Count, checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
-from piebald.inference.columns import TARGET
+from piebald.data.preparation.preparation import PrepareSettings
+from piebald.inference.columns import TARGET, asked_owners
 from piebald.inference.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
 from piebald.inference.models.fitting import Maximum, maximised, normal_mixed, quadrature_mixed
 from piebald.inference.models.likelihood import Likelihood
@@ -165,6 +166,7 @@ def glm(
     delta: float | None = None,
     bounds: Mapping[str, Sequence[float]] | None = None,
     rounds: Count = ROUNDS,
+    prepare: PrepareSettings | Mapping[str, Any] | None = None,
 ) -> Glm | MixedGlm | PooledGlm | NoisyModel:
     """Fit a generalised linear model to the rows of all clients, as if they were pooled.
 
@@ -172,7 +174,7 @@ def glm(
     category but the first.
 
     Args:
-        clients, client, split, features: as of `statistics`.
+        clients, client, split, features, prepare: as of `statistics`.
         target: the column to explain; "target" by default, as `Clients` have it.  Under "binomial" it has two
             classes, or `event` and all others; under "poisson" and "negative_binomial" counts.
         columns: the columns to explain it by, all others by default.  The column `client`, which may also be called
@@ -221,7 +223,8 @@ def glm(
         target or TARGET, columns, family, offset, weights, robust, cluster, random_intercept, reml, max_iterations,
         NoiseOptions.of(epsilon, delta, bounds, rounds), event, power,
     )  # fmt: skip
-    with asked_tables(clients, client, options, split, features, categories) as asked:
+    owners = asked_owners(clients, client, prepare, (client,))
+    with asked_tables(owners, client, options, split, features, categories) as asked:
         return fit_glm(asked, options)
 
 

@@ -23,8 +23,8 @@ from piebald.core.errors import RuntimeFault, SettingError, unknown
 from piebald.core.moments import HIGHEST, LOWEST, Floats, Ints, Moments, keys_of, merged, number_of, order_statistics
 from piebald.core.randomness import NoiseSource
 from piebald.data.clients.prepared import preparation_of
-from piebald.data.preparation.preparation import OTHER
-from piebald.inference.columns import TARGET, columns_of, input_names, target_columns
+from piebald.data.preparation.preparation import OTHER, PrepareSettings
+from piebald.inference.columns import TARGET, asked_owners, columns_of, input_names, target_columns
 from piebald.inference.pooled_statistics import FederatedStatistics, Mode, NumberColumn, Table, TextColumn
 from piebald.inference.queries.columns import MOST_KEYS, PARTS, MaskedSumsQuery, NoisySumsQuery, StatisticsQuery
 from piebald.inference.request import STEP, Bins, NoiseAt, Quantiles, StatisticsRequest, SumPlan, statistics_request
@@ -499,6 +499,7 @@ def statistics(
     delta: Fraction | None = None,
     noise_at: NoiseAt = "server",
     ledger: Ledger | None = None,
+    prepare: PrepareSettings | Mapping[str, Any] | None = None,
 ) -> FederatedStatistics:
     """Compute counts, means, deviations, quantiles, histograms and contingency tables over the rows of all clients.
 
@@ -514,6 +515,7 @@ def statistics(
         columns: names of columns, all by default.
         split: the split, where clients have splits; tables are taken whole.
         features: names of the inputs of `Clients`; "x0", "x1", ... by default, and "target".
+        prepare: how columns of tables are read, see `PrepareSettings`: cleaned, and with further words for gaps.
 
     Args: Statistics
         quantiles: shares in [0, 1] of the numbers below.
@@ -561,6 +563,7 @@ def statistics(
         raise SettingError(f"delta must be the ledger's, {ledger.delta:g}, got {delta:g}")
     # words of clients are no numbers of categories where nobody may look at them: others than the stated ones are one
     most = None if request.hides_rows else MOST_CATEGORIES
-    rows = TableClients.of(columns_of(clients, client, columns, split, features), request.categories, most)
+    owners = asked_owners(clients, client, prepare, (client,))
+    rows = TableClients.of(columns_of(owners, client, columns, split, features), request.categories, most)
     with simulated(rows, [SecureAggregation(bits=64)] * secure) as (runtime, work):
         return statistics_at_sites(runtime, work, rows, request, ledger=ledger)

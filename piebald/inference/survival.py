@@ -19,6 +19,8 @@ from piebald.core.arguments import Count, checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.core.result_table import ResultTable
+from piebald.data.preparation.preparation import PrepareSettings
+from piebald.inference.columns import asked_owners
 from piebald.inference.linear_models import ModelOfRows, without
 from piebald.inference.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
 from piebald.inference.models.fitting import Maximum
@@ -269,13 +271,14 @@ def cox(
     bounds: Mapping[str, Sequence[float]] | None = None,
     rounds: Count = ROUNDS,
     times: Sequence[float] | None = None,
+    prepare: PrepareSettings | Mapping[str, Any] | None = None,
 ) -> Cox | NoisyModel:
     """Fit Cox's proportional-hazards model to the rows of all clients.
 
     By default each client has a baseline hazard of its own, so that no row is compared with rows of others.
 
     Args:
-        clients, client, split, features: as of `statistics`.
+        clients, client, split, features, prepare: as of `statistics`.
         time, event: columns of the time to an event or to the end of observation, and of whether it was an event: 1 or
             0, or classes.
         event_value: the class that is an event, by default the second of two: the larger number, or by alphabet.
@@ -321,7 +324,8 @@ def cox(
         time, event, columns, offset, stratified, ties, robust, cluster, transform, max_iterations, entry, weights,
         NoiseOptions.of(epsilon, delta, bounds, rounds, times or ()), event_value,
     )  # fmt: skip
-    with asked_tables(clients, client, options, split, features, categories) as asked:
+    owners = asked_owners(clients, client, prepare, (client,))
+    with asked_tables(owners, client, options, split, features, categories) as asked:
         return fit_cox(asked, options)
 
 
@@ -458,11 +462,12 @@ def survival(
     categories: Mapping[str, Sequence[str]] | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
+    prepare: PrepareSettings | Mapping[str, Any] | None = None,
 ) -> Survival:
     """Estimate survival curves of the pooled rows by Kaplan and Meier (1958), and test whether groups differ.
 
     Args:
-        clients, client, split, features: as of `statistics`.
+        clients, client, split, features, prepare: as of `statistics`.
         time, event, event_value: as of `cox`.
         group: a column whose values are the groups: the clients, text, true and false (1 and 0), or codes, of which
             more than these two need `categories`.
@@ -478,7 +483,8 @@ def survival(
     """
     noise = NoiseOptions.of(epsilon, delta, None)
     options = SurvivalOptions(time, event, group, times, stratified, noise, event_value)
-    with asked_tables(clients, client, options, split, features, categories) as asked:
+    owners = asked_owners(clients, client, prepare, (client,))
+    with asked_tables(owners, client, options, split, features, categories) as asked:
         # true and false are numbers by this point, and their two values need no names from the caller
         if group is not None:
             asked.columns.name_truths(group)

@@ -184,11 +184,11 @@ class RawInputs:
             SettingError: a column or a number is missing, or inputs have another form.
         """
         if isinstance(rows, str | Path):
-            rows = _read(Path(rows))
+            rows = self.in_file(Path(rows))
         tokens = any(leaf.dtype == torch.int64 for leaf in pytree.leaves(self.like))
         if self.preparation is not None:
             # an array has no names, so its columns are taken to be in the order of training
-            frame = rows if is_frame(rows) else self._frame(rows)
+            frame = self.preparation.cleaned(rows, self.client) if is_frame(rows) else self._frame(rows)
             # a warning, not an error: rows that differ can be predicted, and the user may know why they do
             for sentence in self.preparation.unlike_training(frame):
                 _log.warning("%s", sentence)
@@ -206,6 +206,17 @@ class RawInputs:
         if self.standardisation is not None:
             x = self.standardisation.applied(x)
         return self._checked(x)
+
+    def in_file(self, path: Path) -> Any:
+        """Return the rows in a file: a table, whose columns are read as those of training, or the array x."""
+        if is_table(path):
+            return read_table(path, None, () if self.preparation is None else self.preparation.as_written)
+        if path.suffix != ".npz":
+            raise SettingError(f"rows to predict must be in a .csv, .tsv, .parquet or .npz file, got {path}")
+        arrays = read_arrays(path)
+        if "x" not in arrays:
+            raise SettingError(f"{path} must hold an array x, got {', '.join(arrays) or 'none'}")
+        return arrays["x"]
 
     def _frame(self, rows: Any) -> pd.DataFrame:
         """Return an array of the columns that are prepared, in their order, as a table."""
@@ -269,7 +280,7 @@ class Predictor:
         import pandas as pd
 
         if isinstance(rows, str | Path):
-            rows = _read(Path(rows))
+            rows = self.inputs.in_file(Path(rows))
         # before the rows become inputs, which have no labels
         index = rows.index if is_frame(rows) else None
         outputs = self.outputs(self.inputs.read(rows))
@@ -344,15 +355,3 @@ def mean_outputs(outputs: Sequence[Tensor], kind: AnswerKind) -> Tensor:
         return stack.log_softmax(-1).logsumexp(0)
     # a mean of logits would not be the logit of the mean probability
     return torch.sigmoid(stack).mean(0).logit() if kind == "labels" else stack.mean(0)
-
-
-def _read(path: Path) -> Any:
-    """Return the rows in a file: a table, or the array x."""
-    if is_table(path):
-        return read_table(path)
-    if path.suffix != ".npz":
-        raise SettingError(f"rows to predict must be in a .csv, .tsv, .parquet or .npz file, got {path}")
-    arrays = read_arrays(path)
-    if "x" not in arrays:
-        raise SettingError(f"{path} must hold an array x, got {', '.join(arrays) or 'none'}")
-    return arrays["x"]

@@ -25,12 +25,14 @@ from piebald.core.references import Reference, Text
 from piebald.core.targets import IGNORED
 from piebald.data.clients.client_tables import BY_SHARES, ClientTable, Reading, files_of, is_table, read_table
 from piebald.data.clients.convert import Array, Collate, floats, is_several
-from piebald.data.clients.owner import Owner, read_owners
+from piebald.data.clients.owner import Owner, cleaned, read_owners
 from piebald.data.clients.pairs import looking_alike
 from piebald.data.clients.prepared import Standardisation
 from piebald.data.clients.sources import clients_of_table, labelled, recoded, table_of
+from piebald.data.clients.table_files import AsWritten
 from piebald.data.partition import ByOwner, Iid
 from piebald.data.partition.split import SplitSettings
+from piebald.data.preparation.cleaning import Cleaning
 from piebald.data.preparation.preparation import PrepareSettings
 from piebald.data.sets.dataset import DataSet, Owners
 from piebald.data.sets.decoded import Decoded
@@ -130,20 +132,26 @@ class DataSource(BaseModel):
             changes = {"seconds": lengths[1] / self.rate}
         return self.model_copy(update={name: changes[name] for name in changes.keys() - self.model_fields_set})
 
-    def load(self, split: SplitSettings | None = None, coded: bool = False) -> DataSet | Clients:
+    def load(
+        self, split: SplitSettings | None = None, coded: bool = False, cleaning: Cleaning | None = None
+    ) -> DataSet | Clients:
         """Read the rows: a data set to divide among clients, or clients where the source has them already.
 
         Args:
             split: how each client's rows are divided, which may name columns.
             coded: whether columns of tables are to be prepared, so that they may have gaps and text.
+            cleaning: what is done to the columns of tables before all else.
 
         Raises:
             SettingError: there is no such source, it cannot be read, or holds something else.
         """
-        return self.rows_of(self.read(), split, coded)
+        return self.rows_of(self.read(() if cleaning is None else cleaning.as_written), split, coded, cleaning)
 
-    def read(self) -> Any:
+    def read(self, as_written: AsWritten = ()) -> Any:
         """Return the content of the source: a table, arrays, a data set, or the value of its function.
+
+        Args:
+            as_written: see `read_table`.
 
         Raises:
             SettingError: there is no such source, or it cannot be read.
@@ -154,16 +162,16 @@ class DataSource(BaseModel):
             return named(self.name)
         if isinstance(self.source, Reference):
             return plugins.call(self.source, "data source")
-        return self.read_path(Path(self.source))
+        return self.read_path(Path(self.source), as_written)
 
-    def read_path(self, path: Path) -> Any:
+    def read_path(self, path: Path, as_written: AsWritten = ()) -> Any:
         """Return the content of the file or folder at a path, see `read`."""
         if path.is_dir():
             return self._folder(path)
         if files_of(path) == [path] and not path.is_file():
             raise SettingError(f"there is no file or folder {self.source!r}, and it is not 'my_data.py:load' either")
         if is_table(path):
-            return read_table(path, self.client)
+            return read_table(path, self.client, as_written)
         if path.suffix == ".npz":
             return _arrays(path)
         raise SettingError(
@@ -171,19 +179,21 @@ class DataSource(BaseModel):
             f"got {self.source!r}"
         )
 
-    def rows_of(self, value: Any, split: SplitSettings | None = None, coded: bool = False) -> DataSet | Clients:
+    def rows_of(
+        self, value: Any, split: SplitSettings | None = None, coded: bool = False, cleaning: Cleaning | None = None
+    ) -> DataSet | Clients:
         """The rows in a value that a file held or a function returned, of two classes where `positive` names one.
 
         Args:
             split: see `load`.
             value: a `DataSet`, `Clients`, a pandas DataFrame, a Hugging Face data set, (x, y), (x, y, owner), a torch
                 data set of such pairs, or anything else that `clients_from` takes.
-            coded: see `load`.
+            coded, cleaning: see `load`.
 
         Raises:
             SettingError: it is something else, or settings do not fit it.
         """
-        owners = read_owners(value, pair=True)
+        owners = cleaned(read_owners(value, pair=True), cleaning, self.client)
         if (clients := owners[0].clients) is not None:
             self._refuse("client", "target", "features", "regression")
             if split is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,6 +30,7 @@ from piebald.data.clients.row_identity import (
 from piebald.data.clients.table_files import is_table, read_table
 from piebald.data.partition.leakage import SPLITS
 from piebald.data.partition.split import Ints, division_of
+from piebald.data.preparation.cleaning import Cleaning, Rules
 from piebald.data.preparation.preparation import Preparation
 from piebald.data.sets.dataset import DataSet
 
@@ -39,6 +41,7 @@ ALLOWED = (
     "a list or dict of (x, y) pairs or torch data sets, (x, y, owner) with the owner of each row, a pandas DataFrame, "
     "the path of a CSV or Parquet file, a Hugging Face Dataset, or a flwr-datasets partitioner"
 )
+_log = logging.getLogger("piebald.data")
 _READ_TWICE = 20  # items of a data set, which may be changed at random whenever they are read
 
 
@@ -231,7 +234,10 @@ def counted_records(
     return np.unique(np.concatenate(digests) if all(map(len, digests)) else UNKNOWN, return_counts=True)
 
 
-def read_owners(source: Any, client: str | None = None, *, pair: bool = False, parts: bool = False) -> list[Owner]:
+def read_owners(
+    source: Any, client: str | None = None, *, pair: bool = False, parts: bool = False,
+    cleaning: Cleaning | None = None,
+) -> list[Owner]:  # fmt: skip
     """Return the owners of the rows in anything that holds rows.
 
     Args:
@@ -239,14 +245,64 @@ def read_owners(source: Any, client: str | None = None, *, pair: bool = False, p
         client: the column that names the client of each row of a table.
         pair: whether one pair (x, y) or torch data set is accepted as the rows of one owner.
         parts: whether a dict of parts, or a list [x, y], is one owner's.
+        cleaning: what is done to the columns of tables before all else; owners that are given are clean already.
 
     Raises:
         SettingError: it holds no rows, or rows of some clients in another way than those of others.
     """
     if isinstance(source, list) and source and all(isinstance(owner, Owner) for owner in source):
         return source
+    return cleaned(_as_given(source, client, pair, parts, cleaning), cleaning, client)
+
+
+def cleaned(
+    owners: Sequence[Owner], cleaning: Cleaning | None, client: str | None = None, site: str | None = None
+) -> list[Owner]:
+    """Return owners with their tables cleaned, and log what was changed in how many rows.
+
+    Args:
+        owners: as they gave their rows.
+        cleaning: the rules, None for none.
+        client: the column that names the client of each row of the only table.
+        site: whose rows they are, where nothing in them says so.
+
+    Raises:
+        SettingError: there are no tables, no column or client of a name, or a value cannot be read.
+    """
+    if cleaning is None:
+        return [*owners]
+    clean, columns, names = list[Owner](), set[str](), set[str | None]()
+    for owner in owners:
+        if not owner.is_frame:
+            raise SettingError(
+                f"{', '.join(Rules.model_fields)} of [prepare] clean the columns of tables, and {owner.who} has none: "
+                "leave them out"
+            )
+        who: Any = owner.name if owner.name is not None else site
+        if owner.name is None and client is not None and client in owner.columns:
+            series = owner.content[client]
+            # as the names of clients are made of it
+            who = np.where(series.isna(), "", [str(value) for value in series.tolist()])
+        columns |= {*owner.columns}
+        names |= {who} if isinstance(who, str | None) else {*who}
+        frame, told = cleaning.applied(owner.content, who)
+        _log.warning("cleaned by the rules %s: %s", cleaning.digest, "; ".join(told) or "nothing to change")
+        clean.append(replace(owner, content=frame))
+    if lacking := next((name for name in cleaning.all_changed if name not in columns), None):
+        raise unknown("column, which [prepare] cleans,", lacking, sorted(columns))
+    strangers = [] if site is not None else [name for name in cleaning.sites if name not in names]
+    if strangers and None not in names:
+        raise unknown("client, which sites of [prepare] name,", strangers[0], sorted(map(str, names)))
+    return clean
+
+
+def _as_given(
+    source: Any, client: str | None, pair: bool, parts: bool, cleaning: Cleaning | None
+) -> list[Owner]:  # fmt: skip
+    """Return the owners of rows as they gave them; arguments are those of `read_owners`."""
+    as_written = () if cleaning is None else cleaning.as_written
     if isinstance(source, Path) or is_table_path(source):
-        source = read_table(Path(source), client)
+        source = read_table(Path(source), client, as_written)
     single = pair and (isinstance(source, torch.utils.data.Dataset | Rows) or _is_pair(source, parts))
     if is_frame(source) or made_by(source, "datasets") or isinstance(source, DataSet | HoldsRows) or single:
         return [Owner(None, source)]
@@ -255,7 +311,7 @@ def read_owners(source: Any, client: str | None = None, *, pair: bool = False, p
     if _is_owned(source):
         return [Owner(None, source[:2], owners=source[2])]
     if parts and isinstance(source, Mapping) and ("train" in source or set(source) <= set(SPLITS)):
-        return [*_of_member(None, source)]
+        return [*_of_member(None, source, as_written)]
     members = _members(source)
     if client is not None and any(is_frame(member) or is_table_path(member) for member in members.values()):
         raise SettingError("client names a column, but each client has a table of its own: leave client out")
@@ -266,7 +322,7 @@ def read_owners(source: Any, client: str | None = None, *, pair: bool = False, p
             f"client {whole!r} is not divided into {', '.join(SPLITS)} but client {split!r} is: divide all of them, or "
             "none"
         )
-    return [owner for name, member in members.items() for owner in _of_member(name, member)]
+    return [owner for name, member in members.items() for owner in _of_member(name, member, as_written)]
 
 
 def _members(source: Any) -> dict[str, Any]:
@@ -297,10 +353,10 @@ def different_names(names: Sequence[Any]) -> list[str]:
     return texts
 
 
-def _of_member(name: str | None, member: Any) -> Iterator[Owner]:
+def _of_member(name: str | None, member: Any, as_written: Collection[str] = ()) -> Iterator[Owner]:
     """Yield what one client gave, part by part where it is divided, without parts that have no rows."""
     if not isinstance(member, Mapping):
-        yield Owner(name, read_table(Path(member)) if isinstance(member, str | Path) else member)
+        yield Owner(name, read_table(Path(member), None, as_written) if isinstance(member, str | Path) else member)
         return
     for part in member:
         if part not in SPLITS:

@@ -118,8 +118,10 @@ def clients_from(
     is_file = bool(files) and all(map(is_table_path, files))
     wanted = ("federated" if is_file and alone else "none") if prepare is None else prepare
     reading = Reading(client, target, features, tokens, collate, length, division, coded=wanted != "none")
-    table = table_of(read_owners(source, client), reading)
-    if wanted != "none" and table.columns is None:
+    if not isinstance(wanted, PrepareSettings):
+        wanted = PrepareSettings(**wanted) if isinstance(wanted, Mapping) else PrepareSettings()
+    table = table_of(read_owners(source, client, cleaning=wanted.cleaning), reading)
+    if reading.coded and table.columns is None:
         raise SettingError("prepare is for the columns of pandas tables and files, and these are arrays: leave it out")
     clients = clients_of_table(
         table, division, names=names, classes=classes, common=common, regression=regression, tokens=tokens,
@@ -128,8 +130,6 @@ def clients_from(
     clients.division = None if split is None else division
     if table.columns is None:
         return clients
-    if not isinstance(wanted, PrepareSettings):
-        wanted = PrepareSettings(**wanted) if isinstance(wanted, Mapping) else PrepareSettings()
     return prepared(clients, wanted, table.target or "target", origin=table.origin)
 
 

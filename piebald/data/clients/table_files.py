@@ -14,10 +14,10 @@ import os
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from piebald.data.preparation.written_forms import OR, are_like_dates, date_read
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 OTHERS = (",", ";", "\t", "|")  # what files with these suffixes have as well
 PARQUET = (".parquet", ".pq")
+AsWritten = Collection[str] | Literal["all"]
 _CHUNK, _OVERLAP = 1 << 20, 256
 _GAP_CODES = {
     *(-1, -7, -8, -9),
@@ -71,7 +72,7 @@ def _fixed_folder(pattern: Path) -> Path:
     return odd[-1].parent if odd else pattern
 
 
-def read_table(path: Path, names: str | None = None) -> Any:
+def read_table(path: Path, names: str | None = None, as_written: AsWritten = ()) -> Any:
     """Read a CSV or Parquet file, or several with the same columns, or a query of a database, as a pandas DataFrame.
 
     A text file may have commas, semicolons (with decimal commas or points), tabs or bars, and a byte order mark.  It is
@@ -82,6 +83,7 @@ def read_table(path: Path, names: str | None = None) -> Any:
         names: a column of names, such as that of the client.  Its text is taken as it is written: "007" is not "7",
             and "NA" is a name.  Where the files of a pattern like */rows.csv have no such column, it has the names of
             their folders.
+        as_written: columns whose text stays as it is written, for a cleaning that says how it is read; "all" of them.
 
     Returns:
         The rows; `attrs` has the path as "file" and the places of its rows (`row_number`), for messages.
@@ -91,7 +93,7 @@ def read_table(path: Path, names: str | None = None) -> Any:
             read in two ways, or pyarrow is missing.
     """
     if (files := files_of(path)) != [path]:
-        return _joined(path, files, names)
+        return _joined(path, files, names, as_written)
     if not path.is_file():
         raise SettingError(f"there is no file {path}: give the path of a CSV or Parquet file")
     if not is_table(path):
@@ -101,10 +103,11 @@ def read_table(path: Path, names: str | None = None) -> Any:
         if suffix in PARQUET:
             frame = _placed(joined_chunks(read_parquet(path)), 1)
         elif suffix == QUERY:
-            frame = _all_plainly_written(_placed(joined_chunks(read_query(path)), 1), path, names)
+            frame = _all_plainly_written(_placed(joined_chunks(read_query(path)), 1), path, names, as_written)
         else:
             check_text_table(path, "".join(OTHERS))
-            frame = _all_plainly_written(_read_text(path, SEPARATORS[suffix], names), path, names)
+            frame = _read_text(path, SEPARATORS[suffix], names, as_written)
+            frame = _all_plainly_written(frame, path, names, as_written)
     except ImportError:
         raise SettingError(f"{path} is a Parquet file, which needs pyarrow: pip install pyarrow") from None
     except SettingError:
@@ -123,7 +126,7 @@ def _placed(frame: Any, first: int) -> Any:
     return frame
 
 
-def _joined(pattern: Path, files: Sequence[Path], names: str | None) -> Any:
+def _joined(pattern: Path, files: Sequence[Path], names: str | None, as_written: AsWritten) -> Any:
     """Return the rows of several tables one after the other.
 
     Raises:
@@ -138,7 +141,7 @@ def _joined(pattern: Path, files: Sequence[Path], names: str | None) -> Any:
     def tables() -> Iterator[Any]:
         columns: list[str] = []
         for path in files:
-            table = read_table(path, names)
+            table = read_table(path, names, as_written)
             own = path.relative_to(above)
             if in_folders and names is not None and names not in table.columns:
                 table = table.assign(**{names: own.parts[0]})
@@ -220,7 +223,7 @@ def _decodes(path: Path, encoding: str) -> bool:
         return False
 
 
-def _read_text(path: Path, separator: str, names: str | None) -> Any:
+def _read_text(path: Path, separator: str, names: str | None, as_written: AsWritten) -> Any:
     """Read a CSV file with this separator, or with the one that its first line has instead."""
     import pandas
 
@@ -260,6 +263,8 @@ def _read_text(path: Path, separator: str, names: str | None) -> Any:
         places = _places_among_blank_lines(path, separator, encoding, skipped) if blank else range(len(frame))
         if names is not None and names in frame:
             frame[names] = _counted(_series(read_column(names, keep_default_na=False, na_values=[""])))
+        for column in filter(lambda name: _stays(name, as_written), frame.columns):
+            frame[column] = _series(read_column(column))
         for column in _numeric(frame, "iu") if zeros else ():
             padded = (texts[texts.str.fullmatch(r"0\d+", na=False)] for texts in read_column(column))
             if column != names and (some := next((texts for texts in padded if len(texts)), None)) is not None:
@@ -324,15 +329,19 @@ def _kind(series: Any) -> str:
     return "truths" if series.dtype.kind == "b" or isinstance(held.iloc[0], bool) else "text"
 
 
-def _all_plainly_written(frame: Any, path: Path, names: str | None) -> Any:
-    """Return a table whose columns of text are such as `_plainly_written` returns, but for that of names."""
+def _all_plainly_written(frame: Any, path: Path, names: str | None, as_written: AsWritten) -> Any:
+    """Return a table whose columns of text are such as `_plainly_written` returns, but for names and what stays."""
     units = dict[str, str]()
     for column in frame.columns[frame.dtypes.map(lambda kind: kind.kind in "OTU")]:
-        if column != names:
+        if column != names and not _stays(column, as_written):
             frame[column], unit = _plainly_written(frame[column], path)
             units |= {column: unit} if unit and len(unit) <= LONGEST_UNIT else {}
     frame.attrs[ROWS] = tuple(rows._replace(units=tuple(units.items())) for rows in frame.attrs[ROWS])
     return frame
+
+
+def _stays(column: str, as_written: AsWritten) -> bool:
+    return as_written == "all" or column in as_written
 
 
 def _header(path: Path, separator: str, encoding: str) -> tuple[str, list[str], int]:
@@ -391,7 +400,8 @@ def _plainly_written(series: Any, path: Path) -> tuple[Any, str]:
         if len(readings) > 1:
             raise SettingError(
                 f"{telling}, which may be read with {' or with '.join(reading.words for reading in readings)}: write "
-                "all of them in one way, with a point before decimals and nothing between thousands"
+                "all of them in one way, with a point before decimals and nothing between thousands, or set parse of "
+                "the column to 'decimal comma' or 'decimal point' in [prepare]"
             )
         for reading in readings:
             _log.warning("%s, read with %s", telling, reading.words)

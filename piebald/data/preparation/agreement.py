@@ -246,6 +246,7 @@ def agree(
         target = target.unscaled() if of_loss == "none" else target
     return Preparation(
         columns=columns, target=target, left_out=left_out, gaps=settings.gaps, least_rows=settings.least_rows,
+        cleaning=settings.cleaning,
         harmonised={client: {name: list(line) for name, line in of.items()} for client, of in lines.items()},
     )  # fmt: skip
 

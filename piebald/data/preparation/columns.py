@@ -344,7 +344,7 @@ def numbers_of(series: pd.Series, gaps: Sequence[str] = ()) -> NDArray[np.float6
         numbers = _parsed(series, gaps, float, "a number")
     if (large := np.abs(numbers) >= LARGEST).any():
         row = int(np.argmax(large))
-        raise _unusable(series, row, "a finite number" if np.isinf(numbers[row]) else f"a number below {LARGEST:g}")
+        raise unusable(series, row, "a finite number" if np.isinf(numbers[row]) else f"a number below {LARGEST:g}")
     return np.asarray(numbers, dtype=np.float64)
 
 
@@ -429,7 +429,7 @@ def _parsed(
                 break
     if odd:
         first = min(odd.values())
-        raise _unusable(series, first, form, [word for word, row in odd.items() if row != first])
+        raise unusable(series, first, form, [word for word, row in odd.items() if row != first])
     return np.asarray(numbers[codes])
 
 
@@ -460,7 +460,15 @@ def units_of(rows: pd.DataFrame | CodedRows) -> dict[str, list[str]]:
     return units_by_column([dict(file.units) for file in files])
 
 
-def _unusable(series: pd.Series, row: int, form: str, others: Sequence[str] = ()) -> SettingError:
+def unusable(series: pd.Series, row: int, form: str, others: Sequence[str] = ()) -> SettingError:
+    """Return the error that names a value of a column, and what there must be in its place.
+
+    Args:
+        series: the column.
+        row: the place of the value.
+        form: what values must be, in words.
+        others: further values of this kind.
+    """
     value = series.iloc[row]
     value = value.item() if isinstance(value, np.generic) else value
     origin = f"{series.attrs['file']}: " if "file" in series.attrs else ""

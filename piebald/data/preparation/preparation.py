@@ -5,6 +5,7 @@ The section [prepare] of an experiment: what is asked for, before clients agree.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -17,6 +18,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_vali
 from piebald.contracts.component import WordedModel
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.wording import sentence
+from piebald.data.preparation.cleaning import Cleaning
 from piebald.data.preparation.column_models import (
     MOST_COLUMNS,
     MOST_TOKENS,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from sklearn.compose import ColumnTransformer
 
 
+_log = logging.getLogger("piebald.data")
 _FARTHEST = 1e18  # of inputs, whose squares float32 can hold
 OTHER = "(other)"  # categories that are too rare to be named
 
@@ -68,6 +71,7 @@ class Preparation(Fields, WordedModel):
         least_rows: the rows from which on a client tells a category.
         harmonised: by client and column, slope and offset that take out the client's effect on a column of numbers
             (ComBat), before anything else; a client that is not named there keeps its numbers.
+        cleaning: what is done to the columns of tables before all else, None for nothing.
         form: "inputs" of a model, or the "values" of the columns, for statistics: numbers with NaN for gaps, days of
             dates, 1 and 0 of booleans, and the number of a category, one more for all others.
 
@@ -91,6 +95,7 @@ class Preparation(Fields, WordedModel):
     gaps: list[Name] = Field(default=[], max_length=100)
     least_rows: Annotated[int, Field(ge=1)] = 5
     harmonised: dict[Name, dict[Name, Annotated[list[Finite], Field(min_length=2, max_length=2)]]] = Field(default={})
+    cleaning: Cleaning | None = None
     form: Literal["inputs", "values"] = "inputs"
 
     @model_validator(mode="after")
@@ -194,6 +199,25 @@ class Preparation(Fields, WordedModel):
             columns.append(column)
         fields = {name: getattr(self, name) for name in Preparation.model_fields}
         return Preparation(**{**fields, "columns": columns, "harmonised": {}})
+
+    @property
+    def as_written(self) -> frozenset[str]:
+        """The columns that are read from files as they are written, see `read_table`."""
+        return frozenset() if self.cleaning is None else self.cleaning.as_written
+
+    def cleaned(self, frame: pd.DataFrame, client: str | None = None) -> pd.DataFrame:
+        """Return a table as rows were cleaned before they were prepared, and log what was changed.
+
+        Args:
+            frame: the rows, all of which stay.
+            client: whose they are, where some clients have rules of their own.
+        """
+        if self.cleaning is None:
+            return frame
+        cleaned, told = self.cleaning.applied(frame, client, every_row=True)
+        for change in told:
+            _log.warning("%s", change)
+        return cleaned
 
     def in_unit_of_target(self) -> Preparation:
         """Return the same preparation for a loss in the target's own unit, unless [prepare] says how it is scaled."""
@@ -408,6 +432,7 @@ class Preparation(Fields, WordedModel):
         if isinstance(self.target, NumberTarget):
             scaling = "in its own unit" if self.target.scale == "none" else "scaled"
             unit = [f"target {shown(', '.join(self.target.columns), 30)[1:-1]} {scaling}"]
+        unit += [f"cleaned by the rules {self.cleaning.digest}"] if self.cleaning is not None else []
         return "; ".join([f"prepared alike at all clients: {', '.join(parts)}, {count}", *unit, *left_out])
 
 
@@ -451,7 +476,7 @@ def _values(column: Column, series: pd.Series, gaps: Sequence[str]) -> dict[str,
     return {column.name: np.where(words == np.array(None), np.array(math.nan, dtype=object), words)}
 
 
-class PrepareSettings(WordedModel):
+class PrepareSettings(Cleaning, WordedModel):
     """How the columns of tables become inputs, the same at every client.
 
     Attributes:
@@ -468,6 +493,7 @@ class PrepareSettings(WordedModel):
         length: token ids of each text, which is cut and filled up.
         harmonise: "combat" takes differences of place and scale between clients out of numbers (Johnson et al. 2007).
         agreed: what clients have agreed on, which a run keeps; None asks them.
+        map, unit, absent, parse, sites, duplicates: what is done to the columns before all else, see `Cleaning`.
 
     Raises:
         SettingError: a value is not allowed.
@@ -496,6 +522,14 @@ class PrepareSettings(WordedModel):
         if self.tokenizer is not None and self.harmonise is not None:
             raise ValueError("harmonise is for numbers, and a tokenizer reads text: leave one of them out")
         return self
+
+    @property
+    def cleaning(self) -> Cleaning | None:
+        """What is done to the columns before all else, None for nothing; what clients have agreed on counts."""
+        if self.agreed is not None:
+            return self.agreed.cleaning
+        rules = Cleaning.model_construct(**{name: getattr(self, name) for name in Cleaning.model_fields})
+        return None if rules.is_empty else rules
 
     def read(self, frame: pd.DataFrame, apart: Collection[str | None] = ()) -> pd.DataFrame:
         """Return a table as these settings read it, for what needs no inputs: gaps are empty, kinds are those named.

@@ -77,7 +77,7 @@ _TABLE = (
     Conversion("umol/l", "mg/dl", 59.48, names="uric|urate"),
     Conversion("degrees Fahrenheit", "Celsius", 1.8, 32.0),
     Conversion("Kelvin", "degrees Celsius", 1.0, 273.15),
-    Conversion("lb", "kg", 2.20462),
+    Conversion("lb", "kg", 2.2046226),
     Conversion("cm", "inches", 2.54),
     Conversion("cm", "feet", 30.48),
     Conversion("feet", "m", 3.28084),
@@ -186,3 +186,58 @@ def unlike_training(numbers: NDArray[np.float64], usual: Spread, name: str) -> t
     if known is not None and abs(known.undone(float(np.median(numbers[far]))) - usual.mean) < usual.deviation:
         return far, f": {known.unit} for {known.usual}?"
     return far & (scores > _FARTHEST), ""
+
+
+_CALLED = {
+    "f": "degrees fahrenheit", "fahrenheit": "degrees fahrenheit", "c": "celsius", "degrees celsius": "celsius",
+    "k": "kelvin", "lbs": "lb", "pound": "lb", "pounds": "lb", "in": "inches", "inch": "inches", "ft": "feet",
+    "foot": "feet", "mile": "miles", "d": "days", "day": "days", "week": "weeks", "month": "months", "y": "years",
+    "yr": "years", "yrs": "years", "year": "years", "h": "hours", "hour": "hours", "min": "minutes",
+    "minute": "minutes", "s": "seconds", "sec": "seconds", "second": "seconds", "%": "percent", "mcg": "ug",
+    "shares of 1": "shares",
+}  # fmt: skip
+# of the same quantity in smaller parts, which are written out and never guessed
+_PARTS = (
+    Conversion("g", "kg", 1000.0), Conversion("mg", "g", 1000.0), Conversion("ug", "mg", 1000.0),
+    Conversion("mm", "cm", 10.0), Conversion("m", "km", 1000.0), Conversion("seconds", "minutes", 60.0),
+    Conversion("umol/l", "mmol/l", 1000.0), Conversion("mg/l", "mg/dl", 10.0), Conversion("g/l", "mg/dl", 0.01),
+    Conversion("g/dl", "g/l", 0.1), Conversion("percent", "shares", 100.0),
+)  # fmt: skip
+
+
+def unit_called(word: str) -> str:
+    """Return the name of a unit, of which there are several: "lb" for "lbs", "celsius" for "°C".
+
+    Examples:
+        >>> unit_called("lbs"), unit_called("°C"), unit_called("mg/dL"), unit_called("cm (or %)")
+        ('lb', 'celsius', 'mg/dl', 'cm')
+    """
+    plain = re.sub(r"[°º.]|\(or .*\)", "", word).replace("µ", "u").replace("\u03bc", "u").strip().lower()
+    return _CALLED.get(plain, plain)
+
+
+def change_of_unit(unit: str, usual: str, name: str) -> tuple[float, float] | None:
+    """Return factor and offset that make numbers in one unit those in another, None where none are known.
+
+    Args:
+        unit: of the numbers.
+        usual: the one that is wanted.
+        name: the column, which tells the substance where units of amounts become those of weights.
+
+    Examples:
+        >>> [round(number, 2) for number in change_of_unit("F", "C", "temperature")]
+        [0.56, -17.78]
+        >>> change_of_unit("mg/dl", "mmol/l", "ward") is None
+        True
+    """
+    first, last = unit_called(unit), unit_called(usual)
+    steps = [(unit_called(known.unit), unit_called(known.usual), known)
+             for known in (*CONVERSIONS, *_PARTS, *(known.inverse for known in _PARTS))]  # fmt: skip
+    reached = {first: (1.0, 0.0)}
+    for _ in range(3):  # changes one after the other, as of inches to m
+        for before, after, known in steps:
+            several = len({other.slope for start, end, other in steps if (start, end) == (before, after)}) > 1
+            if before in reached and after not in reached and (not several or _fits(known, name)):
+                factor, offset = reached[before]
+                reached[after] = factor / known.slope, (offset - known.offset) / known.slope
+    return reached.get(last)

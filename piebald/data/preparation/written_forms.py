@@ -36,8 +36,12 @@ MOSTLY = 0.9  # share of values that have a form, from which on the others are m
 _LONGEST = 400  # letters of a number: float64 has none of more than 309 digits before its point
 _DECIMALS = Context(prec=_LONGEST, traps=[])  # what is too large for it is infinite, and no error
 _LOOKED_AT = 1000  # values, after which a form that fits none of them is given up
-_UNIT = re.compile(r"([$€£¥]?)\s*([+-]?[\d.,'\u2019 \u00a0\u202f]*\d(?:[.,]|[eE][+-]?\d+)?)(\s*[%€$£¥]|\s+[^\W\d]\S*)?")
+_NUMBER = r"([$€£¥]?)\s*([+-]?[\d.,'\u2019 \u00a0\u202f]*\d(?:[.,]|[eE][+-]?\d+)?)"
+_UNIT = re.compile(_NUMBER + r"(\s*[%€$£¥]|\s+[^\W\d]\S*)?")
+_WITH_UNIT = re.compile(_NUMBER + r"(\s*(?:[%€$£¥°]|[^\W\d])\S*)?")  # also 70kg, where it is said that there are units
 _SIGNED = re.compile(r"^([+-])\s*([$€£¥])\s*")  # -$5
+_PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_POINTS = ".,"
 _BETWEEN = {"": "", "a point": ".", "a comma": ",", "an apostrophe": "'\u2019", "a blank": " \u00a0\u202f"}
 _BEFORE = {"a point": ".", "a comma": ",", "a comma or a point": ".,"}
 DATE_FORMS = {
@@ -122,6 +126,62 @@ def units_among(texts: Sequence[str]) -> list[str]:
     matches = [match for text in texts if len(text) <= _LONGEST and (match := _UNIT.fullmatch(text))]
     units = sorted({match[1] + (match[3] or "").strip() for match in matches})
     return units if len(matches) == len(texts) and "" not in units else []
+
+
+def numbers_with_units(texts: Sequence[str], point: str = "") -> list[tuple[float, str] | None]:
+    """Return each text as a number and the unit that it is written with, "" for none; None where it is no number.
+
+    Per cents are shares, without a unit.
+
+    Args:
+        texts: the values.
+        point: what is before decimals; "" to take what all of them have in common.
+
+    Raises:
+        SettingError: numbers may be read in two ways.
+    """
+    matches = [_WITH_UNIT.fullmatch(text.replace(MINUS, "-")) if len(text) <= _LONGEST else None for text in texts]
+    bare = [match[2] for match in matches if match]
+    if point:
+        between = _POINTS.replace(point, "")
+        plain = [re.sub(f"[{between}'\u2019 \u00a0\u202f]", "", text).replace(",", ".") for text in bare]
+    elif all(map(_is_plain, bare)):
+        plain = bare
+    else:
+        readings = [*number_readings(bare)]
+        if len(readings) > 1:
+            odd, ways = next(text for text in bare if not _is_plain(text)), [reading.words for reading in readings]
+            raise SettingError(
+                f"numbers like {shown(odd)} may be read with {' or with '.join(ways)}: set parse of the column to "
+                "'decimal comma' or 'decimal point' in [prepare]"
+            )
+        plain = [repr(number) for number in readings[0].numbers.tolist()] if readings else bare
+    numbers = iter(plain)
+    read = [next(numbers) if match else "" for match in matches]
+    units = [match[1] + (match[3] or "").strip() if match else "" for match in matches]
+    return [
+        None if not _is_plain(number) else (float(f"{number}e-2"), "") if unit == PERCENT else (float(number), unit)
+        for number, unit in zip(read, units, strict=True)
+    ]
+
+
+def _is_plain(text: str) -> bool:
+    return _PLAIN.fullmatch(text) is not None
+
+
+def dates_in_form(texts: Sequence[str], form: str) -> list[str | None]:
+    """Return texts as dates like 2024-05-31 where they have a form, or are such dates already, else None."""
+    import pandas as pd
+
+    series = pd.Series(texts, dtype=object)
+    dates = pd.to_datetime(
+        series.where(series.str.fullmatch(r"\d{4}-\d{1,2}-\d{1,2}.*")), errors="coerce", format="ISO8601"
+    )
+    for style in DATE_FORMS[form]:
+        dates = dates.combine_first(_dates(series, style))
+    timed = dates.notna() & (dates != dates.dt.normalize())
+    written = dates.dt.strftime("%Y-%m-%d").where(~timed, dates.dt.strftime("%Y-%m-%d %H:%M:%S"))
+    return [text if isinstance(text, str) else None for text in written]
 
 
 def date_readings(texts: pd.Series, forms: Collection[str] = ()) -> dict[str, pd.Series]:

@@ -20,9 +20,10 @@ from piebald.core.references import USERS, module_file, module_name
 from piebald.core.tensor_store import blocks
 from piebald.data.clients.client_tables import files_of
 from piebald.data.clients.data_source import NO_SOURCE, DataSource, RunRows, client_among, with_published
-from piebald.data.clients.owner import Owner, counted_records, read_owners, records_of
+from piebald.data.clients.owner import Owner, cleaned, counted_records, read_owners, records_of
 from piebald.data.clients.prepared import PreparedClients, coded_rows, columns_of, warn_of_values
 from piebald.data.clients.row_identity import UNKNOWN, Digests
+from piebald.data.clients.table_files import AsWritten
 from piebald.data.embeddings import embedded_by
 from piebald.data.partition.split import SplitSettings, division_of
 from piebald.data.preparation.answers import Table, parsed_numbers
@@ -263,7 +264,14 @@ def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
 
 def _owners(source: SiteSource, folder: Path, site: str, run: RunRows) -> tuple[list[Owner], Digests]:
     """Return who gave the rows of a source, and the digests of the site's own, before a server chooses anything."""
-    owners = read_owners(_read(source, folder, run), pair=True, parts=True)
+    cleaning = None if run.prepare is None else run.prepare.cleaning
+    try:
+        owners = read_owners(_read(source, folder, run), pair=True, parts=True)
+    except SettingError:
+        if cleaning is None:
+            raise
+        # what only rules can read is known by what is written, whichever the rules are
+        owners = read_owners(_read(source, folder, run, "all"), pair=True, parts=True)
     path = None if source.source is None or ":" in source.source else folder / source.source
     if path is not None and path.is_dir() and not owners[0].is_hub:
         # pictures are known by their files, since the run says in which size they are read
@@ -273,6 +281,10 @@ def _owners(source: SiteSource, folder: Path, site: str, run: RunRows) -> tuple[
         # a function of one's own may return other rows at each call, which nothing identifies then
         again = read_owners(_read(source, folder, run), pair=True, parts=True)
         records = records if np.array_equal(records, source.records(again, site)) else UNKNOWN
+    if cleaning is not None:
+        # rows are known by what they hold before a server's rules change them, or its questions would count anew
+        given = read_owners(_read(source, folder, run, cleaning.as_written), pair=True, parts=True)
+        owners = cleaned(given, cleaning, source.client, site)
     return owners, records
 
 
@@ -325,8 +337,8 @@ def _client(
     return (clients, client) if run.extractor is None else (embedded_by(clients, run.extractor), client)
 
 
-def _read(source: SiteSource, folder: Path, run: RunRows) -> Any:
-    """Return the content of the source."""
+def _read(source: SiteSource, folder: Path, run: RunRows, as_written: AsWritten = ()) -> Any:
+    """Return the content of the source, see `read_table`."""
     if source.source is None:
         return source.read()
     path, colon, function = source.source.rpartition(":")
@@ -335,7 +347,7 @@ def _read(source: SiteSource, folder: Path, run: RunRows) -> Any:
         return _run_user_code(load, f"{path}:{function}")
     if colon:
         return source.model_copy(update={"source": USERS.mark(source.source)}).read()
-    return source.of_shape(run.inputs).read_path(folder / source.source)
+    return source.of_shape(run.inputs).read_path(folder / source.source, as_written)
 
 
 def loader(path: Path, name: str) -> Callable[[], Any]:

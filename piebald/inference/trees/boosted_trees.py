@@ -22,6 +22,7 @@ from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.core.files import read_json
 from piebald.core.result_table import ResultTable
+from piebald.data.clients.owner import is_frame
 from piebald.inference.pooled_statistics import PooledResult, plain_value
 from piebald.inference.trees.client_rows import OBJECTIVES, margins_of
 from piebald.inference.trees.encoding import Encoding, TreeRows
@@ -121,7 +122,9 @@ class BoostedTrees(PooledResult):
         Raises:
             SettingError: a column is missing, or there is another number of inputs.
         """
-        x = self.encoding.inputs(rows)
+        prepared = self.encoding.preparation
+        clean = prepared.cleaned(rows) if prepared is not None and is_frame(rows) else rows
+        x = self.encoding.inputs(clean)
         return self.target.probabilities(margins_of(x, self.boosted.forest, self.boosted.start))
 
     @checked

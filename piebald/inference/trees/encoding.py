@@ -167,7 +167,7 @@ def tree_data(
     settings = prepare if isinstance(prepare, PrepareSettings) else PrepareSettings(**prepare or {})
     divided = {"validation": validation, "test": test, "split": split}
     given: dict[str, Any] = {argument: value for argument, value in divided.items() if value is not None}
-    owners = read_owners(source, client)
+    owners = read_owners(source, client, cleaning=settings.cleaning)
     clients = owners[0].clients
     if clients is not None:
         # their splits may be kept for a test, which a second division would mix up

@@ -264,7 +264,8 @@ def from_file(
         given = given if extractor is not None else given.of_shape(pytree.form(blank_row(meta["rows"]).x))
     elif Path(source).suffix != ".npz":
         given = given.model_copy(update={"client": about.get("client")})
-    newcomer = _client(given.read(), source, target, about, meta, validation, test)
+    as_written = () if meta.get("preparation") is None else Preparation(**meta["preparation"]).as_written
+    newcomer = _client(given.read(as_written), source, target, about, meta, validation, test)
     return newcomer if extractor is None else embedded_by(newcomer, extractor)
 
 
@@ -288,6 +289,7 @@ def _client(
     """Return rows as a client; `about` is the run's section [data]."""
     agreed = None if meta.get("preparation") is None else Preparation(**meta["preparation"])
     split = SplitSettings.of(meta.get("split"))
+    content = agreed.cleaned(content) if agreed is not None and is_frame(content) else content
     owner = read_owners(content, pair=True)[0]
     if owner.name is not None or owner.clients is not None:
         return DataSource(source=source).rows_of(content)  # type: ignore[return-value]  # they are clients already
