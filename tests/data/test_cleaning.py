@@ -32,7 +32,8 @@ RULES: dict[str, Any] = {
     "absent": {"weight": ["unknown", "-9"]},
     "sites": {
         "berlin": {
-            "unit": {"glucose": "mg/dl -> mmol/l"}, "map": {"ill": {"1": "0", "2": "1"}}, "parse": {"seen": "day/month/year"}
+            "unit": {"glucose": "mg/dl -> mmol/l"}, "map": {"ill": {"1": "0", "2": "1"}},
+            "parse": {"seen": "day/month/year"},
         },
         "lyon": {"parse": {"glucose": "decimal comma", "weight": "decimal comma", "seen": "day.month.year"}},
     },
@@ -162,7 +163,9 @@ def test_what_was_changed_is_said_with_rows(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_the_digest_names_the_rules_and_not_how_they_are_written() -> None:
-    turned = {name: dict(reversed(rules.items())) if isinstance(rules, dict) else rules for name, rules in RULES.items()}
+    turned = {
+        name: dict(reversed(rules.items())) if isinstance(rules, dict) else rules for name, rules in RULES.items()
+    }
     assert Cleaning(**turned).digest == Cleaning(**RULES).digest
     assert len({Cleaning(**{**RULES, **change}).digest for change in ({}, {"map": {}}, {"duplicates": "drop"})}) == 3
 
@@ -214,7 +217,9 @@ def test_arrays_have_no_columns_to_clean() -> None:
         (["37 °C", "36.5 °C"], "number", [37, 36.5]),
     ],
 )
-def test_numbers_are_read_as_they_are_written(tmp_path: Path, texts: list[str], form: str, numbers: list[float]) -> None:
+def test_numbers_are_read_as_they_are_written(
+    tmp_path: Path, texts: list[str], form: str, numbers: list[float]
+) -> None:
     pd.DataFrame({"v": texts, "ill": ["no", "yes"]}).to_csv(tmp_path / "a.csv", index=False)
     told = piebald.statistics({"a": tmp_path / "a.csv"}, columns=["v"], prepare={"parse": {"v": form}})
     assert told["v"].mean == pytest.approx(np.mean(numbers))

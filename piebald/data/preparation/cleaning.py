@@ -143,7 +143,9 @@ class Cleaning(Rules):
         whose = np.asarray(sites, dtype=object) if not isinstance(sites, str | None) else None
         # sites without rules of their own are one
         names = {str(site) for site in ({sites} if whose is None else {*whose.tolist()})}
-        groups: list[tuple[str | None, Any]] = [(site, None if whose is None else whose == site) for site in sorted(names & {*self.sites})]
+        groups: list[tuple[str | None, Any]] = [
+            (site, None if whose is None else whose == site) for site in sorted(names & {*self.sites})
+        ]
         rest = ~np.isin(whose, [*self.sites]) if whose is not None else None
         groups += [(None, rest)] if (whose is None and not groups) or (rest is not None and rest.any()) else []
         for name in frame.columns:
@@ -295,7 +297,7 @@ class _Column:
         before, arrow, after = (word.strip() for word in unit.partition(ARROW))
         before, after = (before, after) if arrow else ("", before)
         converted = numbers.copy()
-        for written in {*units}:
+        for written in sorted({*units}):
             own = written or before
             if own in ("", after):
                 continue
