@@ -1,10 +1,14 @@
-"""Channels that carry frames between two threads, or between two processes over a socket.
+"""Channels that carry frames between two threads, or between two processes over a federation's link.
 
-A channel sends whole frames and never waits for the other side to read them, so both parties may send at once.
+A channel sends whole frames and never waits for the other side to read them, so both parties may send at once.  Over a
+link, one party has the server's credentials and listens, the other has a site's and connects; certificates say who they
+are.  Either of them may hold the labels.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import queue
 import socket
 import threading
@@ -12,7 +16,14 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 
-from piebald.vertical.party_messages import HEADER, PartyEnded, body_length
+from piebald.core.errors import RuntimeFault, SettingError, unknown
+from piebald.federation.credentials.provisioning import Credentials
+from piebald.federation.credentials.revocation import name_in
+from piebald.federation.link.messaging import SERVER, Link
+from piebald.federation.link.tls import SharedSocket, is_loopback
+from piebald.vertical.party_messages import HEADER, MessageFault, PartyEnded, body_length
+
+log = logging.getLogger("piebald.vertical")
 
 SLOWEST = 8_000  # bytes a second: while a frame arrives faster than that, the other party is not silent
 GONE = "the other party is gone: its process ended or the connection broke"
@@ -149,3 +160,89 @@ class SocketChannel(Channel):
         with suppress(OSError):  # the other side may have gone first
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+
+class SecureChannel(SocketChannel):
+    """Channel between two processes, over a federation's link.
+
+    Args:
+        connection: the connection.
+        link: this party's link, which made it and, where this party listens, ends it once the other one is not admitted
+            any more.
+
+    Attributes:
+        partner: the name in the other party's certificate.
+        over: event that is set when the connection has ended here.
+    """
+
+    def __init__(self, connection: SharedSocket, link: Link) -> None:
+        self._secured, self._link, self.partner = connection, link, name_in(connection.certificate)
+        self.over = threading.Event()
+        super().__init__(connection)
+
+    def receive(self, most: int, timeout: float) -> bytes:
+        try:
+            return super().receive(most, timeout)
+        except (PartyEnded, MessageFault):
+            # the connection broke because the partner was refused, which is what its user must hear
+            if why := self._link.shut.get(self.partner):
+                raise PartyEnded(f"the other party, {self.partner}, is not admitted any more: {why}") from None
+            raise
+
+    def _put(self, frame: bytes) -> None:
+        # the partner may compute for long before it reads; the timeout of `receive` decides when it is gone
+        self._secured.sendall(frame, seconds=math.inf)
+
+    def _take(self, most: int, seconds: float) -> bytes:
+        return self._secured.recv(most, seconds=seconds)
+
+    def close(self) -> None:
+        super().close()
+        self._link.stop()  # before the thread that carries it returns, which would connect again
+        self.over.set()
+
+
+def open_channel(credentials: Credentials, timeout: float, partner: str | None = None) -> SecureChannel:
+    """Connect to the other party, waiting until it is there.
+
+    Args:
+        credentials: this party's.
+        timeout: seconds to wait.
+        partner: the name in the other party's certificate; None for whichever listed party connects first.
+
+    Raises:
+        SettingError: the credentials do not list the other party, or the address cannot be listened on.
+        RuntimeFault: the other party did not connect, or is not there.
+    """
+    listens = credentials.party == SERVER
+    partners = credentials.sites() if listens else [SERVER]
+    if not partners:
+        raise SettingError(f"the credentials in {credentials.folder} list no site that could be the other party")
+    if partner is not None and partner not in partners:
+        raise unknown(f"party in {credentials.folder} called", partner, partners)
+    partners = partners if partner is None else [partner]
+    channels: queue.Queue[SecureChannel] = queue.Queue()
+    taken = threading.Lock()
+
+    def carry(connection: SharedSocket) -> None:
+        """Take the first connection of a listed party, and hold it until it ends."""
+        name = name_in(connection.certificate)
+        # the first connection stays: a later one, even of a listed party, must not take its place in the run
+        if name not in partners or not taken.acquire(blocking=False):
+            return link.report(f"{name} was refused a connection: it is that of {' or '.join(partners)}")
+        log.info("the other party is %s, by its certificate", name)
+        channel = SecureChannel(connection, link)
+        channels.put(channel)
+        channel.over.wait()
+
+    host = "" if listens and not is_loopback(credentials.host) else credentials.host
+    address = (host, credentials.port)
+    link = Link(credentials.party, address, credentials.folder, partners.__contains__, log.warning, carry)
+    link.start()
+    try:
+        return channels.get(timeout=timeout)
+    except queue.Empty:
+        link.stop()
+        place = f"{credentials.host}:{credentials.port}"
+        missed = f"did not come to {place} within" if listens else f"was not at {place} for"
+        raise RuntimeFault(f"the other party {missed} {timeout:g} seconds") from None

@@ -31,12 +31,12 @@ from piebald.data.clients.owner import read_owners, records_of
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.federation.link.messaging import SERVER
 from piebald.privacy.ledger import FOLDER, RowLedger
+from piebald.vertical.channel import open_channel
 from piebald.vertical.disclosure_ledger import counting
 from piebald.vertical.encryption.backend import MessageLength
 from piebald.vertical.match_keys import keys_of
 from piebald.vertical.party_messages import MessageFault, MessageKind
 from piebald.vertical.protocol import ROLES, PartySession
-from piebald.vertical.secure_channel import open_channel
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -19,7 +19,7 @@ from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.federation.link.supervision import at_work
 from piebald.privacy.ledger import FOLDER, TRANSFER, TRANSFER_ABORT, RowLedger
 from piebald.vertical import party_data, table_files
-from piebald.vertical.channel import Channel, InMemoryChannel
+from piebald.vertical.channel import Channel, InMemoryChannel, SecureChannel, open_channel
 from piebald.vertical.chunks import exposures, warning
 from piebald.vertical.disclosure_ledger import DisclosureLedger, counting
 from piebald.vertical.party import Party
@@ -38,7 +38,6 @@ from piebald.vertical.party_store import (
 )
 from piebald.vertical.prediction import predict
 from piebald.vertical.protocol import ROLES, PartySession, Role
-from piebald.vertical.secure_channel import SecureChannel, open_channel
 from piebald.vertical.transfer_results import (
     TransferResult,
     make_result,

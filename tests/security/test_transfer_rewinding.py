@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from piebald.core.errors import PiebaldError, RunFolderError
-from piebald.vertical.channel import Channel, InMemoryChannel
+from piebald.vertical.channel import Channel, InMemoryChannel, open_channel
 from piebald.vertical.disclosure_ledger import DisclosureLedger, plan
 from piebald.vertical.party import Party
 from piebald.vertical.party_data import load
@@ -27,7 +27,6 @@ from piebald.vertical.party_messages import HEADER, MessageKind, PartyEnded
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.party_store import PartyStore
 from piebald.vertical.protocol import PartySession, SettingsDiffer
-from piebald.vertical.secure_channel import open_channel
 from piebald.vertical.transfer_runs import resume, run, train_party
 from piebald.vertical.transfer_settings import TransferSettings
 from tests import processes

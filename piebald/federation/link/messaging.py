@@ -21,7 +21,7 @@ from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.plain_text import printable
 from piebald.federation.credentials.revocation import Admission, name_in
 from piebald.federation.link.frames import Connection, Frame, FrameKind
-from piebald.federation.link.tls import Listener, RenewedContext, keep_connecting, reason, refusal
+from piebald.federation.link.tls import Carry, Listener, RenewedContext, SharedSocket, keep_connecting, reason, refusal
 from piebald.federation.link.wire_messages import LONGEST, Message, Refused, SomeMessage, decode, encode
 
 SERVER = "server"  # the server's name in its certificate, whatever its host is called
@@ -45,6 +45,7 @@ class Link:
         credentials: folder with this party's certificate and key.
         knows: whether the party of a name may send messages to this one.
         report: called with a sentence about each kind of message that was refused, once.
+        carry: takes a connection after its handshake, and returns when it ends, in place of the link's own messages.
 
     Attributes:
         received, sent: bytes of messages, by party.
@@ -61,8 +62,10 @@ class Link:
         credentials: Path,
         knows: Callable[[str], bool],
         report: Callable[[str], None],
+        carry: Carry | None = None,
     ) -> None:
         self.name, self.knows, self._report = name, knows, report
+        self._carry = carry or self._carry_messages
         self.received, self.sent = Counter[str](), Counter[str]()
         self.peers, self.shut = dict[str, Connection](), dict[str, str]()
         self.trouble = ""
@@ -77,7 +80,7 @@ class Link:
         self._replies: dict[int, tuple[Connection, Future[memoryview]]] = {}  # that are waited for
         self._listener: Listener | None = None
         is_server = name == SERVER
-        self._contexts = RenewedContext(credentials, is_server, Connection)
+        self._contexts = RenewedContext(credentials, is_server, Connection if carry is None else SharedSocket)
         self._admission = Admission(credentials) if is_server else None
         self.last_word = "the server was stopped" if is_server else ""
 
@@ -177,7 +180,7 @@ class Link:
 
     # -- one connection, from its handshake to its end
 
-    def _carry(self, connection: Connection) -> None:
+    def _carry_messages(self, connection: Connection) -> None:
         """Handle what arrives over a connection until it ends."""
         # a valid certificate proves who it is, not that it takes part here
         if not self.knows(connection.name):
