@@ -11,7 +11,8 @@ import torch
 from shared.stored import Lines
 
 from piebald import vertical as transfer
-from piebald.vertical.party_store import read, read_steps
+from piebald.storage.store import RunStore
+from piebald.vertical.party_store import read_steps
 
 STEPS = {"bfv": 5}
 SMALL = ("polynomial (0, 2)", "Gaussian, sigma 1")  # also with batches of 128, as the prototype was timed
@@ -68,8 +69,9 @@ def _plain(folder: Path) -> float | None:
 
 
 def _same(one: Path, other: Path) -> bool:
-    (first,), (second,) = (sorted(folder.glob("checkpoint-*")) for folder in (one, other))
-    left, right = read(first), read(second)
+    left, right = (
+        store.server_checkpoint(store.version).tensors for store in map(RunStore.open_read_only, (one, other))
+    )
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 

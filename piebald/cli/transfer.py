@@ -114,7 +114,7 @@ def _print(result: TransferResult, options: SharedOptions) -> None:
     from piebald.vertical.transfer_results import write_page
 
     table, folder = result.table(), result.folder
-    if folder is not None and (folder / "target" / "after.safetensors").exists():
+    if folder is not None and (folder / "target").is_dir():
         table.append({"name": "page", "value": str(write_page(folder)[0])})
     if options.as_json:
         print_json(result.plain())

@@ -238,10 +238,25 @@ class RunStore:
         """Record columns of `failure`: why clients have no score, or not all."""
         self._insert("failure", rows)
 
-    def add_notes(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Record columns of `note` after the run's last step, all or none of them; `value` is a JSON value."""
+    def go_back(self, version: int) -> None:
+        """Forget what was recorded after a version, and all checkpoints before the newest that is left, for good."""
+        with explained(f"{self._name} cannot be written, but what was recorded before is safe"):
+            self._check_writable()
+            with schema.transaction(self._db, durable=True):
+                self._forget_from(version + 1)
+                if self._checkpoints():
+                    tensor_files.forget(self._db, 1)
+            self._version = version
+            if self.path is not None:
+                tensor_files.sweep(self._db, self.path)
+
+    def add_notes(self, rows: Sequence[Mapping[str, Any]], durable: bool = False) -> None:
+        """Record columns of `note` after the run's last step, all or none of them; `value` is a JSON value.
+
+        Durable ones are on the disk when this returns and survive a power cut.
+        """
         coded = [{"version": self._version, **row, "value": json.dumps(row["value"])} for row in rows]
-        self._insert("note", coded)
+        self._insert("note", coded, durable)
 
     def clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record columns of `client`; `counts` is a list (training rows a class), `device` a mapping or a `Device`."""
@@ -395,10 +410,10 @@ class RunStore:
         if self._read_only:
             raise RunFolderError(f"{self.path} was opened for reading only: use RunStore.open to write to it")
 
-    def _insert(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def _insert(self, table: str, rows: Sequence[Mapping[str, Any]], durable: bool = False) -> None:
         with explained(f"{self._name} cannot be written, but what was recorded before is safe"):
             self._check_writable()
-            with schema.transaction(self._db):
+            with schema.transaction(self._db, durable=durable):
                 schema.insert(self._db, table, rows)
 
     def _forget_from(self, version: int) -> None:

@@ -1,6 +1,6 @@
 """A party's ledger of the numbers about its rows that it has disclosed, written to disk before they are sent.
 
-    RUN/source/told.jsonl    one line for each disclosure: its kind, chunk, step and digest
+A disclosure is a note in the party's run folder: its kind, chunk, digest and step.
 
 An error with which this party ends a run is one, too: whether the other party's messages lead to it may depend on rows.
 
@@ -16,32 +16,17 @@ How much that is follows from chunks of rows that are always together, see `vert
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from piebald.core.errors import PiebaldError, RunFolderError
-from piebald.core.files import read_bytes
 from piebald.privacy.ledger import RowLedger
+from piebald.storage.store import RunStore
 
-LEDGER = "told.jsonl"
+TOLD = -1  # version of the notes, which no step that is repeated replaces
 DisclosureKind = Literal["own", "common", "gradient", "whole", "abort"]
 MOST_ABORTS = 10  # of one run
-
-
-class _Line(BaseModel):
-    """A line of the file."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    what: DisclosureKind
-    chunk: int
-    step: int
-    digest: str
 
 
 def plan(steps: int, own_chunks: int, common_chunks: int) -> dict[tuple[DisclosureKind, int], int]:
@@ -83,10 +68,10 @@ class DisclosureLedger:
         plan: the most disclosures of each kind and chunk.  "own" is a step's disclosure about a chunk of own rows,
             "common" about one of co-occurring rows, "gradient" a chunk's gradient with noise, "whole" is about all own
             rows at once, and so is "abort", an error with which this party ended the run.
-        path: the file; None keeps the ledger in memory.
+        store: the party's run folder; None keeps the ledger in memory.
 
     Raises:
-        RunFolderError: the file cannot be read, or is damaged.
+        RunFolderError: the folder cannot be read, or is damaged.
 
     Examples:
         >>> ledger = DisclosureLedger(plan(steps=10, own_chunks=5, common_chunks=5))
@@ -96,11 +81,12 @@ class DisclosureLedger:
         1
     """
 
-    def __init__(self, plan: Mapping[tuple[DisclosureKind, int], int], path: Path | None = None) -> None:
-        self.plan, self._path, self._size = dict(plan), path, 0
+    def __init__(self, plan: Mapping[tuple[DisclosureKind, int], int], store: RunStore | None = None) -> None:
+        self.plan, self._store = dict(plan), store
         self._digests: dict[tuple[DisclosureKind, int], set[str]] = {}
-        for line in self._lines():
-            self._digests.setdefault((line.what, line.chunk), set()).add(line.digest)
+        for note in [] if store is None else store.rows("note"):
+            if note["version"] == TOLD:
+                self._digests.setdefault((note["axis"], note["cluster"]), set()).add(note["name"])
 
     @property
     def releases(self) -> int:
@@ -154,7 +140,9 @@ class DisclosureLedger:
         try:
             if self.releases > releases:  # before: a crash between the two spends once too often, never too rarely
                 spend()
-            self._append(_Line(what=kind, chunk=chunk, step=step, digest=digest))
+            if self._store is not None:  # before anything is sent, also if the machine loses power
+                note = {"version": TOLD, "axis": kind, "cluster": chunk, "name": digest, "value": step}
+                self._store.add_notes([note], durable=True)
         except PiebaldError:
             digests.discard(digest)
             raise
@@ -163,32 +151,3 @@ class DisclosureLedger:
         """Return the number of disclosures of these kinds about one row: those of the chunk that was used most."""
         chunks = {chunk for _, chunk in self._digests}
         return max((sum(len(self._digests.get((kind, chunk), ())) for kind in kinds) for chunk in chunks), default=0)
-
-    def _lines(self) -> list[_Line]:
-        if self._path is None or not self._path.exists():
-            return []
-        try:
-            data = read_bytes(self._path, None, links=False)
-            # a killed process sent nothing after a line that it left incomplete: the next line replaces it
-            self._size = data.rfind(b"\n") + 1
-            return [_Line.model_validate_json(line) for line in data[: self._size].splitlines()]
-        except (OSError, ValueError):
-            raise RunFolderError(
-                f"{self._path} is damaged, so nobody knows what this run has told: start it in a new folder"
-            ) from None
-
-    def _append(self, line: _Line) -> None:
-        if self._path is None:
-            return
-        try:
-            handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(handle, "wb") as file:
-                file.truncate(self._size)
-                file.seek(self._size)
-                self._size += file.write(line.model_dump_json().encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())  # before anything is sent, also if the machine loses power
-        except OSError as error:
-            raise RunFolderError(
-                f"{self._path} cannot be written, so nothing is sent: {(error.strerror or str(error)).lower()}"
-            ) from None

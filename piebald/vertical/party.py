@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from piebald.core.arguments import checked_class
 from piebald.core.errors import RuntimeFault
+from piebald.storage.store import RunStore
 from piebald.vertical.chunks import common_chunks, own_chunks
 from piebald.vertical.disclosure_ledger import DisclosureLedger, plan
 from piebald.vertical.loss_terms import PartyView
@@ -58,13 +58,13 @@ class Party:
         data: its data.
         settings: settings that both parties have agreed on.
         secret: this party's secret, from which its first weights and the chunks of its rows are drawn.
-        ledger_file: file of its ledger of disclosures; None keeps the ledger in memory.
+        store: its run folder, for its ledger of disclosures; None keeps the ledger in memory.
         spend: counts a release with so much noise on its rows, see `RowNoise`; 0 is an error that ended a run without.
     """
 
     def __init__(
         self, role: Role, data: PartyHolding, settings: TransferSettings, secret: PartySecret,
-        ledger_file: Path | None = None, spend: Callable[[float], None] = lambda noise: None,
+        store: RunStore | None = None, spend: Callable[[float], None] = lambda noise: None,
     ) -> None:  # fmt: skip
         data.check(role, settings)
         self.role, self.data, self.settings = role, data, settings
@@ -76,19 +76,18 @@ class Party:
         make = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.SGD
         self.optimizer = make(self.network.parameters(), lr=settings.lr, weight_decay=settings.beta)
         self.terms = settings.terms(role)
-        self.ledger = DisclosureLedger(plan(settings.steps, len(self.own), len(self.common)), ledger_file)
+        self.ledger = DisclosureLedger(plan(settings.steps, len(self.own), len(self.common)), store)
         self.noise = settings.method.row_noise(settings.balanced, secret, self.ledger, spend)
         self._spend = spend
         self.done = 0
         self.phi: Tensor | None = None
         self.rate = 0.5
 
-    def train(self, session: PartySession, after_step: Callable[[Party], None] | None = None) -> Iterator[TransferStep]:
+    def train(self, session: PartySession) -> Iterator[TransferStep]:
         """Take all remaining steps, then give the target what it needs to predict alone.
 
         Args:
             session: a session after its handshake.
-            after_step: called after each step, to write checkpoints.
         """
         owned = [size for term in self.terms for size in term.owned]
         requested = [size for term in self.terms for size in term.requested]
@@ -96,8 +95,6 @@ class Party:
         products = Products(session, self.settings.backend, owned, requested, clamp=self.settings.method.hides_rows)
         while self.done < self.settings.steps:
             yield self._step(session, products)
-            if after_step is not None:
-                after_step(self)
         self._hand_over(session)
 
     def count_abort(self) -> None:

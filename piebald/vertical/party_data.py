@@ -1,28 +1,123 @@
-"""The data of each party: rows of its own features, positions of co-occurring rows, and test rows."""
+"""The data of each party: rows of its own features, positions of co-occurring rows, and test rows.
+
+They come from a data set that is divided, or from tables.  Each party reads only its own table; both have a key column,
+which identifies the co-occurring rows in the same way at both parties and is empty in all other rows.  Both parties
+sort these rows by their keys, and exchange only a digest of the keys.  How a table becomes inputs is fitted to its
+training rows and stored, so that new rows become inputs alike.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from piebald.core.arguments import checked_class
 from piebald.core.errors import SettingError, unknown
 from piebald.core.randomness import generator
 from piebald.data import DataSet
+from piebald.data.clients.client_tables import numbers_of
+from piebald.data.clients.owner import read_owners, records_of
 from piebald.data.clients.row_identity import UNKNOWN, Digests
 from piebald.data.partition.vertical_split import Vertical, feature_names
+from piebald.data.preparation.agreement import fitted
+from piebald.data.preparation.column_models import CategoryColumn, Column, Numbers, NumericColumn
+from piebald.data.preparation.columns import is_numeric
+from piebald.data.preparation.preparation import Preparation
 from piebald.data.sets.named import named
-from piebald.vertical.party_preparation import PartyPreparation
-from piebald.vertical.protocol import Role
-from piebald.vertical.transfer_settings import TransferData, TransferSettings
+from piebald.vertical.match_keys import keys_of
+from piebald.vertical.protocol import ROLES, Role
+from piebald.vertical.transfer_settings import PartyFile, PartyFiles, TransferData, TransferSettings
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 CREDIT = ("LIMIT_BAL", "SEX", "EDUCATION", "MARRIAGE", "AGE")
+MOST_VALUES = 100  # of a column of categories, each of which becomes an input
 Ints = NDArray[np.int64]
+Texts = NDArray[np.str_]
+
+
+class PartyPreparation(BaseModel):
+    """How a party's table becomes inputs.
+
+    Columns with stated bounds or values are prepared by these alone, whatever the rows hold; the others by the
+    package's own plan: numbers become standard scores and categories 0/1 columns, gaps are filled.
+
+    Attributes:
+        features: names of the inputs.
+        key: the column that names rows, "" for none.
+        bounds: the least and the largest value of columns of numbers; what lies beyond counts as the bound.
+        columns: how columns become inputs; None where inputs are taken as they are, by their names.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    features: tuple[str, ...]
+    key: str = ""
+    bounds: dict[str, tuple[float, float]] = {}
+    columns: Preparation | None = None
+
+    @classmethod
+    def fitted(cls, frame: DataFrame, file: PartyFile, public: Role | None = None) -> Self:
+        """Return the preparation of training rows.
+
+        Args:
+            frame: the training rows, with the columns of features.
+            file: the settings of the file.
+            public: the party all of whose columns must be stated; None lets the rows say the others.
+
+        Raises:
+            SettingError: a column is not stated, is stated as another kind than it is, or cannot be read.
+        """
+        stated = [name for name in frame.columns if name in file.bounds or name in file.values]
+        others = [name for name in frame.columns if name not in stated]
+        if public is not None and others:
+            kind = "bounds" if is_numeric(frame[others[0]]) else "values"
+            raise SettingError(
+                f"column {others[0]!r} of {file.path} needs files.{public}.{kind}: with method.noise, no column may be "
+                "prepared by the rows"
+            )
+        columns: list[Column] = [_stated(name, file) for name in stated]
+        if others:
+            columns += fitted(frame[others], one_hot=MOST_VALUES, columns=_kinds(frame[others])).columns
+        prepared = Preparation(columns=columns)
+        if prepared.embedded:
+            many = next(
+                column.name for column in columns if isinstance(column, CategoryColumn) and column.coding == "embedding"
+            )
+            raise SettingError(
+                f"column {many!r} of {file.path} has more than {MOST_VALUES} different values: name the other columns "
+                "in columns"
+            )
+        return cls(features=tuple(prepared.feature_names_out), key=file.key, bounds=dict(file.bounds), columns=prepared)
+
+    def inputs(self, frame: DataFrame) -> Tensor:
+        """Return the inputs [n, f], float64, of the rows of a table.
+
+        Raises:
+            SettingError: a column is missing, or a value cannot be read.
+        """
+        if self.columns is None:
+            return torch.tensor(numbers_of(frame, self.features))
+        import pandas
+
+        if missing := [name for name in self.bounds if name not in frame.columns]:
+            raise SettingError(f"the table has no column {missing[0]!r}, which the preparation reads: add it")
+        # a word among numbers counts as a gap, which is filled with the middle
+        stated = {
+            name: pandas.to_numeric(frame[name], errors="coerce").astype("float64").clip(*bounds)
+            for name, bounds in self.bounds.items()
+        }
+        return torch.from_numpy(self.columns.transform(frame.assign(**stated)).astype("float64"))
 
 
 @checked_class
@@ -79,6 +174,21 @@ class PartyHolding:
             raise SettingError("labels must be -1 or 1")
 
 
+def _stated(name: str, file: PartyFile) -> Column:
+    """Return a column that is prepared by its stated bounds, to numbers from -1 to 1, or by its stated values."""
+    if name in file.bounds:
+        least, largest = file.bounds[name]
+        middle, half = (least + largest) / 2, (largest - least) / 2
+        return NumericColumn(name=name, values=Numbers(median=middle, mean=middle, deviation=half))
+    # any other value, and a gap, is one more category
+    return CategoryColumn(name=name, categories=sorted({*file.values[name]}), rare=True)
+
+
+def _kinds(frame: DataFrame) -> dict[str, str]:
+    """Return the kinds of columns that are not guessed: numbers are features, whatever they may stand for."""
+    return {str(name): "number" for name in frame.columns if is_numeric(frame[name])}
+
+
 def division(data: DataSet) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the source's features and those of both parties, for data sets whose features have a natural division.
 
@@ -107,35 +217,28 @@ def load(settings: TransferData, seed: int) -> dict[Role, PartyHolding]:
 
 def divide(data: DataSet, settings: TransferData, seed: int) -> dict[Role, PartyHolding]:
     """Divide any table with two classes between both parties; the second class is the positive one."""
-    names = feature_names(data)
     of_source, both = division(data)
     of_source, both = settings.source or of_source, settings.common if settings.common is not None else both
-    for name in (*of_source, *both):
-        if name not in names:
-            raise unknown(f"feature of {data.name} called", name, names)
     train, test = train_test_rows(data, settings.test, seed)
     if len(train) < settings.overlap:
         raise SettingError(f"data.overlap must be at most the {len(train)} training rows, got {settings.overlap}")
     features = tuple(dict.fromkeys((*of_source, *both)))
-    split = Vertical(overlap=settings.overlap, features=features, active_share=settings.source_share, seed=seed)
-    parties = split.split(data, train)
-    columns: dict[Role, list[int]] = {
-        "source": [names.index(name) for name in names if name in features],
-        "target": [names.index(name) for name in names if name not in features or name in both],
-    }
-    ids: dict[Role, Ints] = {"source": parties.active.ids, "target": parties.passive.ids}
+    split = Vertical(
+        overlap=settings.overlap, features=features, common=both, active_share=settings.source_share, seed=seed
+    )
+    parties, names = split.split(data, train), feature_names(data)
     # -1 and 1, as the Taylor loss has them
     signs = 2.0 * data.targets.double() - 1
     return {
         role: PartyHolding(
-            x=data.inputs[ids[role]][:, columns[role]].double(),
-            y=signs[ids[role]] if role == "source" else None,
-            overlap=np.searchsorted(ids[role], parties.overlap),
-            features=tuple(names[place] for place in columns[role]),
-            test=data.inputs[test][:, columns[role]].double(),
+            x=party.x.double(),
+            y=None if party.y is None else signs[party.ids],
+            overlap=np.searchsorted(party.ids, parties.overlap),
+            features=party.features,
+            test=data.inputs[test][:, [names.index(name) for name in party.features]].double(),
             test_y=signs[test],
         )
-        for role in ids
+        for role, party in zip(ROLES, (parties.active, parties.passive), strict=True)
     }
 
 
@@ -146,3 +249,159 @@ def train_test_rows(data: DataSet, share: float, seed: int) -> tuple[Ints, Ints]
     order = generator(seed, "transfer", "test").permutation(len(data))
     cut = round(len(data) * share)
     return np.sort(order[cut:]), np.sort(order[:cut])
+
+
+def load_one(files: PartyFiles, role: Role, test: float, seed: int, public: bool = False) -> PartyHolding:
+    """Load one party's data, as `PartyPreparation` prepares it.
+
+    Args:
+        files: files of the settings; only this party's is read.
+        role: role of the party.
+        test: share of the target's rows without a key that is held out, and of which those with a label score the
+            result; without a column of labels all its rows are predicted, and nothing is scored.
+        seed: seed of that choice.
+        public: whether all columns must be prepared by stated bounds and values, so that no value of a row changes
+            how others are prepared, or whether the table can be used.
+
+    Raises:
+        SettingError: there is no such file, or a column is missing or holds unusable values.
+    """
+    file = getattr(files, role)
+    if file is None:
+        raise SettingError(f"files.{role} is missing: give path and key of the {role}'s table under [files.{role}]")
+    if role == "source" and file.label is None:
+        raise SettingError("files.source.label is missing: name the column of the source's table to predict")
+    owners = read_owners(Path(file.path))
+    frame = owners[0].frame
+    _check_columns(frame, file)
+    keys, place = _keys(frame, file)
+    labels = None if file.label is None else _labels(frame, file, role, public)
+    held_out = scored = np.zeros(len(frame), dtype=bool)
+    if role == "target" and labels is not None:
+        held_out[_held_out(keys, test, seed)] = True
+        scored = _scored(held_out, labels, file, public)
+    chosen = _features(frame, file)
+    # fitted to training rows alone: held-out rows must not shape the inputs that they are scored by
+    preparation = PartyPreparation.fitted(frame.loc[~held_out, chosen], file, role if public else None)
+    x = preparation.inputs(frame)
+    # held-out rows have no place among the training rows
+    number = np.cumsum(~held_out) - 1  # position among the training rows
+    nothing = torch.zeros(0, dtype=torch.float64)
+    return PartyHolding(
+        x=x[~held_out],
+        y=torch.from_numpy(labels) if role == "source" and labels is not None else None,
+        overlap=number[place],
+        features=preparation.features,
+        test=x[scored] if scored.any() else x if role == "target" else x[:0],
+        test_y=torch.from_numpy(labels[scored]) if scored.any() and labels is not None else nothing,
+        # in the order of keys and not of rows, so that both parties' tables may be sorted in any way
+        keys=hashlib.blake2b("\n".join(keys[place]).encode(), digest_size=16).hexdigest(),
+        records=records_of(owners, role),
+        place=Path(file.path).resolve().parent,
+        preparation=preparation,
+    )
+
+
+def load_files(
+    files: PartyFiles, roles: Sequence[Role], test: float, seed: int, public: bool = False
+) -> dict[Role, PartyHolding]:
+    """Load the data of parties whose files are on this machine.
+
+    Raises:
+        SettingError: as for `load_one`, or the tables do not name the same co-occurring rows.
+    """
+    held = {role: load_one(files, role, test, seed, public) for role in roles}
+    if len({one.keys for one in held.values()}) > 1:
+        of_source, of_target = (len(held[role].overlap) for role in ROLES)
+        same = of_source == of_target
+        counts = f"{of_source} each, not the same" if same else f"{of_source} and {of_target}"
+        raise SettingError(
+            f"the two tables must have the same keys in their co-occurring rows, got {counts}: "
+            "leave the key empty in rows that only one party has"
+        )
+    return held
+
+
+def _check_columns(frame: DataFrame, file: PartyFile) -> None:
+    if not len(frame):
+        raise SettingError(f"{file.path} must have at least one row, got none")
+    for column in (file.key, file.label, *(file.columns or ())):
+        if column is not None and column not in frame.columns:
+            raise unknown(f"column of {file.path} called", column, map(str, frame.columns))
+    for role, column in (("key", file.key), ("label", file.label)):
+        if column is not None and column in (file.columns or ()):
+            raise SettingError(f"columns of {file.path} must not include the {role} {column!r}: leave it out")
+
+
+def _keys(frame: DataFrame, file: PartyFile) -> tuple[Texts, Ints]:
+    """Return the keys [n], "" for rows without one, and the positions of co-occurring rows in the order of keys."""
+    keys = np.array(keys_of(frame, [file.key], ["exact"]), dtype=np.str_)
+    place = np.flatnonzero(keys != "")
+    place = place[np.argsort(keys[place], kind="stable")]
+    twice = keys[place][:-1][keys[place][1:] == keys[place][:-1]]
+    if len(twice):
+        raise SettingError(
+            f"key {str(twice[0])!r} is in two rows of {file.path}: each co-occurring row needs a key of its own"
+        )
+    return keys, place
+
+
+def _labels(frame: DataFrame, file: PartyFile, role: Role, public: bool) -> NDArray[np.float64]:
+    """Return labels -1 and 1 [n], and 0 for the target's rows without a label."""
+    texts = np.array(keys_of(frame, [str(file.label)], ["exact"]), dtype=np.str_)
+    if public:
+        if file.positive is None:
+            raise SettingError(
+                f"files.{role}.positive is missing: with method.noise, the rows must not say which label is the "
+                "positive one; all other labels are negative"
+            )
+    elif role == "source" and (gaps := int((texts == "").sum())):
+        raise SettingError(
+            f"column {file.label!r} of {file.path} has no value in {gaps} of {len(texts)} rows: drop these rows"
+        )
+    values = np.unique(texts[texts != ""]).tolist()
+    positive = values[-1] if file.positive is None and values else str(file.positive)
+    if not public and (len(values) != 2 or positive not in values):
+        shown = ", ".join(values[:5]) + (", ..." if len(values) > 5 else "")
+        allowed = "two values" if file.positive is None else f"two values, one of them {positive!r}"
+        raise SettingError(f"column {file.label!r} of {file.path} must have {allowed}, got {shown or 'none'}")
+    signs: NDArray[np.float64] = np.where(texts == positive, 1.0, -1.0)
+    if role == "target":
+        signs[texts == ""] = 0.0
+    return signs
+
+
+def _held_out(keys: Texts, test: float, seed: int) -> Ints:
+    """Return the target's held-out rows, a share of those without a key, with labels or not.
+
+    A label has no say in which rows these are: else the chunks of all rows, which noise hides one row in, would follow
+    from whether a single label is there.
+    """
+    # rows with a key are trained on, so they cannot be held out
+    free = np.flatnonzero(keys == "")
+    return np.sort(generator(seed, "transfer", "test").permutation(free)[: round(len(free) * test)])
+
+
+def _scored(
+    held_out: NDArray[np.bool_], labels: NDArray[np.float64], file: PartyFile, public: bool
+) -> NDArray[np.bool_]:
+    """Return which rows [n] score the result: the held-out ones with labels, none where these are all alike."""
+    scored: NDArray[np.bool_] = held_out & (labels != 0)
+    if len(np.unique(labels[scored])) == 2:
+        return scored
+    if public:
+        return np.zeros_like(scored)
+    raise SettingError(
+        f"{file.path} must have rows of both labels without a key to score the result, got {int(scored.sum())} "
+        "labelled rows among those held out: leave files.target.label out, or take a larger data.test"
+    )
+
+
+def _features(frame: DataFrame, file: PartyFile) -> list[str]:
+    """Return the columns of features."""
+    chosen = list(file.columns or [str(name) for name in frame.columns if name not in (file.key, file.label)])
+    if not chosen:
+        raise SettingError(f"{file.path} must have a column besides key and label, got none")
+    if odd := [name for name in (*file.bounds, *file.values) if name not in chosen]:
+        raise SettingError(f"column {odd[0]!r} of {file.path} has bounds or values and is no feature")
+    return chosen

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from piebald.core.arguments import PathLike, checked
 from piebald.core.errors import RunFolderError
-from piebald.core.files import read_text
 from piebald.data.clients.table_files import read_table
+from piebald.vertical.party_data import PartyPreparation
 from piebald.vertical.party_network import PartyNetwork
-from piebald.vertical.party_preparation import PartyPreparation
 from piebald.vertical.party_secret import PartySecret
-from piebald.vertical.party_store import PREPARATION, checkpoint_file, read, read_settings, weights_in
+from piebald.vertical.party_store import opened, read_settings, weights_in
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -45,24 +44,26 @@ class TransferPredictor:
         Raises:
             RunFolderError: the folder holds no target that has finished, or is damaged.
         """
-        settings, own = read_settings(folder), folder / "target"
-        if not (own / "after.safetensors").is_file():
+        settings = read_settings(folder)
+        store = opened(folder, ("target",)).get("target")
+        if store is None or "translator" not in store.meta:
             raise RunFolderError(
                 f"{folder} holds no target that has finished: predict where the target ran, and continue an "
                 f"interrupted run with piebald resume {folder}"
             )
-        told = read(own / "after.safetensors")
+        with store:
+            told, tensors = store.meta, store.server_checkpoint(settings.steps).tensors
         try:
-            preparation = PartyPreparation.model_validate_json(read_text(own / PREPARATION))
+            preparation = PartyPreparation.model_validate(told["preparation"])
             shape, secret = settings.network, PartySecret.simulated(0, "target")
             network = PartyNetwork(len(preparation.features), shape.hidden, shape.aligned, secret)
-            network.load_state_dict(weights_in(read(own / checkpoint_file(settings.steps))))
-            translator = told["translator"].double()
+            network.load_state_dict(weights_in(tensors))
+            translator = torch.tensor(told["translator"], dtype=torch.float64)
             if translator.shape != (shape.aligned[-1],) or not translator.isfinite().all():
                 raise ValueError(f"the translator must be {shape.aligned[-1]} numbers")
             return cls(network, translator, float(told["rate"]), preparation)
-        except (OSError, RuntimeError, KeyError, ValueError) as error:
-            raise RunFolderError(f"{own} cannot be read, it may be damaged: {error}") from None
+        except (RuntimeError, KeyError, ValueError, TypeError) as error:
+            raise RunFolderError(f"{folder} cannot be read, it may be damaged: {error}") from None
 
     def predict(self, rows: DataFrame | PathLike) -> DataFrame:
         """Return scores of the rows of a table.

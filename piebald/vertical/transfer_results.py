@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -18,14 +19,11 @@ from piebald.core.result_table import ResultTable, Tabular
 from piebald.report.page import markup
 from piebald.report.page.markup import document
 from piebald.storage.schema import explained
-from piebald.vertical.disclosure_ledger import LEDGER, DisclosureLedger
+from piebald.vertical.disclosure_ledger import DisclosureLedger
 from piebald.vertical.party import Party
-from piebald.vertical.party_store import SECRET, read, read_partner, read_settings, read_steps
-from piebald.vertical.protocol import ROLES, Role
+from piebald.vertical.party_store import PartyStore, opened, read_settings, read_steps
+from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_settings import TransferSettings
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,55 +115,45 @@ def result(folder: PathLike) -> TransferResult:
     """Return the result of a finished run, from both parties' folders."""
     folder = Path(folder)
     settings = read_settings(folder)
-    if not is_finished(settings, folder, "target"):
-        raise RunFolderError(f"{folder} has not finished: continue with piebald resume {folder}")
-    predictions = read(folder / "target" / "after.safetensors")
-    score = None
-    if len(predictions["labels"]):
-        score = transfer_score(predictions["scores"], predictions["labels"], float(predictions["rate"]))
-    ledgers: dict[Role, DisclosureLedger] = {
-        role: DisclosureLedger({}, folder / role / LEDGER) for role in ROLES if (folder / role / LEDGER).exists()
-    }
-    partner = None if "source" in ledgers else read_partner(folder / "target")
-    finished = make_result(settings, ledgers, read_steps(folder / "target"), score, folder, partner)
-    write_result(finished)
-    return finished
+    with ExitStack() as closing:
+        stores = {role: closing.enter_context(store) for role, store in opened(folder).items()}
+        if "target" not in stores or stores["target"].meta.get("status") != "finished":
+            raise RunFolderError(f"{folder} has not finished: continue with piebald resume {folder}")
+        return result_of(settings, stores, folder)
 
 
-def is_finished(settings: TransferSettings, folder: Path, role: Role) -> bool:
-    """Return whether a party has finished all steps and written its results."""
-    return (folder / role / "after.safetensors").exists() and len(read_steps(folder / role)) == settings.steps
+def score_rows(target: Party) -> list[dict[str, Any]]:
+    """Return the score of the target's predictions as rows of the table `score`; none without labels of held-out rows.
+
+    Args:
+        target: the target, after training.
+    """
+    if not len(labels := target.data.test_y):
+        return []
+    score = asdict(transfer_score(target.predict(target.data.test), labels, target.rate))
+    row = {"version": target.done, "model": "target", "split": "test", "examples": len(labels)}
+    return [{**row, "metric": name, "value": value} for name, value in score.items()]
 
 
-def score_target(target: Party) -> TransferScore | None:
-    """Score the target's predictions; None if it has no labels of held-out rows."""
-    if not len(target.data.test_y):
-        return None
-    return transfer_score(target.predict(target.data.test), target.data.test_y, target.rate)
-
-
-def make_result(
-    settings: TransferSettings, ledgers: Mapping[Role, DisclosureLedger], lines: list[dict[str, Any]],
-    score: TransferScore | None, folder: Path | None, partner: str | None = None,
-) -> TransferResult:  # fmt: skip
-    """Return the result of a run, from one party's records of its steps.
+def result_of(settings: TransferSettings, stores: Mapping[Role, PartyStore], folder: Path | None) -> TransferResult:
+    """Return the result of a run, and write it to result.json in its folder.
 
     Args:
         settings: settings of the run.
-        ledgers: the ledgers of the parties that ran here; the records are the target's if it is among them.
-        lines: records of the steps.
-        score: score of the target's predictions.
-        folder: the run folder.
-        partner: the name in the other party's certificate, if it has one.
+        stores: the parties that ran here; the records of steps are the target's if it is among them.
+        folder: the run folder, if there is one.
     """
+    role: Role = "target" if "target" in stores else "source"
+    lines, told = stores[role].steps(), stores[role].meta
     watched = [line["losses"] for line in lines if line["losses"]]
     count = max(len(lines), 1)
     mean = {name: sum(line[name] for line in lines) / count for name in ("seconds", "sent", "received")}
-    to_target, to_source = ("received", "sent") if "target" in ledgers else ("sent", "received")
-    releases = {role: ledger.releases for role, ledger in ledgers.items()}
-    statements = [settings.method.statement(role, count) for role, count in sorted(releases.items())]
-    return TransferResult(
-        score=score,
+    to_target, to_source = ("received", "sent") if role == "target" else ("sent", "received")
+    releases = {one: DisclosureLedger({}, store).releases for one, store in stores.items()}
+    statements = [settings.method.statement(one, count) for one, count in sorted(releases.items())]
+    scored = {row["metric"]: row["value"] for row in stores[role].rows("score")}
+    finished = TransferResult(
+        score=TransferScore(**scored) if scored else None,
         first=watched[0] if watched else {},
         last=watched[-1] if watched else {},
         steps=len(lines),
@@ -173,15 +161,12 @@ def make_result(
         bytes_to_target=mean[to_target],
         bytes_to_source=mean[to_source],
         statement="; ".join(dict.fromkeys(statements)),
-        secrecy=secrecy(settings, is_simulated(folder), partner),
+        secrecy=secrecy(settings, "secret" not in told, told.get("partner") if len(stores) == 1 else None),
         folder=folder,
     )
-
-
-def write_result(finished: TransferResult) -> None:
-    """Write result.json into the run folder, if there is one."""
-    if finished.folder is not None:
-        write_private(finished.folder / "result.json", json.dumps(finished.plain(), indent=1) + "\n")
+    if folder is not None:
+        write_private(folder / "result.json", json.dumps(finished.plain(), indent=1) + "\n")
+    return finished
 
 
 def secrecy(settings: TransferSettings, simulated: bool, partner: str | None = None) -> dict[str, str]:
@@ -206,12 +191,14 @@ def secrecy(settings: TransferSettings, simulated: bool, partner: str | None = N
     }
 
 
-def is_simulated(folder: Path | None) -> bool:
+def is_simulated(folder: Path) -> bool:
     """Return whether a run folder was made by one user for both parties."""
-    if folder is None:
-        return True
-    alone = sum((folder / role).is_dir() for role in ROLES) == 1  # before it has a secret
-    return not alone and not any((folder / role / SECRET).exists() for role in ROLES)
+    stores = opened(folder).values()
+    try:
+        return not any("secret" in store.meta for store in stores)
+    finally:
+        for store in stores:
+            store.close()
 
 
 NAMES = {

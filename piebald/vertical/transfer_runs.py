@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +14,23 @@ import torch
 from piebald.core.arguments import PathLike, checked
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.core.plain_text import csv_text
+from piebald.core.private_files import write_private
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.federation.link.supervision import at_work
 from piebald.privacy.ledger import FOLDER, TRANSFER, TRANSFER_ABORT, RowLedger
-from piebald.vertical import party_data, table_files
-from piebald.vertical.channel import Channel, InMemoryChannel, SecureChannel, open_channel
+from piebald.vertical import party_data
+from piebald.vertical.channel import Channel, InMemoryChannel, open_channel
 from piebald.vertical.chunks import exposures, warning
-from piebald.vertical.disclosure_ledger import DisclosureLedger, counting
+from piebald.vertical.disclosure_ledger import counting
 from piebald.vertical.party import Party
-from piebald.vertical.party_data import PartyHolding
+from piebald.vertical.party_data import PartyHolding, PartyPreparation
 from piebald.vertical.party_messages import PartyEnded
-from piebald.vertical.party_preparation import PartyPreparation
 from piebald.vertical.party_secret import PartySecret
-from piebald.vertical.party_store import (
-    PREPARATION,
-    SCORES,
-    PartyStore,
-    read_partner,
-    read_settings,
-    read_steps,
-    write_settings,
-)
+from piebald.vertical.party_store import SCORES, PartyStore, read_settings, write_settings
 from piebald.vertical.prediction import predict
 from piebald.vertical.protocol import ROLES, PartySession, Role
-from piebald.vertical.transfer_results import (
-    TransferResult,
-    make_result,
-    score_target,
-    write_result,
-)
+from piebald.vertical.transfer_results import TransferResult, result_of, score_rows
 from piebald.vertical.transfer_settings import TransferSettings
 
 Watcher = Callable[[dict[str, Any]], None]
@@ -81,9 +68,12 @@ def run(
     folder = None if out is None else Path(out)
     if folder is not None:
         write_settings(folder, settings)
-    holdings = holdings or _load_parties(settings)
+    holdings = holdings or _load(settings, ROLES)
     _tell_exposure(settings, holdings, tell)
-    return _two_threads(settings, holdings, folder, watch)
+    with ExitStack() as opened:
+        stores: dict[Role, PartyStore] = {role: opened.enter_context(PartyStore.of(folder, role)) for role in ROLES}
+        _two_threads(settings, holdings, stores, watch)
+        return result_of(settings, stores, folder)
 
 
 @checked
@@ -115,28 +105,28 @@ def run_party(
     if runtime.credentials is None:
         raise SettingError("a party alone needs credentials: --set runtime.credentials=FOLDER")
     credentials = read_credentials(Path(runtime.credentials))
-    # a run that was begun with one partner must not be finished with another, who would learn of the same rows
-    noted = read_partner(folder / role)
-    if noted is not None and runtime.partner not in (None, noted):
-        partner = f"runtime.partner={runtime.partner}"
-        raise SettingError(f"the run in {folder} began with {noted}, got {partner}: start it in a new folder")
-    data = _load_party(settings, role)
+    data = _load(settings, [role])[role]
     data.check(role, settings)
     write_settings(folder, settings)
-    (folder / role).mkdir(mode=0o700, exist_ok=True)  # whose run it is, for `resume`, also if the other never comes
-    _tell_exposure(settings, {role: data}, tell)
-    with at_work("waiting for the other party", tell):
-        channel = open_channel(credentials, runtime.timeout, runtime.partner or noted)
-    if runtime.partner is None:
-        tell(
-            f"the other party is {channel.partner}, by its certificate: this run keeps to it (to name it before, give "
-            f"runtime.partner={channel.partner})"
-        )
-    with one_thread():
-        trained = train_party(role, settings, data, channel, folder, watch, spend=_spending(credentials, data))
-    lines = read_steps(folder / role)
-    score = score_target(trained) if role == "target" else None
-    return make_result(settings, {role: trained.ledger}, lines, score, folder, read_partner(folder / role))
+    with PartyStore.of(folder, role) as store:
+        noted = store.meta.get("partner")
+        # a run that was begun with one partner must not be finished with another, who would learn of the same rows
+        if noted is not None and runtime.partner not in (None, noted):
+            partner = f"runtime.partner={runtime.partner}"
+            raise SettingError(f"the run in {folder} began with {noted}, got {partner}: start it in a new folder")
+        secret = store.secret()
+        _tell_exposure(settings, {role: data}, tell)
+        with at_work("waiting for the other party", tell):
+            channel = open_channel(credentials, runtime.timeout, runtime.partner or noted)
+        if runtime.partner is None:
+            tell(
+                f"the other party is {channel.partner}, by its certificate: this run keeps to it (to name it before, "
+                f"give runtime.partner={channel.partner})"
+            )
+        store.set_meta(partner=channel.partner)
+        with one_thread():
+            train_party(role, settings, data, channel, store, secret, watch, _spending(credentials, data))
+        return result_of(settings, {role: store}, folder)
 
 
 def _tell_exposure(settings: TransferSettings, data: Mapping[Role, PartyHolding], tell: Teller) -> None:
@@ -147,11 +137,11 @@ def _tell_exposure(settings: TransferSettings, data: Mapping[Role, PartyHolding]
             tell(sentence)
 
 
-def _load_party(settings: TransferSettings, role: Role) -> PartyHolding:
-    """Load one party's data, without reading the other party's file."""
-    if settings.files is not None:
-        return table_files.load(settings.files, role, settings.data.test, settings.seed, settings.method.hides_rows)
-    return party_data.load(settings.data, settings.seed)[role]
+def _load(settings: TransferSettings, roles: Sequence[Role]) -> Mapping[Role, PartyHolding]:
+    """Load the data of parties; of files, those of these parties alone."""
+    if settings.files is None:
+        return party_data.load(settings.data, settings.seed)
+    return party_data.load_files(settings.files, roles, settings.data.test, settings.seed, settings.method.hides_rows)
 
 
 def _spending(credentials: Credentials, data: PartyHolding) -> Callable[[float], None]:
@@ -175,15 +165,9 @@ def _spending(credentials: Credentials, data: PartyHolding) -> Callable[[float],
     return spend
 
 
-def _load_parties(settings: TransferSettings) -> Mapping[Role, PartyHolding]:
-    if settings.files is not None:
-        return table_files.both(settings.files, settings.data.test, settings.seed, settings.method.hides_rows)
-    return party_data.load(settings.data, settings.seed)
-
-
 def train_party(
-    role: Role, settings: TransferSettings, data: PartyHolding, channel: Channel, folder: Path | None,
-    watch: Watcher | None = None, simulated: bool = False,
+    role: Role, settings: TransferSettings, data: PartyHolding, channel: Channel, store: PartyStore,
+    secret: PartySecret | None = None, watch: Watcher | None = None,
     spend: Callable[[float], None] = lambda noise: None,
 ) -> Party:  # fmt: skip
     """Run one party over an open channel, from the handshake to the end.
@@ -193,37 +177,24 @@ def train_party(
         settings: settings of the transfer.
         data: the party's data.
         channel: channel to the other party.
-        folder: the run folder, or None to write nothing.
+        store: its run folder.
+        secret: the party's own; None for that of a simulation, which follows from the seed.
         watch: called with the record of each step.
-        simulated: whether the party's own secret follows from the seed.
         spend: counts releases with noise, see `Party`.
     """
     session = PartySession(channel, role, settings.runtime.timeout)
     with session.closing():
-        store = None if folder is None else PartyStore(folder, role)
-        try:
-            secret = PartySecret.simulated(settings.seed, role) if simulated else None
-            secret = store.secret(secret) if store else secret or PartySecret.fresh()
-            party = Party(role, data, settings, secret, store.ledger_file if store else None, spend)
-            party.ledger.check_aborts()
-            if store and isinstance(channel, SecureChannel):
-                store.keep_to(channel.partner)
-            # co-occurring rows are matched by their positions alone, so both tables must have the same keys
-            keys = {"keys": data.keys} if data.keys else {}
-            party.done = session.handshake(settings.agreed() | keys, store.last_steps() if store else (0, 0))
-            if store:
-                store.restore(party, party.done)
-            with _counting_aborts(party):
-                for step in party.train(session, _checkpoint_writer(settings, store)):
-                    if store:
-                        store.record(step)
-                    if watch:
-                        watch(step.table())
-            if store:
-                _write_results(party, store)
-        finally:
-            if store:
-                store.close()
+        party = Party(role, data, settings, secret or PartySecret.simulated(settings.seed, role), store, spend)
+        party.ledger.check_aborts()
+        # co-occurring rows are matched by their positions alone, so both tables must have the same keys
+        keys = {"keys": data.keys} if data.keys else {}
+        store.restore(party, session.handshake(settings.agreed() | keys, store.last_steps()))
+        with _counting_aborts(party):
+            for step in party.train(session):
+                store.record(party, step)
+                if watch:
+                    watch(step.table())
+        _finish(party, store)
     return party
 
 
@@ -256,61 +227,41 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _checkpoint_writer(settings: TransferSettings, store: PartyStore | None) -> Callable[[Party], None] | None:
-    """Return a function that writes checkpoints, also after the last step, and deletes passed ones."""
-
-    def write_checkpoint(party: Party) -> None:
-        assert store is not None
-        # the last step has a checkpoint, from which a lost handover is repeated
-        if party.done % settings.checkpoint_every == 0 or party.done == settings.steps:
-            store.save(party)
-        else:
-            store.passed()
-
-    return None if store is None else write_checkpoint
-
-
-def _write_results(party: Party, store: PartyStore) -> None:
-    """Write what remains of a finished run: at the target all that it predicts with, and scores of its own rows."""
-    if party.phi is None or party.role == "source":
-        return store.write("after", {})
-    preparation = party.data.preparation or PartyPreparation(features=party.data.features)
-    store.write_text(PREPARATION, preparation.model_dump_json(indent=1))
-    tensors = {"scores": party.predict(party.data.test), "labels": party.data.test_y, "translator": party.phi}
-    store.write("after", tensors | {"rate": torch.tensor(party.rate, dtype=torch.float64)})
-    files = party.settings.files
-    if files is not None and files.target is not None:
-        store.write_text(SCORES, csv_text(predict(store.folder.parent, files.target.path)))
+def _finish(party: Party, store: PartyStore) -> None:
+    """Record what remains of a finished run: at the target all that it predicts with, and scores of its own rows."""
+    if party.phi is not None and party.role == "target":
+        preparation = party.data.preparation or PartyPreparation(features=party.data.features)
+        told = {"translator": party.phi.tolist(), "rate": party.rate}
+        store.set_meta(preparation=preparation.model_dump(mode="json"), **told)
+        store.scores(score_rows(party))
+        files = party.settings.files
+        if store.path is not None and files is not None and files.target is not None:
+            scores = csv_text(predict(store.path.parent, files.target.path))
+            write_private(store.path / SCORES, scores)
+    store.finish("finished")
 
 
 def _two_threads(
-    settings: TransferSettings, data: Mapping[Role, PartyHolding], folder: Path | None, watch: Watcher | None
-) -> TransferResult:
+    settings: TransferSettings, data: Mapping[Role, PartyHolding], stores: Mapping[Role, PartyStore],
+    watch: Watcher | None,
+) -> None:  # fmt: skip
     import torch._dynamo  # optimizers import it when first used, which two threads must not do at once
 
     ends = dict(zip(ROLES, InMemoryChannel.pair(), strict=True))
-    ledgers: dict[Role, DisclosureLedger] = {}
     errors: list[BaseException] = []
-    lines: list[dict[str, Any]] = []
 
     def train_source() -> None:
         torch.set_num_threads(1)  # the setting is per thread
         try:
-            source = train_party("source", settings, data["source"], ends["source"], folder, simulated=True)
-            ledgers["source"] = source.ledger
+            train_party("source", settings, data["source"], ends["source"], stores["source"])
         except BaseException as error:  # raised in the waiting thread
             errors.append(error)
-
-    def note(line: dict[str, Any]) -> None:
-        lines.append(line)
-        if watch:
-            watch(line)
 
     thread = threading.Thread(target=train_source, name="transfer source", daemon=True)
     thread.start()
     try:
         with one_thread():
-            target = train_party("target", settings, data["target"], ends["target"], folder, note, simulated=True)
+            train_party("target", settings, data["target"], ends["target"], stores["target"], watch=watch)
     except PartyEnded as ended:
         thread.join()
         # the target knows only that the source has ended; the source's own error says why
@@ -319,9 +270,3 @@ def _two_threads(
         thread.join()
     if errors:
         raise errors[0]
-    if folder is not None:
-        lines = read_steps(folder / "target")
-    ledgers["target"] = target.ledger
-    finished = make_result(settings, ledgers, lines, score_target(target), folder)
-    write_result(finished)
-    return finished

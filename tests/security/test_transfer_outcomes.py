@@ -22,21 +22,22 @@ from piebald.privacy.accounting import gaussian_epsilon
 from piebald.privacy.ledger import FOLDER, TRANSFER, TRANSFER_ABORT, RowLedger
 from piebald.vertical.channel import InMemoryChannel
 from piebald.vertical.chunks import own_chunks
-from piebald.vertical.disclosure_ledger import MOST_ABORTS, DisclosureLedger
+from piebald.vertical.disclosure_ledger import MOST_ABORTS
 from piebald.vertical.encryption import backend
 from piebald.vertical.encryption.backend import FixedPointScale
 from piebald.vertical.kernels import Floats, ProductSize
 from piebald.vertical.party import Party
 from piebald.vertical.party_data import PartyHolding
+from piebald.vertical.party_data import load_one as load
 from piebald.vertical.party_messages import MessageKind
 from piebald.vertical.party_network import unit_rows
 from piebald.vertical.party_secret import PartySecret
+from piebald.vertical.party_store import PartyStore
 from piebald.vertical.protocol import ROLES, Role
-from piebald.vertical.table_files import load
 from piebald.vertical.transfer_methods import RowNoise
 from piebald.vertical.transfer_runs import train_party
 from piebald.vertical.transfer_settings import PartyFile, PartyFiles, TransferSettings
-from tests.vertical.conftest import small
+from tests.vertical.conftest import small, told
 from tests.vertical.tampered import Tampered
 
 from .test_transfer_messages import opened, reframed
@@ -57,8 +58,8 @@ def both(
     def act(role: Role) -> None:
         torch.set_num_threads(1)
         try:
-            out = None if folder is None else folder / role
-            train_party(role, settings, data[role], ends[role], out, simulated=True)
+            with PartyStore.of(None if folder is None else folder / role, role) as store:
+                train_party(role, settings, data[role], ends[role], store)
         except PiebaldError as error:
             errors[role] = error
 
@@ -129,8 +130,7 @@ def test_without_noise_a_row_decides_it_and_each_such_end_is_counted(tmp_path):
     kernel = KERNELS[-1]
     ended = outcome(kernel, 0.0, "target", replaced=False, folder=tmp_path)
     assert "outside its declared range" in str(ended)
-    told = DisclosureLedger({}, tmp_path / "target" / "target" / "told.jsonl")
-    assert told.uses("abort") == 1
+    assert told(tmp_path / "target" / "target").uses("abort") == 1
     assert outcome(kernel, 0.0, "target", replaced=True) is None
 
 
@@ -155,9 +155,11 @@ def test_an_error_that_ends_a_run_is_a_release_in_both_ledgers(tmp_path, noise):
 
     settings = noisy(noise=noise)
     for _ in range(2):
-        path = tmp_path / "told.jsonl"
-        party = Party("target", party_data("target")[0], settings, PartySecret.fresh(), path, spend)
+        store = PartyStore.of(tmp_path, "target")
+        party = Party("target", party_data("target")[0], settings, PartySecret.fresh(), store, spend)
         party.count_abort()
+        store.close()
+    party = Party("target", party_data("target")[0], settings, PartySecret.fresh(), PartyStore.of(tmp_path, "target"))
     assert party.ledger.releases == 2
     again = RowLedger(records, [tmp_path / FOLDER], "shop")
     assert again.spent(1e-6, TRANSFER) == (pytest.approx(gaussian_epsilon(3 / 2**0.5, 1e-6)) if noise else 0)
@@ -184,17 +186,17 @@ def test_an_error_that_nobody_foresaw_is_counted_as_well(tmp_path, monkeypatch):
 
     def act() -> None:
         try:
-            train_party("source", noisy(), data["source"], ends["source"], None, simulated=True)
+            train_party("source", noisy(), data["source"], ends["source"], PartyStore.of(None, "source"))
         except PiebaldError as error:
             said.append(str(error))
 
     thread = threading.Thread(target=act)
     thread.start()
-    with pytest.raises(ZeroDivisionError):
-        train_party("target", noisy(), data["target"], ends["target"], tmp_path, simulated=True)
+    with pytest.raises(ZeroDivisionError), PartyStore.of(tmp_path, "target") as store:
+        train_party("target", noisy(), data["target"], ends["target"], store)
     thread.join()
     assert said == ["the other party ended the run: an error occurred there; see its own message"]
-    assert DisclosureLedger({}, tmp_path / "target" / "told.jsonl").uses("abort") == 1
+    assert told(tmp_path / "target").uses("abort") == 1
 
 
 # -------------------------------------------------------------------------------------- each cell of one row, in turn

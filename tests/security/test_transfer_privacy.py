@@ -20,15 +20,16 @@ from piebald.vertical.disclosure_ledger import DisclosureLedger
 from piebald.vertical.kernels import LinearKernel
 from piebald.vertical.party import Party
 from piebald.vertical.party_data import PartyHolding
+from piebald.vertical.party_data import load_one as load
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import Products
-from piebald.vertical.table_files import load
 from piebald.vertical.transfer_methods import RowNoise
 from piebald.vertical.transfer_results import write_page
 from piebald.vertical.transfer_runs import run
 from piebald.vertical.transfer_settings import PartyFile, PartyFiles, TransferSettings
 from tests.security.audits import from_pairs
 from tests.vertical.conftest import small, train_both
+from tests.vertical.conftest import told as told_in
 
 KERNELS = [
     "linear",
@@ -248,7 +249,7 @@ def test_no_losses_are_computed_with_noise_and_the_statement_counts_releases(tmp
     settings = noisy(data={"name": "breast_cancer", "overlap": 100})
     made = run(settings, out=tmp_path / "run", tell=lambda _: None)
     assert made.first == made.last == {}
-    counted = DisclosureLedger({}, tmp_path / "run" / "source" / "told.jsonl")
+    counted = told_in(tmp_path / "run" / "source")
     releases = counted.uses("own", "gradient") + counted.uses("whole")
     assert f"by {releases} releases about one row" in made.statement
     assert "all that the source has sent in this run is (" in made.statement

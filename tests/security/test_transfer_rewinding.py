@@ -7,21 +7,21 @@ Before, a partner that claimed checkpoint 40, dropped, and then claimed 0 had th
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from piebald.core.errors import PiebaldError, RunFolderError
 from piebald.vertical.channel import Channel, InMemoryChannel, open_channel
 from piebald.vertical.disclosure_ledger import DisclosureLedger, plan
-from piebald.vertical.party import Party
+from piebald.vertical.party import Party, TransferStep
 from piebald.vertical.party_data import load
 from piebald.vertical.party_messages import HEADER, MessageKind, PartyEnded
 from piebald.vertical.party_secret import PartySecret
@@ -30,7 +30,7 @@ from piebald.vertical.protocol import PartySession, SettingsDiffer
 from piebald.vertical.transfer_runs import resume, run, train_party
 from piebald.vertical.transfer_settings import TransferSettings
 from tests import processes
-from tests.vertical.conftest import credentials, small, talk
+from tests.vertical.conftest import checkpoint, credentials, small, talk, told
 
 NOISY = {"kind": "smmd", "kernel": "linear", "noise": 3.0}
 
@@ -53,14 +53,10 @@ def attack(channel: Channel, made: TransferSettings, claim: tuple[int, int], ste
         channel.close()
 
 
-def told(folder: Path) -> DisclosureLedger:
-    return DisclosureLedger({}, folder / "target" / "told.jsonl")
-
-
 def assert_within_plan(folder: Path, made: TransferSettings) -> None:
     party = Party("target", load(made.data, made.seed)["target"], made, PartySecret.fresh())
     allowed = plan(made.steps, len(party.own), len(party.common))
-    counted: dict[tuple[str, int], set[str]] = told(folder)._digests
+    counted: dict[tuple[str, int], set[str]] = told(folder / "target")._digests
     assert counted
     assert all(len(digests) <= allowed[what] for what, digests in counted.items())
 
@@ -87,8 +83,8 @@ def test_no_partner_has_a_process_go_back_to_a_checkpoint_that_was_passed(tmp_pa
     assert attack(open_channel(given["bank"], 60.0), made, (0, 0), 10, secret) == 0
     first.communicate(timeout=300)
     assert first.returncode == 1
-    before = (folder / "target" / "told.jsonl").read_bytes()
-    assert sorted(path.name for path in (folder / "target").glob("checkpoint-*")) == ["checkpoint-00000008.safetensors"]
+    before = told(folder / "target")._digests
+    assert [path.name for path in (folder / "target").glob("vectors-*")] == ["vectors-8.safetensors"]
 
     # It goes on from step 8 with a partner that drops at once, and not at all with one that claims to be at the start.
     second = target("resume", folder, "--quiet")
@@ -102,7 +98,7 @@ def test_no_partner_has_a_process_go_back_to_a_checkpoint_that_was_passed(tmp_pa
     assert third.returncode == 2
     assert "this one goes on from step 8 and the other one from step 0" in said
     assert len([line for line in said.strip().splitlines() if not line.startswith("warning: ")]) == 1
-    assert (folder / "target" / "told.jsonl").read_bytes() == before
+    assert told(folder / "target")._digests == before
     assert_within_plan(folder, made)
 
 
@@ -114,7 +110,8 @@ def target_against(folder: Path, made: TransferSettings, act: Callable[[Channel]
     def honest() -> None:
         torch.set_num_threads(1)
         try:
-            train_party("target", made, load(made.data, made.seed)["target"], ends[0], folder)
+            with PartyStore.of(folder, "target") as store:
+                train_party("target", made, load(made.data, made.seed)["target"], ends[0], store, store.secret())
         except PiebaldError as error:
             errors["target"] = error
 
@@ -164,62 +161,71 @@ def test_ten_interruptions_tell_nothing_more_and_end_with_the_same_weights(tmp_p
     expected = run(made, out=undisturbed, tell=lambda _: None)
     assert whole.statement == expected.statement
     for role in ("source", "target"):
-        one, other = (load_file(at / role / "checkpoint-00000012.safetensors") for at in (folder, undisturbed))
+        one, other = (checkpoint(at / role, 12) for at in (folder, undisturbed))
         assert all(torch.equal(one[name], other[name]) for name in other)
-        lines = [sorted((at / role / "told.jsonl").read_text().splitlines()) for at in (folder, undisturbed)]
-        assert lines[0] == lines[1]
+        assert told(folder / role)._digests == told(undisturbed / role)._digests
 
 
 def test_nothing_leaves_that_is_not_on_disk(tmp_path, monkeypatch):
     made = settings()
     sent: list[int] = []
 
-    def full(ledger: DisclosureLedger, line: object) -> None:
-        raise RunFolderError("told.jsonl cannot be written, so nothing is sent: no space left on device")
+    def full(store: PartyStore, rows: object, durable: bool) -> None:
+        assert durable
+        raise RunFolderError("the run cannot be written: no space left on device")
 
-    monkeypatch.setattr(DisclosureLedger, "_append", full)
+    monkeypatch.setattr(PartyStore, "add_notes", full)
     send = InMemoryChannel.send
     monkeypatch.setattr(
         InMemoryChannel,
         "send",
         lambda end, frame: (sent.append(HEADER.unpack(frame[: HEADER.size])[1]), send(end, frame)),
     )
-    with pytest.raises(RunFolderError, match="so nothing is sent"):
+    with pytest.raises(RunFolderError, match="no space left"):
         run(made, out=tmp_path / "run", tell=lambda _: None)
     assert MessageKind.KEY in sent
     assert MessageKind.STATISTICS not in sent
 
 
+def changed(path: Path, sql: str) -> None:
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(sql)
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda path: path.unlink(), "is missing, so nobody knows what this run has told"),
-        (lambda path: path.write_text("nonsense\n"), "is damaged, so nobody knows what this run has told"),
-        (lambda path: path.write_bytes(b"\xff\xfe\n"), "is damaged"),
-        (lambda path: (path.unlink(), os.mkfifo(path)), "is damaged"),  # which would wait for its writer
-        (lambda path: path.write_text('{"what":"own","chunk":"0","step":0,"digest":""}\n'), "is damaged"),
+        (lambda path: path.unlink(), "is not empty and holds no run"),
+        (lambda path: path.write_text("nonsense\n"), "damaged"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "is no file"),  # which would wait for its writer
+        (lambda path: changed(path, "UPDATE note SET cluster = 'first'"), "holds a value of another type"),
+        (lambda path: changed(path, "DROP TABLE note"), "note"),
     ],
 )
 def test_a_ledger_that_cannot_be_read_ends_the_run(tmp_path, damage, said):
     made = settings(steps=4)
     run(made, out=tmp_path / "run", tell=lambda _: None)
-    damage(tmp_path / "run" / "source" / "told.jsonl")
+    damage(tmp_path / "run" / "source" / "run.db")
     with pytest.raises(RunFolderError, match=said):
         resume(tmp_path / "run", tell=lambda _: None)
 
 
-def test_a_line_that_was_cut_off_was_not_followed_by_what_it_counts(tmp_path):
-    path = tmp_path / "told.jsonl"
-    ledger = DisclosureLedger({("own", 0): 2}, path)
-    ledger.count("own", 0, 0, b"a")
-    path.write_bytes(path.read_bytes() + b'{"what":"own","chu')
-    again = DisclosureLedger({("own", 0): 2}, path)
-    assert again.uses("own") == 1
-    again.count("own", 0, 1, b"b")
-    assert DisclosureLedger({}, path).uses("own") == 2
-    with pytest.raises(RunFolderError, match="step 3 would tell about the same rows once more than the 2 times"):
-        DisclosureLedger({("own", 0): 2}, path).count("own", 0, 2, b"c")
-    DisclosureLedger({("own", 0): 2}, path).count("own", 0, 0, b"a")  # the very same
+def test_what_was_told_is_counted_whenever_the_folder_is_opened_and_however_often_a_step_is_repeated(tmp_path):
+    def ledger() -> DisclosureLedger:
+        return DisclosureLedger({("own", 0): 2}, store)
+
+    with PartyStore.of(tmp_path, "source") as store:
+        ledger().count("own", 0, 0, b"a")
+    with PartyStore.of(tmp_path, "source") as store:
+        assert ledger().uses("own") == 1
+        ledger().count("own", 0, 1, b"b")
+        for version in (1, 2, 1):
+            store.commit({"version": version}, [])
+        store.go_back(0)
+        assert ledger().uses("own") == 2
+        with pytest.raises(RunFolderError, match="step 3 would tell about the same rows once more than the 2 times"):
+            ledger().count("own", 0, 2, b"c")
+        ledger().count("own", 0, 0, b"a")  # the very same
 
 
 def test_what_is_not_planned_is_not_told():
@@ -237,19 +243,17 @@ def test_the_plan_is_what_the_steps_use(steps, own, common):
 
 def test_checkpoints_are_passed_once_a_later_step_is_done(tmp_path):
     """The parties' newest ones are at most one apart, so until then the other party may still need the one before."""
-    made = settings(steps=9)
+    made = settings(steps=10)
     held = load(made.data, made.seed)["target"]
-    store = PartyStore(tmp_path, "target")
+    store = PartyStore.of(tmp_path, "target")
     party = Party("target", held, made, PartySecret.fresh())
     store.restore(party, 0)
     assert store.last_steps() == (0, 0)
     for done, steps in ((4, (4, 0)), (5, (4, 4)), (8, (8, 4)), (9, (8, 8))):
         party.done = done
-        if done % 4 == 0:
-            store.save(party)
-        else:
-            store.passed()
+        store.record(party, TransferStep(done - 1, 0.5, 1, 1))
         assert store.last_steps() == steps
+        assert len(list(store.path.glob("vectors-*"))) == len({*steps})
     store.close()
 
 

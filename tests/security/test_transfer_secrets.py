@@ -173,11 +173,11 @@ def test_two_parties_alone_have_other_secrets_each_time(tmp_path):
 
     found = []
     for name in ("a", "b"):
-        store = PartyStore(tmp_path / name, "source")
-        found.append(store.secret())
-        assert store.secret() == found[-1]  # after a kill the same run goes on
-        assert (tmp_path / name / "source" / "secret").stat().st_mode & 0o777 == 0o600
-        store.close()
+        with PartyStore.of(tmp_path / name, "source") as store:
+            found.append(store.secret())
+        with PartyStore.of(tmp_path / name, "source") as store:
+            assert store.secret() == found[-1]  # after a kill the same run goes on
+        assert (tmp_path / name / "source" / "run.db").stat().st_mode & 0o777 == 0o600
     assert found[0] != found[1]
     assert PartySecret.simulated(0, "source") not in found
     assert "key" not in repr(found[0])

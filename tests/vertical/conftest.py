@@ -9,14 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from piebald.federation.credentials.provisioning import Credentials, Description, provision, read
 from piebald.federation.hub.local_federation import free_port
+from piebald.storage.tensor_files import pick
 from piebald.vertical.channel import Channel, InMemoryChannel
+from piebald.vertical.disclosure_ledger import DisclosureLedger
 from piebald.vertical.kernels import Floats, GaussianKernel, Kernel, LinearKernel, PolynomialKernel
 from piebald.vertical.party import Party, TransferStep
 from piebald.vertical.party_data import PartyHolding, load
 from piebald.vertical.party_secret import PartySecret
+from piebald.vertical.party_store import PartyStore
 from piebald.vertical.protocol import ROLES, PartySession, Role
 from piebald.vertical.transfer_settings import TransferSettings
 
@@ -57,8 +61,19 @@ def credentials(folder: Path, port: int | None = None) -> dict[str, Credentials]
 def inject_secrets(folders: dict[str, Path]) -> None:
     """Give parties alone the secrets of a simulation, so that their runs can be compared with one."""
     for role, folder in folders.items():
-        (folder / role).mkdir(parents=True, exist_ok=True)
-        (folder / role / "secret").write_bytes(PartySecret.simulated(0, role).key)
+        with PartyStore.of(folder, role) as store:
+            store.set_meta(secret=PartySecret.simulated(0, role).key.hex())
+
+
+def checkpoint(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    """Weights and optimizer of a party after so many steps."""
+    return pick(folder, f"vectors-{step}.safetensors")
+
+
+def told(folder: Path) -> DisclosureLedger:
+    """The ledger of a party's folder."""
+    with PartyStore.open_read_only(folder) as store:
+        return DisclosureLedger({}, store)
 
 
 def unit(seed: int, n: int, d: int) -> Floats:

@@ -17,14 +17,13 @@ from piebald.cli import main
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.privacy.accounting import gaussian_epsilon
 from piebald.privacy.ledger import FOLDER, TRANSFER, RowLedger
-from piebald.vertical import table_files as files
+from piebald.vertical import party_data as files
 from piebald.vertical.chunks import own_chunks
-from piebald.vertical.disclosure_ledger import LEDGER, DisclosureLedger
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.transfer_runs import run, run_party
 from piebald.vertical.transfer_settings import PartyFile, PartyFiles, TransferRuntime
 
-from .conftest import credentials, inject_secrets, small
+from .conftest import credentials, inject_secrets, small, told
 
 # With two features, a single step tells more numbers than a chunk has: the program says so, rightly.
 pytestmark = pytest.mark.filterwarnings("ignore:.*numbers about a chunk of")
@@ -73,7 +72,7 @@ def own(source=None, target=None, **changes):
 
 
 def test_co_occurring_rows_are_the_same_people_in_the_same_order(folder):
-    held = files.both(own().files, test=0.5, seed=0)
+    held = files.load_files(own().files, ("source", "target"), test=0.5, seed=0)
     bank, shop = people()
     source, target = held["source"], held["target"]
     assert len(source.overlap) == len(target.overlap) == KNOWN
@@ -89,13 +88,13 @@ def test_co_occurring_rows_are_the_same_people_in_the_same_order(folder):
 
 
 def test_numbers_become_standard_scores_of_rows_that_are_trained_on_and_words_columns(folder):
-    target = files.load(own().files, "target", test=0.5, seed=0)
+    target = files.load_one(own().files, "target", test=0.5, seed=0)
     assert target.features == ("basket", "visits", "town=Bern", "town=Ulm")
     assert len(target.test) == len(target.test_y) == 50  # half of the 100 rows without a key
     torch.testing.assert_close(target.x[:, 0].mean(), torch.tensor(0.0, dtype=torch.float64), atol=1e-6, rtol=0)
     assert set(target.x[:, 2].tolist()) == {0.0, 1.0}
     assert target.y is None
-    source = files.load(own().files, "source", test=0.5, seed=0)
+    source = files.load_one(own().files, "source", test=0.5, seed=0)
     assert source.features == ("income", "age")
     assert len(source.x) == 160
     assert len(source.test) == 0
@@ -104,7 +103,7 @@ def test_numbers_become_standard_scores_of_rows_that_are_trained_on_and_words_co
 def test_gaps_are_filled_and_shown_in_a_column_of_their_own(folder):
     _, shop = people()
     shop.assign(visits=[None, None, *range(158)]).to_csv("holes.csv", index=False)
-    held = files.load(own(target={**TARGET, "path": "holes.csv"}).files, "target", test=0.5, seed=0)
+    held = files.load_one(own(target={**TARGET, "path": "holes.csv"}).files, "target", test=0.5, seed=0)
     assert held.features == ("basket", "visits", "visits is missing", "town=Bern", "town=Ulm")
     assert torch.isfinite(held.x).all()
     assert held.x[:3, 2].tolist() == [1, 1, 0]
@@ -124,9 +123,7 @@ def test_a_target_without_labels_scores_all_its_rows(folder, capsys):
     (folder / "transfer.toml").write_text(own(target=bare).text())
     assert main(["transfer", "transfer.toml", "--out", "run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["score"] is None
-    from piebald.vertical.party_store import read
-
-    assert len(read(Path("run/target/after.safetensors"))["scores"]) == 160
+    assert len(pandas.read_csv("run/target/scores.csv")) == 160
     assert "no label of its rows is known" in Path("run/report.html").read_text()
     assert main(["resume", "run", "-q"]) == 0
 
@@ -179,9 +176,9 @@ def test_what_parties_tell_with_noise_is_spent_in_the_ledger_of_their_rows(folde
         said = apart(one, other, simulated=False, out=out)
         assert not any(isinstance(result, PiebaldError) for result in said.values()), said
     for role, settings in (("source", one), ("target", other)):
-        data = files.load(settings.files, role, 0.5, 0, public=True)
+        data = files.load_one(settings.files, role, 0.5, 0, public=True)
         ledger = RowLedger(data.records, [folder / FOLDER], PARTIES[role])
-        releases = sum(DisclosureLedger({}, folder / f"{out} {role}" / role / LEDGER).releases
+        releases = sum(told(folder / f"{out} {role}" / role).releases
                        for out in ("first", "second"))  # fmt: skip
         assert releases > 4
         assert ledger.spent(delta, TRANSFER) == pytest.approx(gaussian_epsilon(noise / math.sqrt(releases), delta))
@@ -198,7 +195,7 @@ def test_a_label_of_the_target_deals_no_row_into_another_chunk(folder, row, labe
     target = STATED_TARGET
 
     def chunks():
-        held = files.load(own(target=target).files, "target", 0.5, 0, public=True)
+        held = files.load_one(own(target=target).files, "target", 0.5, 0, public=True)
         return [held.x[places] for places in own_chunks(held, 10, PartySecret.simulated(0, "target"), by_label=False)]
 
     before = chunks()
@@ -261,10 +258,10 @@ def test_bad_files_are_one_sentence_and_exit_code_2(folder, capsys, flag, said):
 
 def test_a_party_without_its_own_file_or_label_is_told(folder):
     with pytest.raises(SettingError, match=r"files.target is missing: give path and key"):
-        files.load(own(target=False).files, "target", test=0.2, seed=0)
+        files.load_one(own(target=False).files, "target", test=0.2, seed=0)
     bare = PartyFiles(source=PartyFile(path="bank.csv", key="customer"))
     with pytest.raises(SettingError, match=r"files.source.label is missing"):
-        files.load(bare, "source", test=0.2, seed=0)
+        files.load_one(bare, "source", test=0.2, seed=0)
 
 
 def test_keys_too_long_to_be_numbers_are_refused_and_text_is_not(folder):
@@ -272,7 +269,7 @@ def test_keys_too_long_to_be_numbers_are_refused_and_text_is_not(folder):
     table["customer"] = table["customer"] * 1e15
     table.to_csv("long.csv", index=False)
     with pytest.raises(SettingError, match="more than 15 digits: quote them"):
-        files.load(own(source={**SOURCE, "path": "long.csv"}).files, "source", test=0.2, seed=0)
+        files.load_one(own(source={**SOURCE, "path": "long.csv"}).files, "source", test=0.2, seed=0)
     table["customer"] = [None if np.isnan(one) else f"AB{one:.0f}" for one in table["customer"]]
     table.to_csv("text.csv", index=False)
-    assert len(files.load(own(source={**SOURCE, "path": "text.csv"}).files, "source", 0.2, 0).overlap) == KNOWN
+    assert len(files.load_one(own(source={**SOURCE, "path": "text.csv"}).files, "source", 0.2, 0).overlap) == KNOWN

@@ -128,9 +128,9 @@ def test_a_folder_of_other_settings_is_not_overwritten(file, capsys):
 
 def test_damaged_folders_are_one_sentence(file, tmp_path, capsys):
     assert main(["transfer", str(file), "--out", "run", "-q"]) == 0
-    next(Path("run/source").glob("checkpoint-*3.safetensors")).write_bytes(b"nonsense")
+    Path("run/source/vectors-3.safetensors").write_bytes(b"nonsense")
     assert main(["resume", "run"]) == 2
-    assert "cannot be read, it may be damaged" in capsys.readouterr().err
+    assert "vectors-3.safetensors is damaged" in capsys.readouterr().err
     Path("run/transfer.toml").unlink()
     with pytest.raises(RunFolderError, match="not the folder of a transfer"):
         read_settings(tmp_path / "run")

@@ -9,13 +9,13 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from safetensors.torch import save_file
+from sklearn.metrics import roc_auc_score
 
 from piebald import vertical
 from piebald.cli import main
 from piebald.core.errors import PiebaldError, RunFolderError, SettingError
-from piebald.vertical.party_data import load
-from piebald.vertical.party_store import read
+from piebald.vertical.party_data import load, load_one
+from piebald.vertical.party_store import PartyStore
 from piebald.vertical.transfer_runs import run
 
 from .conftest import small, train_both
@@ -40,8 +40,13 @@ def test_scores_of_the_file_have_row_numbers_and_keys_and_new_rows_are_prepared_
     said = json.loads(capsys.readouterr().out)
     assert said["predictions"]["score"] == pytest.approx(found["score"].tolist())
     # the scores of the test rows are those that the result was made of
-    after = read(Path("run/target/after.safetensors"))
-    assert set(np.round(after["scores"].numpy(), 12)) <= set(np.round(scores["score"], 12))
+    held = load_one(own().files, "target", own().data.test, own().seed)
+    order = [one for one in range(len(shop)) if shop["member"].isna().iloc[one]]
+    predictor = vertical.TransferPredictor.of_run(Path("run"))
+    made = torch.sigmoid(predictor.network(held.test)[-1] @ predictor.translator).detach().numpy()
+    assert set(np.round(made, 12)) <= set(np.round(scores["score"].to_numpy()[order], 12))
+    auc = vertical.result("run").score.auc
+    assert auc == roc_auc_score(held.test_y > 0, made)
     assert main(["predict", "run", "new.csv", "--out", "scores.csv"]) == 0
     np.testing.assert_allclose(pandas.read_csv("scores.csv")["score"], found["score"], rtol=1e-9)
 
@@ -94,29 +99,35 @@ def test_what_cannot_be_predicted_is_one_sentence(folder, capsys, words, said): 
     assert len(error.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("file", ["preparation.json", "after.safetensors", "checkpoint-00000003.safetensors"])
-def test_a_damaged_folder_is_one_sentence(folder, file):  # noqa: F811
+@pytest.mark.parametrize("damaged", ["vectors-3.safetensors", "run.db", {"preparation": {}}, {"rate": []}])
+def test_a_damaged_folder_is_one_sentence(folder, damaged):  # noqa: F811
     run(own(), out="run")
-    Path("run/target", file).write_bytes(b"{}" if file.endswith("json") else b"nonsense")
-    with pytest.raises((RunFolderError, SettingError), match="cannot be read, it may be damaged") as raised:
+    if isinstance(damaged, str):
+        Path("run/target", damaged).write_bytes(b"nonsense")
+    else:
+        with PartyStore.of(Path("run"), "target") as store:
+            store.set_meta(**damaged)
+    with pytest.raises((RunFolderError, SettingError), match="damaged") as raised:
         vertical.predict("run", people()[1])
     assert isinstance(raised.value, PiebaldError)
 
 
-@pytest.mark.parametrize("translator", [torch.zeros(3), torch.full((8,), float("nan")), torch.zeros(8, 1)])
+@pytest.mark.parametrize("translator", [[0.0] * 3, [float("nan")] * 8, [[0.0]] * 8])
 def test_a_translator_of_another_network_is_one_sentence(folder, translator):  # noqa: F811
     run(own(), out="run")
-    told = read(Path("run/target/after.safetensors"))
-    save_file(told | {"translator": translator}, "run/target/after.safetensors")
+    with PartyStore.of(Path("run"), "target") as store:
+        store.set_meta(translator=translator)
     with pytest.raises(RunFolderError, match="the translator must be 8 numbers"):
         vertical.predict("run", people()[1])
 
 
 def test_what_is_stored_holds_no_row(folder):  # noqa: F811
     run(own(), out="run")
-    stored = json.loads(Path("run/target/preparation.json").read_text())
+    with PartyStore.open_read_only("run/target") as store:
+        told = store.meta
+        assert not store.rows("row_score")
+    stored = told["preparation"]
     assert set(stored) == {"features", "key", "bounds", "columns"}
     assert stored["key"] == "member"
-    told = read(Path("run/target/after.safetensors"))
-    assert told["translator"].shape == (8,)
-    assert torch.isfinite(told["translator"]).all()
+    assert len(told["translator"]) == 8
+    assert np.isfinite(told["translator"]).all()

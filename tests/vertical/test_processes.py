@@ -10,13 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
-from piebald.vertical.party_store import read_steps
+from piebald.vertical.party_store import PartyStore, read_steps
 from piebald.vertical.transfer_runs import run
 from tests import processes
 
-from .conftest import credentials, inject_secrets, small
+from .conftest import checkpoint, credentials, inject_secrets, small
 
 # 40 steps on chunks of 20 rows tell more than the bound on single rows allows, and say so; it is not tested here
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:40 steps tell the:RuntimeWarning")]
@@ -37,8 +36,8 @@ from piebald.vertical.party_store import PartyStore
 
 record = PartyStore.record
 
-def hold(store, step):
-    record(store, step)
+def hold(store, party, step):
+    record(store, party, step)
     if step.step == {KILLED_AFTER - 1}:
         print("held", flush=True)
         signal.pause()
@@ -62,7 +61,7 @@ def begin(
 
 
 def weights(folder: Path) -> dict:
-    return load_file(folder / f"checkpoint-{STEPS:08d}.safetensors")
+    return checkpoint(folder, STEPS)
 
 
 def assert_as_undisturbed(found: Path, expected: Path) -> None:
@@ -144,16 +143,13 @@ def test_parties_with_other_settings_or_secrets_part_with_exit_code_2_and_1(tmp_
 def test_no_folder_holds_a_key_or_what_the_other_party_sent(tmp_path, undisturbed):
     for role in ("source", "target"):
         names = {path.name for path in (undisturbed / role).iterdir()}
-        assert names - {"preparation.json"} == {
-            "run.lock",
-            "steps.jsonl",
-            "told.jsonl",
-            "after.safetensors",
-            "checkpoint-00000035.safetensors",
-            "checkpoint-00000040.safetensors",
-        }
+        assert names == {"run.lock", "run.db", "vectors-35.safetensors", "vectors-40.safetensors"}
         kept = {name.split(".")[0] for name in weights(undisturbed / role)}
         assert kept == {"network", "adam"}
         assert set(read_steps(undisturbed / role)[0]) == {"step", "seconds", "sent", "received", "losses"}
-        shown = set(load_file(undisturbed / role / "after.safetensors"))
-        assert shown == (set() if role == "source" else {"scores", "labels", "rate", "translator"})
+        with PartyStore.open_read_only(undisturbed / role) as store:
+            told = set(store.meta) - {"id", "created", "status", "finished", "piebald", "label"}
+            kinds = {note["axis"] for note in store.rows("note")}
+            assert not any(store.rows(name) for name in ("client", "result", "row_score", "failure"))
+        assert told == (set() if role == "source" else {"preparation", "rate", "translator"})
+        assert kinds == {"loss", "own", "common"}

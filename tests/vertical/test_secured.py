@@ -27,7 +27,7 @@ from piebald.federation.link.tls import context
 from piebald.vertical import transfer_runs
 from piebald.vertical.channel import GONE, SecureChannel, open_channel
 from piebald.vertical.party_messages import HEADER, MessageKind, PartyEnded, pack_frame
-from piebald.vertical.party_store import read_steps
+from piebald.vertical.party_store import PartyStore, read_steps
 from piebald.vertical.transfer_results import is_simulated
 from piebald.vertical.transfer_runs import run, run_party
 from tests import processes
@@ -248,7 +248,8 @@ def test_in_processes_a_run_keeps_to_its_party_says_who_it_is_and_ends_when_that
     assert said.strip().splitlines()[-1].startswith("the other party, bank, is not admitted any more: its certificate")
     target.kill()
     target.communicate(timeout=300)
-    assert (tmp_path / "shop" / "source" / "partner").read_text() == "bank"
+    with PartyStore.open_read_only(tmp_path / "shop" / "source") as store:
+        assert store.meta["partner"] == "bank"
     # Another listed party is not taken in its place.
     again, rival = (
         process([sys.executable, "-m", "piebald.cli", "resume", tmp_path / "shop"]),

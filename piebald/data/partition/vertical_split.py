@@ -63,6 +63,7 @@ class Vertical(Division):
     Attributes:
         overlap: rows that both parties hold, None for all.
         features: names of the active party's features; without names in the data set, their numbers as text.
+        common: names of features among these that the passive party has, too.
         share: share of the features for the active party, drawn at random, if `features` is None.
         active_share: share of the rows outside the overlap that the active party holds.
         seed: seed of all choices.
@@ -78,6 +79,7 @@ class Vertical(Division):
 
     overlap: int | None = Field(default=None, ge=1)
     features: tuple[str, ...] | None = Field(default=None, min_length=1)
+    common: tuple[str, ...] = ()
     share: float = Field(default=0.5, gt=0, lt=1)
     active_share: float = Field(default=0.5, ge=0, le=1)
     seed: int = 0
@@ -102,7 +104,8 @@ class Vertical(Division):
         shuffled = rng.permutation(np.sort(rows))
         cut = both + math.floor((len(rows) - both) * self.active_share + 0.5)
         active, passive = np.sort(shuffled[:cut]), np.sort(np.r_[shuffled[:both], shuffled[cut:]])
-        theirs = np.setdiff1d(np.arange(data.inputs.shape[1]), owned)
+        names = feature_names(data)
+        theirs = np.array([place for place, name in enumerate(names) if place not in owned or name in self.common])
         return Parties(
             _party(data, active, owned, True), _party(data, passive, theirs, False), np.sort(shuffled[:both])
         )
@@ -113,6 +116,8 @@ class Vertical(Division):
     def _chosen(self, data: DataSet) -> Ints:
         """Positions of the active party's features, increasing."""
         names = feature_names(data)
+        if missing := [name for name in self.common if name not in (self.features or ())]:
+            raise self._refuse(f"common must be among features, got {missing[0]!r}")
         if self.features is None:
             # each party has one feature at least, whatever the share
             count = min(max(math.floor(len(names) * self.share + 0.5), 1), len(names) - 1)
