@@ -137,6 +137,8 @@ class PartyHolding:
         records: digests of the rows as they were read, none where nothing identifies them.
         place: the folder that the rows lie in, None where they have none.
         preparation: how a table's columns become `x`, None where inputs are taken as they are.
+        own_y: at the target, the labels of `x` that it has itself, -1 or 1, and 0 for unknown [n].  They are no part of
+            the protocol, and say what the target can do without a partner.
     """
 
     x: Tensor
@@ -149,6 +151,7 @@ class PartyHolding:
     records: Digests = field(default_factory=UNKNOWN.copy)
     place: Path | None = None
     preparation: PartyPreparation | None = None
+    own_y: Tensor | None = None
 
     @property
     def alone(self) -> Ints:
@@ -299,6 +302,7 @@ def load_one(files: PartyFiles, role: Role, test: float, seed: int, public: bool
         records=records_of(owners, role),
         place=Path(file.path).resolve().parent,
         preparation=preparation,
+        own_y=None if role == "source" or labels is None else torch.from_numpy(labels)[~held_out],
     )
 
 

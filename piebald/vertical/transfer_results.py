@@ -19,6 +19,7 @@ from piebald.core.result_table import ResultTable, Tabular
 from piebald.report.page import markup
 from piebald.report.page.markup import document
 from piebald.storage.schema import explained
+from piebald.vertical.baselines import TRANSFER, verdict_of
 from piebald.vertical.disclosure_ledger import DisclosureLedger
 from piebald.vertical.party import Party
 from piebald.vertical.party_store import PartyStore, opened, read_settings, read_steps
@@ -71,6 +72,8 @@ class TransferResult(Tabular):
         seconds: mean seconds per step.
         bytes_to_target: mean bytes per step from source to target.
         bytes_to_source: mean bytes per step from target to source.
+        baselines: AUC on the same rows of what needs no partner or no alignment, by name, see `baselines`.
+        verdict: whether the transfer pays beside them, in a sentence; "" without labels of held-out rows.
         statement: the statement about differential privacy.
         secrecy: keys in use and their security level, randomness, connection, other party and method, in sentences.
         folder: the run folder, if there is one.
@@ -83,6 +86,8 @@ class TransferResult(Tabular):
     seconds: float
     bytes_to_target: float
     bytes_to_source: float
+    baselines: dict[str, float]
+    verdict: str
     statement: str
     secrecy: dict[str, str]
     folder: Path | None
@@ -93,6 +98,8 @@ class TransferResult(Tabular):
         if self.score is not None:
             facts |= {"AUC": f"{self.score.auc:.4f}", "F1": f"{self.score.f1:.4f}"}
             facts["precision"] = f"{self.score.precision:.4f}"
+            facts |= {f"AUC of {name}": f"{value:.4f}" for name, value in self.baselines.items()}
+            facts["does it pay"] = self.verdict
         for name, value in self.last.items():
             facts[f"{name}, first to last"] = f"{self.first[name]:.4g} to {value:.4g}"
         facts |= {
@@ -152,6 +159,8 @@ def result_of(settings: TransferSettings, stores: Mapping[Role, PartyStore], fol
     releases = {one: DisclosureLedger({}, store).releases for one, store in stores.items()}
     statements = [settings.method.statement(one, count) for one, count in sorted(releases.items())]
     scored = {row["metric"]: row["value"] for row in stores[role].rows("score")}
+    judged = stores[role].rows("row_score")
+    verdict = verdict_of(judged, settings.seed)
     finished = TransferResult(
         score=TransferScore(**scored) if scored else None,
         first=watched[0] if watched else {},
@@ -160,6 +169,8 @@ def result_of(settings: TransferSettings, stores: Mapping[Role, PartyStore], fol
         seconds=mean["seconds"],
         bytes_to_target=mean[to_target],
         bytes_to_source=mean[to_source],
+        baselines={row["model"]: row["value"] for row in judged if row["model"] != TRANSFER},
+        verdict="" if verdict is None else f"{verdict.sentence()}. {verdict.meaning()}",
         statement="; ".join(dict.fromkeys(statements)),
         secrecy=secrecy(settings, "secret" not in told, told.get("partner") if len(stores) == 1 else None),
         folder=folder,

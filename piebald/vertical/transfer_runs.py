@@ -19,10 +19,11 @@ from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.federation.link.supervision import at_work
 from piebald.privacy.ledger import FOLDER, TRANSFER, TRANSFER_ABORT, RowLedger
-from piebald.vertical import party_data
+from piebald.vertical import baselines, party_data
 from piebald.vertical.channel import Channel, InMemoryChannel, open_channel
 from piebald.vertical.chunks import exposures, warning
 from piebald.vertical.disclosure_ledger import counting
+from piebald.vertical.encryption import FixedBackend
 from piebald.vertical.party import Party
 from piebald.vertical.party_data import PartyHolding, PartyPreparation
 from piebald.vertical.party_messages import PartyEnded
@@ -30,6 +31,7 @@ from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.party_store import SCORES, PartyStore, read_settings, write_settings
 from piebald.vertical.prediction import predict
 from piebald.vertical.protocol import ROLES, PartySession, Role
+from piebald.vertical.transfer_methods import Ftl, Method, Smmd
 from piebald.vertical.transfer_results import TransferResult, result_of, score_rows
 from piebald.vertical.transfer_settings import TransferSettings
 
@@ -72,7 +74,8 @@ def run(
     _tell_exposure(settings, holdings, tell)
     with ExitStack() as opened:
         stores: dict[Role, PartyStore] = {role: opened.enter_context(PartyStore.of(folder, role)) for role in ROLES}
-        _two_threads(settings, holdings, stores, watch)
+        target = _two_threads(settings, holdings, stores, watch)
+        _compare(target, {role: holdings[role] for role in ROLES}, stores["target"])
         return result_of(settings, stores, folder)
 
 
@@ -125,7 +128,9 @@ def run_party(
             )
         store.set_meta(partner=channel.partner)
         with one_thread():
-            train_party(role, settings, data, channel, store, secret, watch, _spending(credentials, data))
+            party = train_party(role, settings, data, channel, store, secret, watch, _spending(credentials, data))
+        if role == "target":
+            _compare(party, {role: data}, store)
         return result_of(settings, {role: store}, folder)
 
 
@@ -241,10 +246,32 @@ def _finish(party: Party, store: PartyStore) -> None:
     store.finish("finished")
 
 
+def _compare(target: Party, data: Mapping[Role, PartyHolding], store: PartyStore) -> None:
+    """Record what the transfer must beat: models of the data at hand, and in a simulation runs without alignment."""
+    if not len(labels := target.data.test_y):
+        return
+    found = {baselines.TRANSFER: target.predict(target.data.test)} | baselines.plain_models(data)
+    others = target.settings.runtime.compare and len(data) == len(ROLES)
+    for name, method in _other_methods(target.settings.method).items() if others else ():
+        # the same bits as under encryption, and nobody watches
+        changes = {"method": method, "backend": FixedBackend(), "watch_every": target.settings.steps}
+        stores = {role: PartyStore.of(None, role) for role in ROLES}
+        again = _two_threads(target.settings.model_copy(update=changes), data, stores, None)
+        found[name] = again.predict(target.data.test)
+    store.row_scores(baselines.scored(found, labels, target.done))
+
+
+def _other_methods(method: Method) -> dict[str, Method]:
+    others: dict[str, Method] = {} if isinstance(method, Ftl) else {"FTL": Ftl()}
+    if isinstance(method, Smmd) and method.alpha:
+        others["alpha = 0"] = method.model_copy(update={"alpha": 0.0})
+    return others
+
+
 def _two_threads(
     settings: TransferSettings, data: Mapping[Role, PartyHolding], stores: Mapping[Role, PartyStore],
     watch: Watcher | None,
-) -> None:  # fmt: skip
+) -> Party:  # fmt: skip
     import torch._dynamo  # optimizers import it when first used, which two threads must not do at once
 
     ends = dict(zip(ROLES, InMemoryChannel.pair(), strict=True))
@@ -261,7 +288,7 @@ def _two_threads(
     thread.start()
     try:
         with one_thread():
-            train_party("target", settings, data["target"], ends["target"], stores["target"], watch=watch)
+            target = train_party("target", settings, data["target"], ends["target"], stores["target"], watch=watch)
     except PartyEnded as ended:
         thread.join()
         # the target knows only that the source has ended; the source's own error says why
@@ -270,3 +297,4 @@ def _two_threads(
         thread.join()
     if errors:
         raise errors[0]
+    return target

@@ -126,11 +126,13 @@ class TransferRuntime(TransferSection):
         partner: with credentials, the name in the other party's certificate; by default the only one that is listed,
             else the first that connects, to which the run then keeps.
         timeout: seconds that a party waits for a message.
+        compare: whether a simulation is also run without alignment and by FTL, unencrypted, to say whether it pays.
     """
 
     credentials: str | None = None
     partner: str | None = None
     timeout: float = Field(default=600.0, gt=0)
+    compare: bool = True
 
     @model_validator(mode="after")
     def _check_partner(self) -> Self:

@@ -94,6 +94,7 @@ def small(**changes: object) -> TransferSettings:
         "data": {"name": "breast_cancer", "overlap": 100},
         "network": {"hidden": [10], "aligned": [8]},
         "backend": "fixed",
+        "runtime": {"compare": False},
     }
     return TransferSettings(**(table | changes))
 

