@@ -89,4 +89,5 @@ def verdict_of(rows: Sequence[Mapping[str, Any]], seed: int) -> ScoreVerdict | N
         tables[row["model"]] = Scores(value, ["target"], [seed], sizes=[len(values)], rows=of_rows)
     naive = {name: table for name, table in tables.items() if name == CONSTANT}
     rivals = {name: table for name, table in tables.items() if name not in (CONSTANT, JOINED)}
-    return ScoreVerdict.of(rivals, METRIC, True, naive=naive) if rivals else None
+    alone = OWN if OWN in rivals else None
+    return ScoreVerdict.of(rivals, METRIC, True, alone, naive) if rivals else None

@@ -12,11 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from piebald.core.randomness import NoiseSource
@@ -26,7 +24,7 @@ LENGTH = 32  # bytes of a secret
 
 @dataclass(frozen=True, slots=True)
 class PartySecret:
-    """Random numbers that belong to one party: AES-256 in counter mode, with a key for each purpose.
+    """Random numbers that belong to one party, with a key for each purpose (`NoiseSource`).
 
     Attributes:
         key: 32 bytes; never printed.
@@ -51,20 +49,15 @@ class PartySecret:
 
     def uniform(self, count: int, *words: str | int) -> NDArray[np.float64]:
         """Return uniform numbers in [0, 1) with 53 bits each; the same words give the same numbers."""
-        numbers: NDArray[np.float64] = (self._bits(count, words) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        return numbers
+        # as JSON, so that no two lists of words give the same key
+        key = hashlib.blake2b(json.dumps(words).encode(), digest_size=32, key=self.key).digest()
+        return NoiseSource(key).uniform(count)
 
     def permutation(self, count: int, *words: str | int) -> NDArray[np.int64]:
         """Return the numbers below `count` in random order."""
-        # 64-bit keys: two of n are equal with a chance of about n^2 / 2^65, so ties favour no order in practice
-        return np.argsort(self._bits(count, words), kind="stable").astype(np.int64)
+        # 53 bits: two of n are equal with a chance of about n^2 / 2^54, so ties favour no order in practice
+        return np.argsort(self.uniform(count, *words), kind="stable").astype(np.int64)
 
     def noise(self, content: bytes) -> NoiseSource:
         """Return the noise that hides this content; the same content always gets the same noise."""
         return NoiseSource(hashlib.blake2b(content, digest_size=32, key=self.key, person=b"piebald hidden").digest())
-
-    def _bits(self, count: int, words: Sequence[str | int]) -> NDArray[np.uint64]:
-        # as JSON, so that no two lists of words give the same key
-        key = hashlib.blake2b(json.dumps(words).encode(), digest_size=32, key=self.key).digest()
-        stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
-        return np.frombuffer(stream.update(bytes(8 * count)), dtype="<u8").astype(np.uint64)
