@@ -28,7 +28,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProductStatistics:
-    """The owner's input to a product: `matrix` S [p, w], encrypted, and `constant` K [w] or [n, w], added later."""
+    """The owner's input to a product: `matrix` S [p, w], encrypted, and `constant` K [w] or [n, w], added later.
+
+    Without rows in S, the product is K whatever the evaluator knows, and K is sent as it is.
+    """
 
     matrix: Floats
     constant: Floats
@@ -36,7 +39,10 @@ class ProductStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ProductSize:
-    """The shape of a product C [rows, inner] S [inner, width], and a `bound` on the absolute value of C S + K."""
+    """The shape of a product C [rows, inner] S [inner, width], and a `bound` on the absolute value of C S + K.
+
+    An `inner` of 0 is for a constant, which is not encrypted: the evaluator learns it in any case.
+    """
 
     rows: int
     inner: int
@@ -108,17 +114,17 @@ class LinearKernel(Kernel):
         return x @ y.T
 
     def statistics(self, y: Floats) -> list[ProductStatistics]:
-        return [ProductStatistics(y.mean(0)[None], np.zeros(y.shape[1]))]
+        return [ProductStatistics(np.zeros((0, y.shape[1])), y.mean(0))]
 
     def coefficients(self, x: Floats) -> list[Floats]:
-        return [np.ones((1, 1))]
+        return [np.zeros((1, 0))]
 
     def gradient(self, x: Floats, results: list[Floats]) -> Floats:
         # the gradient depends on no x, so the product has one row for all
         return np.repeat(results[0] / len(x), len(x), axis=0)
 
     def sizes(self, rows: int, width: int, longest: float) -> list[ProductSize]:
-        return [ProductSize(1, 1, width, longest)]
+        return [ProductSize(1, 0, width, longest)]
 
     def moments(self, width: int, unit: bool) -> int:
         return width

@@ -269,8 +269,7 @@ class AlignmentTerm(LossTerm):
         L = -kappa * mean over i of u_i^source . u_i^target
 
     Its gradient with respect to one party's row is the other party's row.  Whatever the encryption, each party learns
-    the hidden rows of the other's co-occurring samples.  It uses the same exchange as all other terms: a product of
-    zeros, with the row as the constant.
+    the hidden rows of the other's co-occurring samples, so these are sent as they are.
 
     Args:
         role: role of this party.
@@ -283,16 +282,16 @@ class AlignmentTerm(LossTerm):
 
     def __init__(self, role: Role, kappa: float, rows: int, width: int) -> None:
         self.role, self.kappa = role, kappa
-        self.owned = self.requested = [ProductSize(rows, 1, width, 1.0)]
+        self.owned = self.requested = [ProductSize(rows, 0, width, 1.0)]
         self.probes = []
         self.disclosed_common = rows * width
 
     def statistics(self, view: PartyView) -> list[ProductStatistics]:
         rows = view.common.detach().numpy()
-        return [ProductStatistics(np.zeros((1, rows.shape[1])), -rows)]
+        return [ProductStatistics(np.zeros((0, rows.shape[1])), -rows)]
 
     def coefficients(self, view: PartyView) -> list[Floats]:
-        return [np.ones((len(view.common), 1))]
+        return [np.zeros((len(view.common), 0))]
 
     def gradients(self, view: PartyView, results: list[Floats]) -> list[TensorGradient]:
         return [(view.common, self.kappa * results[0] / len(view.common))]

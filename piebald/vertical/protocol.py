@@ -3,7 +3,7 @@
 hello  ->  <- hello        settings must agree; the run starts from the last step that both can resume
 key    ->  <- key          each party owns a key; there is no third party
 then for every step, in both directions at once:
-statistics -> masked -> decrypted
+statistics -> masked -> decrypted       constants, which need no product, are told with the statistics
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from piebald.vertical.party_messages import (
     unpack_frame,
 )
 
-VERSION = 3
+VERSION = 4
 Role = Literal["source", "target"]
 ROLES: tuple[Role, Role] = ("source", "target")
 HELLO = [MessageLength(2), MessageLength(1), MessageLength(32), MessageLength(16), MessageLength(16)]
@@ -177,11 +177,12 @@ class Products:
     ) -> None:  # fmt: skip
         self._session, self._backend, self._clamp = session, backend, clamp
         self.owned, self.requested = list(owned), list(requested)
-        self._owner = backend.owner(self.owned)
+        theirs, ours = ([size for size in sizes if size.inner] for sizes in (self.owned, self.requested))
+        self._owner = backend.owner(theirs)
         session.send(MessageKind.KEY, [self._owner.announcement])
-        (announced,) = session.receive(MessageKind.KEY, [backend.announced(self.requested)])
+        (announced,) = session.receive(MessageKind.KEY, [backend.announced(ours)])
         with session.reading(MessageKind.KEY):
-            self._evaluator = backend.evaluator(announced, self.requested)
+            self._evaluator = backend.evaluator(announced, ours)
 
     def exchange(
         self, statistics: Sequence[ProductStatistics], coefficients: Sequence[Floats], repeats: Sequence[int] = (),
@@ -198,24 +199,32 @@ class Products:
         Returns:
             C S + K for each matrix of coefficients.
         """
-        session, lengths = self._session, self._backend.lengths
+        session, backend, lengths = self._session, self._backend, self._backend.lengths
         # both parties send before they read, in every phase: each works while the other's message is under way
-        encrypted = [self._owner.encrypt(part.matrix, size) for part, size in zip(statistics, self.owned, strict=True)]
-        session.send(MessageKind.STATISTICS, encrypted)
+        told = [
+            self._owner.encrypt(part.matrix, size) if size.inner else backend.told(part.constant, size)
+            for part, size in zip(statistics, self.owned, strict=True)
+        ]
+        session.send(MessageKind.STATISTICS, told)
         places = [*range(len(self.requested)), *repeats]
-        sizes = [self.requested[place] for place in places]
+        products = [place for place in places if self.requested[place].inner]
+        sizes = [self.requested[place] for place in products]
         # encoded while the other party encrypts and its message is under way
-        prepared = [self._evaluator.prepare(c, size) for c, size in zip(coefficients, sizes, strict=True)]
+        given = [c for c, place in zip(coefficients, places, strict=True) if self.requested[place].inner]
+        prepared = [self._evaluator.prepare(c, size) for c, size in zip(given, sizes, strict=True)]
 
-        received = session.receive(MessageKind.STATISTICS, [lengths(size)[0] for size in self.requested])
+        expected = [
+            lengths(size)[0] if size.inner else MessageLength(8 * size.rows * size.width) for size in self.requested
+        ]
+        received = session.receive(MessageKind.STATISTICS, expected)
         with session.reading(MessageKind.STATISTICS):
             masked = [
                 self._evaluator.multiply(received[place], ready, size)
-                for place, ready, size in zip(places, prepared, sizes, strict=True)
+                for place, ready, size in zip(products, prepared, sizes, strict=True)
             ]
         session.send(MessageKind.MASKED, [blob for blob, _ in masked])
 
-        answered = [*range(len(self.owned)), *repeated]
+        answered = [place for place in (*range(len(self.owned)), *repeated) if self.owned[place].inner]
         theirs = session.receive(MessageKind.MASKED, [lengths(self.owned[place])[1] for place in answered])
         with session.reading(MessageKind.MASKED):
             decrypted = [
@@ -226,9 +235,13 @@ class Products:
 
         ours = session.receive(MessageKind.DECRYPTED, [lengths(size)[2] for size in sizes])
         with session.reading(MessageKind.DECRYPTED):
-            return [
-                in_range(self._evaluator.unmask(blob, mask, size), size, self._clamp)
+            unmasked = (
+                self._evaluator.unmask(blob, mask, size)
                 for blob, (_, mask), size in zip(ours, masked, sizes, strict=True)
+            )
+            return [
+                in_range(next(unmasked) if size.inner else backend.heard(received[place], size), size, self._clamp)
+                for place, size in ((place, self.requested[place]) for place in places)
             ]
 
 

@@ -80,7 +80,7 @@ def sums_of_steps(party: Party, steps: int, batches: list[np.ndarray] | None) ->
         if batches is not None:
             party.own = [batches[step]]
         party.done = step
-        told.append(term.statistics(party.view())[0].matrix[0])
+        told.append(term.statistics(party.view())[0].constant)
     return np.array(told), aligned(party, party.data.x)
 
 
@@ -225,7 +225,7 @@ def test_one_use_of_a_chunk_of_0_1_columns_counts_all_kinds_of_row_and_the_bound
     x = torch.from_numpy(kinds_of_rows()[rng.integers(0, 32, 180)])
     held = PartyHolding(x, None, np.arange(80), tuple("abcde"), x[:0], x[:0, 0])
     target = Party("target", held, settings, PartySecret.fresh())
-    told = DiscrepancyTerm("target", LinearKernel(), 1.0, 80, [40]).statistics(target.view())[0].matrix[0]
+    told = DiscrepancyTerm("target", LinearKernel(), 1.0, 80, [40]).statistics(target.view())[0].constant
     told = np.ldexp(np.rint(np.ldexp(told, 30)), -30)  # as fixed-point numbers
     hidden = aligned(target, torch.from_numpy(kinds_of_rows()))
     counts = 80 * np.linalg.lstsq(hidden.T, told, rcond=1e-12)[0]

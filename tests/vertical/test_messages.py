@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from piebald.core.errors import RuntimeFault
 from piebald.vertical.channel import InMemoryChannel, SocketChannel
-from piebald.vertical.encryption.backend import InvalidMessage, MessageLength
+from piebald.vertical.encryption.backend import FixedPointScale, InvalidMessage, MessageLength
 from piebald.vertical.party_messages import (
     HEADER,
     EndReason,
@@ -207,6 +207,28 @@ def test_numbers_meant_for_both_must_be_finite():
         receive_numbers(session, MessageKind.WATCH, 2)
 
     assert "not finite" in str(talk(act)["target"])
+
+
+@pytest.mark.parametrize(
+    ("method", "numbers"), [({"kind": "smmd", "kernel": "linear"}, 8), ({"kind": "ftl"}, 18 * 8)], ids=["linear", "ftl"]
+)
+def test_a_constant_is_told_once_and_needs_no_product(method, numbers):
+    """The other party learns it whatever it multiplies, so before a third of the bytes of a step hid nothing."""
+    settings, (one, other) = small(method=method, steps=1, watch_every=9), InMemoryChannel.pair()
+    recorded = Tampered(one, 10**6, lambda frames: b"")
+    parties, _ = train_both(settings, ends=(recorded, other))
+    kinds = {HEADER.unpack(frame[: HEADER.size])[1]: frame for frame in recorded.frames}
+    at = HEADER.size + 8
+    size = struct.unpack_from("<Q", kinds[MessageKind.STATISTICS], HEADER.size)[0]
+    told = kinds[MessageKind.STATISTICS][at + size + 8 : -16]
+    start = party("source", parties["source"].data, settings)
+    constant = start.terms[1].statistics(start.view())[0].constant
+    digits = FixedPointScale.of(start.terms[1].owned[0]).statistics
+    assert np.array_equal(np.frombuffer(told, "<i8"), np.rint(np.ldexp(constant, digits)).ravel())
+    assert len(told) == 8 * numbers
+    # the products of the label's term are the only ones, of 18 rows and 8 units
+    assert len(kinds[MessageKind.MASKED]) == HEADER.size + 2 * (8 + 8 * 8) + 16
+    assert len(kinds[MessageKind.DECRYPTED]) == HEADER.size + 8 + 8 * 18 * 8 + 16
 
 
 # -------------------------------------------------------------------------------------------------------------- sockets

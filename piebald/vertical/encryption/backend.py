@@ -209,6 +209,16 @@ class Backend(Component):
         """Return the lengths of a product's encrypted, masked and decrypted parts."""
         raise NotImplementedError
 
+    def told(self, constant: Floats, size: ProductSize) -> bytes:
+        """Return a constant [width] or [rows, width] as it is sent in the open, with the digits of statistics."""
+        numbers = to_integers(constant, FixedPointScale.of(size).statistics)
+        return np.broadcast_to(numbers, (size.rows, size.width)).astype("<i8").tobytes()
+
+    def heard(self, constant: bytes, size: ProductSize) -> Floats:
+        """Return a constant [rows, width] that was sent in the open, and may lie outside its range."""
+        numbers = np.frombuffer(constant, "<i8").reshape(size.rows, size.width)
+        return np.ldexp(numbers.astype(np.float64), -FixedPointScale.of(size).statistics)
+
     def check(self, size: ProductSize) -> None:
         """Refuse a product that this backend cannot compute, before anything runs."""
         if size.bound >= 2.0 ** (ROOM - 17):
@@ -285,6 +295,12 @@ class PlainBackend(UnencryptedBackend):
 
     def evaluator(self, announcement: bytes, sizes: list[ProductSize]) -> Evaluator:
         return _PlainEvaluator()
+
+    def told(self, constant: Floats, size: ProductSize) -> bytes:
+        return np.broadcast_to(constant, (size.rows, size.width)).astype("<f8").tobytes()
+
+    def heard(self, constant: bytes, size: ProductSize) -> Floats:
+        return np.frombuffer(constant, "<f8").reshape(size.rows, size.width).astype(np.float64)
 
     def check(self, size: ProductSize) -> None:
         pass
