@@ -214,6 +214,8 @@ def kind_of(folder: Path) -> Literal["run", "transfer", "search", "site", "trees
     kinds: dict[str, Literal["transfer", "search", "site", "trees"]] = {
         "transfer.toml": "transfer", "search.json": "search", "credentials.json": "site", "trees.json": "trees"
     }  # fmt: skip
+    if (folder.resolve().parent / "transfer.toml").is_file() and (folder / "run.db").is_file():
+        raise SettingError(f"{folder} is one party's part of a transfer: give the folder that it lies in")
     return next((kind for name, kind in kinds.items() if (folder / name).is_file()), "run")
 
 

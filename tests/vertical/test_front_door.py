@@ -66,6 +66,13 @@ def test_from_python_with_rows_of_ones_own():
     assert piebald.vertical is transfer
 
 
+def test_the_folder_of_a_party_is_no_run_of_its_own(file, capsys):
+    assert main(["transfer", str(file), "--set", "steps=1", "--out", "run", "-q"]) == 0
+    for words in (["resume"], ["report"], ["predict"]):
+        assert main([*words, "run/target", *(["rows.csv"] if words == ["predict"] else [])]) == 2
+        assert "run/target is one party's part of a transfer" in capsys.readouterr().err
+
+
 def test_it_prints_a_table_without_a_terminal(file, capsys):
     assert main(["transfer", str(file), "--set", "steps=1"]) == 0
     said = capsys.readouterr()
