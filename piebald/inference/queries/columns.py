@@ -41,7 +41,63 @@ _LARGEST = 1 << 62  # absolute value of a sum
 _FLOAT64 = "torch.float64"
 
 
-class StatisticsQuery(Query):
+class RowsQuery(Query):
+    """Base class of questions about the rows of one split, which a site answers only where its policy names them.
+
+    Attributes:
+        split: the split of the client's rows.
+    """
+
+    axis = "query"  # a base class, not a question
+    by_name = True
+    reads_model = False
+
+    split: Split = "train"
+
+    def rows_read(self, personal: bool) -> set[Split]:
+        return {self.split}
+
+
+class SumsQuery(Query):
+    """Base class of questions whose answer is whole numbers [m] that are added up, under masks or with noise."""
+
+    axis = "query"  # a base class, not a question
+
+    @property
+    def summands(self) -> int:
+        """How many numbers an answer has."""
+        raise NotImplementedError
+
+    def hiding(self) -> Hiding | None:
+        return Hiding(noise=0.0, masked=True)
+
+    def sums_answer(self, inputs: TrainInput, vectors: Sequence[Ints]) -> TrainOutput:
+        """Return an answer of sums [c, m], under which the number of rows is hidden as well."""
+        sums = {SUM: torch.from_numpy(np.stack(vectors))}
+        return inputs.answered(vectors=sums, metrics={"examples": torch.zeros(len(vectors))})
+
+    def noisy_answer(
+        self, inputs: TrainInput, context: ClientContext, vectors: Sequence[Ints], deviation: float
+    ) -> TrainOutput:
+        """Return an answer of sums [c, m] with Gaussian noise, rounded, from the operating system's randomness."""
+        sources = map(NoiseSource.repeatable, context.noise_keys())
+        noisy = [
+            source.add_to(torch.from_numpy(vector.astype(np.float64)), deviation).round().numpy().astype(np.int64)
+            for vector, source in zip(vectors, sources, strict=True)
+        ]
+        return self.sums_answer(inputs, noisy)
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        return ResultForm({SUM: (self.summands,)}, (), 0, 0, types={SUM: "torch.int64"})
+
+    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
+        sums = answer.vectors.get(SUM)
+        if sums is None or sums.dtype != torch.int64 or tuple(sums.shape) != (self.summands,):
+            return f"must send {self.summands:,} whole numbers"
+        return None
+
+
+class StatisticsQuery(RowsQuery):
     """Send the moments of each column, or counts of its numbers up to some thresholds (`kind` is "statistics").
 
     Columns are the numbers of an input, flattened, and then those of a target; a class counts as its number.  A site
@@ -54,10 +110,6 @@ class StatisticsQuery(Query):
             number for each; empty asks for moments.
     """
 
-    by_name = True
-    reads_model = False
-
-    split: Split = "train"
     targets: int = Field(default=1, ge=0)
     keys: tuple[tuple[int, ...], ...] = Field(default=(), max_length=1 << 14)
 
@@ -69,9 +121,6 @@ class StatisticsQuery(Query):
         if len(lengths) > 1 or any(not 1 <= length <= MOST_KEYS for length in lengths):
             raise ValueError(f"keys must be 1 to {MOST_KEYS} thresholds, as many for each column")
         return keys
-
-    def rows_read(self, personal: bool) -> set[Split]:
-        return {self.split}
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         parts: list[Floats] = []
@@ -171,7 +220,7 @@ def _count_reason(counts: Tensor, rows: int) -> str | None:
     return None
 
 
-class MaskedSumsQuery(Query):
+class MaskedSumsQuery(SumsQuery, RowsQuery):
     """Send bounded sums of each column under the run's masks, without noise (`kind` is "masked_sums").
 
     Columns are the numbers of an input, flattened, and then those of a target; a class is counted instead.  The sums
@@ -188,10 +237,6 @@ class MaskedSumsQuery(Query):
         tables: pairs of such columns to count together, by their places; that of a class is the last one.
     """
 
-    by_name = True
-    reads_model = False
-
-    split: Split = "train"
     bounds: tuple[tuple[float, float] | None, ...] = Field(default=(), max_length=1 << 16)
     bins: int = Field(default=0, ge=0, le=10_000)
     classes: int = Field(default=0, ge=0, le=10_000)
@@ -236,14 +281,12 @@ class MaskedSumsQuery(Query):
             codes[str(len(self.bounds))] = tuple(map(str, range(self.classes)))
         return SumPlan(bounds, self.bins, codes, [(str(first), str(second)) for first, second in self.tables])
 
-    def hiding(self) -> Hiding | None:
-        return Hiding(noise=0.0, masked=True)
+    @property
+    def summands(self) -> int:
+        return self.plan.length
 
     def most_asked(self, hides: bool) -> int:
         return 10
-
-    def rows_read(self, personal: bool) -> set[Split]:
-        return {self.split}
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         plan, hiding = self.plan, self.hiding()
@@ -257,15 +300,11 @@ class MaskedSumsQuery(Query):
         if hiding is not None and hiding.noise:
             # a site states how many rows it has, so a row can only take the place of another
             deviation = hiding.noise * plan.exchange_influence / STEP
-            sources = map(NoiseSource.repeatable, context.noise_keys())
-            vectors = [noised(vector, deviation, source) for vector, source in zip(vectors, sources, strict=True)]
-        return sums_output(inputs, vectors)
-
-    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
-        return sums_form(self.plan.length)
+            return self.noisy_answer(inputs, context, vectors, deviation)
+        return self.sums_answer(inputs, vectors)
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
-        if reason := sums_reason(answer, self.plan.length):
+        if reason := super().reject_reason(answer, spec):
             return reason
         hiding, sums = self.hiding(), answer.vectors[SUM]
         if hiding is not None and hiding.masked:
@@ -304,29 +343,3 @@ def table_columns(table: Floats, client: str = "this client") -> ClientColumns:
     """Return the columns of a table [n, d], which are named by their places."""
     numbers = {str(place): table[:, place] for place in range(table.shape[1])}
     return ClientColumns(client, len(table), numbers, {})
-
-
-def noised(vector: Ints, deviation: float, source: NoiseSource) -> Ints:
-    """Return whole numbers with noise."""
-    noisy = source.add_to(torch.from_numpy(vector.astype(np.float64)), deviation)
-    # rounding after the noise is post-processing; whole numbers are what masks can cancel
-    return np.asarray(noisy.round().numpy()).astype(np.int64)
-
-
-def sums_output(inputs: TrainInput, vectors: Sequence[Ints]) -> TrainOutput:
-    """Return the answers of clients that send sums, and no number besides them, which nothing would hide."""
-    sums = {SUM: torch.from_numpy(np.stack(vectors))}
-    return inputs.answered(vectors=sums, metrics={"examples": torch.zeros(len(vectors))})
-
-
-def sums_form(length: int) -> ResultForm:
-    """Return the form of such an answer."""
-    return ResultForm({SUM: (length,)}, (), 0, 0, types={SUM: "torch.int64"})
-
-
-def sums_reason(answer: Update, length: int) -> str | None:
-    """Return why an answer is not of this form, or None."""
-    sums = answer.vectors.get(SUM)
-    if sums is None or sums.dtype != torch.int64 or tuple(sums.shape) != (length,):
-        return f"must send {length:,} whole numbers"
-    return None

@@ -14,7 +14,6 @@ from piebald.contracts import (
     SUM,
     ClientContext,
     Hiding,
-    Query,
     ResultForm,
     Rows,
     Split,
@@ -25,18 +24,17 @@ from piebald.contracts import (
 )
 from piebald.contracts.data import ModelSpec
 from piebald.core.moments import Floats, Ints
-from piebald.core.randomness import NoiseSource
 from piebald.inference.models.noisy_sums import STEP, NoisyPlan
 from piebald.inference.models.rows import MOST_COLUMNS, MOST_SUMS, Ask, ModelPlan, ModelRows, model_rows
 from piebald.inference.models.sums import check_sums, client_sums
-from piebald.inference.queries.columns import columns, noised, sums_form, sums_output, sums_reason, table_columns
+from piebald.inference.queries.columns import RowsQuery, SumsQuery, columns, table_columns
 from piebald.inference.request import bounds_reason
 
 LIMBS, _BITS, _LIMB_STEP = 6, 32, 128  # a sum is a whole number of 2^-128, in 6 parts of 32 bits
 _LARGEST = 2.0**60
 
 
-class ModelSumsQuery(Query):
+class ModelSumsQuery(RowsQuery):
     """Send the sums of a model at some coefficients (`kind` is "model_sums").
 
     The coefficients, and what else `models.sums.client_sums` takes, come as the task's vector "numbers".  A site
@@ -51,8 +49,6 @@ class ModelSumsQuery(Query):
         split: the split of the client's rows.
     """
 
-    by_name = True
-    reads_model = False
     later: ClassVar = {
         "ask": "any of the sums of this model",
         "numbers": "coefficients of the server's choice, and ends of intervals of time: up to 65,536 numbers",
@@ -61,10 +57,6 @@ class ModelSumsQuery(Query):
     plan: ModelPlan
     ask: Ask
     numbers: int = Field(default=0, ge=0, le=1 << 16)
-    split: Split = "train"
-
-    def rows_read(self, personal: bool) -> set[Split]:
-        return {self.split}
 
     def most_asked(self, hides: bool) -> int:
         return 60 if hides else 1000  # a model takes 10 to 30
@@ -114,26 +106,21 @@ class ModelSumsQuery(Query):
         return None
 
 
-class MaskedModelSumsQuery(ModelSumsQuery):
+class MaskedModelSumsQuery(SumsQuery, ModelSumsQuery):
     """Send the sums of a model under the run's masks (`kind` is "masked_model_sums").
 
     A sum is a whole number of 2^-128 in six parts of 32 bits, so that no bounds of the columns are needed.
     """
 
-    def hiding(self) -> Hiding | None:
-        return Hiding(noise=0.0, masked=True)
+    @property
+    def summands(self) -> int:
+        return LIMBS * self.length
 
     def _output(self, inputs: TrainInput, parts: list[ModelRows], sums: list[Floats]) -> TrainOutput:
-        return sums_output(inputs, list(map(to_limbs, sums)))
-
-    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
-        return sums_form(LIMBS * self.length)
-
-    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
-        return sums_reason(answer, LIMBS * self.length)
+        return self.sums_answer(inputs, list(map(to_limbs, sums)))
 
 
-class NoisyModelSumsQuery(Query):
+class NoisyModelSumsQuery(SumsQuery, RowsQuery):
     """Send bounded sums of a model with Gaussian noise (`kind` is "noisy_model_sums").
 
     What a row adds is bounded by the stated bounds, whatever the parameters are, which come as the task's vector
@@ -150,16 +137,12 @@ class NoisyModelSumsQuery(Query):
         split: the split of the client's rows.
     """
 
-    by_name = True
-    reads_model = False
-
     plan: ModelPlan
     bounds: tuple[tuple[float, float], ...] = Field(max_length=MOST_COLUMNS)
     target: tuple[float, float] = (0.0, 1.0)
     ends: tuple[float, ...] = Field(default=(), max_length=1000)
     noise: float = Field(gt=0, le=10_000, allow_inf_nan=False)
     masked: bool = False
-    split: Split = "train"
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
@@ -191,8 +174,9 @@ class NoisyModelSumsQuery(Query):
         """The standard deviation of the noise of one client, in units of the sums."""
         return self.noise * self.sums.influence
 
-    def rows_read(self, personal: bool) -> set[Split]:
-        return {self.split}
+    @property
+    def summands(self) -> int:
+        return self.sums.length
 
     def hiding(self) -> Hiding | None:
         return Hiding(self.noise, self.masked)
@@ -203,20 +187,11 @@ class NoisyModelSumsQuery(Query):
             raise ValueError(f"a model of {self.sums.parameters} parameters came with other numbers")
         parts = context.cached(self.split, (self.kind, self.plan), self._rows)
         vectors = [self.sums.vector(rows, point) for rows, point in zip(parts, points, strict=True)]
-        sources = map(NoiseSource.repeatable, context.noise_keys())
-        deviation = self.deviation / STEP
-        return sums_output(inputs, [noised(vector, deviation, source)
-                                    for vector, source in zip(vectors, sources, strict=True)])  # fmt: skip
+        return self.noisy_answer(inputs, context, vectors, self.deviation / STEP)
 
     def _rows(self, rows: Rows, client: str) -> ModelRows:
         # a row that the model does not take is left out: a refusal would tell that there is one
         return model_rows(self.plan, table_columns(columns(rows), client), refuse=False)
-
-    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
-        return sums_form(self.sums.length)
-
-    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
-        return sums_reason(answer, self.sums.length)
 
 
 def to_limbs(sums: Floats) -> Ints:

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from torch import Tensor
 
-from piebald.contracts import ClientContext, Hiding, Query, ResultForm, Split, TrainInput, TrainOutput, Trains, Update
+from piebald.contracts import ClientContext, Query, ResultForm, Split, TrainInput, TrainOutput, Trains, Update
 from piebald.contracts.data import ModelSpec
 from piebald.core.moments import Floats
 from piebald.data.preparation.answers import (
@@ -31,7 +31,7 @@ from piebald.data.preparation.answers import (
     answer,
 )
 from piebald.data.preparation.columns import PARTS, Kind
-from piebald.inference.queries.columns import sums_form, sums_output, sums_reason
+from piebald.inference.queries.columns import SumsQuery
 from piebald.inference.queries.models import LIMBS, to_limbs
 
 _NUMBERS = 1 << 15  # of an answer: its text, packed
@@ -140,7 +140,7 @@ class PrepareNamesQuery(PrepareQuery):
         return inputs.answered(vectors=vectors, metrics={"examples": torch.zeros(len(answers))})
 
 
-class MaskedPrepareQuery(PrepareQuery):
+class MaskedPrepareQuery(SumsQuery, PrepareQuery):
     """Send what can be added up of an answer under the run's masks (`kind` is "masked_prepare").
 
     Attributes:
@@ -162,20 +162,15 @@ class MaskedPrepareQuery(PrepareQuery):
             raise ValueError(f"about must be of each of {len(moment_names(self.asked))} columns, got {len(self.about)}")
         return self
 
-    def hiding(self) -> Hiding | None:
-        return Hiding(noise=0.0, masked=True)
+    @property
+    def summands(self) -> int:
+        return LIMBS * summand_count(self.asked)
 
     def most_asked(self, hides: bool) -> int:
         return 400  # each is counted; an agreement asks about 2 of values, 8 of counts, 14 of powers
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
-        return sums_output(inputs, [to_limbs(summands(told, self.about)) for told in self._answers(context)])
-
-    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
-        return sums_form(LIMBS * summand_count(self.asked))
-
-    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
-        return sums_reason(answer, LIMBS * summand_count(self.asked))
+        return self.sums_answer(inputs, [to_limbs(summands(told, self.about)) for told in self._answers(context)])
 
 
 def moment_names(question: Question) -> list[str]:

@@ -15,7 +15,6 @@ from torch import Tensor
 from piebald.contracts import (
     ClientContext,
     Disclosure,
-    Hiding,
     Query,
     ResultForm,
     Rows,
@@ -30,7 +29,7 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.moments import Ints
 from piebald.data.preparation.answers import check_moments
-from piebald.inference.queries.columns import sums_form, sums_output, sums_reason
+from piebald.inference.queries.columns import SumsQuery
 from piebald.inference.trees.client_rows import SplitRows, alone
 from piebald.inference.trees.encoding import TreeRows, usable
 from piebald.inference.trees.forest import (
@@ -252,7 +251,7 @@ class TreeScoresQuery(TreesQuery):
     ask: Literal["scores", "alone"]
 
 
-class MaskedTreeSumsQuery(BoostingQuery):
+class MaskedTreeSumsQuery(SumsQuery, BoostingQuery):
     """Send sums from which trees grow, under the run's masks (`kind` is "masked_tree_sums").
 
     Sums are whole numbers, see `trees.rounds`.  They are of training rows, except losses, which are of validation
@@ -292,8 +291,9 @@ class MaskedTreeSumsQuery(BoostingQuery):
             "loss": (2,),
         }[self.ask]
 
-    def hiding(self) -> Hiding | None:
-        return Hiding(noise=0.0, masked=True)
+    @property
+    def summands(self) -> int:
+        return math.prod(self.shape)
 
     def most_asked(self, hides: bool) -> int:
         return 2000  # a model of 100 rounds of depth 6 takes 710
@@ -319,7 +319,7 @@ class MaskedTreeSumsQuery(BoostingQuery):
                 # of a loss and of a regression's targets the first number is a sum of what no row exceeds
                 counts = of_client[..., -1] if self.ask in ("histograms", "loss") else of_client
                 context.disclosure.check_counts(counts[:1] if self.ask == "targets" and not self.classes else counts)
-        return sums_output(inputs, [of_client.reshape(-1) for of_client in sums])
+        return self.sums_answer(inputs, [of_client.reshape(-1) for of_client in sums])
 
     def _sums(self, inputs: TrainInput, rows: SplitRows, place: int, *forests: Forest) -> Ints:
         """Return the sums of one client."""
@@ -349,12 +349,6 @@ class MaskedTreeSumsQuery(BoostingQuery):
         if (np.diff(thresholds, axis=1) < 0).any() and self.ask == "histograms":
             raise ValueError("the thresholds that came do not increase")
         return thresholds
-
-    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
-        return sums_form(math.prod(self.shape))
-
-    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
-        return sums_reason(answer, math.prod(self.shape))  # under masks, any numbers may come
 
 
 def _check_leaves(grown: Forest, rows: SplitRows, margins: Floats32, target: Target, rules: Disclosure) -> None:
