@@ -26,8 +26,8 @@ from piebald.core.wording import type_in_words
 from piebald.experiments.recipes import ExperimentFields
 from piebald.experiments.run_settings import KEYS, ComparedKeywords, RunKeywords, RunSettings, SearchKeywords
 from piebald.federation.link.wire_messages import Leaving
+from piebald.federation.site.gate import declared
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.release_list import declared
 from piebald.methods.catalog.recipe_help import allowed, documented
 
 sys.path.insert(0, str(Path(__file__).parent))

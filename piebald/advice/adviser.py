@@ -28,8 +28,7 @@ from piebald.advice.plain_models import PlainModels
 from piebald.advice.race import ALONE, TOGETHER, Race, Runner, check_training, entrants, lag_behind, methods_of
 from piebald.advice.tuning.search import ROUNDS, claim, spent_together
 from piebald.advice.tuning.space import Budget, Cost, rungs_of
-from piebald.advice.tuning.trial import words
-from piebald.advice.tuning.trial_runs import TrialRuns, cost_of
+from piebald.advice.tuning.trial_runs import TrialRuns, cost_of, words
 from piebald.contracts import Clients, Personalizes
 from piebald.core.arguments import Count, PathLike, Seeds
 from piebald.core.errors import RuntimeFault, SettingError

@@ -32,8 +32,7 @@ from typing import Any
 import numpy as np
 
 from piebald.advice.tuning.space import Budget, Cost, has_setting, setting_of, with_settings
-from piebald.advice.tuning.trial import words
-from piebald.advice.tuning.trial_runs import TrialRuns, cost_of, scores_from_json, scores_to_json
+from piebald.advice.tuning.trial_runs import TrialRuns, cost_of, scores_from_json, scores_to_json, words
 from piebald.contracts import Clients, Fleet
 from piebald.core.errors import DeviceLost, PiebaldError, RunFolderError, SettingError, unknown
 from piebald.core.files import json_value, read_bytes

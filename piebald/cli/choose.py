@@ -21,8 +21,7 @@ from piebald.core.result_table import ResultTable
 
 if TYPE_CHECKING:
     from piebald.advice.tuning import Tuning
-    from piebald.experiments.file import ExperimentSettings
-    from piebald.experiments.plan import Plan
+    from piebald.experiments.file import ExperimentSettings, Plan
     from piebald.methods.recipe import Recipe
 
 

@@ -217,7 +217,7 @@ def _take_part(work: SiteWork, stays: bool, parent: int | None = None) -> int:
 def _checked(work: SiteWork, options: SharedOptions) -> tuple[list[Check], int]:
     """Look whether a site can take part, print what was found, and return it with the exit code."""
     from piebald.federation.link.supervision import at_work
-    from piebald.federation.site.release_list import declared, stated_rows
+    from piebald.federation.site.gate import declared, stated_rows
     from piebald.federation.site.site_check import check_site
     from piebald.federation.site.site_rows import SPLITS
 

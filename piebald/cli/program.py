@@ -31,7 +31,6 @@ from piebald.cli import queueing  # noqa: F401  # isort: skip
 from piebald.cli import show  # noqa: F401  # isort: skip
 from piebald.cli import statistics  # noqa: F401  # isort: skip
 from piebald.cli import regression  # noqa: F401  # isort: skip
-from piebald.cli import trees  # noqa: F401  # isort: skip
 
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # what an operator can mend

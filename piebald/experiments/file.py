@@ -1,4 +1,4 @@
-"""The experiment file: loaded, checked, written, and built.
+"""The experiment file: loaded, checked, written, and built into the objects that it defines.
 
 The clients of an experiment file: their rows from its source, and inputs as the model reads them.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import PrivateAttr, ValidationError
 
 from piebald.contracts import Clients
-from piebald.contracts.component import Component
+from piebald.contracts.component import Component, build
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.references import NOBODY, USERS, Reference, Resolver, Users
@@ -26,6 +27,7 @@ from piebald.data.clients.prepared import (
     constants_of,
     preparation_of,
     prepared,
+    rows_of_recipe,
     standardised,
 )
 from piebald.data.embeddings import embedded_by
@@ -33,12 +35,15 @@ from piebald.data.partition.by_owner import by_only_owner
 from piebald.data.partition.split import unseen_numbers
 from piebald.data.preparation.preparation import Preparation
 from piebald.data.sets.dataset import DataSet
-from piebald.experiments.plan import Plan, check_trackers, noise_of, question_section, runtime_of, stopping_criteria
 from piebald.experiments.recipes import ExperimentFields, located, models_of, recipes_of
 from piebald.experiments.run_models import Model
 from piebald.experiments.run_settings import ComparedKeywords
-from piebald.experiments.sections import Kind, file_text, place_source
+from piebald.experiments.sections import Kind, file_text, place_source, section_settings
 from piebald.methods.recipe import Recipe
+from piebald.methods.transforms.base import MaskingTransform
+from piebald.runtimes.base import RuntimeSettings
+from piebald.server import StoppingCriteria
+from piebald.settings.plugins import read
 from piebald.settings.toml_document import Document, dumps, of_document
 
 
@@ -369,3 +374,79 @@ class ExperimentSettings(ExperimentFields):
     def located(self, error: SettingError) -> SettingError:
         """Return an error with its place, if its message begins with the name of a setting of a recipe."""
         return located(self, error)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The objects that settings define.
+
+    Attributes:
+        recipes: the recipes by label; one, unless the settings define a comparison.
+        clients: the clients and their rows.
+        model: a function of a seed that makes the initial model, or several by clients' names.
+        runtime: the runtime.
+        stop: the stopping criteria besides the number of rounds.
+        models: models of recipes that bring their own, by the recipe's label.
+        on_all_rows: labels of recipes whose clients train on their validation rows as well.
+        pooled: labels of recipes that have all training rows in one place.
+    """
+
+    recipes: Mapping[str, Recipe]
+    clients: Clients
+    model: Model
+    runtime: RuntimeSettings
+    stop: StoppingCriteria | None = None
+    models: Mapping[str, Model] = field(default_factory=dict)
+    on_all_rows: Sequence[str] = ()
+    pooled: Sequence[str] = ()
+
+    def model_of(self, label: str) -> Model:
+        """Return the model of a recipe."""
+        return self.models.get(label, self.model)
+
+    def clients_of(self, label: str) -> Clients:
+        """Return the clients with the rows that a recipe has."""
+        return rows_of_recipe(self.clients, label in self.on_all_rows, label in self.pooled)
+
+
+def runtime_of(fields: ExperimentFields, table: Mapping[str, Any]) -> RuntimeSettings:
+    """Build the runtime; a federation sends its sites the settings in `table`, but for those of the server alone."""
+    settings: dict[str, Any] = {}
+    if "experiment" in fields.component_class("runtime", fields.runtime).model_fields:
+        # real devices have their own speed, so there is no fleet
+        settings["experiment"] = {key: value for key, value in table.items() if key not in ("out", "runtime", "fleet")}
+    elif fields.fleet is not None:
+        settings["fleet"] = fields.component("fleet", fields.fleet)
+    runtime = fields.component("runtime", fields.runtime, **settings)
+    assert isinstance(runtime, RuntimeSettings)
+    return runtime
+
+
+def noise_of(recipe: Recipe) -> str | None:
+    """Return the kind of the component that hides rows or updates by noise, or None."""
+    hiding = (recipe.training, *recipe.transforms)
+    noisy = (one for one in hiding if one.protects and not isinstance(one, MaskingTransform))
+    return next((one.kind for one in noisy), None)
+
+
+def stopping_criteria(fields: ExperimentFields) -> StoppingCriteria | None:
+    """Build the limits of a run besides its rounds."""
+    if not isinstance(fields.stop, Mapping):
+        return fields.stop
+    fields.places.check_names(("stop",), fields.stop, [*StoppingCriteria.model_fields], "stop")
+    with fields.errors_placed("stop", fields.stop):
+        return StoppingCriteria(**fields.stop)
+
+
+def check_trackers(fields: ExperimentFields) -> None:
+    """Refuse trackers that cannot be built."""
+    for tracker in read(fields.trackers, fields.resolver):
+        build("tracker", tracker)
+
+
+def question_section(fields: ExperimentFields, name: Literal["trees"]) -> Component:
+    """Build the settings of a section that a room above this one defines."""
+    settings, values = section_settings(name), getattr(fields, name) or {}
+    fields.places.check_names((name,), values, [*settings.model_fields], name)
+    with fields.errors_placed(name, values):
+        return settings(**values)

@@ -10,8 +10,7 @@ import pytest
 from piebald import data
 from piebald.advice import look
 from piebald.advice.odd_sites import detectable_difference
-from piebald.advice.probe import probe
-from piebald.advice.unlikeness import references
+from piebald.advice.unlikeness import probe, references
 from piebald.core.errors import SettingError
 from piebald.core.randomness import generator
 from piebald.data.partition import Dirichlet, Disjoint, FastSlow, FlipPairs, Iid, Sensor, Sites, clients_from

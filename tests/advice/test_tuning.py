@@ -18,8 +18,7 @@ from piebald import models, partition, recipes
 from piebald.advice.tuning import Budget, Choices, Range, SearchSpace, Tuning, tune, with_settings
 from piebald.advice.tuning.search import claim
 from piebald.advice.tuning.space import rungs_of
-from piebald.advice.tuning.trial import lag_beyond_noise
-from piebald.advice.tuning.trial_runs import VALIDATION, without_test_rows
+from piebald.advice.tuning.trial_runs import VALIDATION, lag_beyond_noise, without_test_rows
 from piebald.cli import main
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.data.partition import PooledClients

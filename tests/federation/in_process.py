@@ -19,7 +19,7 @@ from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.link.wire_format import pack_update, task_body, unpack_task, unpack_update
-from piebald.federation.site.row_memory import FILE, RowMemory
+from piebald.federation.site.client_store import FILE, RowMemory
 from piebald.federation.site.site_process import SiteSettings, SiteWork
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.client_work import ClientWork

@@ -28,8 +28,8 @@ from piebald.federation.operate.machine_checks import (
 )
 from piebald.federation.operate.status import read_status
 from piebald.federation.site import site_check
+from piebald.federation.site.gate import Mechanism, declared, stated_rows
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.release_list import Mechanism, declared, stated_rows
 from piebald.federation.site.site_check import check_site, site_machine
 from piebald.federation.site.site_process import site_work
 from piebald.federation.site.site_rows import SiteSource, rows_before_a_run

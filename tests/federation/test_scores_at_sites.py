@@ -18,7 +18,7 @@ from piebald.contracts import MOST_REMEMBERED
 from piebald.core.errors import SettingError
 from piebald.core.references import USERS
 from piebald.experiments.file import ExperimentSettings
-from piebald.federation.site.row_memory import FILE, RowMemory
+from piebald.federation.site.client_store import FILE, RowMemory
 from piebald.report.comparison import Comparison
 from piebald.report.findings import at_thresholds, notes, without_answer_of_all
 from piebald.report.verdict import compared

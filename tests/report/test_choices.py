@@ -6,7 +6,7 @@ from typing import Any
 
 from piebald.methods.choice.best_for_each import loses
 from piebald.report.comparison import Comparison
-from piebald.report.page.choices_section import SHOWN, against_alone, headline
+from piebald.report.page.cluster_section import MOST_CHOICES, against_alone, headline
 from piebald.report.page.report_page import render
 from piebald.report.tables import History
 from piebald.storage.run_folder import CHOICE_AXIS
@@ -71,9 +71,9 @@ def test_the_page_says_who_took_what_by_name_and_what_each_candidate_scored() ->
 
 
 def test_many_clients_and_those_without_an_answer() -> None:
-    choices = [choice("global") for _ in range(SHOWN)] + [{"chosen": None, "why": "no answer"}]
+    choices = [choice("global") for _ in range(MOST_CHOICES)] + [{"chosen": None, "why": "no answer"}]
     page = render(Comparison([history(*choices)]))
-    assert f"The first {SHOWN} of {SHOWN + 1} clients" in page
+    assert f"The first {MOST_CHOICES} of {MOST_CHOICES + 1} clients" in page
     page = render(Comparison([history({"chosen": None, "why": "it gave no usable answer"})]))
     assert "it gave no usable answer" in page
 

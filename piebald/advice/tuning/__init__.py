@@ -6,6 +6,6 @@ a trial; they are opened one folder up, after the choice.
 
 from piebald.advice.tuning.search import Tuning, tune
 from piebald.advice.tuning.space import Budget, Choices, Cost, Range, SearchSpace, with_settings
-from piebald.advice.tuning.trial import Trial
+from piebald.advice.tuning.trial_runs import Trial
 
 __all__ = ["Budget", "Choices", "Cost", "Range", "SearchSpace", "Trial", "Tuning", "tune", "with_settings"]

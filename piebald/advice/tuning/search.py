@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from piebald.advice.tuning.space import Budget, Cost, SearchSpace, has_setting, rungs_of, with_settings
-from piebald.advice.tuning.trial import Sampler, Trial, best_of, words
-from piebald.advice.tuning.trial_runs import TrialRuns
+from piebald.advice.tuning.trial_runs import Sampler, Trial, TrialRuns, best_of, words
 from piebald.contracts import Clients
 from piebald.core.arguments import Count, PathLike, Seed, Seeds
 from piebald.core.errors import RunFolderError, SettingError

@@ -23,8 +23,17 @@ from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from piebald.advice.tuning.space import Budget, Choices, Cost, Range, SearchSpace, Values, with_settings
-from piebald.advice.tuning.trial import Sampler, State, Trial, lag_beyond_noise, words
-from piebald.advice.tuning.trial_runs import TrialRuns, cost_of, scores_from_json, scores_to_json
+from piebald.advice.tuning.trial_runs import (
+    Sampler,
+    State,
+    Trial,
+    TrialRuns,
+    cost_of,
+    lag_beyond_noise,
+    scores_from_json,
+    scores_to_json,
+    words,
+)
 from piebald.core.errors import DeviceLost, PiebaldError, RunFolderError, SettingError
 from piebald.core.files import UnfitFile, regular
 from piebald.core.plain_text import printable

@@ -1,6 +1,7 @@
-"""The runs of trials, on clients as a search sees them: without their test rows, or with a part of their training rows.
+"""Trials of a search, and their runs: without test rows, or with a part of the training rows.
 
-Runs are trained to a rung, continued to the next one, and scored on validation rows.
+Runs are trained to a rung, continued to the next one, and scored on validation rows.  A trial is dropped by successive
+halving, but not within one standard error of the best.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from piebald.advice.tuning.space import Cost
+from piebald.advice.tuning.space import Cost, Point
 from piebald.contracts import Clients, HasServerRows, InMemory, Rows, RowsAtSites, Split
 from piebald.core.errors import SettingError
 from piebald.core.randomness import generator, key
@@ -22,7 +23,7 @@ from piebald.data.clients.convert import class_numbers, count_classes
 from piebald.data.partition.split import Ints, hold_out
 from piebald.experiments.run_settings import RunSettings, SearchKeywords, marked
 from piebald.methods.recipe import Recipe
-from piebald.report.paired import Scores
+from piebald.report.paired import Scores, difference
 from piebald.report.row_noise import COUNTED, answer_names
 from piebald.report.tables import History
 from piebald.runs.adaptation.held_out import ClientSubset, PooledClientSubset
@@ -350,3 +351,82 @@ def scores_to_json(scores: Scores) -> list[list[float | None]]:
 def scores_from_json(table: Sequence[Sequence[float | None]], runs: TrialRuns, seeds: Sequence[int]) -> Scores:
     """Scores that `scores_to_json` wrote."""
     return runs.table(np.array(table, dtype=np.float64), list(seeds))
+
+
+Sampler = Literal["tpe", "random", "grid"]
+State = Literal["finished", "dropped", "failed"]
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Settings that were tried.
+
+    Attributes:
+        label: of the recipe.
+        number: of the trial, from 0.
+        settings: the values that were tried, by name.
+        rounds: server steps that each of its runs was trained for.
+        score: the mean of the metric over clients' validation rows and seeds, None if it failed.
+        state: "finished", "dropped" before the last rung, or "failed".
+        why: in words, if it was dropped or failed.
+        scores: of each seed and client after each rung that it reached.
+        cost: what its runs cost.
+    """
+
+    label: str
+    number: int
+    settings: Point
+    rounds: int
+    score: float | None
+    state: State
+    why: str
+    scores: Mapping[int, Scores]
+    cost: Cost
+
+    def row(self) -> dict[str, Any]:
+        """As a row of a table, with plain values."""
+        return {
+            "label": self.label,
+            "trial": self.number,
+            **self.settings,
+            "rounds": self.rounds,
+            "score": self.score,
+            "state": self.state,
+            "why": self.why,
+        }
+
+
+def best_of(trials: Sequence[Trial], higher_is_better: bool) -> Trial | None:
+    """The trial with the best mean among those that were trained longest, None if all failed."""
+    scored = [trial for trial in trials if trial.score is not None and trial.state != "failed"]
+    longest = max((trial.rounds for trial in scored), default=0)
+    sign = 1 if higher_is_better else -1
+    # scores after fewer rounds are lower for all settings alike
+    complete = [trial for trial in scored if trial.rounds == longest]
+    return max(complete, key=lambda trial: sign * (trial.score or 0.0), default=None)
+
+
+def words(point: Point) -> str:
+    """Return settings on one line.
+
+    Examples:
+        >>> words({"lr": 0.123456, "cohort": 10})
+        'lr 0.1235, cohort 10'
+    """
+    shown = {name: f"{value:.4g}" if isinstance(value, float) else str(value) for name, value in point.items()}
+    return ", ".join(f"{name} {value}" for name, value in shown.items()) or "as it is"
+
+
+def lag_beyond_noise(best: Scores, other: Scores, higher_is_better: bool) -> tuple[float, float] | None:
+    """Return the lag of a method behind another one and its standard error, None where it is within one of them.
+
+    Methods are compared on the same validation rows of the same clients and seeds, so what makes a client hard for both
+    drops out; what is left is the noise that a choice would be made under (Kuo et al. 2023, On noisy evaluation in
+    federated hyperparameter tuning).  Where the standard error is unknown, with a single client, everything is within
+    it.
+    """
+    lead = difference(best, other)
+    if lead is None or lead.error is None:
+        return None
+    lag = lead.mean if higher_is_better else -lead.mean
+    return (lag, lead.error) if lag > lead.error else None

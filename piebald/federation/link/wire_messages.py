@@ -38,7 +38,7 @@ class Leaving(Enum):
     """What leaves a site.
 
     Attributes:
-        title: the name under which the site's owner reads of it, see `site.release_list`.
+        title: the name under which the site's owner reads of it, see `site.gate`.
         about: what it tells.
         when: when it leaves.
     """

@@ -33,10 +33,9 @@ from piebald.engines.stack import PRIVATE, ClientStack, StackResult
 from piebald.federation.credentials.party_files import reason, remedy
 from piebald.federation.hub.run_terms import private_digest
 from piebald.federation.link.wire_format import pack_update, unpack_update
-from piebald.federation.site.client_store import ClientStore
+from piebald.federation.site.client_store import ClientStore, RowMemory, site_rows_digest, work_digest
 from piebald.federation.site.gate import REFUSED, Gate
 from piebald.federation.site.policy import UNTRAINED, ExaminedModels, Policy, rows_read
-from piebald.federation.site.row_memory import RowMemory, site_rows_digest, work_digest
 from piebald.federation.site.site_client import SiteClient, rows_of
 from piebald.federation.site.work_limits import TaskWatch
 from piebald.methods.choice import local_work

@@ -1,4 +1,7 @@
-"""The page's section about participation: updates, staleness, idle time and weight of each client."""
+"""The page's sections about participation and failures.
+
+Updates, staleness, idle time and weight of each client; and what clients could not do, in which rounds, and why.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from piebald.core.errors import failure_kind
 from piebald.report.chart import COLOURS, Bars, Chart, ChartAxis, Share, group, series, short
 from piebald.report.comparison import Comparison
-from piebald.report.page import markup
+from piebald.report.page import markup, wording
+from piebald.report.page.markup import Cell
 from piebald.report.tables import History, mean
 
 Measure = Callable[[History], dict[int, float]]
@@ -189,3 +194,34 @@ def _weights(place: int, label: str, history: History) -> Chart | None:
         height=320,
         wide=False,
     )
+
+
+MOST_FAILURES = 200  # rows of the table
+
+
+def failed_requests(comparison: Comparison) -> str:
+    """The section; empty where every client could do what it was asked."""
+    rows = [(run, *row) for run in comparison.runs for row in _rows(run)]
+    if not rows:
+        return ""
+    rows.sort(key=lambda row: failure_kind(row[-1]) is None)  # those of clients' own work before lost connections
+    names = list(dict.fromkeys(name for _, name, *_ in rows))
+    shown: list[list[Cell]] = [
+        [name, kind, rounds, markup.name(reason), markup.key(comparison.labels, run.label), wording.count(run.seed)]
+        for run, name, kind, rounds, reason in rows[:MOST_FAILURES]
+    ]
+    first = f", the first {MOST_FAILURES} of {len(rows):,}" if len(rows) > MOST_FAILURES else ""
+    caption = f"What clients could not do{first}. It left them out of these rounds, or without a score there."
+    head = ["Client", "Work", "Rounds", "Reason", "Label", "Seed"]
+    heading = f"{wording.names(names)} could not do all that was asked"
+    sentences = {(run.label, run.seed): "; ".join(run.absence_sentences) for run in comparison.runs if run.absences}
+    absent = " ".join(f"{label}, seed {seed}: {sentence}." for (label, seed), sentence in sentences.items())
+    return markup.section("failures", heading, absent, markup.table(caption, head, shown, kind="text"))
+
+
+def _rows(run: History) -> list[tuple[str, str, str, str]]:
+    """Return name, kind of work, rounds and reason of each failure, and of clients without rows to be judged by."""
+    rows = [(row["name"], row["kind"], wording.rounds(row["rounds"]), row["reason"]) for row in run.failures]
+    silent = set(run.unscored) - {row["name"] for row in run.failures if row["kind"] == "evaluate"}
+    reasons = run.reasons([name for name in run.unscored if name in silent], "evaluate")
+    return rows + [(name, "evaluate", "all rounds", reason) for name, reason in reasons.items() if reason]

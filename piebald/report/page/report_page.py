@@ -10,16 +10,13 @@ from piebald.report.comparison import Comparison
 from piebald.report.findings import MEASURES, work_by_label
 from piebald.report.page import (
     charts,
-    choices_section,
     client_section,
     cluster_section,
-    failures_section,
     markup,
     participation_section,
-    preparation_section,
     wording,
 )
-from piebald.report.page.details import heterogeneity, settings
+from piebald.report.page.details import heterogeneity, preparation, settings
 from piebald.report.page.markup import Cell, document
 from piebald.report.page.wording import NONE, MetricFormat
 
@@ -52,13 +49,13 @@ def render(comparison: Comparison, target: float | None = None, drawn: list[Char
         ("progress", "Progress", _progress(comparison, drawn)),
         ("clients", "Clients", _clients(comparison, drawn)),
         ("clusters", "Clusters", cluster_section.section(comparison, drawn)),
-        ("choices", "Choices", choices_section.section(comparison)),
+        ("choices", "Choices", cluster_section.chosen_models(comparison)),
         ("gains", "Gains", _gains(comparison, drawn)),
         ("participation", "Participation", participation_section.section(comparison, drawn)),
-        ("failures", "Failures", failures_section.section(comparison)),
+        ("failures", "Failures", participation_section.failed_requests(comparison)),
         ("cost", "Cost", _cost(comparison, target)),
         ("partition", "Partition", _partition(comparison, drawn)),
-        ("preparation", "Preparation", preparation_section.section(comparison)),
+        ("preparation", "Preparation", preparation(comparison)),
         ("settings", "Settings", settings(comparison)),
     ]
     sections = [
