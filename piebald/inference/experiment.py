@@ -31,7 +31,7 @@ from piebald.experiments.file import ExperimentSettings, wants_preparation
 from piebald.experiments.run_settings import RunSettings
 from piebald.inference.models.clients import ModelClients, ModelColumns, ModelOptions, client_names
 from piebald.inference.pooled_statistics import FederatedStatistics
-from piebald.inference.queries.models import from_limbs
+from piebald.inference.queries.columns import from_limbs
 from piebald.inference.queries.prepare import (
     MaskedPrepareQuery,
     PrepareNamesQuery,

@@ -24,7 +24,7 @@ from piebald.inference.models.noisy_sums import NoisyScore
 from piebald.inference.models.rows import ModelPlan, Scale
 from piebald.inference.models.sums import at_risk_of
 from piebald.inference.pooled_statistics import Estimates
-from piebald.inference.queries.models import NoisyModelSumsQuery
+from piebald.inference.queries.columns import NoisyModelSumsQuery
 from piebald.inference.request import noise_multiplier, statistics_request
 from piebald.privacy.accounting import PrivacyBudget
 from piebald.privacy.ledger import budget

@@ -27,7 +27,7 @@ from piebald.inference.columns import ClientColumns, check_codes
 from piebald.inference.pooled_statistics import NumberColumn
 from piebald.privacy.ledger import noise_for
 
-STEP = 2.0**-30
+STEP = 2.0**-30  # of sums, which are whole numbers of steps
 MOST_ROWS = 1 << 31  # of all clients together: their sums, and noise on them, fit 64 bits
 _NARROWEST = 1e-300
 _COUNTS = 3  # of these numbers

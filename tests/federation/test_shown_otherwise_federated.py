@@ -16,7 +16,7 @@ import torch
 from piebald.contracts import ClientSecrets, Task, Update
 from piebald.core.errors import PiebaldError
 from piebald.experiments.file import ExperimentSettings
-from piebald.federation.credentials.signing import SignatureCheck
+from piebald.federation.credentials.certificates import SignatureCheck
 from piebald.federation.hub import server_messages
 from piebald.federation.hub.member_list import Member
 from piebald.federation.hub.server_messages import ServerMessages

@@ -23,7 +23,7 @@ from piebald.experiments.file import ExperimentSettings
 from piebald.experiments.run_settings import RunSettings
 from piebald.inference.linear_models import GlmOptions, fit_glm
 from piebald.inference.models.clients import ModelClients, ModelColumns
-from piebald.inference.queries.models import MaskedModelSumsQuery, ModelSumsQuery, from_limbs, to_limbs
+from piebald.inference.queries.columns import MaskedModelSumsQuery, ModelSumsQuery, from_limbs, to_limbs
 from piebald.inference.survival import CoxOptions, SurvivalOptions, fit_cox, fit_survival
 from piebald.models import Logistic
 from piebald.privacy import SecureAggregation

@@ -24,7 +24,7 @@ from piebald.federation.site.site_client import SiteClient
 from piebald.federation.site.site_process import SiteSettings, SiteWork
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.inference.experiment import _values_at_sites, asked_sites
-from piebald.inference.queries.models import from_limbs
+from piebald.inference.queries.columns import from_limbs
 from piebald.inference.queries.prepare import MaskedPrepareQuery, PrepareQuery, packed, unpacked
 from piebald.inference.simulated import AskedSites
 from piebald.methods.recipes.fedavg import fedavg

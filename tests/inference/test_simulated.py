@@ -14,7 +14,7 @@ import piebald
 from piebald.contracts import Rows
 from piebald.engines.row_loader import RowLoader
 from piebald.inference.columns import ClientColumns
-from piebald.inference.queries import models
+from piebald.inference.queries import columns
 from piebald.inference.simulated import TableClients, simulated
 from piebald.runtimes.simulation.simulation import Simulation
 
@@ -81,8 +81,8 @@ def test_every_question_about_a_table_is_a_query_that_sites_know(
 
 
 def test_a_fit_prepares_the_rows_of_a_client_once(table: pandas.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared, model_rows = list[str](), models.model_rows
-    monkeypatch.setattr(models, "model_rows", lambda plan, rows: prepared.append(rows.name) or model_rows(plan, rows))
+    prepared, model_rows = list[str](), columns.model_rows
+    monkeypatch.setattr(columns, "model_rows", lambda plan, rows: prepared.append(rows.name) or model_rows(plan, rows))
     fit = piebald.glm(table, client="who", target="y", columns=["x"], family="binomial", robust=True)
     assert fit.iterations > 4
     assert sorted(prepared) == list("abcd")  # in threads, in any order

@@ -23,9 +23,8 @@ from piebald.experiments.run_settings import RunSettings
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.inference.models.rows import ModelPlan
-from piebald.inference.queries import columns, models
-from piebald.inference.queries.columns import NoisySumsQuery
-from piebald.inference.queries.models import NoisyModelSumsQuery
+from piebald.inference.queries import columns
+from piebald.inference.queries.columns import NoisyModelSumsQuery, NoisySumsQuery
 from piebald.methods.queries import Evaluate
 from piebald.models import Logistic
 from piebald.privacy.accounting import gaussian_epsilon
@@ -176,13 +175,13 @@ def test_the_audit_finds_noise_that_is_too_small(name: str, less: float, monkeyp
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["sums", "sums of models"])
 def test_the_audit_finds_a_site_that_fails_at_one_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, function = (columns, "table_columns") if name == "sums" else (models, "model_rows")
-    sound = getattr(module, function)
+    function = "table_columns" if name == "sums" else "model_rows"
+    sound = getattr(columns, function)
 
     def picky(*args: Any, **options: Any) -> Any:
         made = sound(*args, **options)
         numbers: Scores = next(iter(made.numbers.values())) if name == "sums" else made.x
         return made if len(numbers) == ROWS and np.isfinite(numbers).all() else refused()
 
-    monkeypatch.setattr(module, function, picky)
+    monkeypatch.setattr(columns, function, picky)
     assert min(audited(QUERIES[name], math.nan)) > stated(QUERIES[name])

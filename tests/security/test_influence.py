@@ -30,8 +30,7 @@ from piebald.federation.site.site_rows import SiteSource, own_rows
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.inference.models.rows import Ask, ModelPlan, ModelRows, Scale
 from piebald.inference.models.sums import _CONTRIBUTIONS, client_sums
-from piebald.inference.queries.columns import MaskedSumsQuery, StatisticsQuery
-from piebald.inference.queries.models import ModelSumsQuery
+from piebald.inference.queries.columns import MaskedSumsQuery, ModelSumsQuery, StatisticsQuery
 from piebald.inference.queries.prepare import PrepareNamesQuery, PrepareQuery, unpacked
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.models import Logistic

@@ -19,11 +19,16 @@ from piebald.core.errors import RuntimeFault, SettingError, shown, unknown
 from piebald.core.moments import Floats
 from piebald.data.preparation.columns import are_classes, in_order
 from piebald.inference.columns import MOST_CODES, TARGET, as_text, check_codes, columns_of
-from piebald.inference.models.noisy_sums import STEP
 from piebald.inference.models.rows import CLIENT, MOST_COLUMNS, Ask, ModelPlan, ModelRows, Term, model_rows
+from piebald.inference.queries.columns import (
+    MaskedModelSumsQuery,
+    ModelSumsQuery,
+    NoisyModelSumsQuery,
+    from_limbs,
+    table_columns,
+)
 from piebald.inference.queries.columns import columns as rows_columns
-from piebald.inference.queries.columns import table_columns
-from piebald.inference.queries.models import MaskedModelSumsQuery, ModelSumsQuery, NoisyModelSumsQuery, from_limbs
+from piebald.inference.request import STEP
 from piebald.inference.simulated import AskedSites, TableClients, simulated
 from piebald.inference.statistics_at_sites import AskedColumns
 from piebald.methods.client_work import ClientWork

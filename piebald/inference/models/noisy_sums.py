@@ -18,8 +18,8 @@ import numpy as np
 from piebald.core.moments import Floats, Ints
 from piebald.core.tensor_store import blocks
 from piebald.inference.models.rows import ModelPlan, ModelRows
+from piebald.inference.request import STEP
 
-STEP = 2.0**-30  # of sums, which are whole numbers of steps
 _COUNT, _EVENTS, _CURVATURE = 0.3, 0.5, 1.0  # lengths of a row's count, events and information, beside its score
 _ROWS = 1 << 14  # whose contributions are held at once
 

@@ -31,8 +31,7 @@ from piebald.data.preparation.answers import (
     answer,
 )
 from piebald.data.preparation.columns import PARTS, Kind
-from piebald.inference.queries.columns import SumsQuery
-from piebald.inference.queries.models import LIMBS, to_limbs
+from piebald.inference.queries.columns import LIMBS, SumsQuery, to_limbs
 
 _NUMBERS = 1 << 15  # of an answer: its text, packed
 FIRST_UNIT = 2.0**40  # so that sums of large numbers stay below the largest sum under masks
