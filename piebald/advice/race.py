@@ -32,16 +32,13 @@ from typing import Any
 import numpy as np
 
 from piebald.advice.tuning.space import Budget, Cost, has_setting, setting_of, with_settings
-from piebald.advice.tuning.trial_runs import TrialRuns, cost_of, scores_from_json, scores_to_json, words
+from piebald.advice.tuning.trial_runs import Record, TrialRuns, cost_of, scores_from_json, scores_to_json, words
 from piebald.contracts import Clients, Fleet
-from piebald.core.errors import DeviceLost, PiebaldError, RunFolderError, SettingError, unknown
-from piebald.core.files import json_value, read_bytes
-from piebald.core.private_files import write_private
+from piebald.core.errors import DeviceLost, PiebaldError, SettingError, unknown
 from piebald.methods.catalog import recipes
 from piebald.methods.recipe import Recipe
 from piebald.report.paired import Scores, difference
 from piebald.runs.compare import folder_name
-from piebald.storage.lock import RunLock
 
 ALONE, TOGETHER = "local", "fedavg"
 MOST = 20  # settings of the portfolio that are raced
@@ -209,7 +206,6 @@ def _ratio(fleet: Fleet, clients: int) -> float:
 KEPT = (8, 6)  # settings that go on after each rung but the last
 SHARES = (0.45, 0.6, 0.75)  # of the budget that may be spent by the end of each rung; the rest is for other seeds
 REPEATED = 2  # of the best settings, and Local
-RECORD = "race.json"  # in the folder of a search: what each rung of each run has scored and cost
 
 
 @dataclass(frozen=True, eq=False)
@@ -379,7 +375,7 @@ class Race:
         # a recorded rung is not trained again, nor is a recorded failure, so that a resumed race decides alike
         if place not in self._record.entries:
             self._record.add(place, self._trained(runner, folder, seed, rung))
-        table, cost, reason = self._record.read(place, self.runs, seed)
+        table, cost, reason = self._read(place, seed)
         if table is None:
             self.say(f"{runner.name}: failed with seed {seed}: {reason}")
             self._not_repeated.add(number)
@@ -406,6 +402,16 @@ class Race:
             return {"why": "no client has a finite score on its validation rows"}
         return {"scores": scores_to_json(scores), "cost": asdict(cost)}
 
+    def _read(self, place: str, seed: int) -> tuple[Scores | None, Cost, str]:
+        """Return the scores of a rung, what its run has cost so far, and the reason where there are none."""
+        entry = self._record.entries[place]
+        try:
+            if "why" in entry:
+                return None, Cost(), str(entry["why"])
+            return scores_from_json(entry["scores"], self.runs, [seed]), Cost(**entry["cost"]), ""
+        except (KeyError, TypeError, ValueError, PiebaldError):
+            raise self._record.unreadable() from None
+
     def _drop(self, number: int, reason: str) -> None:
         self.runners[number] = replace(self.runners[number], why=reason)
         self.say(f"{self.runners[number].name}: dropped, {reason}")
@@ -422,52 +428,6 @@ class Race:
 
     def _alone(self, numbers: Sequence[int]) -> list[int]:
         return [number for number in numbers if self.runners[number].recipe.name == ALONE]
-
-
-class Record:
-    """What each rung of each run has scored and cost, in a file, so that an interrupted race decides as before.
-
-    Attributes:
-        entries: by the number of the setting, the seed and the rung.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        # two searches in one folder would train the same runs and overwrite each other's record
-        self._lock, self._file = RunLock(folder), folder / RECORD
-        self.entries: dict[str, Any] = {}
-        try:
-            if self._file.exists() or self._file.is_symlink():
-                self.entries = dict(json_value(read_bytes(self._file, links=False), self._file))
-        except (OSError, ValueError, TypeError):
-            # whoever mends the file finds the folder free
-            self.close()
-            raise self._unreadable() from None
-
-    def add(self, place: str, entry: Mapping[str, Any]) -> None:
-        """Keep what a rung has scored; renamed when it is complete, so that a kill leaves what was there."""
-        self.entries[place] = entry
-        write_private(self._file, json.dumps(self.entries), lasting=False)
-
-    def read(self, place: str, runs: TrialRuns, seed: int) -> tuple[Scores | None, Cost, str]:
-        """The scores of a rung, what its run has cost so far, and the reason where there are none.
-
-        Raises:
-            RunFolderError: the file holds something else.
-        """
-        entry = self.entries[place]
-        try:
-            if "why" in entry:
-                return None, Cost(), str(entry["why"])
-            return scores_from_json(entry["scores"], runs, [seed]), Cost(**entry["cost"]), ""
-        except (KeyError, TypeError, ValueError, PiebaldError):
-            raise self._unreadable() from None
-
-    def close(self) -> None:
-        """Let others use the folder."""
-        self._lock.release()
-
-    def _unreadable(self) -> RunFolderError:
-        return RunFolderError(f"{self._file} cannot be read: remove it, or choose another folder")
 
 
 def methods_of(runners: Sequence[Runner], higher_is_better: bool) -> list[Runner]:

@@ -32,7 +32,7 @@ if hasattr(os, "register_at_fork"):
 
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
 OWN_FILES = (
-    *("run.lock", "run.db*", "study.db*", "start.safetensors*"),
+    *("run.lock", "run.db*", "trials.json*", "start.safetensors*"),
     *("vectors-*.safetensors*", "client-state-*.safetensors*", "chosen-*.safetensors*"),
 )
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from piebald import recipes
-from piebald.advice.race import KEPT, RECORD, REPEATED, Entrant, Race, Runner, methods_of
+from piebald.advice.race import KEPT, REPEATED, Entrant, Race, Runner, methods_of
 from piebald.advice.tuning import Budget
+from piebald.advice.tuning.trial_runs import TRIALS
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.report.paired import Scores
 
@@ -125,7 +126,7 @@ def test_what_cannot_be_trained_is_left_out_with_its_reason(tmp_path: Path) -> N
 
 def test_a_race_goes_on_from_its_record_without_training_anything_twice(tmp_path: Path) -> None:
     first, runners, _, spent = raced(LEVELS, FIELD, tmp_path)
-    record = tmp_path / RECORD
+    record = tmp_path / TRIALS
     kept = json.loads(record.read_text("utf-8"))
     again, same, _, cost = raced(LEVELS, FIELD, tmp_path)
     assert again.trained == []
@@ -143,14 +144,14 @@ def test_a_race_goes_on_from_its_record_without_training_anything_twice(tmp_path
     "text", ["[1]", "{", '{"0/0/4": {"scores": [["x"]], "cost": {}}}', '{"0/0/4": {"scores": [[1]]}}']
 )
 def test_a_record_of_something_else_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / RECORD).write_text(text, encoding="utf-8")
-    with pytest.raises(RunFolderError, match=f"{RECORD} cannot be read: remove it, or choose another folder"):
+    (tmp_path / TRIALS).write_text(text, encoding="utf-8")
+    with pytest.raises(RunFolderError, match=f"{TRIALS} cannot be read: remove it, or choose another folder"):
         raced(LEVELS, FIELD, tmp_path)
 
 
 def test_a_record_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("{}", encoding="utf-8")
-    (tmp_path / RECORD).symlink_to(tmp_path / "precious")
-    with pytest.raises(RunFolderError, match="cannot be read"):
+    (tmp_path / TRIALS).symlink_to(tmp_path / "precious")
+    with pytest.raises(RunFolderError, match="is a link"):
         raced(LEVELS, FIELD, tmp_path)
     assert (tmp_path / "precious").read_text("utf-8") == "{}"

@@ -806,24 +806,3 @@ def test_text_tables_are_measured_by_any_separator(tmp_path: Path, little_memory
     (tmp_path / "t.tsv").write_text("a\tb\n" + "\t\n" * 5_000_000)
     refused(lambda: read_table(tmp_path / "t.tsv"), "would take", SettingError)
     assert reading.MOST_COLUMNS == 100_000
-
-
-@pytest.mark.parametrize("kind", ["view", "trigger", "pipe"])
-def test_a_study_of_a_stranger_computes_nothing(kind: str, tmp_path: Path) -> None:
-    from piebald.advice.tuning.study import storage_in
-
-    file = tmp_path / "study.db"
-    if kind == "pipe":
-        os.mkfifo(file)
-    else:
-        with storage_in(tmp_path):
-            pass
-        endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
-        made = {"view": f"VIEW v AS {endless}", "trigger": "TRIGGER t AFTER INSERT ON studies BEGIN SELECT 1; END"}[
-            kind
-        ]
-        with closing(sqlite3.connect(file)) as db:
-            db.execute(f"CREATE {made}")
-            db.commit()
-    with pytest.raises(RunFolderError, match=r"study\.db"), storage_in(tmp_path):
-        pass

@@ -389,22 +389,25 @@ def test_an_unknown_command_file_is_refused_with_code_2(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize(
-    ("what", "says"), [("garbage", "cannot be used"), ("a link", "is a link"), ("open", "written")]
+    ("what", "says"),
+    [("garbage", "cannot be read"), ("a pipe", "is no file"), ("a link", "is a link"), ("open", "written")],
 )
-def test_a_search_does_not_use_a_strange_storage(what: str, says: str, tmp_path: Path) -> None:
+def test_a_search_does_not_use_a_strange_record(what: str, says: str, tmp_path: Path) -> None:
     """Before, it ended in an error of the database, wrote through a link, and two searches shared one folder."""
-    from piebald.advice.tuning.study import storage_in
+    from piebald.advice.tuning.trial_runs import TRIALS, Record
 
     (precious := tmp_path / "precious").write_bytes(b"mine")
     (folder := tmp_path / "search").mkdir()
     with contextlib.ExitStack() as stack:
         if what == "garbage":
-            (folder / "study.db").write_bytes(b"garbage" * 999)
+            (folder / TRIALS).write_bytes(b"garbage" * 999)
+        elif what == "a pipe":
+            os.mkfifo(folder / TRIALS)
         elif what == "a link":
-            (folder / "study.db").symlink_to(precious)
+            (folder / TRIALS).symlink_to(precious)
         else:
-            stack.enter_context(storage_in(folder))
-        with pytest.raises(piebald.RunFolderError, match=says) as caught, storage_in(folder):
-            pass
+            stack.enter_context(contextlib.closing(Record(folder)))
+        with pytest.raises(piebald.RunFolderError, match=says) as caught:
+            Record(folder)
     assert "\n" not in str(caught.value)
     assert precious.read_bytes() == b"mine"

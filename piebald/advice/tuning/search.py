@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
 from piebald.advice.tuning.space import Budget, Cost, SearchSpace, has_setting, rungs_of, with_settings
-from piebald.advice.tuning.trial_runs import Sampler, Trial, TrialRuns, best_of, words
+from piebald.advice.tuning.trial_runs import Record, Sampler, Trial, TrialRuns, best_of, words
 from piebald.contracts import Clients
 from piebald.core.arguments import Count, PathLike, Seed, Seeds
 from piebald.core.errors import RunFolderError, SettingError
@@ -140,7 +140,7 @@ def tune(
         >>> [trial.settings["lr"] for trial in tuning.trials][-2:]
         [0.0001, 1.0]
     """
-    from piebald.advice.tuning.study import Study, storage_in  # loads Optuna
+    from piebald.advice.tuning.study import Study  # loads Optuna
 
     if factor < 2:
         raise SettingError(f"factor must be at least 2, got {factor}")
@@ -164,11 +164,11 @@ def tune(
         claim(folder, describe)
         say = line_writer(progress)
         # entered after the temporary folder, so that it is closed before the folder is removed
-        storage = stack.enter_context(storage_in(folder))
+        record = stack.enter_context(closing(Record(folder)))
         trials: list[Trial] = []
         for label, recipe in recipes.items():
-            study = Study(label, recipe, spaces[label], folder, runs, seeds, seed, sampler, factor, say)
-            trials += study.search(storage, limit)
+            study = Study(label, recipe, spaces[label], folder, record, runs, seeds, seed, sampler, factor, say)
+            trials += study.search(limit)
         kept_folder = None if out is None else folder
         tuning = Tuning(*chosen(recipes, trials, runs), trials, runs.metric, kept_folder, spent_together(folder))
         write_private(folder / "tuning.json", json.dumps(tuning.plain(), indent=1), lasting=False)

@@ -1,7 +1,7 @@
-"""One recipe's search: Optuna samples, stores and prunes; each trial is a run folder for each seed.
+"""One recipe's search: Optuna samples and prunes; each trial is a run folder for each seed.
 
     <folder>/trials/<label>/<number>/seed-<seed>/     the runs of a trial, continued from rung to rung
-    <folder>/study.db                                  Optuna's storage, an SQLite file
+    <folder>/trials.json                               what each rung of each trial has scored and cost
 
 Trials are tried one after the other.  Whenever the process dies, the same call goes on: a trial that was not finished
 is continued, and the sampler of a trial is made from the seed and the trial's number, so that the search is the same as
@@ -11,19 +11,17 @@ one that was not interrupted.
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.trial import TrialState
-from sqlalchemy.exc import SQLAlchemyError
 
 from piebald.advice.tuning.space import Budget, Choices, Cost, Range, SearchSpace, Values, with_settings
 from piebald.advice.tuning.trial_runs import (
+    Record,
     Sampler,
     State,
     Trial,
@@ -34,19 +32,16 @@ from piebald.advice.tuning.trial_runs import (
     scores_to_json,
     words,
 )
-from piebald.core.errors import DeviceLost, PiebaldError, RunFolderError, SettingError
-from piebald.core.files import UnfitFile, regular
-from piebald.core.plain_text import printable
-from piebald.core.private_files import make_private
+from piebald.core.errors import DeviceLost, PiebaldError, SettingError
+from piebald.core.plain_text import errors_alone
 from piebald.core.randomness import generator
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipe_settings import plain
 from piebald.report.paired import Scores
 from piebald.runs.compare import folder_name
-from piebald.storage.lock import RunLock
 
 FIRST = 5  # trials before TPE learns from them
-_PROGRAMS = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger') OR sql LIKE 'CREATE VIRTUAL%'"
+_RECORDED = ("value", "params", "user_attrs", "system_attrs", "intermediate_values")  # of a trial
 _STATES: Mapping[TrialState, State] = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "dropped"}
 
 
@@ -55,9 +50,10 @@ class Study:
     """A search for one recipe's settings; its own are tried first, and with "grid" all combinations.
 
     Attributes:
-        label: of the recipe, the study's name in the storage.
+        label: of the recipe.
         recipe, space: the recipe, and the values that its settings may have.
         folder: of the search.
+        record: of its trials, by recipe.
         runs: the settings by which trials are trained and scored.
         seeds: each trial has a run for each.
         seed, sampler, factor: of the sampler, and of successive halving.
@@ -68,6 +64,7 @@ class Study:
     recipe: Recipe
     space: SearchSpace
     folder: Path
+    record: Record
     runs: TrialRuns
     seeds: Sequence[int]
     seed: int
@@ -75,26 +72,32 @@ class Study:
     factor: int
     say: Callable[[str], None]
 
-    def search(self, storage: optuna.storages.BaseStorage, budget: Budget) -> list[Trial]:
+    def search(self, budget: Budget) -> list[Trial]:
         """Try settings until the budget is used up."""
-        study = self._opened(storage)
-        while (trial := self._next(study, budget)) is not None:
-            self._try(study, trial, budget)
+        with errors_alone("optuna"):
+            study = self._opened()
+            while (trial := self._next(study, budget)) is not None:
+                self._try(study, trial, budget)
         return [self._tried(entry) for entry in study.get_trials(deepcopy=False) if entry.state.is_finished()]
 
     # -- Optuna
 
-    def _opened(self, storage: optuna.storages.BaseStorage) -> optuna.Study:
+    def _opened(self) -> optuna.Study:
         study = optuna.create_study(
-            storage=storage,
             study_name=self.label,
-            load_if_exists=True,
             direction="maximize" if self.runs.higher_is_better else "minimize",
             pruner=optuna.pruners.SuccessiveHalvingPruner(
                 min_resource=self.runs.rungs[0], reduction_factor=self.factor
             ),
             sampler=optuna.samplers.RandomSampler(seed=0),  # each trial has its own, see `_next`
         )
+        try:
+            for entry in self.record.entries.get(self.label, ()):
+                reported = {int(rung): float(mean) for rung, mean in entry["intermediate_values"].items()}
+                read = {"state": TrialState[entry["state"]], "intermediate_values": reported}
+                study.add_trial(optuna.create_trial(**{**entry, **read}, distributions=self._distributions))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise self.record.unreadable() from None
         # first in the queue, so that each search contains the recipe as it is
         own = self.space.point_of(self.recipe)
         for point in [*([] if own is None else [own]), *(self.space.grid() if self.sampler == "grid" else [])]:
@@ -109,27 +112,34 @@ class Study:
         running = [earlier for earlier in trials if earlier.state == TrialState.RUNNING]
         # its runs are on the disk, so it goes on where it stopped
         if running:
-            trial = optuna.trial.Trial(study, running[0]._trial_id)
-        else:
-            ended = sum(earlier.state.is_finished() for earlier in trials)
-            if ended and not self._affords(study, budget, self.runs.rungs[0]):
-                return None
-            # trials that wait are of the grid: without them all combinations were tried
-            if self.sampler == "grid" and ended == len(trials):
-                return None
-            # a sampler of its own for each trial makes a resumed search draw as one that was never stopped
-            # the key counts ended trials, which are the same whether or not the search was interrupted
-            draw = int(generator("tune", self.seed, self.label, ended).integers(2**31))
-            study.sampler = (
-                optuna.samplers.TPESampler(seed=draw, n_startup_trials=FIRST)
-                if self.sampler == "tpe"
-                else optuna.samplers.RandomSampler(seed=draw)
-            )
-            trial = study.ask()
-        # also of a resumed trial, to which Optuna returns the values that it drew before
-        for name, values in self.space.values.items():
-            _suggest(trial, name, values)
+            return optuna.trial.Trial(study, running[0]._trial_id)
+        ended = sum(earlier.state.is_finished() for earlier in trials)
+        if ended and not self._affords(study, budget, self.runs.rungs[0]):
+            return None
+        # trials that wait are of the grid: without them all combinations were tried
+        if self.sampler == "grid" and ended == len(trials):
+            return None
+        # a sampler of its own for each trial makes a resumed search draw as one that was never stopped
+        # the key counts ended trials, which are the same whether or not the search was interrupted
+        draw = int(generator("tune", self.seed, self.label, ended).integers(2**31))
+        study.sampler = (
+            optuna.samplers.TPESampler(seed=draw, n_startup_trials=FIRST)
+            if self.sampler == "tpe"
+            else optuna.samplers.RandomSampler(seed=draw)
+        )
+        trial = study.ask(self._distributions)
+        self._keep(study)
         return trial
+
+    @property
+    def _distributions(self) -> dict[str, optuna.distributions.BaseDistribution]:
+        return {name: _distribution(values) for name, values in self.space.values.items()}
+
+    def _keep(self, study: optuna.Study) -> None:
+        """Record all trials but those that wait, which are queued again."""
+        begun = [entry for entry in study.get_trials(deepcopy=False) if entry.state != TrialState.WAITING]
+        entries = [{name: getattr(entry, name) for name in _RECORDED} | {"state": entry.state.name} for entry in begun]
+        self.record.add(self.label, entries)
 
     def _affords(self, study: optuna.Study, budget: Budget, rounds: int) -> bool:
         """Return whether the budget has room for a number of further rounds of each seed.
@@ -149,6 +159,7 @@ class Study:
         def end(state: TrialState, reason: str, line: str) -> None:
             trial.set_user_attr("why", reason)
             study.tell(trial, state=state)
+            self._keep(study)
             self.say(f"{name}: {line}")
 
         # the first trial has the recipe's own settings, and is the measure of the others
@@ -169,6 +180,7 @@ class Study:
                 study.tell(trial, mean)
             elif not is_kept and trial.should_prune() and (reason := self._lag(study, trial.number, rung)):
                 return end(TrialState.PRUNED, reason, f"dropped, {reason}")
+            self._keep(study)
         return None
 
     def _scores(self, study: optuna.Study, trial: optuna.Trial, rung: int) -> Scores:
@@ -183,7 +195,6 @@ class Study:
                 run.close()
             if not scores.present:
                 raise SettingError("no client has a finite score on its validation rows")
-            # the cost before the scores: scores mark the rung as done
             trial.set_user_attr(f"cost/{rung}", asdict(cost))
             trial.set_user_attr(f"scores/{rung}", scores_to_json(scores))
         # a resumed trial may have reported this rung, and Optuna warns of a second report
@@ -237,58 +248,12 @@ def _cost(trial: optuna.trial.FrozenTrial) -> Cost:
     return Cost(**recorded[max(recorded)]) if recorded else Cost()
 
 
-@contextmanager
-def storage_in(folder: Path) -> Iterator[optuna.storages.BaseStorage]:
-    """Optuna's storage in a folder, which no other process may use meanwhile, with Optuna's log for warnings only.
-
-    Raises:
-        RunFolderError: another process uses it, the file is a link, or it is no storage of Optuna.
-    """
-    # the lock comes first: a second process must not even open the file
-    lock, file = RunLock(folder), (folder / "study.db").resolve()
-
-    def connect() -> sqlite3.Connection:
-        if file.exists():
-            regular(file)  # a pipe would wait for its writer
-        make_private(file)
-        # a write-ahead log survives a kill at any moment, and does not wait for the disk at each of many small steps
-        with ExitStack() as closed_after_errors:
-            connection = closed_after_errors.enter_context(closing(sqlite3.connect(file, check_same_thread=False)))
-            # the file may come from elsewhere, and a schema can call functions
-            connection.execute("PRAGMA trusted_schema = OFF")
-            if connection.execute(_PROGRAMS).fetchone() is not None:
-                raise RunFolderError(f"{file} has a view, a trigger or a virtual table, which no study has: remove it")
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
-            closed_after_errors.pop_all()
-        return connection
-
-    # the level is one of the process, and the caller may use Optuna, too
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        storage = optuna.storages.RDBStorage(f"sqlite:///{file}", engine_kwargs={"creator": connect})
-        try:
-            yield storage
-        finally:
-            # connections that stay open would keep the write-ahead log beside the file
-            storage.remove_session()
-            storage.engine.dispose()
-    except (SQLAlchemyError, UnfitFile, optuna.exceptions.StorageInternalError) as error:
-        problem = printable(str(error).splitlines()[0], 150)
-        raise RunFolderError(f"{file} cannot be used ({problem}): remove it, or choose another folder") from None
-    finally:
-        optuna.logging.set_verbosity(before)
-        lock.release()
-
-
-def _suggest(trial: optuna.Trial, name: str, values: Values) -> None:
+def _distribution(values: Values) -> optuna.distributions.BaseDistribution:
     if isinstance(values, Choices):
-        trial.suggest_categorical(name, [_coded(values, value) for value in values.values])
-    elif values.whole:
-        trial.suggest_int(name, int(values.low), int(values.high), log=values.log)
-    else:
-        trial.suggest_float(name, values.low, values.high, log=values.log)
+        return optuna.distributions.CategoricalDistribution([_coded(values, value) for value in values.values])
+    if values.whole:
+        return optuna.distributions.IntDistribution(int(values.low), int(values.high), log=values.log)
+    return optuna.distributions.FloatDistribution(values.low, values.high, log=values.log)
 
 
 def _coded(values: Values, value: Any) -> Any:

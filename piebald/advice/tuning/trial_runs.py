@@ -6,6 +6,7 @@ halving, but not within one standard error of the best.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,9 @@ from numpy.typing import NDArray
 
 from piebald.advice.tuning.space import Cost, Point
 from piebald.contracts import Clients, HasServerRows, InMemory, Rows, RowsAtSites, Split
-from piebald.core.errors import SettingError
+from piebald.core.errors import RunFolderError, SettingError
+from piebald.core.files import json_value, read_bytes
+from piebald.core.private_files import write_private
 from piebald.core.randomness import generator, key
 from piebald.data.clients.convert import class_numbers, count_classes
 from piebald.data.partition.split import Ints, hold_out
@@ -32,8 +35,10 @@ from piebald.runs.finished_run import Run
 from piebald.runs.prepare import Model, check_repeats, prepare
 from piebald.runs.run import resume, run
 from piebald.runtimes import Simulator
+from piebald.storage.lock import RunLock
 from piebald.storage.schema import DATABASE
 
+TRIALS = "trials.json"  # in the folder of a search: what each rung of each run has scored and cost
 VALIDATION = 0.2  # share of the training rows that is held out where clients have no validation rows
 _FEWEST_ROWS = 2  # of a client in a part of the rows
 
@@ -430,3 +435,36 @@ def lag_beyond_noise(best: Scores, other: Scores, higher_is_better: bool) -> tup
         return None
     lag = lead.mean if higher_is_better else -lead.mean
     return (lag, lead.error) if lag > lead.error else None
+
+
+class Record:
+    """What each rung of each run of a search has scored and cost, in a file, so that it goes on as if uninterrupted.
+
+    Attributes:
+        entries: of a race by the number of the setting, the seed and the rung; of a search for settings by recipe.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # two searches in one folder would train the same runs and overwrite each other's record
+        self._lock, self._file = RunLock(folder), folder / TRIALS
+        self.entries: dict[str, Any] = {}
+        try:
+            if self._file.exists():
+                self.entries = dict(json_value(read_bytes(self._file, links=False), self._file))
+        except (OSError, ValueError, TypeError):
+            # whoever mends the file finds the folder free
+            self.close()
+            raise self.unreadable() from None
+
+    def add(self, name: str, entry: Any) -> None:
+        """Keep an entry; the file is renamed when it is complete, so that a kill leaves what was there."""
+        self.entries[name] = entry
+        write_private(self._file, json.dumps(self.entries), lasting=False)
+
+    def close(self) -> None:
+        """Let others use the folder."""
+        self._lock.release()
+
+    def unreadable(self) -> RunFolderError:
+        """Return the error that says that the file holds something else."""
+        return RunFolderError(f"{self._file} cannot be read: remove it, or choose another folder")
