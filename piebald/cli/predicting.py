@@ -9,7 +9,6 @@ import gzip
 import json
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -277,7 +276,9 @@ def relayed(run: Path, tell: Callable[[str], None]) -> Iterator[None]:
         run: the run folder, or one with several, in which the sites' logs are.
         tell: takes a line.
     """
-    over, read = threading.Event(), dict[Path, int]()
+    from piebald.federation.link.supervision import repeated
+
+    read = dict[Path, int]()
 
     def relay() -> None:
         for path in sorted(run.glob("**/federation/*/log.txt")):
@@ -290,17 +291,10 @@ def relayed(run: Path, tell: Callable[[str], None]) -> Iterator[None]:
                 words = (part if part.isspace() else printable(part) for part in re.split("( +)", line))  # a table's
                 tell(f"{path.parent.name} | {''.join(words)}".rstrip())
 
-    def follow() -> None:
-        while not over.wait(_RELAY):
-            relay()
-
-    thread = threading.Thread(target=follow, name="sites", daemon=True)
-    thread.start()
     try:
-        yield
+        with repeated(relay, _RELAY):
+            yield
     finally:
-        over.set()
-        thread.join()
         # once more, for what came after the thread's last look
         relay()
 

@@ -67,9 +67,11 @@ def statistics(
     column = options.column
     if asks_sites(options):
         from piebald.inference.experiment import statistics_of_sites
+        from piebald.inference.request import statistics_request
 
         refuse_local_flags(options.client, ledger, noise_at)
-        answer = statistics_of_sites(file, site_flags(file, options), options.credentials, **question)
+        request = statistics_request(**question)
+        answer = statistics_of_sites(file, site_flags(file, options), options.credentials, request)
         answer = answer if column is None else answer.only(column)
     else:
         rows = asked_rows(file, options, divided=standardise)

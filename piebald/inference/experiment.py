@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from piebald.data.preparation.answers import (
     ValuesQuestion,
 )
 from piebald.data.preparation.preparation import Preparation, PrepareSettings
-from piebald.experiments.file import ExperimentSettings, wants_preparation
+from piebald.experiments.file import ExperimentSettings, Plan, wants_preparation
 from piebald.experiments.run_settings import RunSettings
 from piebald.inference.models.clients import ModelClients, ModelColumns, ModelOptions, client_names
 from piebald.inference.pooled_statistics import FederatedStatistics
@@ -40,14 +40,14 @@ from piebald.inference.queries.prepare import (
     pooled_answer,
     unpacked,
 )
-from piebald.inference.request import statistics_request
+from piebald.inference.request import StatisticsRequest
 from piebald.inference.simulated import AskedSites
 from piebald.inference.statistics_at_sites import stated_questions, statistics_at_sites
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.fedavg import fedavg
 from piebald.privacy import SecureAggregation
-from piebald.runs.prepare import prepare
+from piebald.runs.prepare import PreparedRun, prepare
 
 T = TypeVar("T")
 Options = TypeVar("Options", bound=ModelOptions)
@@ -130,16 +130,26 @@ def open_sites(
         recipe = fedavg().with_(transforms=tuple(masks))
         settings = as_read(QuestionExperiment.load(file, [*flags, "recipe={ name = 'fedavg' }"]))
         plan = settings.plan(blank)
-    ready = prepare(recipe, plan.clients, plan.model, RunSettings(seed=settings.first_seed, runtime=plan.runtime))
-    stated = tuple(question.stated() for question in questions(settings, ready.clients))
-    # questions are stated before any is asked, so that a site approves or refuses the whole of them
-    runtime = ready.runtime.open(replace(ready.work, questions=stated, trains=False), ready.clients)
-    try:
+    with _without_training(
+        settings, plan, recipe, lambda clients: [question.stated() for question in questions(settings, clients)]
+    ) as (runtime, ready):
         yield OpenSites(settings, runtime, ready.work, ready.clients, recipes)
         if isinstance(runtime, DismissesSites):
             runtime.dismiss()
-    finally:
-        runtime.close()
+
+
+@contextmanager
+def _without_training(
+    settings: ExperimentSettings, plan: Plan, recipe: Recipe, stated: Callable[[Clients], Sequence[Mapping[str, Any]]]
+) -> Iterator[tuple[Runtime, PreparedRun]]:
+    """Open the runtime of an experiment for questions, which are stated before any is asked.
+
+    So a site approves or refuses all of them.
+    """
+    ready = prepare(recipe, plan.clients, plan.model, RunSettings(seed=settings.first_seed, runtime=plan.runtime))
+    work = replace(ready.work, questions=tuple(stated(ready.clients)), trains=False)
+    with closing(ready.runtime.open(work, ready.clients)) as runtime:
+        yield runtime, ready
 
 
 def _values_at_sites(settings: ExperimentSettings, masks: Sequence[SecureAggregation]) -> Preparation:
@@ -168,20 +178,7 @@ def _blank_values(settings: ExperimentSettings, labels: Sequence[str]) -> SitesP
 
 
 def statistics_of_sites(
-    file: Path,
-    flags: Sequence[str],
-    credentials: Path | None,
-    *,
-    quantiles: Sequence[float] = (),
-    bins: int | None = None,
-    bounds: Mapping[str, Sequence[float]] | None = None,
-    categories: Mapping[str, Sequence[str]] | None = None,
-    tables: Sequence[Sequence[str]] = (),
-    by_client: bool = False,
-    split: Split = "train",
-    secure: bool = False,
-    epsilon: float | None = None,
-    delta: float | None = None,
+    file: Path, flags: Sequence[str], credentials: Path | None, request: StatisticsRequest
 ) -> FederatedStatistics:
     """Ask the sites of a federation for statistics of their rows.
 
@@ -191,21 +188,19 @@ def statistics_of_sites(
         file: the experiment file, which needs no recipe.
         flags: settings on top of it.
         credentials: the server's; None starts a federation of processes on this machine.
-        quantiles, bins, bounds, categories, tables, by_client, split, secure, epsilon, delta: as of
-            `piebald.statistics`; each site adds noise to its own sums, and its own ledger counts the question.
+        request: what is asked for; each site adds noise to its own sums, and its own ledger counts the question.
             Categories and tables need noise or masks.
 
     Raises:
         SettingError: a setting is wrong, or no site answers.
     """
-    request = statistics_request(quantiles, bins, bounds, by_client, categories, tables, split, secure, epsilon, delta)
-    if (categories or tables) and not request.hides_rows:
+    if (request.categories or request.tables) and not request.hides_rows:
         raise SettingError("sites count categories with noise or under masks: give epsilon, or secure")
 
     def questions(settings: ExperimentSettings, clients: Clients) -> list[Query]:
         return stated_questions(clients, request, settings.data.features)
 
-    masks = (SecureAggregation(bits=64),) if secure else ()
+    masks = (SecureAggregation(bits=64),) if request.secure else ()
     with open_sites(file, flags, credentials, "statistics", masks, questions, _values_at_sites) as sites:
         features = sites.settings.data.features
         return statistics_at_sites(sites.runtime, sites.work, sites.clients, request, features=features)
@@ -405,11 +400,8 @@ def agreed_at_sites(
     trained = next(iter(plan.recipes.values()))
     masks = tuple(masks) or _masks_of(trained)
     recipe = question_recipe(trained, masks) or fedavg().with_(transforms=masks)
-    ready = prepare(recipe, plan.clients, plan.model, RunSettings(seed=settings.first_seed, runtime=plan.runtime))
-    stated = tuple(preparation_questions(settings.wanted, plan.clients.classes is None, bool(masks)))
-    runtime = ready.runtime.open(replace(ready.work, questions=stated, trains=False), ready.clients)
-    try:
-        # the sites are not sent home: the run follows
-        return asked_sites(runtime, ready.work, ready.clients, settings.wanted, target, plan.clients.classes, say)
-    finally:
-        runtime.close()
+    classes = plan.clients.classes
+    stated = preparation_questions(settings.wanted, classes is None, bool(masks))
+    # the sites are not sent home: the run follows
+    with _without_training(settings, plan, recipe, lambda clients: stated) as (runtime, ready):
+        return asked_sites(runtime, ready.work, ready.clients, settings.wanted, target, classes, say)

@@ -291,9 +291,9 @@ class StatisticsRequest:
 
 @checked
 def statistics_request(
-    quantiles: Quantiles,
-    bins: Bins | None,
-    bounds: Mapping[str, Sequence[float]] | None,
+    quantiles: Quantiles = (),
+    bins: Bins | None = None,
+    bounds: Mapping[str, Sequence[float]] | None = None,
     by_client: bool = False,
     categories: Mapping[str, Sequence[str]] | None = None,
     tables: Sequence[Sequence[str]] = (),

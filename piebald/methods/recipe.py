@@ -24,7 +24,6 @@ from piebald.methods.clustering.base import Clustering
 from piebald.methods.recipe_settings import replace
 from piebald.methods.scheduling.base import Scheduler
 from piebald.methods.server_optimizer.base import ServerOptimizer
-from piebald.methods.server_optimizer.cached_average import CachedAverage
 from piebald.methods.sharing.base import Sharing
 from piebald.methods.training.base import Trainer
 from piebald.methods.training.sgd import Sgd
@@ -127,7 +126,7 @@ class Recipe(WordedModel):
                 )
 
     def _check_cached(self) -> None:
-        if not isinstance(self.server_optimizer, CachedAverage):
+        if self.server_optimizer.model_memory is None:
             return
         kind = self.server_optimizer.kind
         # the cached sum is updated by one client's contribution, which only a weight of its own makes possible
@@ -153,7 +152,7 @@ class Recipe(WordedModel):
                 f"{kind} counts rounds but {self.scheduling.kind} has none: {self.scheduling.rounds_advice}"
             )
         # an optimizer without state of its own has nothing that would have to be averaged
-        stateful = optimizer.overrides(ServerOptimizer.initial_state) or isinstance(optimizer, CachedAverage)
+        stateful = optimizer.overrides(ServerOptimizer.initial_state) or optimizer.model_memory is not None
         if stateful or self.training.server_vectors(1):
             keeping: Component = optimizer if stateful else self.training
             raise ValueError(
@@ -244,7 +243,7 @@ class Recipe(WordedModel):
             not computes_from_sum(self.aggregation)
             or self.clustering.requires_individual_updates
             or self.server_optimizer.from_current_model
-            or isinstance(self.server_optimizer, CachedAverage)
+            or self.server_optimizer.model_memory is not None
             or bool(self._colluding)
             # outside whole rounds nobody but the server knows which updates a step has
             or self.scheduling.round_kind() != "complete"
@@ -254,7 +253,7 @@ class Recipe(WordedModel):
     def compares_on_device(self) -> bool:
         """True if individual updates may be compared where clients' models are computed, on a GPU."""
         # models that outlive their step would fill a GPU's memory
-        kept = isinstance(self.server_optimizer, CachedAverage) or self.scheduling.round_kind() != "complete"
+        kept = self.server_optimizer.model_memory is not None or self.scheduling.round_kind() != "complete"
         # `vars`, not `getattr`: a subclass must say so itself, since its own code may need the CPU
         return not kept and all(vars(type(part)).get("on_device") for part in (self.aggregation, self.clustering))
 
@@ -262,7 +261,7 @@ class Recipe(WordedModel):
     def needs_matrix(self) -> bool:
         """True if a step needs the changes side by side; else they are read one after another, a piece at a time."""
         compares = self.clustering.requires_individual_updates and self.clustering.compares_changes
-        if isinstance(self.server_optimizer, CachedAverage):  # which takes one model after another
+        if self.server_optimizer.model_memory is not None:  # which takes one model after another
             return compares
         return compares or not computes_from_sum(self.aggregation) or bool(self._colluding)
 

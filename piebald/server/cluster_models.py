@@ -22,7 +22,6 @@ from piebald.methods.aggregation.base import Aggregator, aggregated
 from piebald.methods.aggregation.linear import Linear
 from piebald.methods.clustering.base import assigned
 from piebald.methods.recipe import Recipe
-from piebald.methods.server_optimizer.cached_average import CachedAverage
 from piebald.methods.transforms.base import Transform
 from piebald.server.cluster_state import (
     STEPS,
@@ -91,7 +90,7 @@ class ClusterModels:
 
     def __post_init__(self) -> None:
         optimizer = self.recipe.server_optimizer
-        self.last = TensorStore(optimizer.memory if isinstance(optimizer, CachedAverage) else 0, prefix="last")
+        self.last = TensorStore(optimizer.model_memory or 0, prefix="last")
         transforms = enumerate(self.recipe.transforms)
         self._colluding = [(place, transform) for place, transform in transforms if transform.colludes()]
         self._trained = len(self.initial) if self.layout is None else self.layout.shared_trained
@@ -140,7 +139,7 @@ class ClusterModels:
             cluster = ClusterModel(model, {}, {}, norm_of(model), keep=self.keep)
             cluster.optimizer_state = cluster.kept(optimizer.initial_state(model[: self._trained]), {})
             cluster.server_vectors = cluster.kept(recipe.training.server_vectors(len(model)), {})
-            cluster.cache = ModelCache(len(model), self.last) if isinstance(optimizer, CachedAverage) else None
+            cluster.cache = None if optimizer.model_memory is None else ModelCache(len(model), self.last)
             self.clusters[number] = cluster
         return self.clusters[number]
 

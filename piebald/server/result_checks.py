@@ -35,7 +35,6 @@ from piebald.core.metrics import impossible_reason
 from piebald.core.parameters import Layout
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
-from piebald.methods.server_optimizer.cached_average import CachedAverage
 from piebald.methods.transforms.base import MaskingTransform
 from piebald.server.client_pool import ClientPool
 from piebald.server.cluster_models import ClusterModels, MakeContext
@@ -76,7 +75,7 @@ class ResultChecks(Component):
                 f"{recipe.masking.kind} hides what single updates count, so max_examples and max_weight cannot be "
                 "held: leave them out, and set the transform's heaviest"
             )
-        if self.max_weight < 1 and isinstance(recipe.server_optimizer, CachedAverage):
+        if self.max_weight < 1 and recipe.server_optimizer.model_memory is not None:
             return (
                 f"{recipe.server_optimizer.kind} averages the last models of all clients, so max_weight, a share of "
                 "one step, cannot be held: leave it out, or set max_examples"

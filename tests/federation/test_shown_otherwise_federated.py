@@ -26,6 +26,7 @@ from piebald.federation.link.wire_format import digest, task_body
 from piebald.federation.link.wire_messages import Hello, Piece, TermsRequest, Welcome, encode
 from piebald.inference.experiment import statistics_of_sites
 from piebald.inference.queries.columns import MaskedSumsQuery
+from piebald.inference.request import statistics_request
 from piebald.inference.trees import site_clients as trees_of_experiment
 from piebald.privacy.secure_aggregation import server_side
 from piebald.privacy.secure_aggregation.server_side import SecureRound
@@ -216,7 +217,8 @@ def test_others_whose_bounds_hide_their_rows(five: Sites, monkeypatch: pytest.Mo
     bounds = {f"x{place}": (0.0, 1.0) for place in range(64)}
     file, flags = as_file(five)
     folder = five.folder / "server"
-    honest = statistics_of_sites(file, flags, folder, bounds=bounds, secure=True)
+    wanted = statistics_request(bounds=bounds, secure=True)
+    honest = statistics_of_sites(file, flags, folder, wanted)
     server = LyingServer(monkeypatch)
 
     def far(task: Task) -> Task:
@@ -227,7 +229,11 @@ def test_others_whose_bounds_hide_their_rows(five: Sites, monkeypatch: pytest.Mo
     server.show_others(far)
     present = None
     with suppress(PiebaldError):  # where the server got no sum; else the others gave shares, and it is noise
-        present = statistics_of_sites(file, flags, folder, bounds=bounds, secure=True).numbers["x20"].present
+        present = (
+            statistics_of_sites(file, flags, folder, wanted)
+            .numbers["x20"]
+            .present
+        )
     rows = honest.numbers["x20"].present
     assert present in (None, 0.0) or present > rows  # noise below zero is written as no rows
     assert all(abs(float(total.view("<i8")[0])) > rows * 2.0**30 for total in server.totals)

@@ -20,6 +20,7 @@ from piebald.experiments.file import ExperimentSettings
 from piebald.federation.hub.run_terms import RunTerms
 from piebald.inference import experiment
 from piebald.inference.experiment import statistics_of_sites
+from piebald.inference.request import statistics_request
 from piebald.privacy.secure_aggregation import transform
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.runs import prepare
@@ -123,12 +124,12 @@ def test_no_site_answers_a_question_about_sums_while_others_are_held_out(
     question: dict[str, Any] = {"bounds": {f"x{place}": (0.0, 1.0) for place in range(64)}, "secure": True}
     try:
         file.write_text(described().text())
-        honest = statistics_of_sites(file, flags, five.folder / "server", **question)
+        honest = statistics_of_sites(file, flags, five.folder / "server", statistics_request(**question))
         assert honest.numbers["x20"].present > 0
         opened.clear()
         file.write_text(ATTACKS["split.hold_out"].text())
         with all_refuse("split.hold_out"):
-            statistics_of_sites(file, flags, five.folder / "server", **question)
+            statistics_of_sites(file, flags, five.folder / "server", statistics_request(**question))
         assert all(isinstance(total, str) for total in opened)
     finally:
         five.close()

@@ -161,15 +161,16 @@ def at_work(doing: str, tell: Callable[[str], None] | None = None, every: float 
 
 
 @contextmanager
-def repeated(say: Callable[[], object], every: float) -> Iterator[None]:
+def repeated(say: Callable[[], object], every: float, patience: float | None = None) -> Iterator[None]:
     """Call a function again and again in a thread of its own while the block runs.
 
-    The last call has returned when the block ends, unless it takes longer than the time between two calls.  So what the
-    caller says next comes after it.
+    The last call has returned when the block ends, unless it takes longer than patience.  So what the caller says next
+    comes after it.
 
     Args:
         say: the function; it raises nothing.
         every: seconds before the first call, and between two.
+        patience: seconds to wait for the last call, None until it returns.
     """
     over = threading.Event()
 
@@ -177,13 +178,13 @@ def repeated(say: Callable[[], object], every: float) -> Iterator[None]:
         while not over.wait(every):
             say()
 
-    thread = threading.Thread(target=run, name="presence", daemon=True)
+    thread = threading.Thread(target=run, name="repeated", daemon=True)
     thread.start()
     try:
         yield
     finally:
         over.set()
-        thread.join(every)
+        thread.join(patience)
 
 
 def _log_waiting(activity: str) -> None:

@@ -156,7 +156,7 @@ class FederationClient:
 
         What the server answers to them is not acted upon: it says so again when this has ended.
         """
-        with self._working(activity), repeated(lambda: self._exchange(doing=activity), BEAT):
+        with self._working(activity), repeated(lambda: self._exchange(doing=activity), BEAT, patience=BEAT):
             yield
 
     def stop(self) -> None:

@@ -20,6 +20,11 @@ class ServerOptimizer(Component):
     axis = "server_optimizer"
     from_current_model: ClassVar[bool] = False
 
+    @property
+    def model_memory(self) -> int | None:
+        """Bytes of memory for the last models of all clients, where all of them count in each step; else None."""
+        return None
+
     def initial_state(self, model: Tensor) -> dict[str, Tensor]:
         """Return the named tensors that it keeps from step to step, as they are before the first step.
 

@@ -18,3 +18,7 @@ class CachedAverage(ServerOptimizer):
     """
 
     memory: int = Field(default=4 << 30, ge=0)
+
+    @property
+    def model_memory(self) -> int | None:
+        return self.memory
