@@ -229,11 +229,7 @@ def test_others_whose_bounds_hide_their_rows(five: Sites, monkeypatch: pytest.Mo
     server.show_others(far)
     present = None
     with suppress(PiebaldError):  # where the server got no sum; else the others gave shares, and it is noise
-        present = (
-            statistics_of_sites(file, flags, folder, wanted)
-            .numbers["x20"]
-            .present
-        )
+        present = statistics_of_sites(file, flags, folder, wanted).numbers["x20"].present
     rows = honest.numbers["x20"].present
     assert present in (None, 0.0) or present > rows  # noise below zero is written as no rows
     assert all(abs(float(total.view("<i8")[0])) > rows * 2.0**30 for total in server.totals)
