@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from piebald.advice.cleaning_rules import proposed
 from piebald.advice.first_look import Look, look
 from piebald.advice.odd_sites import FAR, far_amounts
 from piebald.core.arguments import checked
@@ -20,6 +21,7 @@ from piebald.data.clients.sources import clients_from
 from piebald.data.clients.table_files import gap_code_reasons, mixed_reason, read_table
 from piebald.data.partition.leakage import RowKeys, with_suspects
 from piebald.data.partition.split import Ints
+from piebald.data.preparation.cleaning import Cleaning
 from piebald.data.preparation.column_models import CategoryColumn
 from piebald.data.preparation.columns import classes_of, guess_columns, numbers_of, row_number
 from piebald.data.preparation.units import Spread, units_at_sites
@@ -47,6 +49,7 @@ class TableLook:
             with most of them, and the preparation that its kind asks for.
         warnings: sentences about what may mislead.
         experiment: an experiment file that says the same, in TOML.
+        cleaned: sentences about what proposed rules change in how many rows, none where they were not asked for.
         clients: the look at the clients of this experiment; None where no column can be
             trained on, or where they were not asked for.
     """
@@ -56,24 +59,28 @@ class TableLook:
     warnings: list[str]
     experiment: str
     clients: Look | None
+    cleaned: Sequence[str] = ()
 
     def plain(self) -> dict[str, Any]:
         """Return all of it as plain values."""
         clients = {} if self.clients is None else self.clients.rows()
         tables = {"sites": self.sites, "columns": self.columns, "warnings": self.warnings}
-        return {**tables, "experiment": self.experiment, "clients": clients}
+        return {**tables, "experiment": self.experiment, "cleaned": [*self.cleaned], "clients": clients}
 
 
 @checked
-def look_at_table(table: Any, *, client: str, target: str, regression: bool = False, clients: bool = True) -> TableLook:
+def look_at_table(
+    table: Any, *, client: str, target: str, regression: bool = False, clients: bool = True, clean: bool = False
+) -> TableLook:
     """Look at a table before any training.
 
     Args:
-        table: the path of a CSV or Parquet file.
+        table: the path of a CSV or Parquet file, or a pattern such as "*/patients.csv".
         client: the column that names the site of each row.
         target: the column to predict.
         regression: the target has amounts, also where all of them are whole.
         clients: whether the clients of the experiment are looked at as well.
+        clean: whether rules are proposed that make sites alike, and rows are looked at as these leave them.
 
     Raises:
         SettingError: the table cannot be read, or has no such column.
@@ -81,7 +88,15 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
     path = Path(table)
     if client == target:
         raise SettingError(f"client and target must be different columns, got {client!r} for both")
-    frame = read_table(path, client)
+    rules, cleaned = Cleaning(), list[str]()
+    if clean:
+        written = read_table(path, client, "all")
+        if {client, target} <= {*written.columns}:
+            written, whose, own = owners_of(written, client)
+            rules = proposed(written.drop(columns=client), np.array(own, dtype=object)[whose].tolist(), target)
+    frame = read_table(path, client, rules.as_written)
+    if not rules.is_empty:
+        frame, cleaned = rules.applied(frame, [str(site) for site in frame[client].tolist()])
     for column in (client, target):
         if column not in frame.columns:
             raise SettingError(f"{path}: {unknown('column', column, frame.columns)}")
@@ -104,11 +119,17 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
         *_of_leaks(inputs, kinds, frame[target], amounts, keys, target),
     ]
     rows = _sites(frame, inputs, target, amounts, sites, names)
-    experiment = _experiment(path, client, target, amounts, kinds, inputs, [*suspects])
+    # a gap in every row of a site would name it
+    empty = [name for name in inputs if any(inputs[name][sites == site].isna().all() for site in range(len(names)))]
+    experiment = _experiment(path, client, target, amounts, kinds, inputs.drop(columns=empty), [*suspects])
+    if empty:
+        experiment["data"].setdefault("features", [name for name in inputs if name not in empty])
+    if not rules.is_empty:
+        experiment["prepare"] = rules.model_dump(exclude_defaults=True)
     # an empty list, and not None, which means all columns
     if experiment["data"].get("features") == []:
         warnings.append("no column can be trained on as it is")
-        return TableLook(rows, columns, warnings, "", None)
+        return TableLook(rows, columns, warnings, "", None, cleaned)
     settings, looked = ExperimentSettings.of(Document.of(experiment, "the experiment")), None
     try:
         if clients:
@@ -122,7 +143,7 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
             looked = look(read)
     except SettingError as error:
         warnings.append(f"no run begins before this is mended: {error}")
-    return TableLook(rows, columns, warnings, dumps(experiment), looked)
+    return TableLook(rows, columns, warnings, dumps(experiment), looked, cleaned)
 
 
 _PREPARATIONS = {
@@ -236,7 +257,7 @@ def _of_column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> lis
     by_site = np.bincount(sites, gaps, len(names)) / np.bincount(sites, minlength=len(names))
     # a column without values at all sites is empty and names none of them
     if (empty := [name for name, share in zip(names, by_site, strict=True) if share == 1]) and len(empty) < len(names):
-        sentences.append(f"column {name!r} has no value at {_some(empty)}, so that a gap names the site")
+        sentences.append(f"column {name!r} has no value at {_some(empty)}, so that a gap names the site: left out")
     elif np.ptp(by_site) > 0.5:
         most = names[int(by_site.argmax())]
         sentences.append(

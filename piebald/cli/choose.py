@@ -35,15 +35,23 @@ _Regression = Annotated[bool, typer.Option("--regression", help="The target has 
 @command("as_json")
 def look(
     options: SharedOptions,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .csv, .tsv, .parquet or .sql table.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A .csv, .tsv, .parquet or .sql table, or '*/patients.csv'.")
+    ],
     client: Annotated[str, _CLIENT],
     target: Annotated[str, _TARGET],
     regression: _Regression = False,
+    write: Annotated[
+        Path | None,
+        typer.Option("--write", help="Propose rules that make sites alike, and write the experiment with them here."),
+    ] = None,
 ) -> None:
     """Look at a table before training: sites, columns, what may mislead, and an experiment file that runs."""
     from piebald.advice.table_look import look_at_table
 
-    seen = look_at_table(file, client=client, target=target, regression=regression)
+    seen = look_at_table(file, client=client, target=target, regression=regression, clean=write is not None)
+    if write is not None and seen.experiment:
+        write_new(write, seen.experiment)
     if options.as_json:
         return print_json(seen.plain())
     classes = list(dict.fromkeys(name for site in seen.sites for name in site[target]))
@@ -59,8 +67,23 @@ def look(
     print("\n" + "\n".join(f"! {printable(sentence)}" for sentence in seen.warnings or ["nothing that may mislead"]))
     if seen.clients is not None:
         print(f"\n{seen.clients.text()}", end="")
-    if seen.experiment:
+    if write is not None and seen.experiment:
+        print("\n" + "\n".join(f"{printable(change)}" for change in seen.cleaned or ["nothing to clean"]))
+        print(f"\n{write}: look at its [prepare], whose rules are guesses, and run it with piebald run {write}")
+    elif seen.experiment:
         print(f"\n# an experiment file; run it with piebald run FILE\n{seen.experiment}", end="")
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a file that is not there yet."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise SettingError(f"{path} is there already: name a new file, or remove it") from None
+    except OSError as error:
+        raise SettingError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 @command("sets", "scale", "out", "as_json", "quiet", "verbose", "wide", lists_keys=True)

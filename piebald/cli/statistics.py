@@ -280,7 +280,13 @@ def _print(answer: FederatedStatistics) -> None:
     for client, columns_of_client in answer.by_client.items():
         print(f"\n{printable(client)}")
         lines_of_client = [
-            (name, round(column.present), round(column.missing), *_spread(column))
+            (
+                name,
+                round(column.present),
+                round(column.missing),
+                answer.shown(name, column.mean),
+                column.plain()["deviation"],
+            )
             for name, column in columns_of_client.items()
         ]
         print_table(ResultTable(lines_of_client, ("column", "count", "missing", "mean", "sd")), width=WIDTH)
@@ -290,11 +296,6 @@ def _print(answer: FederatedStatistics) -> None:
 def _print_long(rows: Iterable[Sequence[Any]], heading: Sequence[str]) -> None:
     """Print the first rows of a table."""
     print_table(ResultTable(rows, heading), width=WIDTH, most=_LISTED)
-
-
-def _spread(column: Any) -> tuple[float | None, float | None]:
-    plain = column.plain()
-    return plain["mean"], plain["deviation"]
 
 
 def _accuracy_notes(answer: FederatedStatistics) -> str:

@@ -16,7 +16,7 @@ from piebald.contracts import Clients, Rows, RowsAtSites, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats, Moments
-from piebald.data.clients.client_tables import by_client, check_same_columns
+from piebald.data.clients.client_tables import by_client, warn_of_lacking
 from piebald.data.clients.convert import class_numbers
 from piebald.data.clients.owner import read_owners
 from piebald.data.clients.prepared import columns_of as coded_columns
@@ -43,12 +43,14 @@ class ClientColumns:
         numbers: columns of numbers [n] float64 by name, of dates in days since 1970, and of booleans as 1 and 0; NaN
             where a value is missing.
         texts: columns of text [n] by name; None where a value is missing.
+        dates: the columns of numbers that are of dates.
     """
 
     name: str
     rows: int
     numbers: Mapping[str, Floats]
     texts: Mapping[str, NDArray[np.object_]]
+    dates: frozenset[str] = frozenset()
 
     def text(self, name: str) -> NDArray[np.object_]:
         """Return a column as text [n]; "3" for 3.0."""
@@ -147,12 +149,19 @@ def _of_frames(
     Raises:
         SettingError: a column occurs twice, is missing in a table, or has a value of another kind or in another unit.
     """
-    chosen = {client: _chosen(client, frame, columns, optional) for client, frame in frames.items()}
-    check_same_columns(chosen)
+    chosen = {client: _chosen(client, frame, columns) for client, frame in frames.items()}
+    for column in columns or ():
+        if column not in optional and not any(column in frame.columns for frame in chosen.values()):
+            client, frame = next(iter(frames.items()))
+            raise SettingError(
+                f"client {client!r} has no column {column!r}: it has {', '.join(map(str, frame.columns))}"
+            )
+    held = warn_of_lacking(chosen)
+    chosen = {client: frame.reindex(columns=held) for client, frame in chosen.items()}
     answers = [cast(KindsAnswer, answer(KindsQuestion(), frame)) for frame in chosen.values()]
     # by all clients' answers: a column that has only 0 and 1 at one client may have amounts at another
     kinds, units = common_kinds(answers), {client: held.units for client, held in zip(chosen, answers, strict=True)}
-    tables = []
+    tables, dates = list[ClientColumns](), frozenset(name for name, kind in kinds.items() if kind == "date")
     for client, frame in chosen.items():
         numbers, texts = dict[str, Floats](), dict[str, NDArray[np.object_]]()
         for name, kind in kinds.items():
@@ -166,22 +175,19 @@ def _of_frames(
                 numbers[name] = series.to_numpy(np.float64, na_value=np.nan) if plain else numbers_of(series)
             else:
                 texts[name] = words_of(series)
-        tables.append(ClientColumns(client, len(frame), numbers, texts))
+        tables.append(ClientColumns(client, len(frame), numbers, texts, dates))
     signed = {name for held in answers for name in held.units if kinds.get(name) == "number"}
     # numbers about 100 times those of a client that writes per cent show that a unit is missing
     common_units({name: [Moments.of(table.numbers[name][:, None]) for table in tables] for name in signed}, units)
     return tables
 
 
-def _chosen(client: str, frame: Any, columns: Sequence[str] | None, optional: Collection[str]) -> Any:
+def _chosen(client: str, frame: Any, columns: Sequence[str] | None) -> Any:
     """Return the columns of a client's table that are wanted, with text as names."""
     names = [str(column) for column in frame.columns]
     if len(set(names)) < len(names):
         twice = next(column for place, column in enumerate(names) if column in names[:place])
         raise SettingError(f"column {twice!r} of client {client!r} occurs twice: rename one of them")
-    for column in columns or ():
-        if column not in names and column not in optional:
-            raise SettingError(f"client {client!r} has no column {column!r}: it has {', '.join(names)}")
     named = frame.set_axis(names, axis=1)
     # a name that was given twice is one column
     return named if columns is None else named[[name for name in dict.fromkeys(columns) if name in names]]
@@ -229,7 +235,7 @@ def _with_targets(
     if columns is not None:
         numbers = {name: numbers[name] for name in columns if name in numbers}
         texts = {name: texts[name] for name in columns if name in texts}
-    return ClientColumns(table.name, table.rows, numbers, texts)
+    return replace(table, numbers=numbers, texts=texts)
 
 
 def named_inputs(x: Any, features: Sequence[str] | None) -> dict[str, Floats]:

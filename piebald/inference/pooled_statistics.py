@@ -133,6 +133,7 @@ class FederatedStatistics(PooledResult):
         noise: standard deviation of the noise on each count, 0 without noise.  That of clients is larger than that of a
             server, besides the root of their number: see `noise_at` of `statistics`, and `privacy.meaning`.
         left_out: the reasons why clients have no part in them, by name.
+        dates: the columns of dates, whose numbers are days since 1970.
     """
 
     clients: Sequence[str]
@@ -145,6 +146,7 @@ class FederatedStatistics(PooledResult):
     privacy: PrivacyBudget | None = None
     noise: float = 0.0
     left_out: Mapping[str, str] = field(default_factory=dict)
+    dates: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         """Return the size of the statistics in one line."""
@@ -180,8 +182,14 @@ class FederatedStatistics(PooledResult):
         by_client = {client: {name: held[name] for name in numbers} for client, held in self.by_client.items()}
         return replace(self, numbers=numbers, texts=texts, by_client=by_client)
 
+    def shown(self, name: str, number: float) -> float | str | None:
+        """Return a mean or a quantile of a column for tables: dates as 2024-05-31."""
+        if name not in self.dates or not math.isfinite(number):
+            return plain_value(number)  # type: ignore[no-any-return]
+        return str(np.datetime64(0, "D") + np.timedelta64(math.floor(number), "D"))
+
     def table(self) -> ResultTable:
-        """Return a table of the columns of numbers."""
+        """Return a table of the columns of numbers; means and quantiles of dates are dates, and deviations days."""
         shares = next(iter(self.numbers.values())).quantiles if self.numbers else {}
         heading = ["column", "count", "missing", "mean", "sd", *(f"{100 * share:g}%" for share in shares)]
         # most columns have none, so their count is shown only where it is not 0
@@ -190,8 +198,12 @@ class FederatedStatistics(PooledResult):
         rows = []
         for name, column in self.numbers.items():
             counts = [column.present, column.missing, *([column.infinite] if infinite else [])]
-            values = [column.mean, column.deviation, *(column.quantiles[share] for share in shares)]
-            rows.append([name, *(round(count) for count in counts), *map(plain_value, values)])
+            values = [
+                self.shown(name, value) for value in (column.mean, *(column.quantiles[share] for share in shares))
+            ]
+            rows.append(
+                [name, *(round(count) for count in counts), values[0], plain_value(column.deviation), *values[1:]]
+            )
         return ResultTable(rows, heading, notes=self.notes)
 
     @checked
@@ -243,6 +255,7 @@ class FederatedStatistics(PooledResult):
             "privacy": None if self.privacy is None else self.privacy.plain(),
             "noise": self.noise,
             "left_out": dict(self.left_out),
+            "dates": sorted(self.dates),
         }
 
 

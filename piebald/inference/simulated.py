@@ -68,6 +68,9 @@ class TableClients:
         rows: the rows of each client by split, with inputs [n, columns]; no other split has any.
         coded: the categories of each column of text, whose numbers 0, 1, ... stand in its place.
         classes: the names of the classes, None where targets are none.
+
+    Attributes:
+        dates: the columns of dates.
     """
 
     common = None
@@ -77,7 +80,7 @@ class TableClients:
         coded: Mapping[str, Sequence[str]], classes: Sequence[str] | None = None,
     ) -> None:  # fmt: skip
         self.names, self.features, self.coded, self.classes = names, features, coded, classes
-        self._rows = rows
+        self._rows, self.dates = rows, frozenset[str]()
 
     @classmethod
     def of(
@@ -108,7 +111,9 @@ class TableClients:
                 )
             for array, column in zip(arrays, columns, strict=True):
                 array[index] = column
-        return cls([table.name for table in tables], names, [_training_rows(array) for array in arrays], coded)
+        clients = cls([table.name for table in tables], names, [_training_rows(array) for array in arrays], coded)
+        clients.dates = tables[0].dates
+        return clients
 
     def __len__(self) -> int:
         return len(self.names)

@@ -23,6 +23,7 @@ from piebald.core.errors import RuntimeFault, SettingError, unknown
 from piebald.core.moments import HIGHEST, LOWEST, Floats, Ints, Moments, keys_of, merged, number_of, order_statistics
 from piebald.core.randomness import NoiseSource
 from piebald.data.clients.prepared import preparation_of
+from piebald.data.preparation.column_models import DateColumn
 from piebald.data.preparation.preparation import OTHER, PrepareSettings
 from piebald.inference.columns import TARGET, asked_owners, columns_of, input_names, target_columns
 from piebald.inference.pooled_statistics import FederatedStatistics, Mode, NumberColumn, Table, TextColumn
@@ -295,9 +296,19 @@ def statistics_at_sites(
     """
     columns = AskedColumns.of(clients, features)
     sites = AskedSites(runtime, work, clients.names, say)
-    if request.hides_rows:
-        return _hidden(sites, work, columns, request, ledger)
-    return _exact(sites, clients, columns, request, say)
+    told = (
+        _hidden(sites, work, columns, request, ledger) if request.hides_rows
+        else _exact(sites, clients, columns, request, say)
+    )  # fmt: skip
+    return replace(told, dates=_dates_of(clients) & {*told.numbers})
+
+
+def _dates_of(clients: Clients) -> frozenset[str]:
+    """Return the columns of dates."""
+    if isinstance(clients, TableClients):
+        return clients.dates
+    agreed = preparation_of(clients)
+    return frozenset(column.name for column in (agreed.columns if agreed else ()) if isinstance(column, DateColumn))
 
 
 def stated_questions(

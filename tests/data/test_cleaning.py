@@ -13,7 +13,7 @@ import pytest
 
 import piebald
 from piebald.core.errors import SettingError
-from piebald.data.preparation.cleaning import Cleaning
+from piebald.data.preparation.cleaning import Cleaning, Rules
 from piebald.data.preparation.units import change_of_unit
 from piebald.settings.toml_document import dumps
 
@@ -30,7 +30,7 @@ RULES: dict[str, Any] = {
     "map": {"sex": {"m": "male", "F": "female"}},
     "unit": {"weight": "kg"},
     "absent": {"weight": ["unknown", "-9"]},
-    "sites": {
+    "by_site": {
         "berlin": {
             "unit": {"glucose": "mg/dl -> mmol/l"}, "map": {"ill": {"1": "0", "2": "1"}},
             "parse": {"seen": "day/month/year"},
@@ -157,7 +157,7 @@ def test_what_was_changed_is_said_with_rows(caplog: pytest.LogCaptureFixture) ->
     piebald.clients_from({**raw(), "berlin": table}, target="ill", prepare=RULES)
     said = next(record.getMessage() for record in caplog.records if "glucose" in record.getMessage())
     assert said.startswith(f"cleaned by the rules {Cleaning(**RULES).digest}: ")
-    assert "column 'weight' of berlin: gaps in 3 of 40 rows" in said
+    assert "column 'weight' of berlin: gaps in 3, numbers read from text in 37, converted to kg in " in said
     assert "column 'ill' of berlin: spellings mapped in 40 of 40 rows" in said
     assert "column 'seen' of berlin: dates read as day/month/year in 40 of 40 rows" in said
 
@@ -187,7 +187,7 @@ def test_copies_of_rows_are_left_out_of_each_client_and_not_of_predictions() -> 
         ({"parse": {"seen": "day.month"}}, "parse of 'seen'"),
         ({"unit": {"seen": "kg"}, "parse": {"seen": "day.month.year"}}, "leave one of both out"),
         ({"map": {"gender": {"m": "male"}}}, "column, which [prepare] cleans, 'gender'"),
-        ({"sites": {"Berlin": {"map": {"sex": {"m": "male"}}}}}, "client, which sites of [prepare] name, 'Berlin'"),
+        ({"by_site": {"Berlin": {"map": {"sex": {"m": "male"}}}}}, "client, which by_site of [prepare] names, 'Berlin'"),
         ({"unit": {"weight": "mmol/l"}}, "column 'weight' has numbers in 'kg', and no conversion to 'mmol/l' is known"),
         ({"parse": {"sex": "number"}}, "column 'sex' must have a number in each row"),
         ({"parse": {"sex": "day.month.year"}}, "column 'sex' must have a date of the form day.month.year in each row"),
@@ -264,8 +264,13 @@ def test_rows_stay_named_by_what_the_file_holds(tmp_path: Path, caplog: pytest.L
     source = SiteSource(source="berlin.csv", target="ill")
     known = [
         own_rows(source, tmp_path, "berlin", RunRows(classes=("0", "1"), prepare=PrepareSettings(**rules)), ["berlin"])
-        for rules in (RULES, {"sites": {"berlin": {"map": {"ill": {"2": "0"}}}}})
+        for rules in (RULES, {"by_site": {"berlin": {"map": {"ill": {"2": "0"}}}}})
     ]
+    own = source.model_copy(update={"cleaning": Rules(absent={"ill": ["1"]})})
+    known.append(
+        own_rows(own, tmp_path, "berlin", RunRows(classes=("0", "1"), prepare=PrepareSettings(**RULES)), ["b"])
+    )
+    assert np.array_equal(known[0].records, known[2].records)
     # a server's rules change what is trained on, and not which rows a site counts its questions about
     assert np.array_equal(known[0].records, known[1].records)
     assert "of berlin: mg/dl -> mmol/l in 40 of 40 rows" in caplog.text

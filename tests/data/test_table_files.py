@@ -355,12 +355,19 @@ def test_rows_are_named_as_a_spreadsheet_shows_them(tmp_path: Path, caplog: pyte
         piebald.clients_from(frames, target="ill")
 
 
-def test_tables_of_several_clients_have_the_same_columns(tmp_path: Path) -> None:
+def test_a_column_that_a_client_lacks_is_named_and_has_gaps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     north = pd.DataFrame({"age": [1.0, 2.0, 3.0], "ill": ["no", "yes", "no"], "lab": [1.0, 2.0, 3.0]})
     north.drop(columns="lab").to_csv(tmp_path / "south.csv", index=False)
     tables = {"north": north, "south": str(tmp_path / "south.csv")}
+    for order in (tables, dict(reversed(tables.items()))):
+        caplog.clear()
+        several = piebald.clients_from(order, target="ill", prepare="federated", test=0.0)
+        assert several.preparation.feature_names_out == ["age", "lab", "lab is missing"]
+        assert "column 'lab' is not in the table of south, whose rows count as gaps in it" in caplog.text
     with pytest.raises(SettingError, match="column 'lab' is in the table of client 'north' and not in that of 'south'"):
-        piebald.clients_from(tables, target="ill")
+        piebald.clients_from(tables, target="ill", prepare="none")
+    with pytest.raises(SettingError, match="column 'ill' is in the table of client 'north' and not in that of 'east'"):
+        piebald.clients_from({"north": north, "east": north.drop(columns="ill")}, target="ill", prepare="federated")
     clients = piebald.clients_from(tables, target="ill", features=["age"], test=0.0)
     assert list(clients.names) == ["north", "south"]
     assert clients.rows(1, "train").x.tolist() == [[1.0], [2.0], [3.0]]

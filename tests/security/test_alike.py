@@ -94,6 +94,9 @@ ATTACKS: dict[str, Change] = {
     "one step": of_others({"steps": 1}),
     "epochs": lambda terms: terms["training"].update(clients={"site-2": {"epochs": 900}}),
     "batch": of_others({"batch": 10**6}),
+    "cleaning of others": in_experiment(
+        "prepare", {"by_site": {site: {"unit": {"x": {"factor": 1e-9}}} for site in ("site-1", "site-3")}}
+    ),
     "sign flip": before_the_masks({"kind": "sign_flip", "scale": 1e-9, "clients": [0, 2]}),
     "sign flip of a victim": before_the_masks({"kind": "sign_flip", "scale": 1e9, "clients": [1]}),
     "model replacement": before_the_masks({"kind": "model_replacement", "scale": 1e-9, "clients": [0, 2]}),
@@ -221,6 +224,7 @@ def test_a_simulated_run_in_which_clients_have_models_or_inputs_of_their_own_is_
 SAME_FOR_ALL = frozenset(
     [
         "about",
+        "absent",
         "adaptive_layers",
         "aggregation",
         "augmentation",
@@ -256,6 +260,7 @@ SAME_FOR_ALL = frozenset(
         "left_out",
         "levels",
         "loss",
+        "map",
         "mean",
         "metrics",
         "of_all",
@@ -265,6 +270,7 @@ SAME_FOR_ALL = frozenset(
         "packing",
         "pairs",
         "parameter_groups",
+        "parse",
         "passes",
         "plugins",
         "private",
@@ -292,6 +298,7 @@ SAME_FOR_ALL = frozenset(
         "training",
         "transforms",
         "trees",
+        "unit",
         "unseen",
         "values",
         "vectors",

@@ -174,7 +174,9 @@ def from_frames(frames: Mapping[str, Any], reading: Reading) -> ClientTable:
     if empty := next((name for name, table in frames.items() if not len(table)), None):
         raise SettingError(f"the table of client {empty!r} has no rows: leave it out")
     wanted = None if reading.features is None else [*reading.targets, *reading.features, *reading.split.columns]
-    check_same_columns(frames, wanted)
+    # gaps of columns that are prepared can be filled, and nothing else can stand for a target
+    check_same_columns(frames, [*reading.targets, *reading.split.columns] if reading.coded else wanted)
+    warn_of_lacking(frames, wanted)
     frame = next(iter(frames.values()))
     # tables may have a column of this name themselves
     column = next(name for name in ("client", "client of the row") if name not in frame.columns)
@@ -197,6 +199,19 @@ def check_same_columns(frames: Mapping[str, Any], wanted: Sequence[str] | None =
                 f"column {column!r} is in the table of client {holder!r} and not in that of {lacking!r}: add it "
                 "there, or name the columns that all have"
             )
+
+
+def warn_of_lacking(frames: Mapping[str, Any], wanted: Sequence[str] | None = None) -> list[str]:
+    """Log a warning of each wanted column that some clients' tables lack, and return all columns."""
+    columns = [*dict.fromkeys(column for frame in frames.values() for column in frame.columns)]
+    for column in columns:
+        lacking = [str(name) for name, frame in frames.items() if column not in frame.columns]
+        if lacking and (wanted is None or column in wanted):
+            _log.warning(
+                "column %r is not in the table%s of %s, whose rows count as gaps in it",
+                column, "s" * (len(lacking) > 1), shown(", ".join(lacking), 80)[1:-1],
+            )  # fmt: skip
+    return columns
 
 
 def coded_owners(values: Array) -> tuple[Ints, list[str]]:

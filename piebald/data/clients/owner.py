@@ -290,9 +290,9 @@ def cleaned(
         clean.append(replace(owner, content=frame))
     if lacking := next((name for name in cleaning.all_changed if name not in columns), None):
         raise unknown("column, which [prepare] cleans,", lacking, sorted(columns))
-    strangers = [] if site is not None else [name for name in cleaning.sites if name not in names]
+    strangers = [] if site is not None else [name for name in cleaning.by_site if name not in names]
     if strangers and None not in names:
-        raise unknown("client, which sites of [prepare] name,", strangers[0], sorted(map(str, names)))
+        raise unknown("client, which by_site of [prepare] names,", strangers[0], sorted(map(str, names)))
     return clean
 
 

@@ -138,25 +138,37 @@ def _joined(pattern: Path, files: Sequence[Path], names: str | None, as_written:
     places, above = list[RowsOfFile](), _fixed_folder(pattern)
     in_folders = pattern.parent != above
 
-    def tables() -> Iterator[Any]:
-        columns: list[str] = []
+    def tables(columns: list[str]) -> Iterator[Any]:
+        places.clear()
         for path in files:
             table = read_table(path, names, as_written)
             own = path.relative_to(above)
             if in_folders and names is not None and names not in table.columns:
                 table = table.assign(**{names: own.parts[0]})
-            columns = columns or list(table.columns)
-            if odd := sorted({*map(str, table.columns)} ^ {*map(str, columns)}):
-                raise SettingError(
-                    f"{files[0]} and {path} must have the same columns, and {odd[0]!r} is in one of them alone: add "
-                    "it, or name these files apart"
-                )
+            if further := [column for column in table.columns if column not in columns]:
+                raise _FurtherColumns(further)
+            lacking.update(dict.fromkeys((str(own), column) for column in columns if column not in table.columns))
             places.extend(rows._replace(name=str(own)) for rows in table.attrs[ROWS])
-            yield table[columns]
+            yield table.reindex(columns=columns)
 
-    rows = joined_chunks(tables())
+    lacking, columns, rows = dict[tuple[str, str], None](), list[str](), None
+    while rows is None:
+        try:
+            rows = joined_chunks(tables(columns))
+        except _FurtherColumns as error:  # files are read one by one, and a later one has a column more
+            columns, lacking = [*columns, *error.names], {}
+    for file, column in lacking:
+        _log.warning("%s has no column %r, which others have: its rows count as gaps in it", above / file, column)
     rows.attrs = {"file": str(pattern), ROWS: tuple(places)}
     return rows
+
+
+class _FurtherColumns(Exception):
+    """A file has columns that those before it have not."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(names)
+        self.names = names
 
 
 def _unreadable(path: Path, message: str) -> str:
@@ -456,7 +468,16 @@ def mixed_reason(series: Any, gaps: Sequence[str] = ()) -> str | None:
 
 
 def gap_code_reasons(series: Any, gaps: Sequence[str] = ()) -> Iterator[str]:
-    """Yield a sentence about the smallest and the largest number if it may be a code for a gap, like -9 or 999.
+    """Yield a sentence about each number of a column that may be a code for a gap; arguments as of `gap_codes`."""
+    for code, rows in gap_codes(series, gaps):
+        yield (
+            f"column {series.name!r} has {code:g} in {rows} rows, far from all other numbers: if it stands for a gap, "
+            f"set gaps = ['{code:g}'] in [prepare]"
+        )
+
+
+def gap_codes(series: Any, gaps: Sequence[str] = ()) -> Iterator[tuple[float, int]]:
+    """Yield the smallest and the largest number if it may be a code for a gap, like -9 or 999, and its rows.
 
     It is one of such codes, in two rows at least, and farther from the next number than half the range of all others.
 
@@ -477,7 +498,4 @@ def gap_code_reasons(series: Any, gaps: Sequence[str] = ()) -> Iterator[str]:
         if len(values) < 5 or counts[place] < 2 or values[place] not in _GAP_CODES:
             continue
         if abs(values[place] - values[near]) > np.ptp(rest) / 2:
-            yield (
-                f"column {series.name!r} has {values[place]:g} in {counts[place]} rows, far from all other numbers: if "
-                f"it stands for a gap, set gaps = ['{values[place]:g}'] in [prepare]"
-            )
+            yield float(values[place]), int(counts[place])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -92,11 +92,11 @@ class Cleaning(Rules):
     """What is done to the columns of tables before all else, at all sites alike.
 
     Attributes:
-        sites: by client, the columns for which it has rules of its own, in place of those for all.
+        by_site: by client, the columns for which it has rules of its own, in place of those for all.
         duplicates: "drop" leaves out rows that are copies of earlier ones of the same client in all columns.
     """
 
-    sites: dict[Name, Rules] = Field(default={}, max_length=_MOST)
+    by_site: dict[Name, Rules] = Field(default={}, max_length=_MOST)
     duplicates: Literal["keep", "drop"] = "keep"
 
     @property
@@ -113,18 +113,21 @@ class Cleaning(Rules):
     @property
     def as_written(self) -> frozenset[str]:
         """The columns that are to be read as they are written, since these rules say how."""
-        return frozenset(name for rules in (self, *self.sites.values()) for name in (*rules.parse, *rules.unit))
+        return frozenset(name for rules in (self, *self.by_site.values()) for name in (*rules.parse, *rules.unit))
 
     @property
     def all_changed(self) -> list[str]:
         """The columns that are changed at some site."""
-        return [*dict.fromkeys(name for rules in (self, *self.sites.values()) for name in rules.changed)]
+        return [*dict.fromkeys(name for rules in (self, *self.by_site.values()) for name in rules.changed)]
+
+    def with_site(self, site: str, own: Rules) -> Cleaning:
+        """Return the same rules with those of one site's own in place of those for it."""
+        rules = Rules.model_construct(**_merged(self.by_site.get(site, Rules()), own))
+        return self.model_copy(update={"by_site": {**self.by_site, site: rules}})
 
     def of_site(self, site: str | None) -> Rules:
         """Return the rules of one site, None for one without a name."""
-        own = self.sites.get(site or "", Rules())
-        parts: Any = {name: {**getattr(self, name), **getattr(own, name)} for name in Rules.model_fields}
-        return Rules.model_construct(**parts)
+        return Rules.model_construct(**_merged(self, self.by_site.get(site or "", Rules())))
 
     def applied(
         self, frame: pd.DataFrame, sites: Sequence[str] | str | None = None, *, every_row: bool = False
@@ -144,9 +147,9 @@ class Cleaning(Rules):
         # sites without rules of their own are one
         names = {str(site) for site in ({sites} if whose is None else {*whose.tolist()})}
         groups: list[tuple[str | None, Any]] = [
-            (site, None if whose is None else whose == site) for site in sorted(names & {*self.sites})
+            (site, None if whose is None else whose == site) for site in sorted(names & {*self.by_site})
         ]
-        rest = ~np.isin(whose, [*self.sites]) if whose is not None else None
+        rest = ~np.isin(whose, [*self.by_site]) if whose is not None else None
         groups += [(None, rest)] if (whose is None and not groups) or (rest is not None and rest.any()) else []
         for name in frame.columns:
             if str(name) in self.all_changed:
@@ -158,8 +161,9 @@ class Cleaning(Rules):
                     values, changes = _Column(series, self.of_site(site)).cleaned()
                     parts.append((rows, values))
                     whom = site or (sites if whose is None else None)
-                    told += [f"column {shown(str(name), 40)}{f' of {whom}' if whom else ''}: {change} in {count} of "
-                             f"{len(series)} rows" for change, count in changes if count]  # fmt: skip
+                    if done := ", ".join(f"{change} in {count}" for change, count in changes if count):
+                        at = f" of {whom}" if whom else ""
+                        told.append(f"column {shown(str(name), 40)}{at}: {done} of {len(series)} rows")
                 columns[name] = _joined(parts, len(frame))
             else:
                 columns[name] = frame[name]
@@ -177,6 +181,10 @@ class Cleaning(Rules):
             )
             cleaned = cleaned[~copies]
         return cleaned, told
+
+
+def _merged(common: Rules, own: Rules) -> dict[str, Any]:
+    return {name: {**getattr(common, name), **getattr(own, name)} for name in Rules.model_fields}
 
 
 def _joined(parts: Sequence[tuple[NDArray[np.bool_] | None, NDArray[Any]]], rows: int) -> NDArray[Any]:
@@ -321,16 +329,3 @@ def _is_number(word: str) -> bool:
         return bool(np.isfinite(float(word)))
     except ValueError:
         return False
-
-
-def described(cleaning: Cleaning) -> Iterator[tuple[str, str]]:
-    """Yield what is done to each column, for tables of the preparation."""
-    for site, rules in ((None, cleaning), *cleaning.sites.items()):
-        at = "" if site is None else f" at {site}"
-        for name in rules.changed:
-            parts = [f"{len(rules.map[name])} spellings"] if name in rules.map else []
-            parts += [f"gaps {', '.join(rules.absent[name])}"] if name in rules.absent else []
-            parts += [rules.parse[name]] if name in rules.parse else []
-            unit = rules.unit.get(name)
-            parts += [] if unit is None else [unit if isinstance(unit, str) else f"{unit.factor:g} x + {unit.offset:g}"]
-            yield name, f"{'; '.join(parts)}{at}"

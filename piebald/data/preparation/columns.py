@@ -22,8 +22,8 @@ Kind = Literal["number", "category", "boolean", "date", "text", "identifier"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 GAPS = ("", "?", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>")  # text that stands for no value
 # in English, German, French, Spanish and Italian
-_TRUE = frozenset(["true", "yes", "y", "t", "ja", "j", "wahr", "oui", "vrai", "si", "sí", "verdadero", "vero"])
-_FALSE = frozenset(["false", "no", "n", "f", "nein", "falsch", "non", "faux", "falso"])
+WORDS_OF_TRUE = frozenset(["true", "yes", "y", "t", "ja", "j", "wahr", "oui", "vrai", "si", "sí", "verdadero", "vero"])
+WORDS_OF_FALSE = frozenset(["false", "no", "n", "f", "nein", "falsch", "non", "faux", "falso"])
 _NUMBER = re.compile(r"[+-]?(0|[1-9]\d*)(\.\d*)?([eE][+-]?\d+)?|[+-]?0?\.\d+([eE][+-]?\d+)?")  # "007" is a name
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{2})?)?")
 _CALLED_IDENTIFIER = re.compile(  # "cases" and "customers" are counts
@@ -259,7 +259,9 @@ def _kind(series: pd.Series, gaps: Sequence[str]) -> Kind:
     if not different:
         return "number"  # a column without a value is what it is elsewhere
     words = {word.lower() for word in different}
-    if words <= _TRUE | _FALSE and (len(words) == 1 or (words & _TRUE and words & _FALSE)):  # F and N are no contraries
+    if words <= WORDS_OF_TRUE | WORDS_OF_FALSE and (
+        len(words) == 1 or (words & WORDS_OF_TRUE and words & WORDS_OF_FALSE)
+    ):  # F and N are no contraries
         return "boolean"
     for kind, form in (("number", _NUMBER), ("date", _DATE)):
         fits = np.array([form.fullmatch(word) is not None for word in different])
@@ -354,7 +356,7 @@ def truths_of(series: pd.Series, gaps: Sequence[str] = ()) -> NDArray[np.float64
     Raises:
         SettingError: a value is neither true nor false.
     """
-    places = {**dict.fromkeys(_TRUE | {"1"}, 1.0), **dict.fromkeys(_FALSE | {"0"}, 0.0)}
+    places = {**dict.fromkeys(WORDS_OF_TRUE | {"1"}, 1.0), **dict.fromkeys(WORDS_OF_FALSE | {"0"}, 0.0)}
     return _parsed(series, gaps, lambda word: places[word.lower()], "true or false")
 
 

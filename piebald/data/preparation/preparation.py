@@ -493,7 +493,7 @@ class PrepareSettings(Cleaning, WordedModel):
         length: token ids of each text, which is cut and filled up.
         harmonise: "combat" takes differences of place and scale between clients out of numbers (Johnson et al. 2007).
         agreed: what clients have agreed on, which a run keeps; None asks them.
-        map, unit, absent, parse, sites, duplicates: what is done to the columns before all else, see `Cleaning`.
+        map, unit, absent, parse, by_site, duplicates: what is done to the columns before all else, see `Cleaning`.
 
     Raises:
         SettingError: a value is not allowed.

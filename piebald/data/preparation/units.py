@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -160,11 +160,29 @@ def units_at_sites(spreads: Mapping[str, Mapping[str, Spread]]) -> Iterator[str]
         telling = {client: spread for client, spread in by_client.items() if spread.rows >= FEWEST and spread.size > 0}
         if len(telling) < 2:
             continue
-        # the client in the middle stands for most of them, however far the others are off
-        usual = sorted(telling.values(), key=lambda spread: spread.size)[(len(telling) - 1) // 2]
+        usual = _in_the_middle(telling.values())
         for client, spread in telling.items():
             if (words := other_unit(spread, usual, column, "those of others")) is not None:
                 yield f"column {shown(column, 40)} has at {client} numbers of {words}"
+
+
+def _in_the_middle(spreads: Collection[Spread]) -> Spread:
+    """Return the one that stands for most of them, however far the others are off."""
+    return sorted(spreads, key=lambda spread: spread.size)[(len(spreads) - 1) // 2]
+
+
+def odd_units(spreads: Mapping[str, Spread], name: str) -> Iterator[tuple[str, Conversion]]:
+    """Yield each client that seems to have a column in another known unit than most, and the change of unit.
+
+    Args:
+        spreads: by client.
+        name: the column.
+    """
+    telling = {client: spread for client, spread in spreads.items() if spread.rows >= FEWEST and spread.size > 0}
+    usual = _in_the_middle(telling.values()) if len(telling) > 1 else None
+    for client, spread in telling.items():
+        if usual is not None and (conversion := conversion_of(spread, usual, name)) is not None:
+            yield client, conversion
 
 
 def unlike_training(numbers: NDArray[np.float64], usual: Spread, name: str) -> tuple[NDArray[np.bool_], str]:

@@ -27,6 +27,7 @@ from piebald.data.clients.table_files import AsWritten
 from piebald.data.embeddings import embedded_by
 from piebald.data.partition.split import SplitSettings, division_of
 from piebald.data.preparation.answers import Table, parsed_numbers
+from piebald.data.preparation.cleaning import Cleaning, Rules
 from piebald.data.preparation.columns import CodedTable, guess_columns
 from piebald.data.preparation.preparation import PrepareSettings
 
@@ -47,6 +48,7 @@ class SiteSource(DataSource):
             is known by all that it holds.
         person: the column of a table that says whose a row is, where a person has several: no person then has more
             than the stated share of a sum that leaves without noise; no input unless features name it.
+        cleaning: rules for columns of this site alone, in place of the run's, as in [prepare]; nobody else learns them.
         target, features, regression, tokens: for a table, those of the experiment's [data] by default.
         side, channels, seconds: of images and recordings in a folder, by default those of the run's inputs.
         test, validation: shares of the rows to hold out, where they are not divided yet.
@@ -54,6 +56,7 @@ class SiteSource(DataSource):
 
     key: str | None = None
     person: str | None = None
+    cleaning: Rules | None = None
     test: float = Field(default=0.2, ge=0, lt=1)
     validation: float = Field(default=0.1, ge=0, lt=1)
 
@@ -265,6 +268,8 @@ def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
 def _owners(source: SiteSource, folder: Path, site: str, run: RunRows) -> tuple[list[Owner], Digests]:
     """Return who gave the rows of a source, and the digests of the site's own, before a server chooses anything."""
     cleaning = None if run.prepare is None else run.prepare.cleaning
+    if source.cleaning is not None:
+        cleaning = (cleaning or Cleaning()).with_site(site, source.cleaning)
     try:
         owners = read_owners(_read(source, folder, run), pair=True, parts=True)
     except SettingError:

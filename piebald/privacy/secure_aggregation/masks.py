@@ -152,7 +152,9 @@ def round_stochastically(numbers: np.ndarray[Any, Any], seed: bytes) -> np.ndarr
 
 
 # Settings of single clients, by number, name or pattern, wherever they stand.
-CLIENT_FIELDS = frozenset({"by_number", "changes", "clients", "harmonised", "hold_out", "lacks", "shares", "test_only"})
+CLIENT_FIELDS = frozenset(
+    {"by_number", "by_site", "changes", "clients", "harmonised", "hold_out", "lacks", "shares", "test_only"}
+)
 _ALL_SITES = "experiment.partition.clients"  # the list of those who take part, which says nothing of any of them
 _OF_OTHER_RUNS = {"recipes", "grid", "tune", "advise"}
 
