@@ -48,11 +48,11 @@ def proposed(frame: Any, sites: Sequence[str], target: str) -> Cleaning:
         kinds = {site: _kind(counts) for site, counts in texts.items()}
         if not texts:
             continue
-        rules = _of_words(name, texts, is_target=name == target)
+        rules = [*_of_words(name, texts, is_target=name == target)]
         if [*kinds.values()].count("number") * 2 > len(kinds):
-            rules = [*_of_numbers(name, texts, is_target=name == target)] or [*rules]
+            rules = [*_of_numbers(name, texts, is_target=name == target)] or rules
         elif "date" in kinds.values():
-            rules = _of_dates(texts)
+            rules = [*_of_dates(texts)]
         for site, rule, value in rules:
             (common if site is None else own.setdefault(site, {})).setdefault(rule, {})[name] = value
     copies = frame.assign(**{" of": whose}).duplicated().any() and _pairs_by_chance(frame.drop_duplicates()) < _PAIRS
@@ -112,9 +112,8 @@ def _of_numbers(name: str, texts: Texts, is_target: bool) -> Iterator[Rule]:
         except SettingError:
             doubtful[site] = Counter(held)
             continue
-        form = _form([*held])
-        if form is not None:
-            yield site, "parse", form
+        if (before := _form([*held])) is not None:
+            yield site, "parse", before
         numbers[site] = _repeated(read, [*held.values()])
         pairs = zip(read, held.values(), strict=True)
         written[site] = [pair for pair, rows in pairs if pair is not None for _ in range(rows)]

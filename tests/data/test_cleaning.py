@@ -187,7 +187,7 @@ def test_copies_of_rows_are_left_out_of_each_client_and_not_of_predictions() -> 
         ({"parse": {"seen": "day.month"}}, "parse of 'seen'"),
         ({"unit": {"seen": "kg"}, "parse": {"seen": "day.month.year"}}, "leave one of both out"),
         ({"map": {"gender": {"m": "male"}}}, "column, which [prepare] cleans, 'gender'"),
-        ({"by_site": {"Berlin": {"map": {"sex": {"m": "male"}}}}}, "client, which by_site of [prepare] names, 'Berlin'"),
+        ({"by_site": {"Berlin": {"map": {"sex": {"m": "male"}}}}}, "which by_site of [prepare] names, 'Berlin'"),
         ({"unit": {"weight": "mmol/l"}}, "column 'weight' has numbers in 'kg', and no conversion to 'mmol/l' is known"),
         ({"parse": {"sex": "number"}}, "column 'sex' must have a number in each row"),
         ({"parse": {"sex": "day.month.year"}}, "column 'sex' must have a date of the form day.month.year in each row"),
