@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,21 +28,48 @@ def transfer(
     options: SharedOptions,
     file: Annotated[Path, typer.Argument(help="A TOML file that describes vertical training between two parties.")],
     party: Annotated[str | None, typer.Option(help="Run only this party: source or target.")] = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(help="This party's raw table, matched by --key; without --party the source's, then the target's."),
+    ] = None,
+    key: Annotated[
+        list[str] | None, typer.Option(help="A column of the key of --data, in the order that both have agreed on.")
+    ] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="How each column is written alike: exact, text, date or phone.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Check settings and tables, meet nobody, and end.")] = False,
 ) -> None:
     """Train two parties that have different features of partly the same people, under encryption."""
     from piebald import vertical
 
     end_on_term()
-    settings = vertical.TransferSettings.load(file, options.sets or (), options.out, options.scale)
     if party not in (None, "source", "target"):
         raise SettingError(f"--party must be source or target, got {party!r}")
+    roles: list[Any] = ["source", "target"] if party is None else [party]
+    if bool(data) != bool(key) or (data and len(data) != len(roles)):
+        need = "one table each of source and target" if party is None else "one table"
+        raise SettingError(f"raw tables need {need} with --data, and the columns of their key with --key")
+    tables = [f"files.{role}.{name}={json.dumps(value)}" for role, path in zip(roles, data or (), strict=False)
+              for name, value in (("path", str(path)), ("key", (key or [""])[0]))]  # fmt: skip
+    settings = vertical.TransferSettings.load(file, [*tables, *(options.sets or ())], options.out, options.scale)
+    kinds = kind or ["exact"] * len(key or ())
+    if check:
+        from piebald.vertical.raw_tables import check as found
+
+        facts = found(settings, roles, key or (), kinds)
+        return print_result(options, facts, "\n".join(f"{name}: {value}" for name, value in facts.items()))
     folder = Path(settings.out) if settings.out is not None else free_folder(Path("runs"), "transfer")
+    if key:
+        from piebald.vertical.raw_tables import named
+
+        settings = named(settings, roles, key, kinds, folder, _caution)
     with _watching(settings, folder, party is None, options) as watch:
         if party is None:
             result = vertical.run(settings, out=folder, watch=watch, tell=_caution)
         else:
             result = vertical.run_party("source" if party == "source" else "target", settings, folder, watch, _caution)
-    _print(result, options)
+    return _print(result, options)
 
 
 @command("as_json", "quiet")

@@ -187,11 +187,12 @@ def match(
         matched = match_keys(session, list(counts), learns, floor)
         session.finish()
     if out is not None and learns in ("both", role):
-        _write(frame, [matched.names.get(key, "") for key in keys], Path(out))
+        write_named(frame, [matched.names.get(key, "") for key in keys], Path(out))
     return matched
 
 
-def _write(frame: DataFrame, names: list[str], out: Path) -> None:
+def write_named(frame: DataFrame, names: list[str], out: Path) -> None:
+    """Write rows with the names that they share with the other party's, "" for none."""
     try:
         write_private(out, csv_text(frame.assign(shared_id=names)), lasting=False)
     except OSError as error:

@@ -300,7 +300,7 @@ def load_one(files: PartyFiles, role: Role, test: float, seed: int, public: bool
         # in the order of keys and not of rows, so that both parties' tables may be sorted in any way
         keys=hashlib.blake2b("\n".join(keys[place]).encode(), digest_size=16).hexdigest(),
         records=records_of(owners, role),
-        place=Path(file.path).resolve().parent,
+        place=Path(file.rows or file.path).resolve().parent,
         preparation=preparation,
         own_y=None if role == "source" or labels is None else torch.from_numpy(labels)[~held_out],
     )

@@ -64,6 +64,7 @@ class PartyFile(TransferSection):
         positive: the positive value of the label column; by default the last one in sorted order, like 1 or "yes".
         bounds: the least and the largest value of columns of numbers, which become numbers from -1 to 1; what lies
             beyond counts as the bound.  Without, a column's mean and deviation are taken from the rows.
+        rows: the table that `path` was made from by a match of keys, beside which the ledger of its rows lies.
         values: the values of columns of text; any other one counts as none of them.  Without, the rows say them.
     """
 
@@ -74,6 +75,7 @@ class PartyFile(TransferSection):
     positive: str | int | None = None
     bounds: dict[str, tuple[float, float]] = Field(default_factory=dict)
     values: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    rows: str | None = None
 
     @field_validator("bounds")
     @classmethod

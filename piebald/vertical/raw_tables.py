@@ -1,0 +1,135 @@
+"""From raw tables to a transfer: the rows that both have are named by a match of their keys, and all is checked before.
+
+The table with the names lies in the run folder, so a run that goes on, or a command that is given again, matches no
+second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from piebald.core.errors import SettingError, unknown
+from piebald.data.clients.owner import read_owners
+from piebald.data.clients.row_identity import SHARED_ID
+from piebald.federation.credentials.provisioning import read as read_credentials
+from piebald.vertical.chunks import exposures, warning
+from piebald.vertical.key_matching import match, sodium, write_named
+from piebald.vertical.match_keys import keys_of
+from piebald.vertical.party_data import PartyHolding, load_one
+from piebald.vertical.party_store import private_folder
+from piebald.vertical.protocol import Role
+from piebald.vertical.transfer_settings import PartyFile, PartyFiles, TransferSettings
+
+
+def named(
+    settings: TransferSettings, roles: Sequence[Role], columns: Sequence[str], kinds: Sequence[str], folder: Path,
+    tell: Callable[[str], None] = print,
+) -> TransferSettings:  # fmt: skip
+    """Return settings whose tables have a column `shared_id`, by a match of keys.
+
+    Args:
+        settings: settings with the raw tables as files.
+        roles: the party that is here, which meets the other one, or both, whose keys are compared on this machine.
+        columns, kinds: of the key, as of `match`.
+        folder: the run folder, for the tables.
+        tell: called with a sentence about empty and repeated keys.
+
+    Raises:
+        SettingError: as for `match`.
+        RuntimeFault: as for `match`; the same command starts the match again.
+    """
+    paths = {role: folder / f"{role}.csv" for role in roles}
+    files = {role: _file(settings, role) for role in roles}
+    if not all(path.exists() for path in paths.values()):
+        private_folder(folder)
+        if len(roles) == 1:
+            runtime = settings.runtime
+            if runtime.credentials is None:
+                raise SettingError("a party alone needs credentials: --set runtime.credentials=FOLDER")
+            match(
+                files[roles[0]].path, columns, runtime.credentials, paths[roles[0]], kinds=kinds,
+                partner=runtime.partner, timeout=runtime.timeout, tell=tell,
+            )  # fmt: skip
+        else:
+            frames = {role: read_owners(Path(files[role].path))[0].frame for role in roles}
+            keys = {role: keys_of(frame, columns, kinds) for role, frame in frames.items()}
+            both = sorted(set.intersection(*map(set, keys.values())) - {""})
+            names = {key: str(number) for number, key in enumerate(both, 1)}
+            for role in roles:
+                write_named(frames[role], [names.get(key, "") for key in keys[role]], paths[role])
+    changes: dict[str, PartyFile] = {role: _features(files[role], columns, paths[role], SHARED_ID) for role in roles}
+    return settings.model_copy(update={"files": (settings.files or PartyFiles()).model_copy(update=changes)})
+
+
+def check(
+    settings: TransferSettings, roles: Sequence[Role], columns: Sequence[str] = (), kinds: Sequence[str] = ()
+) -> dict[str, str]:
+    """Return what each party would bring to a transfer, before anybody is met.
+
+    Args:
+        settings, roles: as of `named`.
+        columns, kinds: of the key of raw tables; none for tables whose rows have their names already.
+
+    Raises:
+        SettingError: it could not begin; all that was found is in one sentence.
+    """
+    facts, problems = dict[str, str](), dict[str, None]()
+
+    def tried(step: Callable[[], object]) -> None:
+        try:
+            step()
+        except SettingError as error:
+            problems[str(error)] = None
+
+    if len(roles) == 1:
+        tried(lambda: read_credentials(Path(settings.runtime.credentials or "no folder of credentials")))
+        if columns:
+            tried(sodium)
+    for role in roles:
+        tried(lambda role=role: facts.update(_facts(settings, role, columns, kinds)))  # type: ignore[misc]
+    if problems:
+        raise SettingError("; and ".join(problems))
+    return facts
+
+
+def _facts(settings: TransferSettings, role: Role, columns: Sequence[str], kinds: Sequence[str]) -> dict[str, str]:
+    file, test, noise = _file(settings, role), settings.data.test, settings.method.hides_rows
+    if not columns:
+        held = load_one(PartyFiles(**{role: file}), role, test, settings.seed, noise)
+        held.check(role, settings)
+        told = {f"{role}, of both": f"{len(held.overlap):,} rows"}
+        said = warning(role, exposures(role, held, settings))
+        return _described(role, held) | told | ({f"{role}, beware": said} if said else {})
+    keys = keys_of(read_owners(Path(file.path))[0].frame, columns, kinds)
+    raw = _features(file, columns, Path(file.path), columns[0])
+    # which rows are held out follows from the match, so nothing can be said of their labels
+    raw = raw.model_copy(update={"label": None}) if role == "target" else raw
+    held = load_one(PartyFiles(**{role: raw}), role, test, settings.seed, noise)
+    return _described(role, held) | {f"{role}, keys": f"{len({*keys} - {''}):,} different, {keys.count(''):,} empty"}
+
+
+def _described(role: Role, held: PartyHolding) -> dict[str, str]:
+    return {f"{role}, table": f"{len(held.x):,} rows to train on, {len(held.features):,} inputs"}
+
+
+def _file(settings: TransferSettings, role: Role) -> PartyFile:
+    file: PartyFile | None = getattr(settings.files, role, None)
+    if file is None:
+        raise SettingError(f"files.{role} is missing: give path and key of the {role}'s table under [files.{role}]")
+    return file
+
+
+def _features(file: PartyFile, columns: Sequence[str], table: Path, key: str) -> PartyFile:
+    """Return a file with another table and key, whose features are all columns but key, label and names of rows."""
+    names = read_owners(table)[0].columns
+    if file.label is not None and file.label not in names:
+        raise unknown(f"column of {file.path} called", file.label, names)
+    others = tuple(name for name in names if name not in (*columns, file.label, SHARED_ID))
+    changes = {
+        "path": str(table),
+        "key": key,
+        "columns": file.columns or others,
+        "rows": str(Path(file.path).resolve()),
+    }
+    return file.model_copy(update=changes)

@@ -1,0 +1,117 @@
+"""Two raw tables become a transfer in one command at each party, and what cannot work is said before anybody is met."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pandas
+import pytest
+
+from piebald.cli import main
+from piebald.core.errors import SettingError
+from piebald.privacy.ledger import FOLDER
+from piebald.vertical import key_matching
+from piebald.vertical.party_store import PartyStore, read_settings
+from piebald.vertical.raw_tables import check, named
+from piebald.vertical.transfer_runs import run, run_party
+
+from .conftest import credentials, small
+from .test_files import KNOWN, people, pytestmark  # noqa: F401
+
+
+@pytest.fixture
+def raw(tmp_path, monkeypatch) -> Path:
+    """Tables in which every row has a key, of whom the first are at both parties."""
+    monkeypatch.chdir(tmp_path)
+    for name, table, key, start in zip(("bank", "shop"), people(), ("customer", "member"), (5000, 9000), strict=True):
+        keys = [start + place if pandas.isna(one) else int(one) for place, one in enumerate(table[key])]
+        table.assign(**{key: keys}).rename(columns={key: "id"}).to_csv(f"{name}.csv", index=False)
+    return tmp_path
+
+
+def settings(**changes):
+    files = {
+        "source": {"path": "bank.csv", "key": "id", "label": "repaid"},
+        "target": {"path": "shop.csv", "key": "id", "label": "paid"},
+    }
+    made = {"files": files, "data": {"test": 0.5}, "overlap_batch": 20, "steps": 2}
+    return small(**(made | changes))
+
+
+def test_the_rows_that_both_have_are_named_alike_and_nothing_else_is_a_feature(raw):
+    made = named(settings(), ["source", "target"], ["id"], ["exact"], Path("run"))
+    tables = {role: pandas.read_csv(f"run/{role}.csv") for role in ("source", "target")}
+    both = pandas.read_csv("bank.csv").merge(pandas.read_csv("shop.csv"), on="id")["id"]
+    of_id = [dict(zip(table["id"], table["shared_id"], strict=True)) for table in tables.values()]
+    assert all(of_id[0][one] == of_id[1][one] for one in both)
+    assert [int(table["shared_id"].notna().sum()) for table in tables.values()] == [len(both), len(both)]
+    assert len(both) == KNOWN
+    assert made.files.source.columns == ("income", "age")
+    assert made.files.target.columns == ("basket", "visits", "town")
+    assert run(made, out="run").score.auc > 0
+    assert read_settings(Path("run")).files == made.files
+    assert (Path("run/source.csv").stat().st_mode & 0o77) == 0
+
+
+@pytest.mark.full
+def test_two_parties_match_train_and_predict_for_new_rows_in_one_command_each(raw, capsys, monkeypatch):
+    pytest.importorskip("nacl")
+    import torch._dynamo  # noqa: F401  # optimizers import it when first used, which two threads must not do at once
+
+    places = dict(zip(("source", "target"), credentials(raw / "credentials").values(), strict=True))
+    said: dict[str, object] = {}
+
+    def act(role: str) -> None:
+        runtime = {"credentials": str(places[role].folder), "compare": False}
+        try:
+            made = named(settings(runtime=runtime), [role], ["id"], ["exact"], raw / role, lambda _: None)
+            said[role] = run_party(role, made, raw / role, tell=lambda _: None)
+        except Exception as error:
+            said[role] = error
+
+    for _ in range(2):  # the second time without a match: the tables are there
+        threads = [threading.Thread(target=act, args=(role,)) for role in places]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert said["target"].score is not None, said
+        monkeypatch.setattr(key_matching, "match_keys", None)
+    ledger = json.loads((raw / FOLDER / "ledger.json").read_text())
+    assert [entry[0] for entry, _ in ledger["entries"]].count("match") == 2
+    assert not (raw / "target" / FOLDER).exists()  # it lies beside the raw table
+    pandas.read_csv("shop.csv").drop(columns=["id", "paid"])[::-1].to_csv("new.csv", index=False)
+    assert main(["predict", "target", "new.csv", "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)["predictions"]["score"]
+    assert scores[::-1] == pytest.approx(pandas.read_csv("target/target/scores.csv")["score"].tolist())
+
+
+def test_the_simulated_command_takes_two_tables(raw, capsys):
+    file = raw / "transfer.toml"
+    file.write_text(small(data={"test": 0.5}, overlap_batch=20, steps=2).text())
+    labels = ["--set", "files.source.label=repaid", "--set", "files.target.label=paid"]
+    words = ["transfer", str(file), "--data", "bank.csv", "--data", "shop.csv", "--key", "id", *labels]
+    assert main([*words, "--check"]) == 0
+    assert f"source, keys: {160} different, 0 empty" in capsys.readouterr().out
+    assert not Path("run").exists()
+    assert main([*words, "--out", "run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["score"]["auc"] > 0
+    with PartyStore.open_read_only("run/target") as store:
+        assert store.meta["preparation"]["key"] == "shared_id"
+    assert main([*words[:4], "--key", "id"]) == 2
+    assert "one table each of source and target with --data" in capsys.readouterr().err
+
+
+def test_a_check_says_all_that_is_wrong_at_once(raw):
+    files = {"target": {"path": "shop.csv", "key": "id", "label": "payed"}}
+    with pytest.raises(SettingError) as raised:
+        check(settings(files=files, runtime={"credentials": "nowhere"}), ["target"], ["id"], ["exact"])
+    said = str(raised.value)
+    assert "nowhere" in said
+    assert "called 'payed': did you mean 'paid'" in said
+    with pytest.raises(SettingError, match=r"files\.source is missing"):
+        check(settings(files=files), ["source"])
+    found = check(named(settings(), ["source", "target"], ["id"], ["exact"], Path("run")), ["source", "target"])
+    assert found["target, of both"] == f"{KNOWN} rows"
