@@ -12,6 +12,7 @@ import typer
 from piebald.cli.app import ROWS, SharedOptions, command, print_table
 from piebald.cli.statistics import (
     Source,
+    Weights,
     asked_rows,
     asks_sites,
     bounds_of,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 Offset = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="A column added to the predictor, as the log of an exposure.")
 ]
-Weights = Annotated[str | None, typer.Option(metavar="COLUMN", help="A column of weights of rows.")]
 Robust = Annotated[bool, typer.Option("--robust", help="Standard errors by rows' own residuals.")]
 Cluster = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Standard errors by clusters: a column, or 'client'.")

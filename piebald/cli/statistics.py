@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from piebald.privacy.ledger import Ledger
 
 _LISTED = 12  # categories, bins and clients in one table
+Weights = Annotated[str | None, typer.Option(metavar="COLUMN", help="A column of weights of rows.")]
 Source = Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file, or a .csv, .tsv or .parquet table.")]
 
 
@@ -336,6 +337,7 @@ def trees(
     objective: Annotated[
         Literal["binary", "multiclass", "regression"] | None, typer.Option(help="By default what the target is.")
     ] = None,
+    weights: Weights = None,
     validation: Annotated[float | None, typer.Option(help="Share of a table's rows to be patient by.")] = None,
     test: Annotated[float | None, typer.Option(help="Share of a table's rows to score on, 0.2 by default.")] = None,
     split: Annotated[
@@ -354,12 +356,14 @@ def trees(
 
     columns: dict[str, Any] = {
         "target": target, "client": options.client, "objective": objective, "validation": validation, "test": test,
+        "row_weights": weights,
     }  # fmt: skip
     with Bar("trees", None, options.progress, unit="round") as bar:
         how: dict[str, Any] = {"split": split, "compare": not no_compare, "out": out, "done": _shown_on(bar)}
         if asks_sites(options):
             for name, value in {**columns, "column": options.column}.items():
                 if value is not None:
+                    name = "weights" if name == "row_weights" else name
                     raise SettingError(f"--{name} is for tables on this machine: sites have what [data] says")
             boosted = site_clients.trees_of_sites(file, site_flags(file, options), options.credentials, **how)
         else:

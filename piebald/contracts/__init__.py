@@ -22,6 +22,7 @@ from piebald.contracts.messages import MASKING as MASKING
 from piebald.contracts.messages import MOST_REMEMBERED as MOST_REMEMBERED
 from piebald.contracts.messages import MOST_ROWS as MOST_ROWS
 from piebald.contracts.messages import SUM as SUM
+from piebald.contracts.messages import WEIGHT as WEIGHT
 from piebald.contracts.messages import Hiding as Hiding
 from piebald.contracts.messages import OwnChoice as OwnChoice
 from piebald.contracts.messages import PartialSum as PartialSum

@@ -15,6 +15,7 @@ import torch
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.pytree import Tree
+from piebald.core.targets import Weighted
 from piebald.core.tensor_store import raw
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ SERVER_ID = -1  # the client number of the server itself, which may hold a commo
 class Rows:
     """Examples of one client or one test set: inputs `x` and targets `y`, the first axis counts examples.
 
-    Each is a tensor, or a tuple or dict of tensors with this axis in common (`pytree.Tree`).
+    Each is a tensor, or a tuple or dict of tensors with this axis in common (`pytree.Tree`).  `weight` says how much
+    each row counts in a mean [n], above 0; None where all count alike.
 
     Examples:
         >>> import torch
@@ -52,13 +54,20 @@ class Rows:
 
     x: Tree
     y: Tree
+    weight: Tensor | None = None
 
     def __len__(self) -> int:
         return pytree.count(self.x)
 
     def __getitem__(self, index: Any) -> Rows:
         """Rows at some positions: a slice, or an array or tensor of them."""
-        return Rows(pytree.take(self.x, index), pytree.take(self.y, index))
+        weight = None if self.weight is None else pytree.take(self.weight, index)
+        return Rows(pytree.take(self.x, index), pytree.take(self.y, index), weight)
+
+    @property
+    def targets(self) -> Tree | Weighted:
+        """The targets, with the rows' weights where they have some."""
+        return self.y if self.weight is None else Weighted(self.y, self.weight)
 
 
 @runtime_checkable
@@ -268,7 +277,7 @@ def rows_digest(rows: Rows | None) -> str:
     if rows is None:
         return ""
     digest = hashlib.sha256()
-    for part, tree in (("x", rows.x), ("y", rows.y)):
+    for part, tree in (("x", rows.x), ("y", rows.y), ("weight", () if rows.weight is None else rows.weight)):
         for name, leaf in pytree.named_leaves(tree):
             # type and shape as well: the same bytes may be other numbers, or divided into other rows
             digest.update(f"{part} {name} {leaf.dtype} {list(leaf.shape)}\n".encode())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
@@ -124,6 +124,7 @@ def described(vector: Tensor | None) -> str:
 
 
 MASKING = "masking/"  # names of what a task brings for the masking transform, and no trainer is shown
+WEIGHT = "weight"  # the name of how much a client's rows count in averages, where that is not their number
 SUM = "sum"  # the name of whole numbers that are added up over clients, under masks or not
 
 
@@ -314,9 +315,9 @@ class Update:
     Attributes:
         vectors: named vectors; "model" [s] is the change of the shared numbers since the task's model.  Empty
             where the update has been summed into `partial_sum`.
-        examples: rows with a known target that the client trained on (or rows it answered for); of survival, events.
+        examples: rows with a known target that the client trained on (or rows it answered for).
         steps: optimiser steps taken.
-        metrics: named numbers, e.g. "loss".
+        metrics: named numbers, e.g. "loss"; and, as `WEIGHT`, how much the rows count, where that is not their number.
         norm: Euclidean length of the trained parameters' change, without buffers; not finite where vectors["model"] is
             not.
         partial_sum: the sum that this update is in, shared by all updates in it, or None.
@@ -334,10 +335,22 @@ class Update:
     client: int = -1
 
     @property
+    def counts(self) -> float:
+        """How much it counts in averages over clients: by its rows, their weights or, of survival, their events."""
+        weight = self.metrics.get(WEIGHT)  # a claim, like all that a client sends
+        return self.examples if weight is None else min(max(weight, 0.0), MOST_ROWS)
+
+    def capped(self, most: float) -> Update:
+        """Return the update, which counts for at most so much."""
+        if WEIGHT in self.metrics:
+            return replace(self, metrics={**self.metrics, WEIGHT: min(self.counts, most)})
+        return replace(self, examples=min(self.examples, int(most)))
+
+    @property
     def is_idle(self) -> bool:
         """True if the client had no row to train on, or none with a known target, so that its change is none."""
         return not (
-            self.examples or (self.steps and self.norm) or (self.partial_sum is not None and self.partial_sum.masked)
+            self.counts or (self.steps and self.norm) or (self.partial_sum is not None and self.partial_sum.masked)
         )
 
 

@@ -173,7 +173,7 @@ class ClientSecrets:
     demands: SumDemands = field(default_factory=SumDemands)
     terms: str = ""
     work: str = ""
-    rows: Mapping[Split, int] = field(default_factory=dict)
+    rows: Mapping[Split, float] = field(default_factory=dict)
 
 
 SHOWN_BYTES = 32  # of a digest

@@ -545,7 +545,8 @@ class ClientContext(Protocol):
 
     def row_losses(self, model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         """The loss of each row [c, rows], padded with NaN for clients with fewer rows, and how many rows each client
-        has [c].  Models are in evaluation mode, as for `score`.
+        has [c].  Models are in evaluation mode, as for `score`.  Where rows have weights, the loss is times the weight
+        over the client's mean weight.
         """
 
     def row_scores(self, model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
@@ -581,6 +582,9 @@ class ClientContext(Protocol):
 
     def rows(self, split: Split) -> list[Rows]:
         """The clients' own rows, for queries without a model."""
+
+    def weights(self, split: Split) -> Tensor | None:
+        """How much each client's rows count in an average of losses over clients [c], None where by their number."""
 
     def cached(self, split: Split, key: Hashable, function: Callable[[Rows, str], T]) -> list[T]:
         """Return a function of each client's rows, computed once for many questions about the same rows.

@@ -30,8 +30,8 @@ from torch.nn import functional
 from piebald.core.arguments import checked_class
 from piebald.core.errors import SettingError
 from piebald.core.machine import moved
-from piebald.core.pytree import joined, logits
-from piebald.core.targets import IGNORED, filled, known, survival_pair
+from piebald.core.pytree import joined, leaves, logits
+from piebald.core.targets import IGNORED, filled, known, parted, survival_pair
 
 Loss = Callable[..., Tensor]
 
@@ -42,8 +42,8 @@ def on_logits(function: Callable[..., Tensor]) -> Loss:
     """A loss or metric of scores, for any output of a model that has them (`pytree.logits`)."""
 
     @functools.wraps(function)
-    def of_outputs(outputs: Any, targets: Any, **settings: Any) -> Tensor:
-        return function(logits(outputs), targets, **settings)
+    def of_outputs(outputs: Any, targets: Any, *weights: Tensor, **settings: Any) -> Tensor:
+        return function(logits(outputs), targets, *weights, **settings)
 
     return of_outputs
 
@@ -57,17 +57,44 @@ class MixedTargets(NamedTuple):
 
 
 def for_training(loss: Loss) -> Loss:
-    """A loss that takes `MixedTargets` as well: then it is the mean of both targets' losses by their shares."""
+    """A loss that takes `MixedTargets` and `Weighted` ones as well.
+
+    Of the first it is the mean of both targets' losses by their shares; the weights of rows are left to the mean over
+    rows, but for a loss that is one value for all of them.
+    """
 
     def of_targets(outputs: Any, targets: Any) -> Tensor:
         if not isinstance(targets, MixedTargets):
-            return loss(outputs, targets)
-        first, second = loss(outputs, targets.first), loss(outputs, targets.second)
+            return weighed(loss, outputs, targets)
+        first, second = of_targets(outputs, targets.first), of_targets(outputs, targets.second)
         # a loss that is one mean already has room for one share only
         share = targets.share if first.dim() else targets.share.mean()
         return share * first + (1 - share) * second
 
     return of_targets
+
+
+def weighed(loss: Loss, outputs: Any, targets: Any) -> Tensor:
+    """Return the loss of each row, which are still to be weighed, or one value for all that takes account of weights.
+
+    Raises:
+        SettingError: rows have weights, and the loss is a mean that does not know them.
+    """
+    plain, weights = parted(targets)
+    if weights is not None and loss is survival_loss:
+        return loss(outputs, plain, weights)
+    values = loss(outputs, plain)
+    if weights is not None and not values.dim():
+        raise SettingError(
+            "weights of rows need a loss with a value for each row, and this one returns a mean: return one value for "
+            "each row, or leave out weights"
+        )
+    return values
+
+
+def nonzero(total: Tensor) -> Tensor:
+    """Return what a sum over rows is divided by: the sum of their weights, and 1 where that is 0."""
+    return torch.where(total > 0, total, 1)
 
 
 def by_example(value: Tensor, counted: Tensor) -> Tensor:
@@ -77,15 +104,17 @@ def by_example(value: Tensor, counted: Tensor) -> Tensor:
 
 
 def mean_over_rows(values: Tensor, counted: Tensor | None = None) -> Tensor:
-    """The mean of rows' values [..., b] over those that are `counted` [..., b], 0 where none is.
+    """The mean of rows' values [..., b] over those that are `counted` [..., b] or by these weights, 0 where none is.
 
     Examples:
         >>> mean_over_rows(torch.tensor([1.0, 3.0, 8.0]), torch.tensor([True, True, False]))
         tensor(2.)
+        >>> mean_over_rows(torch.tensor([1.0, 3.0]), torch.tensor([0.75, 0.25]))
+        tensor(1.5000)
     """
     if counted is None:
         return values.mean(-1)
-    return (values * counted).sum(-1) / counted.sum(-1).clamp(min=1)
+    return (values * counted).sum(-1) / nonzero(counted.sum(-1))
 
 
 # -- classes and labels
@@ -207,8 +236,8 @@ def next_token_loss(outputs: Tensor, targets: Tensor, *, label_smoothing: float 
 # -- survival
 
 
-def count_events(targets: Any) -> int:
-    """Return the number of events among those targets of `survival_pair` that are known.
+def count_events(targets: Any) -> float:
+    """Return the number of events among those targets of `survival_pair` that are known, or the sum of their weights.
 
     A client's loss is by event, so an average by events is of the stratified partial likelihood of all clients.
 
@@ -216,33 +245,38 @@ def count_events(targets: Any) -> int:
         >>> count_events(torch.tensor([[2.0, 1.0], [3.0, 0.0]]))
         1
     """
+    targets, weights = parted(targets)
     time, event = survival_pair(targets)
-    return int((event[known(time) & known(event)] > 0).sum())
+    events = known(time) & known(event) & (event > 0)
+    return int(events.sum()) if weights is None else float(weights[events].double().sum())
 
 
 @on_logits
-def survival_loss(outputs: Tensor, targets: Any) -> Tensor:
+def survival_loss(outputs: Tensor, targets: Any, weights: Tensor | None = None) -> Tensor:
     """Negative logarithm of Cox's partial likelihood over a batch, by event; tied times after Breslow (1974).
 
     -1/E sum over events i of (h_i - log sum over j with t_j >= t_i of exp h_j), with log hazards h = outputs [batch] or
     [batch, 1], and E events (Cox 1972).  A batch without events has the loss 0.  The risk sets are those of the batch:
     no client's rows are compared with those of another one, and larger batches come closer to the likelihood of all of
-    a client's rows.
+    a client's rows.  A row of weight w counts as w rows: in the sum over events, in risk sets and in E.
     """
     time, event = survival_pair(targets)
     counted = known(time) & known(event)
     event = event * counted
     # under autocast outputs are of 16 bits, in which sums over risk sets would overflow
     hazard = outputs.reshape(len(time)).to(torch.promote_types(outputs.dtype, torch.float32))
+    risk = hazard
+    if weights is not None:
+        event, risk = event * weights, hazard + weights.clamp(min=1e-30).log()  # a weight of 0 is in no risk set
     # a batch without events has the loss 0 and still a gradient, so that every engine can take its step
     total = hazard.sum() * 0.0
     for block in torch.split(torch.arange(len(time), device=hazard.device), _LOSS_BLOCK):
         # all pairs of a batch at once would take its square in memory
         at_risk = (time.unsqueeze(0) >= time[block].unsqueeze(1)) & counted
         at_risk |= ~counted[block].unsqueeze(1)  # of an unknown row, which counts nowhere: no empty risk set
-        rest = torch.where(at_risk, hazard.unsqueeze(0), -torch.inf).logsumexp(1)
+        rest = torch.where(at_risk, risk.unsqueeze(0), -torch.inf).logsumexp(1)
         total = total + (event[block] * (rest - hazard[block])).sum()
-    return total / event.sum().clamp(min=1)
+    return total / nonzero(event.sum())
 
 
 # -- whatever the model says
@@ -356,6 +390,7 @@ class _Accumulated:
     """A metric of all examples of a client."""
 
     higher_is_better = True
+    takes_weights = True
 
     def __init__(self) -> None:
         self.reset()
@@ -365,32 +400,35 @@ class _Accumulated:
         self._batches: list[tuple[Tensor, Any]] = []
 
     def update(self, outputs: Any, targets: Any) -> None:
-        """Add examples: what the model returned, and the targets."""
+        """Add examples: what the model returned, and the targets, which may be `Weighted`."""
         # detached, or the graph of each batch would be kept until the metric is computed
         self._batches.append((logits(outputs).detach(), targets))
 
-    def _all(self) -> tuple[Tensor, Any]:
-        outputs, targets = zip(*self._batches, strict=True)
-        return torch.cat(outputs), joined(targets)
+    def _all(self) -> tuple[Tensor, Any, Tensor]:
+        """Outputs, targets and the weights of all examples."""
+        outputs, batches = zip(*self._batches, strict=True)
+        targets, weights = parted(joined(batches))
+        return torch.cat(outputs), targets, torch.ones(len(leaves(targets)[0])) if weights is None else weights
 
 
 class OfAllRows(_Accumulated):
     """A metric of all examples of a client together; NaN where it is undefined, as an area is with one class alone.
 
     Args:
-        score: function of (outputs, targets) in float64 on the CPU, with one number.
+        score: function of (outputs, targets, weights of examples) in float64 on the CPU, with one number.
         higher_is_better: whether a larger value is better.
 
     """
 
-    def __init__(self, score: Callable[[Tensor, Tensor], float], higher_is_better: bool = True) -> None:
+    def __init__(self, score: Callable[[Tensor, Tensor, Tensor], float], higher_is_better: bool = True) -> None:
         super().__init__()
         self._score, self.higher_is_better = score, higher_is_better
 
     def compute(self) -> Tensor:
         """The metric of all examples."""
-        outputs, targets = self._all()
-        return torch.tensor(float(self._score(outputs.double().cpu(), targets.cpu())), dtype=torch.float64)
+        outputs, targets, weights = self._all()
+        score = self._score(outputs.double().cpu(), targets.cpu(), weights.double().cpu())
+        return torch.tensor(float(score), dtype=torch.float64)
 
 
 class Auc(OfAllRows):
@@ -410,8 +448,11 @@ class Auc(OfAllRows):
         super().__init__(functools.partial(over_classes, "roc_auc_score"))
 
 
-def _sides(outputs: Tensor, targets: Tensor, predicted: bool = False) -> list[tuple[Tensor, Tensor]]:
-    """Scores, or predictions, and the mask of positive examples [n] for each class against the rest, or each label.
+def _sides(
+    outputs: Tensor, targets: Tensor, weights: Tensor, predicted: bool = False
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Scores, or predictions, the mask of positive examples and weights [n] for each class against the rest, or each
+    label.
 
     Two classes are one side, the second class; so are one logit [n] and independent labels [n, labels] for each label.
     """
@@ -426,15 +467,16 @@ def _sides(outputs: Tensor, targets: Tensor, predicted: bool = False) -> list[tu
         if outputs.shape[1] == 2 and not predicted:  # probabilities near 1 would tie
             scores = outputs[:, 1:] - outputs[:, :1]
     counted = counted.expand(positive.shape)
-    return [(scores[held, k], positive[held, k]) for k, held in enumerate(counted.T)]
+    return [(scores[held, k], positive[held, k], weights[held]) for k, held in enumerate(counted.T)]
 
 
-def over_classes(name: str, outputs: Tensor, targets: Tensor) -> float:
+def over_classes(name: str, outputs: Tensor, targets: Tensor, weights: Tensor) -> float:
     """The mean over classes or labels of which both sides occur, of a function of scikit-learn that ranks scores."""
     from sklearn import metrics
 
-    sides = [(scores, positive) for scores, positive in _sides(outputs, targets) if 0 < positive.sum() < len(positive)]
-    return _mean([getattr(metrics, name)(positive.numpy(), scores.numpy()) for scores, positive in sides])
+    sides = [side for side in _sides(outputs, targets, weights) if 0 < side[1].sum() < len(side[1])]
+    score = getattr(metrics, name)
+    return _mean([score(true.numpy(), scores.numpy(), sample_weight=held.numpy()) for scores, true, held in sides])
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -443,68 +485,81 @@ def _mean(values: Sequence[float]) -> float:
     return sum(defined) / len(defined) if defined else math.nan
 
 
-def recall(of_positive: bool, outputs: Tensor, targets: Tensor) -> float:
+def _share(right: Tensor, weights: Tensor) -> float:
+    """The share of examples that are right by their weights, NaN without any."""
+    return float((right * weights).sum() / weights.sum())
+
+
+def recall(of_positive: bool, outputs: Tensor, targets: Tensor, weights: Tensor) -> float:
     """Sensitivity, or specificity: the share of (not) positive examples that are recognised, the mean over sides."""
-    held = [(scores == of_positive, positive == of_positive) for scores, positive in _sides(outputs, targets, True)]
-    return _mean([float(predicted[true].double().mean()) for predicted, true in held])
+    sides = [(s == of_positive, p == of_positive, w) for s, p, w in _sides(outputs, targets, weights, True)]
+    return _mean([_share(predicted[true], held[true]) for predicted, true, held in sides])
 
 
-def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:
+def balanced_accuracy(outputs: Tensor, targets: Tensor, weights: Tensor) -> float:
     """The mean over classes that occur of the share of their examples that are recognised."""
-    sides = _sides(outputs, targets, True)
+    sides = _sides(outputs, targets, weights, True)
     if len(sides) > 1 and not targets.dtype.is_floating_point:
-        return recall(True, outputs, targets)
-    return _mean([_mean([float((s[p == v] == v).double().mean()) for v in (True, False)]) for s, p in sides])
+        return recall(True, outputs, targets, weights)
+    return _mean([_mean([_share(s[p == v] == v, w[p == v]) for v in (True, False)]) for s, p, w in sides])
 
 
-def macro_f1(outputs: Tensor, targets: Tensor) -> float:
+def macro_f1(outputs: Tensor, targets: Tensor, weights: Tensor) -> float:
     """F1, the mean over classes, or over labels, each of them the harmonic mean of precision and recall."""
     from sklearn.metrics import f1_score
 
+    f1 = functools.partial(f1_score, zero_division=0.0)
     if targets.dtype.is_floating_point:
-        return _mean([f1_score(p.numpy(), s.numpy(), zero_division=0.0) for s, p in _sides(outputs, targets, True)])
+        sides = _sides(outputs, targets, weights, True)
+        return _mean([f1(p.numpy(), s.numpy(), sample_weight=w.numpy()) for s, p, w in sides])
     held = known(targets)
-    return float(f1_score(targets[held], outputs[held].argmax(1), average="macro", zero_division=0.0))
+    return float(f1(targets[held], outputs[held].argmax(1), average="macro", sample_weight=weights[held]))
 
 
-def _probabilities(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities [n, classes] and the class [n] of known examples; a logit of its own is two classes."""
+def _probabilities(outputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Probabilities [n, classes], the class and the weight [n] of known examples; a logit of its own is two classes."""
     if outputs.dim() < 2 or outputs.shape[1] == 1:
         outputs = torch.stack([torch.zeros_like(outputs.reshape(-1)), outputs.reshape(-1)], 1)
     held = known(targets.reshape(-1))
-    return outputs[held].softmax(1), targets.reshape(-1)[held].long()
+    return outputs[held].softmax(1), targets.reshape(-1)[held].long(), weights[held]
 
 
-def brier(outputs: Tensor, targets: Tensor) -> float:
+def brier(outputs: Tensor, targets: Tensor, weights: Tensor) -> float:
     """The mean squared error of probabilities: of the second of two classes, else the sum over classes (Brier 1950)."""
-    shares, true = _probabilities(outputs, targets)
+    shares, true, held = _probabilities(outputs, targets, weights)
     squares = (shares - torch.nn.functional.one_hot(true, shares.shape[1])).square().sum(1)
-    return float(squares.mean()) / (2 if shares.shape[1] == 2 else 1)
+    return _share(squares, held) / (2 if shares.shape[1] == 2 else 1)
 
 
-def calibration_error(outputs: Tensor, targets: Tensor, bins: int = 15) -> float:
+def calibration_error(outputs: Tensor, targets: Tensor, weights: Tensor, bins: int = 15) -> float:
     """The mean gap between confidence and accuracy over bins of confidence, by their examples (Naeini et al. 2015)."""
-    shares, true = _probabilities(outputs, targets)
+    shares, true, held = _probabilities(outputs, targets, weights)
     confidence, predicted = shares.max(1)
     # a confidence on the boundary of two bins belongs to the lower one
     place = torch.bucketize(confidence, torch.linspace(0, 1, bins + 1, dtype=torch.float64)[1:-1])
-    gaps = torch.zeros(bins, dtype=torch.float64).index_add(0, place, confidence - (predicted == true).double())
-    return float(gaps.abs().sum() / len(true)) if len(true) else math.nan
+    gaps = held * (confidence - (predicted == true).double())
+    gaps = torch.zeros(bins, dtype=torch.float64).index_add(0, place, gaps)
+    return float(gaps.abs().sum() / held.sum()) if len(true) else math.nan
 
 
-def r2(outputs: Tensor, targets: Tensor) -> float:
+def r2(outputs: Tensor, targets: Tensor, weights: Tensor) -> float:
     """The share of the variance that is explained; undefined below two examples."""
     from sklearn.metrics import r2_score
 
     held = known(targets)
     true, predicted = targets[held], outputs.reshape(targets.shape)[held]
-    return float(r2_score(true, predicted)) if len(true) > 1 else math.nan
+    return float(r2_score(true, predicted, sample_weight=_each(weights, held))) if len(true) > 1 else math.nan
 
 
-def rmse(outputs: Tensor, targets: Tensor) -> float:
+def rmse(outputs: Tensor, targets: Tensor, weights: Tensor) -> float:
     """The root of the mean squared error, in the unit of the target."""
     held = known(targets)
-    return float((outputs.reshape(targets.shape) - targets)[held].square().mean().sqrt())
+    return math.sqrt(_share((outputs.reshape(targets.shape) - targets)[held].square(), _each(weights, held)))
+
+
+def _each(weights: Tensor, held: Tensor) -> Tensor:
+    """The weight of each known number [n, ...] of examples."""
+    return weights.view(-1, *[1] * (held.dim() - 1)).expand(held.shape)[held]
 
 
 class Perplexity:
@@ -518,6 +573,7 @@ class Perplexity:
     """
 
     higher_is_better = False
+    takes_weights = True
 
     def __init__(self, shifted: bool = True) -> None:
         self._shifted = shifted
@@ -529,10 +585,10 @@ class Perplexity:
 
     def update(self, outputs: Any, targets: Tensor) -> None:
         """Add examples: logits [batch, length, vocabulary] and token ids [batch, length]."""
-        scores = logits(outputs).detach()
+        scores, (targets, weights) = logits(outputs).detach(), parted(targets)
         if self._shifted:
             scores, targets = scores[:, :-1], targets[:, 1:]
-        counted = (targets != IGNORED).sum(1)
+        counted = (targets != IGNORED).sum(1) * (1 if weights is None else weights.double())
         self._total = self._total + (token_cross_entropy(scores, targets).double() * counted).sum()  # on their device
         self._tokens = self._tokens + counted.sum()
 
@@ -547,24 +603,26 @@ class Concordance(_Accumulated):
 
     A pair is known if the shorter time ends with an event, or if both times are equal and one of them ends with an
     event and the other is censored.  It is NaN where no pair is known.  Outputs are log hazards [batch] or [batch, 1],
-    targets those of `survival_pair`.
+    targets those of `survival_pair`.  A pair counts by the product of its examples' weights.
     """
 
     def compute(self) -> Tensor:
         """The share over all pairs."""
-        outputs, targets = self._all()
+        outputs, targets, weights = self._all()
         time, event = survival_pair(targets)
         counted = known(time) & known(event)
+        weight = weights.to(time.device)[counted].double()
         time, event, hazard = time[counted], event[counted], outputs.reshape(len(time))[counted]
-        right = comparable = torch.zeros((), dtype=torch.int64)  # `right` in halves
+        right = comparable = torch.zeros((), dtype=torch.float64)  # `right` in halves
         # all pairs at once would take memory with the square of the examples
         for block in torch.split(torch.arange(len(time), device=hazard.device), _BLOCK):
             end, sooner = time[block].unsqueeze(1), hazard[block].unsqueeze(1)
             pairs = (end < time) | ((end == time) & (event == 0))
             pairs &= event[block].unsqueeze(1) == 1
-            comparable = comparable + pairs.sum()
-            right = right + 2 * (pairs & (sooner > hazard)).sum() + (pairs & (sooner == hazard)).sum()
-        return (right.double() / (2 * comparable)).float()
+            halves = 2 * (pairs & (sooner > hazard)) + (pairs & (sooner == hazard)).int()
+            comparable = comparable + weight[block] @ (pairs.double() @ weight)
+            right = right + weight[block] @ (halves.double() @ weight)
+        return (right / (2 * comparable)).float()
 
 
 @checked_class

@@ -52,7 +52,17 @@ from piebald.core.metrics import (
     token_cross_entropy,
 )
 from piebald.core.pytree import Tree, count, described, logits
-from piebald.core.targets import ClassNumbers, Labels, Misfit, TargetDomain, TimesAndEvents, is_one_hot, survival_pair
+from piebald.core.targets import (
+    ClassNumbers,
+    Labels,
+    Misfit,
+    TargetDomain,
+    TimesAndEvents,
+    Weighted,
+    is_one_hot,
+    parted,
+    survival_pair,
+)
 
 Constants = float | tuple[float, ...]  # of one target, or of each of several
 
@@ -68,7 +78,8 @@ class Objective:
         higher_is_better: whether higher values of the first metric are better.
         compares_rows: whether the loss compares the rows of a batch with one another, so that a row alone has none.
         domain: the targets that the loss takes, None where nobody says.
-        count: returns how much a client's targets count in averages of losses; None for the number of rows.
+        count: returns how much a client's targets count in averages of losses; None for the number, or the weights, of
+            rows.
     """
 
     name: str
@@ -77,7 +88,20 @@ class Objective:
     higher_is_better: bool = True
     compares_rows: bool = False
     domain: TargetDomain | None = None
-    count: Callable[[Tree], int] | None = None
+    count: Callable[[Tree], float] | None = None
+
+    def weight(self, targets: Any) -> float | None:
+        """Return how much rows count in averages of losses over clients, None for the number of those with a target.
+
+        Args:
+            targets: as engines train on them, perhaps `Weighted`.
+        """
+        if self.count is not None:
+            return self.count(targets)
+        plain, weights = parted(targets)
+        if weights is None:
+            return None
+        return float((weights if self.domain is None else weights * self.domain.known_rows(plain)).double().sum())
 
     @property
     def classifies(self) -> bool:
@@ -182,8 +206,10 @@ class InUnit:
             raise AttributeError(name)
         return getattr(self.metric, name)
 
-    def _update(self, outputs: Tensor, targets: Tensor) -> None:
-        self.metric.update(self._told(outputs), self._told(targets))
+    def _update(self, outputs: Tensor, targets: Any) -> None:
+        plain, weights = parted(targets)
+        told = self._told(plain)
+        self.metric.update(self._told(outputs), told if weights is None else Weighted(told, weights))
 
     def _told(self, scores: Tensor) -> Tensor:
         values = logits(scores)

@@ -54,7 +54,7 @@ _LIMITS = {
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1000,
 }
 _TICK = 1_000_000  # instructions of SQLite's machine
-_COLUMN = r"\w+ (?:INTEGER|REAL|TEXT)(?: PRIMARY KEY| NOT NULL)*"
+_COLUMN = r"\w+ (?:INTEGER|NUMERIC|REAL|TEXT)(?: PRIMARY KEY| NOT NULL)*"
 _TABLE = re.compile(
     rf'CREATE TABLE "?\w+"? ?\(\s*{_COLUMN}(?:\s*,\s*{_COLUMN})*(?:\s*,\s*PRIMARY KEY \(\w+(?:, \w+)*\))?\s*\)'
 )

@@ -31,6 +31,18 @@ def known(targets: Tensor) -> Tensor:
     return mask & ~targets.isnan() if targets.dtype.is_floating_point else mask
 
 
+class Weighted(NamedTuple):
+    """Targets of rows, and how much each row counts in a mean [n], above 0."""
+
+    targets: Any
+    weights: Tensor
+
+
+def parted(targets: Any) -> tuple[Any, Tensor | None]:
+    """Return targets without the weights of rows, and these; None where all rows count alike."""
+    return (targets.targets, targets.weights) if isinstance(targets, Weighted) else (targets, None)
+
+
 def filled(targets: Tensor, mask: Tensor) -> Tensor:
     """Return targets with 0 where the mask says that they are unknown, so that no NaN reaches a gradient."""
     return torch.where(mask, targets, 0)

@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -337,7 +338,7 @@ def embedding(extractor: str, x: pytree.Tree) -> Tensor:
 
 def _pooled(clients: Clients, network: nn.Module, name: str | None, batch: int) -> PooledClients:
     """Return clients with the embeddings; all rows of a client are one file of the cache, whatever their splits."""
-    x, y = list[Tensor](), list[Tensor]()
+    x, y, weights = list[Tensor](), list[Tensor](), list[Tensor]()
     places: dict[Split, list[Ints]] = {split: [] for split in SPLITS}
     at = 0
     for client in range(len(clients)):
@@ -345,17 +346,19 @@ def _pooled(clients: Clients, network: nn.Module, name: str | None, batch: int) 
         if held := [part for part in parts.values() if len(part)]:
             x.append(_embedded(network, pytree.joined([part.x for part in held]), name, batch))
             y += [pytree.single(part.y, "an extractor") for part in held]
+            weights += [part.weight for part in held if part.weight is not None]
         for split, part in parts.items():
             places[split].append(np.arange(at, at + len(part)))
             at += len(part)
 
     def extra(rows: Rows | None) -> Rows | None:
-        return None if rows is None else Rows(_embedded(network, rows.x, name, batch), rows.y)
+        return None if rows is None else replace(rows, x=_embedded(network, rows.x, name, batch))
 
     # rows were appended client by client and split by split, so places only grow
     lists = {split: Lists(np.concatenate(own), np.cumsum([0, *map(len, own)])) for split, own in places.items()}
     return PooledClients(
-        torch.cat(x), torch.cat(y), lists, names=clients.names, classes=clients.classes, division=division_of(clients),
+        torch.cat(x), torch.cat(y), lists, names=clients.names,
+        weights=torch.cat(weights) if weights else None, classes=clients.classes, division=division_of(clients),
         common=extra(clients.common), public_rows=extra(public_rows_of(clients)),
         server_rows=extra(clients.server_rows if isinstance(clients, HasServerRows) else None),
     )  # fmt: skip

@@ -32,6 +32,7 @@ from piebald.core.errors import RuntimeFault, SettingError
 from piebald.core.machine import moved
 from piebald.core.parameters import matching
 from piebald.core.randomness import long_key
+from piebald.core.targets import parted
 from piebald.engines.factored.vectors import to_dense
 from piebald.engines.row_loader import planned_steps
 from piebald.engines.row_statistics import batch_statistics, class_features, input_moments, measure, row_outputs
@@ -142,6 +143,14 @@ class EngineContext:
             for client in self.stack.clients
         ]
 
+    def weights(self, split: Split) -> Tensor | None:
+        weights = [self.engine.row_loader.weight(client, split) for client in self.stack.clients]
+        if all(weight is None for weight in weights):
+            return None
+        known = [len(self.engine.row_loader.rows(client, split)) if weight is None else weight
+                 for client, weight in zip(self.stack.clients, weights, strict=True)]  # fmt: skip
+        return torch.tensor(known, dtype=torch.float64)
+
     @property
     def features(self) -> Sequence[str]:
         return column_names(self.engine.row_loader.clients)[0] or ()
@@ -164,7 +173,7 @@ class EngineContext:
         (classes,), gathered = self.engine.work.outputs, self.engine.row_loader.gather(self.stack.clients, "train")
         sizes = [len(places) for places in gathered.places]
         rows = moved(torch.from_numpy(np.concatenate(gathered.places)), self.engine.device)
-        labels = pytree.single(gathered.take(rows).y, "counting labels").long()
+        labels = pytree.single(parted(gathered.take(rows).y)[0], "counting labels").long()
         owners = moved(torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)), self.engine.device)
         counts = torch.zeros(len(sizes) * classes, dtype=torch.int64, device=self.engine.device)
         # an unknown class, -100, adds 0 in its client's first place: a mask would make the host wait

@@ -13,8 +13,10 @@ from piebald.contracts import PLAIN_PASSES, PassSettings, Rows
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.machine import raise_if_lost
+from piebald.core.metrics import weighed
 from piebald.core.parameters import copied
 from piebald.core.randomness import torch_seed
+from piebald.core.targets import parted
 from piebald.engines.batched_layers import KeyedDropout
 from piebald.methods.client_work import ClientWork
 from piebald.methods.training.sgd import Sgd
@@ -69,7 +71,7 @@ def _probe(work: ClientWork, few: Rows) -> Traits:
         try:
             outputs, again = _run(module, x, 0), _run(module, x, 1)
             random_plain = not _equal(outputs, again)  # before the loss, which may write into what it is given
-            loss = work.objective.loss(outputs, y)
+            loss = weighed(work.objective.loss, outputs, y)
         except Exception as error:  # whatever the user's own code may raise
             raise_if_lost(error, device)
             reason = _first_line(error)
@@ -81,7 +83,7 @@ def _probe(work: ClientWork, few: Rows) -> Traits:
                 )
             raise SettingError(
                 f"the model cannot be trained on these rows (inputs {pytree.described(x)}, "
-                f"targets {pytree.described(y)}): {reason}"
+                f"targets {pytree.described(parted(y)[0])}): {reason}"
             ) from error
         _try_precision(work, module, x, y)
         if loss.dim() > 1 or (loss.dim() == 1 and len(loss) != len(few)):

@@ -17,7 +17,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from piebald.contracts import Personalizes, SumRequest, TrainInput, TrainOutput, Update
+from piebald.contracts import WEIGHT, Personalizes, SumRequest, TrainInput, TrainOutput, Update
 from piebald.core.errors import TOO_LONG, RuntimeFault
 from piebald.core.machine import float64_device, moved
 from piebald.core.parameters import nbytes, pad
@@ -80,7 +80,7 @@ def updates(
         examples=[_examples(engine, client) for client in stack.clients],
         norms=[],
         nbytes=_sizes(engine, vectors, packed, len(output.steps)),
-        metrics={name: [] for name in metrics},
+        metrics={name: [] for name in metrics} | ({} if hides_rows else _weights(engine, stack.clients)),
         failures=[None] * len(output.steps),
         vectors=dict(vectors),
         state=state,
@@ -96,9 +96,18 @@ def updates(
 
 
 def _examples(engine: Engine, client: int) -> int:
-    """Return how much a client's training counts: where single rows are hidden, all alike, whatever is in them."""
+    """Return the rows that a client trained on: where single rows are hidden, all alike, whatever is in them."""
     loader, hides_rows = engine.row_loader, engine.work.row_privacy is not None
-    return loader.size(client) if hides_rows else loader.examples(client, engine.work.objective.count)
+    return loader.size(client) if hides_rows else loader.examples(client)
+
+
+def _weights(engine: Engine, clients: Sequence[int]) -> dict[str, list[float]]:
+    """Return how much each client's training counts, by `WEIGHT`, where that is not the number of its rows."""
+    weights = [engine.row_loader.weight(client, "train") for client in clients]
+    if all(weight is None for weight in weights):
+        return {}
+    pairs = zip(clients, weights, strict=True)
+    return {WEIGHT: [_examples(engine, client) if weight is None else weight for client, weight in pairs]}
 
 
 def answers(output: TrainOutput, numbers: LaterNumbers) -> StackResult:
@@ -135,7 +144,8 @@ def add_to_sum(
     dense = not any(isinstance(part, FactoredVectors) for part in vectors.values())
     here = lengths.device.type == "cpu" or float64_device(lengths.device) != lengths.device
     if dense and not here and weighs_by_examples(request.weight):
-        weights = [request.weight.weight(Update({}, rows, 0, {})) for rows in result.examples]
+        known = result.metrics.get(WEIGHT, result.examples)
+        weights = [request.weight.weight(Update({}, 0, 0, {WEIGHT: counts})) for counts in known]
         # in float64, as the host compares in `_reject_reason`: both must come to the same rows
         counts = lengths.isfinite() & (lengths.double() <= request.limit)
         for each in sums.values():

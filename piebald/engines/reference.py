@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from piebald.contracts import PassSettings, Rows, SgdOutcome, Split, UpdateRule
 from piebald.contracts.training import Gradients
 from piebald.core import pytree
-from piebald.core.metrics import mean_over_rows
+from piebald.core.metrics import mean_over_rows, weighed
 from piebald.core.parameters import Layout, Slot, copied
-from piebald.core.targets import IGNORED
+from piebald.core.targets import IGNORED, parted
 from piebald.engines.batched_layers import KeyedDropout
 from piebald.engines.row_gradients import LossEvaluator, noised, row_keys, state_restored, surviving
 from piebald.engines.row_loader import augmented, pass_slices, planned_steps
@@ -151,12 +151,13 @@ class ReferenceEngine(SequentialEngine):
                     measure.reset()
                     for row in range(int(rows[place])):
                         single = slice(row, row + 1)
-                        measure.update(pytree.logits(pytree.take(outputs, single)), pytree.take(targets, single))
+                        known = targets if getattr(measure, "takes_weights", False) else parted(targets)[0]
+                        measure.update(pytree.logits(pytree.take(outputs, single)), pytree.take(known, single))
                     scores[name][place] = measure.compute().mean()
                 else:
-                    scores[name][place] = measure(outputs, targets).float().mean()
-            if self.work.objective.count is not None:
-                rows[place] = self.work.objective.count(targets)
+                    values, (_, weights) = weighed(measure, outputs, targets).float(), parted(targets)
+                    weights = weights if weights is not None and values.dim() else torch.ones(values.shape)
+                    scores[name][place] = (values * weights).sum() / weights.sum()
         return scores, rows
 
     def losses(self, clients: Sequence[int], models: Sequence[Tensor], split: Split) -> Tensor:
@@ -169,8 +170,8 @@ class ReferenceEngine(SequentialEngine):
         matrices = []
         for outputs, targets in self._evaluate_plainly(clients, model, split):
             scores = pytree.logits(outputs)
-            matrices.append(torch.zeros(scores.shape[1], scores.shape[1]) if len(targets) else torch.zeros(0, 0))
-            for output, target in zip(scores, targets, strict=True):
+            matrices.append(torch.zeros(scores.shape[1], scores.shape[1]) if len(scores) else torch.zeros(0, 0))
+            for output, target in zip(scores, parted(targets)[0], strict=True):
                 if int(target) != IGNORED:
                     matrices[-1][int(target), int(output.argmax())] += 1
         classes = max((len(matrix) for matrix in matrices), default=0)

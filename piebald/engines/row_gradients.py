@@ -37,6 +37,7 @@ from piebald.core.metrics import Loss, mean_over_rows
 from piebald.core.moments import InputHooks
 from piebald.core.parameters import Layout, copied, head
 from piebald.core.randomness import NoiseSource, hidden, long_key
+from piebald.core.targets import parted
 from piebald.engines.batched_layers import KeyedDropout, mix
 from piebald.engines.device_copies import fit_to_device
 from piebald.engines.model_traits import made_up
@@ -326,7 +327,7 @@ class LossEvaluator:
             features["model"] = hooks.seen[name].flatten(1)
         for name in self.local.anchors:
             features[name] = self._features(own[name], rows.x)
-        return self.local.batch_loss(LossBatch(self.losses, outputs, rows.y, mask, own, features))
+        return self.local.batch_loss(LossBatch(self.losses, outputs, parted(rows.y)[0], mask, own, features))
 
     def mean_of_client(
         self, rows: Rows, own: Mapping[str, Tensor], client: int, counted: Tensor | None = None

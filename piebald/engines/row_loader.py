@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,9 +20,11 @@ from piebald.contracts import SERVER_ID, Batches, Clients, HasServerRows, InMemo
 from piebald.contracts.data import LacksInputs, ModelSpec, first_passing, lacked_inputs, public_rows_of, without_inputs
 from piebald.contracts.training import batch_count
 from piebald.core import pytree
-from piebald.core.errors import CannotTrain, RuntimeFault
+from piebald.core.errors import CannotTrain, RuntimeFault, SettingError
+from piebald.core.machine import moved
 from piebald.core.metrics import MixedTargets
 from piebald.core.randomness import permutation, torch_generator
+from piebald.core.targets import Weighted, parted
 from piebald.methods.client_work import ClientWork
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
@@ -60,33 +63,45 @@ class RowLoader:
         self._indexed: InMemory | None = None  # the clients, where they share a pool in memory
         if isinstance(clients, InMemory) and clients.in_memory():
             pool = self._prepared(clients.pool())
-            self._indexed, self._pool = clients, Rows(pytree.moved(pool.x, device), pytree.moved(pool.y, device))
+            self._indexed, self._pool = clients, _moved(pool, device)
         self._known: dict[int, int] = {}  # training rows with a known target, of clients whose rows were fetched
         # by client and split: a key, the versions of the rows, the value that follows from both, and the rows
         self._cached: dict[tuple[int, Split], tuple[Any, ...]] = {}
         # of rows that are not here yet nobody knows
         self.lacks_targets = self._domain is not None and (
-            self._pool is None or not bool(self._domain.known_rows(self._pool.y).all())
+            self._pool is None or not bool(self._domain.known_rows(parted(self._pool.y)[0]).all())
         )
 
     def _prepared(self, rows: Rows) -> Rows:
-        """Rows with targets as engines train on them."""
-        if self._domain is None or self._spec is None:
-            return rows
-        return Rows(rows.x, self._domain.prepared(rows.y, self._spec.outputs))
+        """Rows with targets as engines train on them, which carry the rows' weights."""
+        if rows.weight is not None and isinstance(self._spec, ClientWork) and self._spec.row_privacy is not None:
+            raise SettingError(
+                f"{self._spec.trainer.kind} hides single rows, and a larger weight would hide a row less: leave "
+                "out weights, or train without it"
+            )
+        if self._domain is not None and self._spec is not None:
+            rows = replace(rows, y=self._domain.prepared(rows.y, self._spec.outputs))
+        return Rows(rows.x, rows.targets)
 
     def counted(self, targets: pytree.Tree, mask: Tensor | None = None, axes: int = 1) -> Tensor | None:
-        """Return which rows count in a mean, those of `mask` that have a known target; None for all.
+        """Return which rows count in a mean, those of `mask` that have a known target, or how much; None for all alike.
 
         Args:
             targets: of rows whose first `axes` axes count them, also those of mixed rows.
             mask: 1 for rows and 0 for those that only fill a batch up.
         """
-        if self._domain is None or not self.lacks_targets:
-            return mask
-        several = [targets.first, targets.second] if isinstance(targets, MixedTargets) else [targets]
-        rows = functools.reduce(torch.logical_or, [self._domain.known_rows(part, axes) for part in several])
-        return rows.to(self.device) if mask is None else mask * rows.to(self.device)
+        mixed = targets if isinstance(targets, MixedTargets) else None
+        several = [parted(part) for part in ((targets,) if mixed is None else (mixed.first, mixed.second))]
+        counted = mask
+        if self._domain is not None and self.lacks_targets:
+            rows = functools.reduce(torch.logical_or, [self._domain.known_rows(part, axes) for part, _ in several])
+            counted = rows.to(self.device) if mask is None else mask * rows.to(self.device)
+        weight = several[0][1]
+        if weight is None:
+            return counted
+        if mixed is not None:
+            weight = mixed.share * weight + (1 - mixed.share) * mixed.second.weights
+        return weight if counted is None else weight * counted
 
     @property
     def indexed(self) -> bool:
@@ -123,16 +138,26 @@ class RowLoader:
         size = self.clients.size(client, "train")
         return len(self._rows(client, "train")) if size is None else size
 
-    def examples(self, client: int, count: Callable[[pytree.Tree], int] | None) -> int:
-        """Return how much a client's training counts: its rows with a known target, or what `Objective.count` says."""
-        if client == SERVER_ID or (count is None and not self.lacks_targets):
+    def examples(self, client: int) -> int:
+        """Return the number of a client's training rows with a known target."""
+        if client == SERVER_ID or not self.lacks_targets:
             return self.size(client)
-        if count is None and self._pool is not None and self._indexed is not None and self._domain is not None:
-            targets = pytree.take(self._pool.y, torch.from_numpy(self._indexed.indices(client, "train")))
-            return int(self._domain.known_rows(targets).sum())
-        if count is not None:
-            return count(self._rows(client, "train").y)
+        if self._pool is not None and self._domain is not None:
+            return int(self._domain.known_rows(parted(self._targets(client, "train"))[0]).sum())
         return self._known[client] if client in self._known else self.size(client)
+
+    def weight(self, client: int, split: Split) -> float | None:
+        """Return how much a client's rows count in an average of losses, None for their number; see `ModelSpec`."""
+        if self._spec is None or (client == SERVER_ID and split == "train"):
+            return None
+        if self._spec.objective.count is None and self._pool is not None and not isinstance(self._pool.y, Weighted):
+            return None
+        return self._spec.objective.weight(self._targets(client, split))
+
+    def _targets(self, client: int, split: Split) -> Any:
+        if self._pool is None or self._indexed is None or client == SERVER_ID:
+            return self._rows(client, split).y
+        return pytree.take(self._pool.y, moved(torch.from_numpy(self._indexed.indices(client, split)), self.device))
 
     def gather(self, clients: Sequence[int], split: Split) -> Gathered:
         """Rows of some clients on the device; of `SERVER_ID` the common test set, or the server's own training rows."""
@@ -150,9 +175,10 @@ class RowLoader:
         """A client's rows on the device, which are not copied where they are there and in no pool."""
         if self._pool is not None and client != SERVER_ID:
             gathered = self.gather([client], split)
-            return gathered.take(torch.from_numpy(gathered.places[0]).to(self.device))
-        rows = self._rows(client, split)
-        return Rows(pytree.moved(rows.x, self.device), pytree.moved(rows.y, self.device))
+            rows = gathered.take(torch.from_numpy(gathered.places[0]).to(self.device))
+        else:
+            rows = _moved(self._rows(client, split), self.device)
+        return Rows(rows.x, *parted(rows.y))
 
     def cached(self, client: int, split: Split, key: Hashable, function: Callable[[Rows, str], T], name: str) -> T:
         """Return a function of a client's rows and a name, see `contracts.ClientContext.cached`."""
@@ -188,7 +214,10 @@ class RowLoader:
         places = [np.arange(end - len(part), end) for end, part in zip(ends, rows, strict=True)]
         # one at least: without any there would be no form to join rows in
         filled = [part for part in rows if len(part)] or rows[:1]
-        x, y = pytree.joined([part.x for part in filled]), pytree.joined([part.y for part in filled])
+        targets = [part.y for part in filled]
+        if any(isinstance(part, Weighted) for part in targets):  # rows without weights count once
+            targets = [t if isinstance(t, Weighted) else Weighted(t, torch.ones(pytree.count(t))) for t in targets]
+        x, y = pytree.joined([part.x for part in filled]), pytree.joined(targets)
         return Gathered(pytree.moved(x, self.device), pytree.moved(y, self.device), places)
 
     def for_training(self, clients: Sequence[int], config: SgdConfig) -> Gathered:
@@ -215,7 +244,7 @@ class RowLoader:
         rows = public_rows_of(self.clients)
         if rows is None:
             raise RuntimeFault("these clients have no public rows: give them some")
-        targets: pytree.Tree = pytree.moved(self._prepared(rows).y, self.device)
+        targets: pytree.Tree = pytree.moved(parted(self._prepared(rows).y)[0], self.device)
         return targets
 
     def sample(self) -> pytree.Tree:
@@ -278,8 +307,13 @@ class RowLoader:
             )
         prepared = self._prepared(rows)
         if self._domain is not None and split == "train":
-            self._known[client] = int(self._domain.known_rows(prepared.y).sum())
+            self._known[client] = int(self._domain.known_rows(parted(prepared.y)[0]).sum())
         return prepared
+
+
+def _moved(rows: Rows, device: torch.device) -> Rows:
+    """Rows on a device, whose targets carry their weights."""
+    return Rows(pytree.moved(rows.x, device), pytree.moved(rows.y, device))
 
 
 def augmented(rows: Rows, config: SgdConfig, step: int, rng_key: RngKey) -> Rows:

@@ -14,6 +14,7 @@ from piebald.core.errors import RuntimeFault
 from piebald.core.machine import float64_device, moved
 from piebald.core.moments import InputHooks, sums
 from piebald.core.parameters import copied, head
+from piebald.core.targets import parted
 from piebald.engines.factored.vectors import to_dense
 from piebald.engines.row_loader import Gathered, Places, batches
 from piebald.engines.scoring import value_of
@@ -61,7 +62,7 @@ def class_features(engine: Engine, clients: Sequence[int], models: Tensor) -> tu
             total, count = torch.zeros(classes, width, **wide), torch.zeros(classes, **wide)
             for rows in _chunks(engine, gathered, places):
                 pytree.run(module, rows.x)
-                labels = pytree.single(rows.y, "features of classes").long()
+                labels = pytree.single(parted(rows.y)[0], "features of classes").long()
                 labelled = labels >= 0  # as zeros: a mask would make the host wait for the number of rows
                 features = torch.where(labelled.unsqueeze(1), inputs.seen[last].flatten(1), 0)
                 places_of = labels.clamp_min(0).to(total.device)
@@ -114,7 +115,7 @@ def row_outputs(engine: Engine, clients: Sequence[int], models: Tensor, split: S
                 outputs.append(pytree.logits(pytree.run(module, rows.x)))
                 features.append(inputs.seen[last].flatten(1))
             rows = gathered.take(moved(torch.from_numpy(places), device))
-            labels = pytree.single(rows.y, "outputs of single rows").long()
+            labels = pytree.single(parted(rows.y)[0], "outputs of single rows").long()
             by_client.append(RowOutputs(torch.cat(features), torch.cat(outputs), labels))
     return by_client
 
@@ -130,8 +131,7 @@ def measure(
     for row, places in enumerate(gathered.places):
         targets = gathered.take(moved(torch.from_numpy(places), device)).y
         counted = engine.row_loader.counted(targets)
-        if counted is None:
-            counted = torch.ones(len(places), dtype=torch.bool, device=device)
+        counted = torch.ones(len(places), dtype=torch.bool, device=device) if counted is None else counted > 0
         counts.append(int(counted.sum()))
         for name, function in measures.items() if counts[-1] else ():
             scores[name][row] = value_of(function, outputs[row][counted], pytree.take(targets, counted))

@@ -15,10 +15,10 @@ from piebald.contracts import PLAIN_PASSES, PassSettings, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.machine import moved
-from piebald.core.metrics import REPLICATES, Loss
-from piebald.core.objective import METRICS, OBJECTIVES, has_value_for_each
+from piebald.core.metrics import REPLICATES, Loss, mean_over_rows, weighed
+from piebald.core.objective import METRICS, OBJECTIVES, accumulates, has_value_for_each
 from piebald.core.parameters import Layout
-from piebald.core.targets import IGNORED, TargetDomain
+from piebald.core.targets import IGNORED, TargetDomain, parted
 from piebald.engines.device_copies import fit_to_device
 from piebald.engines.model_traits import Traits
 from piebald.engines.row_loader import Gathered, RowLoader
@@ -128,7 +128,8 @@ class ScoringEngine:
                 f"the loss {self.work.objective.name!r} compares rows and has no value for a single one, which is "
                 "needed here to choose among models: use another loss"
             )
-        return self.row_values(clients, model, split, self.work.objective.loss)
+        (outputs,), targets, sizes = self._outputs(clients, [model], split)
+        return self._of_each_row(self.work.objective.loss, outputs, targets, sizes, weighted_losses)
 
     def row_scores(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         """The main metric of each row, as `contracts.ClientContext.row_scores` describes."""
@@ -187,33 +188,34 @@ class ScoringEngine:
         return values, self._row_counts(targets, sizes)
 
     def counted(self, measure: Any, targets: Any) -> Tensor | None:
-        """Return which rows count in a loss or a metric, None for all; a metric by name knows -100 beside any loss."""
-        if self.work.objective.domain is not None or not isinstance(targets, Tensor):
+        """Return which rows count in a loss or a metric, or how much, None for all alike; a metric by name knows -100
+        beside any loss.
+        """
+        plain, weights = parted(targets)
+        by_name = any(measure is metric for metric in METRICS.values())
+        if self.work.objective.domain is not None or not isinstance(plain, Tensor) or not by_name:
             return self.row_loader.counted(targets)
-        return TargetDomain().known_rows(targets) if any(measure is metric for metric in METRICS.values()) else None
+        rows = TargetDomain().known_rows(plain)
+        return rows if weights is None else weights * rows
 
     def with_targets(self, outputs: Any, targets: Any, measure: Any = None) -> tuple[Any, Any]:
         """Outputs and targets of those rows that have a known target."""
         counted = self.counted(measure, targets) if pytree.count(targets) else None
         if counted is None or bool(counted.all()):
             return outputs, targets
-        return pytree.take(outputs, counted), pytree.take(targets, counted)
+        return pytree.take(outputs, counted > 0), pytree.take(targets, counted > 0)
 
     def _row_counts(self, targets: Any, sizes: list[int]) -> Tensor:
-        """The number of each client's rows that count, or what its loss is a mean over [c]."""
-        if (count := self.work.objective.count) is not None:
-            parts = pytree.split(targets, sizes)
-            return moved(torch.tensor([count(part) if size else 0 for part, size in zip(parts, sizes, strict=True)]),
-                         self.device)  # fmt: skip
+        """The number of each client's rows that count [c]."""
         counted = self.row_loader.counted(targets)
         if counted is None:
             return moved(torch.tensor(sizes), self.device)
-        return torch.stack([rows.sum() for rows in torch.split(counted, sizes)])
+        return torch.stack([(rows > 0).sum() for rows in torch.split(counted, sizes)])
 
     def confusion(self, clients: Sequence[int], model: Tensor, split: Split) -> Tensor:
         """Count rows by true and predicted class, as `contracts.ClientContext.confusion` describes."""
         (outputs,), targets, sizes = self._outputs(clients, [model], split)
-        scores = None if outputs is None else pytree.logits(outputs)
+        scores, targets = None if outputs is None else pytree.logits(outputs), parted(targets)[0]
         shape = self.work.outputs if scores is None else scores.shape[1:]
         classes = shape[0] if shape else 0
         matrices = torch.zeros(len(clients), classes, classes, device=self.device)
@@ -281,7 +283,8 @@ class ScoringEngine:
         values = torch.full((len(sizes),), torch.nan, device=self.device)
         with torch.no_grad():
             if each and outputs is not None:
-                parts, counted = torch.split(measure(outputs, targets).float(), sizes), self.counted(measure, targets)
+                counted = self.counted(measure, targets)
+                parts = torch.split(measure(outputs, parted(targets)[0]).float(), sizes)
                 if counted is None:
                     return torch.stack([client_values.mean() for client_values in parts])  # NaN without rows
                 pairs = zip(parts, torch.split(counted, sizes), strict=True)
@@ -320,21 +323,36 @@ def _channels_last(x: Tensor) -> Tensor:
 
 
 def value_of(measure: object, outputs: Any, targets: Any) -> Tensor:
-    """A metric on one client's rows, from a torchmetrics object or a function whose values are averaged."""
-    if hasattr(measure, "update") and hasattr(measure, "compute") and hasattr(measure, "reset"):
-        measure.reset()
-        measure.update(pytree.logits(outputs), targets)
-        return torch.as_tensor(measure.compute()).float().mean()
-    return measure(outputs, targets).float().mean()  # type: ignore[operator,no-any-return]
+    """A metric on one client's rows, from a torchmetrics object or a function whose values are averaged.
+
+    Rows count by their weights, but with an object of the user's own, which is given none.
+    """
+    plain, weights = parted(targets)
+    if accumulates(measure):
+        measure.reset()  # type: ignore[attr-defined]
+        known = targets if getattr(measure, "takes_weights", False) else plain
+        measure.update(pytree.logits(outputs), known)  # type: ignore[attr-defined]
+        return torch.as_tensor(measure.compute()).float().mean()  # type: ignore[attr-defined]
+    values = weighed(measure, outputs, targets).float()  # type: ignore[arg-type]
+    if weights is None or not values.dim():
+        return values.mean()
+    return mean_over_rows(values if values.dim() == 1 else values.flatten(1).mean(1), weights)
 
 
 def each_loss(loss: Loss, outputs: Any, targets: Any) -> Tensor:
     """The loss of each row, also of a function that returns the mean over its rows."""
+    targets, _ = parted(targets)
     values = loss(outputs, targets)
     if values.dim() and len(values) == pytree.count(targets):
         return values.flatten(1).mean(1) if values.dim() > 1 else values
     rows = [slice(row, row + 1) for row in range(pytree.count(targets))]
     return torch.stack([loss(pytree.take(outputs, row), pytree.take(targets, row)).mean() for row in rows])
+
+
+def weighted_losses(loss: Loss, outputs: Any, targets: Any) -> Tensor:
+    """The loss of each row by its weight, of which those of all rows have the mean 1."""
+    losses, (_, weights) = each_loss(loss, outputs, targets), parted(targets)
+    return losses if weights is None else losses * weights / weights.mean()
 
 
 def pseudo_values(measure: object, outputs: Any, targets: Any) -> Tensor:
@@ -362,8 +380,19 @@ def pseudo_values(measure: object, outputs: Any, targets: Any) -> Tensor:
 
 
 def values_of_rows(measure: Any, outputs: Any, targets: Any) -> Tensor:
-    """The values of rows, of which a metric is the mean: its own, or those of a jackknife."""
-    return (each_loss if has_value_for_each(measure) else pseudo_values)(measure, outputs, targets)
+    """The values of rows, of which a metric is the mean: its own, or those of a jackknife.
+
+    Of weighted rows they are those of the linearised weighted mean: m + w (v - m) / mean(w), whose mean is m, and whose
+    variance estimates that of m (Woodruff, *A simple method for approximating the variance of a complicated estimate*,
+    Journal of the American Statistical Association 1971).
+    """
+    if not has_value_for_each(measure):
+        return pseudo_values(measure, outputs, targets)
+    values, (_, weights) = each_loss(measure, outputs, targets), parted(targets)
+    if weights is None:
+        return values
+    mean = mean_over_rows(values, weights)
+    return mean + weights * (values - mean) / weights.mean()
 
 
 def by_client(outputs: Any, targets: Any, sizes: Sequence[int]) -> Iterator[tuple[Any, Any]]:

@@ -19,7 +19,7 @@ from piebald.contracts.training import Gradients
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.machine import moved
-from piebald.core.metrics import for_training, mean_over_rows
+from piebald.core.metrics import for_training, mean_over_rows, nonzero
 from piebald.core.parameters import Layout, Part, copied
 from piebald.core.randomness import key, torch_seed
 from piebald.engines.batched_layers import KeyedDropout, mix
@@ -495,7 +495,7 @@ class SequentialEngine(ClippingEngine):
         if counted is None or counted_in_all is None:
             return len(part) / len(rows)
         # no target of the step may be known: then its loss is 0 and not 0 / 0
-        return counted.sum() / counted_in_all.sum().clamp(min=1)
+        return counted.sum() / nonzero(counted_in_all.sum())
 
     @staticmethod
     def _start(dropout: KeyedDropout | None, key: Tensor | None, part: int) -> None:

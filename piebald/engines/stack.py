@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from piebald.contracts import Disclosure, PartialSum, Query, Update
+from piebald.contracts import WEIGHT, Disclosure, PartialSum, Query, Update
 from piebald.core.cohort_matrix import add_weighted, weighted_sum
 from piebald.core.machine import float64_device
 
 PRIVATE = "private"  # the name of a client's private parameters in its state
-_SCORES = ("loss", "global/", "personal/")  # what names of scores begin with
+_SCORES = ("loss", "global/", "personal/", WEIGHT)  # what names of scores begin with
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,12 +107,13 @@ class StackResult:
             [nan] * len(first.trained_norms), [part[:0] for part in first.packed],
         )  # fmt: skip
         each = [blank if isinstance(result, str) else result for result in results]
+        metrics = dict.fromkeys(name for result in served for name in result.metrics)
         return cls(
             steps=[result.steps[0] for result in each],
             examples=[result.examples[0] for result in each],
             norms=[result.norms[0] for result in each],
             nbytes=[result.nbytes[0] for result in each],
-            metrics={name: [result.metrics[name][0] for result in each] for name in first.metrics},
+            metrics={name: [result.metrics.get(name, [nan])[0] for result in each] for name in metrics},
             failures=[result if isinstance(result, str) else result.failures[0] for result in results],
             vectors={name: _together([result.vectors[name] for result in each]) for name in first.vectors},
             state={name: [result.state[name][0] for result in each] for name in first.state},

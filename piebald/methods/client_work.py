@@ -186,14 +186,17 @@ class ClientWork(ModelSpec):
         what = [tables, layout, self.layout.shared, list(self.outputs), self.objective.name]
         return shown_digest(what, {}).hex()
 
-    def counted(self, rows: Rows) -> int:
-        """Return how much training on some rows counts, as `Update.examples` says it."""
+    def counted(self, rows: Rows) -> float:
+        """Return how much training on some rows counts, as `Update.counts` says it."""
         objective = self.objective
-        if objective.domain is None or not len(rows) or self.row_privacy is not None:
+        if not len(rows) or self.row_privacy is not None:
             return len(rows)
-        targets = objective.domain.prepared(rows.y, self.outputs)
-        known = objective.domain.known_rows(targets).sum() if objective.count is None else objective.count(targets)
-        return int(known)
+        if objective.domain is not None:
+            rows = replace(rows, y=objective.domain.prepared(rows.y, self.outputs))
+        weight = objective.weight(rows.targets)
+        if weight is None:
+            return len(rows) if objective.domain is None else int(objective.domain.known_rows(rows.y).sum())
+        return weight
 
     def shown_numbers(self, clients: Sequence[int], query: Query | None = None) -> Sequence[int]:
         """The numbers of clients as trainers, transforms and queries see them, under masks one for all."""

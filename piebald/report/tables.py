@@ -370,7 +370,7 @@ class History(Tabular):
             self.split,
             self._final_version,
         )
-        return {row["client"]: int(row["examples"]) for row in scored} | counted
+        return {row["client"]: max(1, int(row["examples"])) for row in scored} | counted  # of weighted rows no count
 
     @property
     def _final_version(self) -> int:

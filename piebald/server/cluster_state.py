@@ -164,10 +164,9 @@ def with_capped_examples(cohort: Cohort, largest: float) -> Cohort:
     """The updates with the numbers of rows of the largest clients lowered, for aggregators that go by them."""
     if largest >= 1 or cohort.updates[0].partial_sum is not None:
         return cohort
-    limits = capped([float(update.examples) for update in cohort.updates], largest)
-    pairs = zip(cohort.updates, limits, strict=True)
-    # rounded down, so that no share ends above the limit
-    updates = [dataclasses.replace(update, examples=min(update.examples, int(limit))) for update, limit in pairs]
+    limits = capped([float(update.counts) for update in cohort.updates], largest)
+    # rows are rounded down, so that no share ends above the limit
+    updates = [update.capped(limit) for update, limit in zip(cohort.updates, limits, strict=True)]
     return dataclasses.replace(cohort, updates=updates)
 
 

@@ -376,7 +376,7 @@ class CompletedModels:
         ]
         if not answers:
             return None
-        weights = [float(min(answer.examples, self._most or answer.examples)) for answer in answers]
+        weights = [min(answer.counts, self._most or answer.counts) for answer in answers]
         mean = weighted_mean([answer.vectors for answer in answers], "buffers", weights, sum(weights)).float()
         for span in layout.variances:
             # a client may send any number, and batch norm takes the root of a variance

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from piebald.contracts import SERVER_ID, Checkpoint, Query, Result, RunRecorder, Split, Task, Update
+from piebald.contracts import SERVER_ID, WEIGHT, Checkpoint, Query, Result, RunRecorder, Split, Task, Update
 from piebald.methods.queries.scores import Evaluate, Validate
 from piebald.server.cluster_state import Counted
 
@@ -95,13 +95,15 @@ def split_of(query: Query | None) -> Split:
 
 
 def score_rows(result: Result, version: int) -> list[TableRow]:
-    """The rows of an evaluation, one for each metric."""
+    """The rows of an evaluation, one for each metric; its examples are how much the client counts in a mean."""
     client, update = result.task.client, result.update
     split = "common" if client == SERVER_ID else split_of(result.task.query)
-    if update is None or not update.examples:
+    if update is None or not update.counts:
         return []
     rows = []
     for name, value in update.metrics.items():
+        if name == WEIGHT:
+            continue
         model, _, metric = name.partition("/")
         rows.append(
             {
@@ -111,7 +113,7 @@ def score_rows(result: Result, version: int) -> list[TableRow]:
                 "split": split,
                 "metric": metric,
                 "value": value,
-                "examples": update.examples,
+                "examples": update.counts,
             }
         )
     return rows
@@ -124,7 +126,7 @@ def failure_row(result: Result, reason: str, version: int) -> TableRow:
 
 def uncounted_rows(results: Sequence[Result], version: int) -> list[TableRow]:
     """The rows of the table `failure` of clients none of whose rows counts, such as lives without an event."""
-    silent = [result for result in results if result.update and result.update.metrics and not result.update.examples]
+    silent = [result for result in results if result.update and result.update.metrics and not result.update.counts]
     return [
         failure_row(result, f"none of its {split_of(result.task.query)} rows counts in the loss", version)
         for result in silent

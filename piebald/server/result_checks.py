@@ -218,15 +218,14 @@ class ResultIntake:
             return result
         trained = update.vectors["model"][: self._work.layout.shared_trained]  # as in `contracts.Update.norm`
         norm, most = self._check.norm(trained), self._check.max_examples
-        examples = update.examples if most is None else min(update.examples, most)
+        limited = update if most is None else update.capped(most)
         known = self._work.trainer_of(result.task.client).known_metrics(result.task.version)
         said = {**dict.fromkeys(known, math.nan), **update.metrics, "norm": update.norm}
-        if examples == update.examples and all(
+        if limited.counts == update.counts and all(
             math.isclose(value, said[name], rel_tol=_NEAR) for name, value in {**known, "norm": norm}.items()
         ):
             return result
-        metrics = {**update.metrics, **known}
-        update = dataclasses.replace(update, norm=norm, examples=examples, metrics=metrics)
+        update = dataclasses.replace(limited, norm=norm, metrics={**limited.metrics, **known})
         return dataclasses.replace(result, update=update)
 
     def split(self, results: Sequence[Result]) -> tuple[list[Result], list[tuple[Result, str]]]:

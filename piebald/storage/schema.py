@@ -47,7 +47,7 @@ TABLES = {
     " staleness INTEGER, sent REAL, time REAL, examples INTEGER, steps INTEGER, loss REAL, norm REAL, weight REAL,"
     " raw_weight REAL, cluster INTEGER, bytes_down INTEGER, bytes_up INTEGER, status TEXT, reason TEXT",
     "score": "version INTEGER NOT NULL, client INTEGER, model TEXT NOT NULL, split TEXT NOT NULL, metric TEXT NOT NULL,"
-    " value REAL, examples INTEGER",
+    " value REAL, examples NUMERIC",  # a sum of weights is no whole number
     "confusion": "version INTEGER, client INTEGER, model TEXT, split TEXT, actual INTEGER, predicted INTEGER,"
     " count INTEGER, PRIMARY KEY (version, client, actual, predicted)",
     "row_score": "version INTEGER, client INTEGER, model TEXT, split TEXT, metric TEXT, value REAL, row_values TEXT,"
@@ -178,7 +178,8 @@ def damaged_column(db: sqlite3.Connection, table: str) -> str | None:
 
     SQLite keeps values of any type in any column, and a run folder may come from anybody.
     """
-    kinds = {"INTEGER": "('integer', 'null')", "REAL": "('real', 'integer', 'null')", "TEXT": "('text', 'null')"}
+    number = "('real', 'integer', 'null')"
+    kinds = {"INTEGER": "('integer', 'null')", "REAL": number, "NUMERIC": number, "TEXT": "('text', 'null')"}
     # one pass over the table in SQLite, before a row of it is read into Python
     wrong = {name: f"typeof({name}) NOT IN {kinds[kind]}" for name, kind in _TYPES[table].items()}
     tests = ", ".join(f"max({test})" for test in wrong.values())
@@ -263,7 +264,9 @@ def _columns(definition: str) -> tuple[str, ...]:
 
 
 COLUMNS = {name: _columns(definition) for name, definition in TABLES.items()}
-_TYPES = {table: dict(re.findall(r"(\w+) (INTEGER|REAL|TEXT)\b", definition)) for table, definition in TABLES.items()}
+_TYPES = {
+    table: dict(re.findall(r"(\w+) (INTEGER|NUMERIC|REAL|TEXT)\b", definition)) for table, definition in TABLES.items()
+}
 _KNOWN = {name: frozenset(columns) for name, columns in COLUMNS.items()}
 _INSERT = {
     name: f"INSERT OR REPLACE INTO {name} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"

@@ -59,6 +59,7 @@ class ClientTable:
     table, where they are to be prepared.
     `words` are the texts of which `y` has places, where targets are text.
     `lacking` names the inputs that a client, by number, has not: its rows of them are zeros.
+    `weights` say how much each row counts in a mean [n] float32, None where all count alike.
     """
 
     x: Any
@@ -74,6 +75,7 @@ class ClientTable:
     columns: CodedTable | None = None
     words: Sequence[str] | None = None
     lacking: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    weights: Array | None = None
 
     def of(self, number: int | None, name: str) -> ClientTable:
         """Return the rows of one client, of all where its number is None, as those of one with this name."""
@@ -88,6 +90,7 @@ class ClientTable:
         keys = self.keys and self.keys.at(rows)
         return replace(self, x=pytree.mapped(own, self.x), y=pytree.mapped(own, self.y), split=own(self.split),
                        client=np.zeros(len(rows), dtype=np.int64), names=[name], keys=keys, columns=columns,
+                       weights=own(self.weights),
                        lacking={0: names} if (names := self.lacking.get(number)) else {})  # fmt: skip
 
 
@@ -96,7 +99,7 @@ class Reading:
     """What is taken of the rows that were given, and how.
 
     Attributes:
-        client, target, features, tokens, collate, length: see `clients_from`.
+        client, target, features, weights, tokens, collate, length: see `clients_from`.
         split: how rows are divided, which may name columns.
         coded: whether the columns of tables are to be prepared, so that they may have gaps and text; else they are
             numbers.
@@ -114,6 +117,12 @@ class Reading:
     coded: bool = False
     owned: bool = True
     apart: Sequence[str] = ()
+    weights: str | None = None
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Columns that are no inputs by their role, besides the client's and the targets."""
+        return (*self.split.columns, *self.apart, *(() if self.weights is None else (self.weights,)))
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -136,9 +145,10 @@ def _columns(
     assert target is not None
     if isinstance(features, str):
         raise SettingError(f"features must be a list of columns, got {features!r}: write features=[{features!r}]")
-    apart = (client, target, *others, *reading.split.columns, *reading.apart)
+    apart = (client, target, *others, *reading.roles)
     chosen = [column for column in columns if column not in apart] if features is None else list(features)
-    for column in (client, target, *others, *chosen):
+    weights = () if reading.weights is None else (reading.weights,)
+    for column in (client, target, *others, *weights, *chosen):
         if column not in columns:
             raise SettingError(f"{origin}{unknown('column', column, columns)}")
     if not chosen:
@@ -149,7 +159,10 @@ def _columns(
         raise SettingError(f"client and target must be different columns, got {client!r} for both")
     if client in others or len({*reading.targets}) < len(reading.targets):
         raise SettingError(f"targets must be different columns beside the client's, got {', '.join(reading.targets)}")
-    for role, column in (("client", client), *(("target", column) for column in (target, *others))):
+    if reading.weights in (client, target, *others):
+        raise SettingError(f"weights must be a column beside the client's and the target's, got {reading.weights!r}")
+    roles = [("client", client), *(("target", column) for column in (target, *others))]
+    for role, column in (*roles, *(("weights", column) for column in weights)):
         if column in chosen:
             raise SettingError(f"features must not include the {role} column {column!r}: leave it out")
     return client, target, chosen
@@ -173,9 +186,9 @@ def from_frames(frames: Mapping[str, Any], reading: Reading) -> ClientTable:
 
     if empty := next((name for name, table in frames.items() if not len(table)), None):
         raise SettingError(f"the table of client {empty!r} has no rows: leave it out")
-    wanted = None if reading.features is None else [*reading.targets, *reading.features, *reading.split.columns]
-    # gaps of columns that are prepared can be filled, and nothing else can stand for a target
-    check_same_columns(frames, [*reading.targets, *reading.split.columns] if reading.coded else wanted)
+    wanted = None if reading.features is None else [*reading.targets, *reading.features, *reading.roles]
+    # gaps of columns that are prepared can be filled, and nothing else can stand for a target or a weight
+    check_same_columns(frames, [*reading.targets, *reading.roles] if reading.coded else wanted)
     warn_of_lacking(frames, wanted)
     frame = next(iter(frames.values()))
     # tables may have a column of this name themselves
@@ -285,7 +298,9 @@ def from_frame(frame: Any, reading: Reading) -> ClientTable:
     origin = _origin(frame)
     if not len(frame):
         raise SettingError("the table must have at least one row, got none")
-    _check_once(frame, [owner, target])
+    _check_once(frame, [owner, target, *(() if reading.weights is None else (reading.weights,))])
+    if reading.weights is not None:
+        frame = _weighed(frame, reading.weights)
     frame, several = known(frame, owner, "clients"), reading.targets if len(reading.targets) > 1 else ()
     frame = known_together(frame, several) if several else known(frame, target, "targets")
     columns = None
@@ -324,7 +339,30 @@ def from_frame(frame: Any, reading: Reading) -> ClientTable:
         target=several or target,
         columns=columns,
         words=words,
+        weights=None if reading.weights is None else column_numbers(frame[reading.weights]).astype(np.float32),
     )
+
+
+def _weighed(frame: Any, name: str) -> Any:
+    """Return the rows that count: one of weight 0 is left out, as if it were not there.
+
+    Raises:
+        SettingError: a weight is no finite number of at least 0, or all are 0.
+    """
+    weights = column_numbers(frame[name])
+    if (odd := ~(np.isfinite(weights) & (weights >= 0))).any():
+        place = int(odd.argmax())
+        raise SettingError(
+            f"{_origin(frame)}weights {name!r} must be finite numbers of at least 0, got {weights[place]:g} in row "
+            f"{row_number(frame, place)}: correct it, or leave the row out"
+        )
+    if not weights.any():
+        raise SettingError(f"{_origin(frame)}all weights {name!r} are 0, so no row counts")
+    if not weights.all():
+        _log.warning(
+            "%s%d of %d rows have the weight 0: left out", _origin(frame), int((weights == 0).sum()), len(frame)
+        )
+    return frame[weights > 0]
 
 
 def target_numbers(frame: Any, names: Sequence[str]) -> Array:

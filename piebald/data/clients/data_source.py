@@ -56,6 +56,8 @@ class DataSource(BaseModel):
             set, or of rows that come with owners, the kind of owners that are the clients.
         target: the column to predict, or a list of several that are predicted together: numbers, or labels of 0 and 1.
         features: the columns to predict from, all others by default.
+        weights: the column of a table that says how much each row counts in losses and scores, of finite numbers of at
+            least 0; it is no input, and a row of weight 0 is left out.
         classes: names of the classes in the order of their numbers, sorted by default.
         positive: the class that is to be told from all others of a data set, which become one, "not" this class.
         regression: targets are numbers to predict, also where all of them are whole.
@@ -78,6 +80,7 @@ class DataSource(BaseModel):
     client: str | None = None
     target: str | list[str] | None = None
     features: list[str] | None = Field(default=None, min_length=1)
+    weights: str | None = None
     classes: list[str] | None = Field(default=None, min_length=1)
     positive: str | None = None
     regression: bool = False
@@ -195,7 +198,7 @@ class DataSource(BaseModel):
         """
         owners = cleaned(read_owners(value, pair=True), cleaning, self.client)
         if (clients := owners[0].clients) is not None:
-            self._refuse("client", "target", "features", "regression")
+            self._refuse("client", "target", "features", "weights", "regression")
             if split is not None:
                 raise SettingError(f"{self.source} has clients with parts of their own: remove split")
             if self.positive is not None:
@@ -223,7 +226,7 @@ class DataSource(BaseModel):
         client = self.client if owners[0].is_table or owners[0].data_set is not None else None
         reading = Reading(
             client, self.target, self.features, self.tokens, self.collate, self.length, split, coded=coded, owned=False,
-            apart=self.apart,
+            apart=self.apart, weights=self.weights,
         )  # fmt: skip
         return table_of(owners, reading)
 
@@ -243,6 +246,7 @@ class DataSource(BaseModel):
             features=table.features,
             target=table.target,
             columns=table.columns,
+            weights=None if table.weights is None else torch.from_numpy(table.weights),
             groups=None if table.keys is None else table.keys.group,
             keys=table.keys,
             source="your own",
@@ -266,7 +270,7 @@ class DataSource(BaseModel):
             return _saved(path)
         if self.target is not None or self.features is not None:
             raise SettingError(f"{path} is a folder, whose classes are its folders: remove target and features")
-        self._refuse("regression")
+        self._refuse("weights", "regression")
         suffixes = {file.suffix.lower() for file in visible(path, "*/*" if self.client is None else "*/*/*")}
         if ".wav" in suffixes and suffixes & set(IMAGES):
             raise SettingError(f"{path} holds images and WAV recordings: leave one of them")
@@ -282,7 +286,7 @@ class DataSource(BaseModel):
     def _refuse_columns(self, owners: Sequence[Owner]) -> None:
         """Refuse settings of tables, where the rows of owners are none."""
         if not all(owner.is_table for owner in owners):
-            self._refuse("target", "features", *([] if owners[0].data_set is None else ["regression"]))
+            self._refuse("target", "features", "weights", *([] if owners[0].data_set is None else ["regression"]))
             if owners[0].owners_by(self.client) is None:
                 self._refuse("client")
 
@@ -316,7 +320,12 @@ def _saved(path: Path) -> Any:
 
 
 NO_SOURCE = "[data] has neither name nor source: give the name of a data set, or a source of your own"
-_COLUMNS = ("target", "features", "tokens")  # what a source leaves to the run where it does not say it itself
+_COLUMNS = (
+    "target",
+    "features",
+    "weights",
+    "tokens",
+)  # what a source leaves to the run where it does not say it itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +394,7 @@ def client_among(
         has_tables = any(owner.is_table or owner.data_set is not None for owner in owners)
         owners = [replace(owner, name=name, content=_pair(owner, source, name, run)) for owner in owners]
         if has_tables:  # whose columns are chosen by now
-            source = source.model_copy(update={"client": None, "target": None, "features": None})
+            source = source.model_copy(update=dict.fromkeys(("client", "target", "features", "weights")))
         if all(owner.split != "train" for owner in owners):
             raise SettingError(f"{source.where} returned no rows to train on: it must return a 'train' part")
     table, labels = own_table(owners, source, name, run, coded=run.prepare is not None)
@@ -497,7 +506,7 @@ def _rows(source: DataSource, path: Path, clients: Clients, run: RunRows) -> Row
     """The rows of the file, with the clients' numbers of classes."""
     changes = dict.fromkeys(("name", "client", "classes", "public", "standardise"))
     if not is_table(path):
-        changes |= dict.fromkeys(("target", "features"))
+        changes |= dict.fromkeys(("target", "features", "weights"))
     published = source.model_copy(update=changes | {"source": str(path)})
     # rows that all have are nobody's, and a column of clients would be read as a feature
     columns = {**run.columns, "client": source.client or run.columns.get("client")}

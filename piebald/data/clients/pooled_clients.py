@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain, compress
 from typing import Any, Self, TypeVar
@@ -62,6 +63,7 @@ class PooledClients:
         features: names of the columns of inputs [n, d], where they have names.
         target: name of the column of targets, or of several, where they have one.
         columns: how inputs are columns of a table that is to be prepared.
+        weights: how much each row counts in a mean [n] float32, above 0; None where all count alike.
         division: how each client's rows are divided, where settings say it.
         lacking: the names of inputs that a client, by number, lacks; its rows of the pool have anything there.
 
@@ -85,6 +87,7 @@ class PooledClients:
         features: Sequence[str] | None = None,
         target: str | Sequence[str] | None = None,
         columns: CodedTable | None = None,
+        weights: Tensor | None = None,
         division: SplitSettings | None = None,
         lacking: Mapping[int, frozenset[str]] | None = None,
     ) -> None:
@@ -92,7 +95,7 @@ class PooledClients:
             raise SettingError(f"parts must have the rows of the split 'train', got {sorted(parts)}")
         count = len(parts["train"])
         none = Lists(np.zeros(0, dtype=np.int64), np.zeros(count + 1, dtype=np.int64))
-        self._stored, self._y = x, y
+        self._stored, self._y, self._weights = x, y, weights
         self._parts = {split: parts.get(split, none) for split in SPLITS}
         self.names: Sequence[str] = Numbered(count) if names is None else names
         self.classes, self.division = classes, division
@@ -187,7 +190,7 @@ class PooledClients:
 
     def pool(self) -> Rows:
         """All rows; `indices` points into them."""
-        return Rows(self.x, self.y)
+        return Rows(self.x, self.y, self._weights)
 
     def indices(self, client: int, split: Split) -> Ints:
         """Row numbers of one part of one client, a view."""
@@ -202,7 +205,7 @@ class PooledClients:
     def rows(self, client: int, split: Split) -> Rows:
         """The rows of one part, without the inputs that the client lacks; empty where the client has none."""
         rows = self._gather(self.indices(client, split))
-        return Rows(without_inputs(rows.x, self.lacks(client)), rows.y) if self._lacking else rows
+        return replace(rows, x=without_inputs(rows.x, self.lacks(client))) if self._lacking else rows
 
     def lacks(self, client: int) -> frozenset[str]:
         """Return the names of the inputs that a client lacks."""
@@ -244,7 +247,8 @@ class PooledClients:
 
     def _gather(self, index: Ints) -> Rows:
         places = torch.from_numpy(index)
-        return Rows(floats(pytree.take(self._stored, places)), pytree.take(self._y, places))
+        weights = None if self._weights is None else self._weights[places]
+        return Rows(floats(pytree.take(self._stored, places)), pytree.take(self._y, places), weights)
 
 
 def warn_of_codings(clients: PooledClients, target: str | Sequence[str] | None) -> None:
@@ -288,7 +292,8 @@ class LazyClients:
     Args:
         count: number of clients.
         load: called with a client's number; returns (x, y), which is then divided into train, validation and test, or a
-            mapping from split names to (x, y).  Inputs and targets are converted as `clients_from` does.
+            mapping from split names to (x, y); each may be `contracts.Rows` instead, which may have weights.  Inputs
+            and targets are converted as `clients_from` does.
         names: a name for each client, by default its number.
         classes: names of the classes, None where targets are not classes.
         common: a test set that belongs to no client.
@@ -410,6 +415,7 @@ class LazyClients:
             raise SettingError(f"{who} has no rows to train on: leave it out")
 
     def _rows(self, got: Any, who: str) -> Rows:
+        weight = got.weight if isinstance(got, Rows) else None
         if isinstance(got, Rows):
             got = (got.x, got.y)
         if not isinstance(got, tuple | list) or len(got) != 2:
@@ -422,4 +428,4 @@ class LazyClients:
         rows, targets = pytree.count(x), pytree.count(y)
         if rows != targets:
             raise SettingError(f"{who} has {rows} inputs but {targets} targets: give each row one of both")
-        return Rows(x, y)
+        return Rows(x, y, weight)

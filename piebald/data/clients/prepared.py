@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -204,7 +205,7 @@ class PreparedClients(ChangedClients):
         changed = copy.copy(self)
         changed.preparation = preparation
         if self._pool is not None:
-            changed._pool = Rows(self._pool.x, scaled(self.unchanged.pool().y, preparation))  # type: ignore[attr-defined]
+            changed._pool = replace(self._pool, y=scaled(self.unchanged.pool().y, preparation))  # type: ignore[attr-defined]
         log.info("the target is in its own unit for this loss: %s", preparation.said)
         return changed
 
@@ -220,7 +221,7 @@ class PreparedClients(ChangedClients):
         for block in blocks(len(codes)):
             table = self.coded.frame(codes[block], np.arange(block.start, block.stop))
             x[block] = self.preparation.transform(table, name, numbered)
-        return Rows(torch.from_numpy(x), scaled(rows.y, self.preparation))
+        return Rows(torch.from_numpy(x), scaled(rows.y, self.preparation), rows.weight)
 
 
 class SitesPrepared(PreparedClients):
@@ -494,7 +495,7 @@ class StandardisedClients(ChangedClients):
 
     def change(self, rows: Rows, client: int | None = None) -> Rows:
         """Return inputs as standard scores."""
-        return Rows(self.standardisation.applied(rows.x), rows.y)
+        return replace(rows, x=self.standardisation.applied(rows.x))
 
 
 def of_moments(moments: Moments) -> Standardisation:

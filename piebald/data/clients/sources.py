@@ -40,6 +40,7 @@ def clients_from(
     client: str | None = None,
     target: str | Sequence[str] | None = None,
     features: Sequence[str] | None = None,
+    weights: str | None = None,
     test: Share = 0.2,
     validation: Share = 0.0,
     seed: int = 0,
@@ -74,6 +75,8 @@ def clients_from(
         target: the column of a table to predict; or several that are predicted together, of numbers, or of labels that
             are 0 or 1 (for `loss="multilabel"`).
         features: the columns of a table to predict from, by default all others.
+        weights: the column of a table that says how much each row counts in losses and scores, of finite numbers of at
+            least 0; it is no input, and a row of weight 0 is left out.
         test: share of each client's rows held out for testing, in [0, 1), the same for every class; without effect,
             like `validation`, where clients come with their own parts.
         validation: share of each client's rows for validation.  A client's only row is always for training.
@@ -117,7 +120,8 @@ def clients_from(
     files = list(source.values()) if isinstance(source, Mapping) else [source]
     is_file = bool(files) and all(map(is_table_path, files))
     wanted = ("federated" if is_file and alone else "none") if prepare is None else prepare
-    reading = Reading(client, target, features, tokens, collate, length, division, coded=wanted != "none")
+    reading = Reading(client, target, features, tokens, collate, length, division, coded=wanted != "none",
+                      weights=weights)  # fmt: skip
     if not isinstance(wanted, PrepareSettings):
         wanted = PrepareSettings(**wanted) if isinstance(wanted, Mapping) else PrepareSettings()
     table = table_of(read_owners(source, client, cleaning=wanted.cleaning), reading)
@@ -208,6 +212,7 @@ def clients_of_table(
         features=table.features,
         target=table.target,
         columns=table.columns,
+        weights=None if table.weights is None else torch.from_numpy(table.weights),
         lacking=table.lacking,
     )
     warn_of_codings(clients, table.target)
@@ -376,7 +381,7 @@ def table_of(owners: Sequence[Owner], reading: Reading) -> ClientTable:
         return from_hub(owners, reading)
     if first.clients is not None or (first.data_set is not None and reading.owned):
         raise SettingError(f"clients must come from {ALLOWED}, got {type(first.content).__name__}")
-    for argument in ("client", "target", "features"):
+    for argument in ("client", "target", "features", "weights"):
         if first.data_set is None and getattr(reading, argument) is not None:
             raise SettingError(f"{argument} names columns of a table, and these rows are arrays: leave {argument} out")
     return from_pairs(owners, reading)

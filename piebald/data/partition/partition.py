@@ -127,7 +127,7 @@ class Partition(Component):
         clients = PooledClients(
             data.x, data.y, parts, names=names, classes=data.classes, common=common, server_rows=server_rows,
             public_rows=public_rows, division=division, features=data.features, target=data.target,
-            columns=data.columns,
+            columns=data.columns, weights=data.weights,
         )  # fmt: skip
         return changed(clients, self.changes, data.inputs) if self.changes else clients
 

@@ -72,6 +72,7 @@ class DataSet:
         features: names of the columns of inputs [n, features], for tables.
         target: name of the column of targets, or of several, for tables.
         columns: how inputs are written as numbers where they are columns of a table that is to be prepared.
+        weights: how much each row counts in a mean [n] float32, above 0; None where all count alike.
         keys: what columns of a table say of how its rows are divided.
         source: source of the rows.
         licence: licence of the rows.
@@ -99,6 +100,7 @@ class DataSet:
     features: Sequence[str] | None = None
     target: str | Sequence[str] | None = None
     columns: CodedTable | None = None
+    weights: Tensor | None = None
     keys: SkipValidation[RowKeys | None] = None
     source: str = ""
     licence: str = ""
@@ -118,8 +120,9 @@ class DataSet:
         lengths = {f"x {name!r}": len(part) for name, part in pytree.named_leaves(self.x)}
         lengths |= {f"y {name!r}" if name else "y": len(part) for name, part in pytree.named_leaves(self.y)}
         lengths |= {owner: len(owners.codes) for owner, owners in self.owners.items()}
-        if self.groups is not None:
-            lengths["groups"] = len(self.groups)
+        for name in ("groups", "weights"):
+            if (values := getattr(self, name)) is not None:
+                lengths[name] = len(values)
         for part, length in lengths.items():
             if length != n:
                 raise SettingError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -148,7 +149,7 @@ class SiteRows:
         """Give rows whose targets a loss cannot take none; a loss of the user's own may take whatever it is given."""
         if objective.domain is not None:
             rows = self._rows[split]
-            known = Rows(rows.x, objective.domain.without_misfits(rows.y, outputs))
+            known = replace(rows, y=objective.domain.without_misfits(rows.y, outputs))
             self._rows = {**self._rows, split: known}
 
     def size(self, client: int, split: Split) -> int:
@@ -231,10 +232,10 @@ def _rows_for_run(
         clients = prepared
     rows = {split: clients.rows(client, split) for split in SPLITS}
     if run.split is not None and number in run.split.untrained(names):
-        whole, none = (
-            Rows(*(pytree.joined([getattr(rows[split], leaf) for split in SPLITS]) for leaf in "xy")),
-            rows["train"][:0],
-        )
+        parts, none = [rows[split] for split in SPLITS], rows["train"][:0]
+        whole = Rows(*(pytree.joined([getattr(part, leaf) for part in parts]) for leaf in "xy"))
+        if none.weight is not None:
+            whole = replace(whole, weight=torch.cat([part.weight for part in parts if part.weight is not None]))
         rows = {"train": none, "validation": none, "test": whole}
     return SiteRows(names, number, rows, run.classes, public_rows_of(clients), division=run.split)
 

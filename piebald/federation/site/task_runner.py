@@ -267,7 +267,7 @@ class TaskRunner:
         """Remember values of the rows that a query is about, see `Query.site_answer`."""
         split: Split = getattr(query, "split", "test")
         rows = self._clients.rows(self.client, split)
-        leaves = [*pytree.leaves(rows.x), *pytree.leaves(rows.y)]
+        leaves = [*pytree.leaves(rows.x), *pytree.leaves(rows.targets)]
         measured = [split, self.work.objective.name, self.work.objective.metric]
         digest = shown_digest(measured, {str(place): leaf for place, leaf in enumerate(leaves)}).hex()
         try:
@@ -301,7 +301,7 @@ class TaskRunner:
         return self.work.digest
 
     @cached_property
-    def _counted_rows(self) -> Mapping[Split, int]:
+    def _counted_rows(self) -> Mapping[Split, float]:
         return counted_rows(self.work, self._clients, self.client)
 
     def _with_secrets(self, store: ClientStore, act: Callable[[ClientSecrets], Outcome]) -> Outcome:

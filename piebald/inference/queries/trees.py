@@ -96,7 +96,8 @@ class BoostingQuery(Query):
         y = pytree.single(rows.y, "trees").detach().cpu().double().reshape(-1).numpy()
         if len(x) != len(y) or (self.classes and (y >= self.classes).any()):
             raise SettingError(f"trees have one target a row, a class below {self.classes} or a number")
-        return SplitRows(x, y, self.target, self.boosting)
+        weights = None if rows.weight is None else rows.weight.detach().cpu().double().numpy()
+        return SplitRows(x, y, self.target, self.boosting, weights)
 
     def forests_of(self, inputs: TrainInput, name: str, columns: int) -> list[Forest]:
         """Return the forest that came for each client, checked as what goes to the server is: a site trusts no table.
@@ -147,7 +148,8 @@ class TreesQuery(BoostingQuery):
         # a loss, or an error of amounts, has no bound that one row keeps, so there is no influence to state
         if self.ask == "loss" or not self.classes:
             return {}
-        return {"accuracy": 1 / max(len(rows), 1)}
+        weights = torch.ones(len(rows)) if rows.weight is None else rows.weight
+        return {"accuracy": float(weights.max() / weights.sum()) if len(rows) else 1.0}
 
     def rows_read(self, personal: bool) -> set[Split]:
         if self.ask == "alone":
@@ -182,7 +184,9 @@ class TreesQuery(BoostingQuery):
             return {"sums": torch.tensor(self.target.sums(held.y).counts, dtype=torch.float64), **examples}
         if forest is None:
             whole = TreeRows("", {split: each.x for split, each in rows.items()},
-                             {split: each.y for split, each in rows.items()})  # fmt: skip
+                             {split: each.y for split, each in rows.items()},
+                             {split: each.weights for split, each in rows.items()
+                              if each.weights is not None})  # fmt: skip
             model = alone(whole, self.target, self.boosting, self.seed)
             scores = dict.fromkeys(SCORES[self.objective], math.nan) if model is None else held.scores(model)
             return {**scores, **examples}
@@ -330,7 +334,7 @@ class MaskedTreeSumsQuery(SumsQuery, BoostingQuery):
             return rows.summed.at_most(self._thresholds(inputs, place, width))
         margins = rows.margins(forests[0], start_of(self.start, self.class_weights, self.target))
         if self.ask == "loss":
-            return summed_loss(margins, rows.y, self.target, self.boosting)
+            return summed_loss(margins, rows.y, self.target, self.boosting, rows.weights)
         grown = forests[1]
         # the size of the answer follows from `nodes`, so the trees that came must have as many open nodes
         if len(grown) != self.target.groups or self.level >= depth or len(open_nodes(grown, self.level)) != self.nodes:
@@ -367,8 +371,9 @@ def _check_leaves(grown: Forest, rows: SplitRows, margins: Floats32, target: Tar
         leaves = grown.leaves(rows.x, tree)
         rules.check_counts(np.bincount(leaves))
         # derivatives of classes are at most 1, so that the number of rows bounds the share of each
-        if target.objective == "regression":
-            apart = rows.y - margins[:, 0]
+        if target.objective == "regression" or rows.weights is not None:
+            apart = rows.y - margins[:, 0] if target.objective == "regression" else np.ones(len(rows))
+            apart = apart if rows.weights is None else apart * rows.weights
             rules.check((apart[leaves == leaf, None] for leaf in np.unique(leaves)), dominance_only=True)
 
 

@@ -431,4 +431,5 @@ def fingerprint(clients: Sequence[TreeRows]) -> str:
         digest.update(client.name.encode() + b"\0")
         for split, x in client.x.items():
             digest.update(np.ascontiguousarray(x).tobytes() + np.ascontiguousarray(client.y[split]).tobytes())
+            digest.update(client.weights[split].tobytes() if split in client.weights else b"")
     return digest.hexdigest()

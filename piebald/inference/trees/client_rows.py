@@ -43,10 +43,13 @@ class SplitRows:
         y: targets [n], a class as its number.
         target: the objective.
         settings: of boosting.
+        weights: how much each row counts [n], None where all count alike.
     """
 
-    def __init__(self, x: Floats32, y: Floats, target: Target, settings: TreeSettings) -> None:
-        self.x, self.y, self._target, self._settings = x, y, target, settings
+    def __init__(
+        self, x: Floats32, y: Floats, target: Target, settings: TreeSettings, weights: Floats | None = None
+    ) -> None:
+        self.x, self.y, self._target, self._settings, self.weights = x, y, target, settings, weights
         self._grower: tuple[tuple[float, ...] | None, Grower] | None = None
         # the start and the trees that these are the margins of
         self._margins: tuple[Floats32, Floats32, Floats32] | None = None
@@ -57,13 +60,13 @@ class SplitRows:
     @cached_property
     def summed(self) -> SummedRows:
         """The same rows, for sums; bins of rows are kept from round to round."""
-        return SummedRows(self.x, self.y, self._target, self._settings)
+        return SummedRows(self.x, self.y, self._target, self._settings, self.weights)
 
     def grow(self, forest: Forest, start: Start, *words: int | str) -> Forest:
         """Return trees that lead on from a forest; `words` are those of the random key."""
         # a grower keeps rows as xgboost's matrix, so that they are converted once and not in each round
         if self._grower is None or self._grower[0] != start.class_weights:
-            grower = Grower(self.x, self.y, self._target, self._settings, start.class_weights)
+            grower = Grower(self.x, self.y, self._target, self._settings, start.class_weights, self.weights)
             self._grower = start.class_weights, grower
         # a copy, since a grower adds its trees to the margins
         return self._grower[1].grow(self.margins(forest, start).copy(), *words)
@@ -82,12 +85,18 @@ class SplitRows:
         return margins
 
     def losses(self, forest: Forest, start: Start) -> Floats:
-        """Return the loss of each row [n]."""
-        return self._target.row_losses(self.margins(forest, start), self.y)
+        """Return the loss of each row [n], by its weight over the mean weight."""
+        losses = self._target.row_losses(self.margins(forest, start), self.y)
+        return losses if self.weights is None else losses * self.weights / self.weights.mean()
 
     def scores(self, boosted: Boosted) -> dict[str, float]:
         """Return the scores of a model on these rows."""
-        return self._target.scores(self.margins(boosted.forest, boosted.start), self.y)
+        return self._target.scores(self.margins(boosted.forest, boosted.start), self.y, self.weights)
+
+
+def split_rows(rows: TreeRows, split: Split, target: Target, settings: TreeSettings) -> SplitRows:
+    """Return the rows of a client's split."""
+    return SplitRows(rows.x[split], rows.y[split], target, settings, rows.weights.get(split))
 
 
 def margins_of(x: Floats32, forest: Forest, start: Start) -> Floats32:
@@ -125,11 +134,15 @@ def alone(rows: TreeRows, target: Target, settings: TreeSettings, seed: int) -> 
     if not len(rows.y["train"]):
         return None
     # of one client bagging is usual boosting, and settings of sums have no meaning for it
-    plain = {"form": "bagging", "secure": False, "target_bounds": None} if settings.form == "histogram" else {}
+    plain = (
+        {"form": "bagging", "secure": False, "target_bounds": None, "largest_weight": None}
+        if settings.form == "histogram"
+        else {}
+    )
     settings = settings.model_copy(update=plain if len(rows.y["validation"]) else {**plain, "patience": None})
     if target.objective != "regression" and len(np.unique(rows.y["train"])) < 2:
         return None
-    train, validation = (SplitRows(rows.x[split], rows.y[split], target, settings) for split in ("train", "validation"))
+    train, validation = (split_rows(rows, split, target, settings) for split in ("train", "validation"))
     boosting = Boosting(_Lone(train, validation, target, seed, "trees", 0), target, settings)
     return boosting.run(boosting.started())
 
@@ -140,8 +153,8 @@ OBJECTIVES: dict[Objective, str] = {
 
 
 # settings that xgboost does not have
-_NOT_XGBOOST = {"form", "secure", "target_bounds", "rounds", "local_rounds", "weights", "patience", "balanced",
-                "least_rows", "missing"}  # fmt: skip
+_NOT_XGBOOST = {"form", "secure", "target_bounds", "largest_weight", "rounds", "local_rounds", "weights", "patience",
+                "balanced", "least_rows", "missing"}  # fmt: skip
 
 
 def xgboost() -> Any:
@@ -162,14 +175,16 @@ class Grower:
         target: the objective.
         settings: of boosting.
         class_weights: weight of a row of each class, None where all are 1.
+        row_weights: weight of each row [n] besides, None where all are 1.
 
     Raises:
         SettingError: there are more rows than a tree can count.
     """
 
     def __init__(
-        self, x: Floats32, y: Floats, target: Target, settings: TreeSettings, class_weights: tuple[float, ...] | None
-    ) -> None:
+        self, x: Floats32, y: Floats, target: Target, settings: TreeSettings, class_weights: tuple[float, ...] | None,
+        row_weights: Floats | None = None,
+    ) -> None:  # fmt: skip
         # counts of rows travel as float32, which has whole numbers up to 2^24
         if len(y) > MOST_ROWS:
             raise SettingError(f"trees are for clients of at most {MOST_ROWS:,} training rows, got {len(y):,}")
@@ -182,7 +197,9 @@ class Grower:
         # without a score to begin with, xgboost would estimate one, and each row has a start of its own
         self._parameters |= {"num_class": target.classes} if target.groups > 1 else {"base_score": 0.5}
         if len(y):
-            weights = None if class_weights is None else np.asarray(class_weights)[y.astype(np.int64)]
+            weights = row_weights
+            if class_weights is not None:
+                weights = np.asarray(class_weights)[y.astype(np.int64)] * (1.0 if row_weights is None else row_weights)
             self._rows = xgboost().DMatrix(x, label=y, weight=weights, nthread=1)
 
     def grow(self, margins: Floats32, *words: int | str) -> Forest:

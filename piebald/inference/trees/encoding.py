@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,18 +36,24 @@ class TreeRows:
         name: the client's name.
         x: inputs [n, d] of each split, NaN for a gap.
         y: targets [n] of each split, a class as its number.
+        weights: how much each row of a split counts [n]; without those whose rows count alike.
     """
 
     name: str
     x: Mapping[Split, Floats32]
     y: Mapping[Split, Floats]
+    weights: Mapping[Split, Floats] = field(default_factory=dict)
 
     def pooled(self, others: Sequence[TreeRows]) -> TreeRows:
         """Return these rows and those of others, as of one client of this name."""
         clients = [self, *others]
         x: dict[Split, Floats32] = {split: np.concatenate([client.x[split] for client in clients]) for split in self.x}
         y: dict[Split, Floats] = {split: np.concatenate([client.y[split] for client in clients]) for split in self.y}
-        return TreeRows(self.name, x, y)
+        weights: dict[Split, Floats] = {
+            split: np.concatenate([client.weights.get(split, np.ones(len(client.y[split]))) for client in clients])
+            for split in self.x if any(client.weights for client in clients)
+        }  # fmt: skip
+        return TreeRows(self.name, x, y, weights)
 
 
 def usable(x: Floats32, missing: float | None, owner: str) -> Floats32:
@@ -153,6 +159,7 @@ def tree_data(
     source: Any, *, client: str | None, target: str | None, columns: Sequence[str] | None,
     features: Sequence[str] | None, objective: Objective | None, validation: Share | None, test: Share | None,
     seed: int, missing: float | None, split: SplitSettings | None = None, prepare: Any = None,
+    weights: str | None = None,
 ) -> TreeData:  # fmt: skip
     """Read rows; the arguments are those of `trees`.
 
@@ -162,6 +169,8 @@ def tree_data(
     name, dropped = TARGET if target is None else target, 0
     if columns is not None and not columns:
         raise SettingError("columns must name at least one column to predict from, got none: leave them out for all")
+    if weights is not None and weights in (columns or ()):
+        raise SettingError(f"columns must not include the weights {weights!r}: leave it out")
     if name in (columns or ()):
         raise SettingError(f"columns must not include the target {name!r}: leave it out")
     settings = prepare if isinstance(prepare, PrepareSettings) else PrepareSettings(**prepare or {})
@@ -170,6 +179,8 @@ def tree_data(
     owners = read_owners(source, client, cleaning=settings.cleaning)
     clients = owners[0].clients
     if clients is not None:
+        if weights is not None:
+            raise SettingError("row_weights names a column of a table, and these clients have theirs: leave it out")
         # their splits may be kept for a test, which a second division would mix up
         if given:
             raise SettingError(
@@ -183,10 +194,12 @@ def tree_data(
         if owners[0].is_frame:
             goals = _targets(owners, name, named=target is not None)
             dropped = sum(int(target_gaps(goal).sum()) for goal in goals)
-            given |= {"client": client, "target": name, "features": columns, "prepare": settings}
+            given |= {"client": client, "target": name, "features": columns, "prepare": settings, "weights": weights}
             given |= _target_arguments(goals, name, objective)
             # the tables have only these columns from here on, under the names of the preparation
             columns = None
+        elif weights is not None:
+            raise SettingError("row_weights names a column of a table, and these rows are in none: leave it out")
         clients = clients_from(owners, **given)
     chosen, classes = target_of(clients, name, objective)
     encoding = _encoding(clients, columns, features, missing)
@@ -271,7 +284,7 @@ def _rows(
 ) -> TreeRows:
     """Return a client's inputs and targets, without rows that have no target."""
     name = str(clients.names[number])
-    x, y = dict[Split, Floats32](), dict[Split, Floats]()
+    x, y, weights = dict[Split, Floats32](), dict[Split, Floats](), dict[Split, Floats]()
     tables = clients if isinstance(clients, PreparedClients) else None
     for split in SPLITS:
         rows = (clients if tables is None else tables.unchanged).rows(number, split)
@@ -284,4 +297,6 @@ def _rows(
         # a class that is not known is IGNORED, since whole numbers have no NaN; a regression may have that amount
         known = ~np.isnan(labels) & ((clients.classes is None) | (labels != IGNORED))
         x[split], y[split] = encoding.inputs(inputs, name)[known], labels[known]
-    return TreeRows(name, x, y)
+        if rows.weight is not None:
+            weights[split] = rows.weight.double().numpy()[known]
+    return TreeRows(name, x, y, weights)

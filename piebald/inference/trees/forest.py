@@ -21,6 +21,7 @@ from piebald.contracts.component import Component
 from piebald.core.errors import SettingError
 from piebald.core.metrics import Auc
 from piebald.core.moments import Floats
+from piebald.core.targets import Weighted
 
 Floats32 = NDArray[np.float32]
 
@@ -171,6 +172,8 @@ class TreeSettings(Component):
         secure: under "histogram", clients send their sums under masks, so that nobody learns more than totals.
         target_bounds: under "histogram", low and high of a regression's target, in whose units its derivatives are
             counted; a target outside counts as the nearer bound.
+        largest_weight: under "histogram", the largest weight of a row, in whose units derivatives are counted; a larger
+            one counts as this.  It is needed where rows have weights, and must not be taken from them.
         rounds: rounds of boosting, at most.
         local_rounds: trees (for more than two classes, one for each class) that a client grows in a round, one after
             the other.
@@ -202,6 +205,7 @@ class TreeSettings(Component):
     form: Literal["bagging", "cyclic", "histogram"] = "bagging"
     secure: bool = False
     target_bounds: tuple[float, float] | None = None
+    largest_weight: float | None = Field(default=None, gt=0, lt=1e12)
     rounds: int = Field(default=50, ge=1, le=2000)
     local_rounds: int = Field(default=1, ge=1, le=16)
     weights: Literal["examples", "uniform"] = "examples"
@@ -233,8 +237,9 @@ class TreeSettings(Component):
             if self.secure:
                 raise ValueError(f"masks hide sums, and form {self.form!r} has none: take "
                                  "form = 'histogram', or leave secure out")  # fmt: skip
-            if self.target_bounds is not None:
-                raise ValueError(f"target_bounds are for form 'histogram', got form {self.form!r}: leave them out")
+            for name in ("target_bounds", "largest_weight"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} is for form 'histogram', got form {self.form!r}: leave it out")
         elif self.local_rounds != 1:
             raise ValueError(f"local_rounds must be 1 under form 'histogram', got {self.local_rounds}: trees are grown "
                              "from the sums of all, so give more rounds")  # fmt: skip
@@ -335,18 +340,23 @@ class Target:
         powers = np.exp(logits - logits.max(1, keepdims=True))  # no overflow
         return np.asarray(powers / powers.sum(1, keepdims=True))
 
-    def scores(self, margins: Floats32, y: Floats) -> dict[str, float]:
-        """Return the scores of margins [n, G] by name, NaN where they are not defined."""
+    def scores(self, margins: Floats32, y: Floats, weights: Floats | None = None) -> dict[str, float]:
+        """Return the scores of margins [n, G] by name, NaN where they are not defined; rows may have weights [n]."""
         if not len(y):
             return dict.fromkeys(SCORES[self.objective], math.nan)
-        loss = float(self.row_losses(margins, y).mean())
+
+        def mean(values: Floats) -> float:
+            return float(np.average(values, weights=weights))
+
+        loss = mean(self.row_losses(margins, y))
         if self.objective == "regression":
             errors = margins[:, 0].astype(np.float64) - y
-            return {"rmse": float(np.sqrt(np.square(errors).mean())), "mae": float(np.abs(errors).mean()), "loss": loss}
+            return {"rmse": mean(np.square(errors)) ** 0.5, "mae": mean(np.abs(errors)), "loss": loss}
         auc = Auc()
         outputs = torch.from_numpy(margins.astype(np.float64))
         labels = torch.from_numpy(y.astype(np.int64))
+        known = labels.double() if self.objective == "binary" else labels
         auc.update(outputs[:, 0] if self.objective == "binary" else outputs,
-                   labels.double() if self.objective == "binary" else labels)  # fmt: skip
+                   known if weights is None else Weighted(known, torch.from_numpy(weights)))  # fmt: skip
         right = margins[:, 0] > 0 if self.objective == "binary" else margins.argmax(1)
-        return {"auc": float(auc.compute()), "accuracy": float((right == y).mean()), "loss": loss}
+        return {"auc": float(auc.compute()), "accuracy": mean((right == y).astype(float)), "loss": loss}

@@ -112,18 +112,22 @@ class SummedRows:
         y: their targets [n], a class as its number.
         target: the objective.
         settings: of boosting.
+        weights: how much each row counts [n], None where all count alike.
 
     Raises:
-        SettingError: there are too many rows, or a regression has no bounds.
+        SettingError: there are too many rows, or a regression has no bounds, or weights have none.
     """
 
-    def __init__(self, x: Floats32, y: Floats, target: Target, settings: TreeSettings) -> None:
+    def __init__(
+        self, x: Floats32, y: Floats, target: Target, settings: TreeSettings, weights: Floats | None = None
+    ) -> None:
         if len(y) > _MOST_ROWS:
             raise SettingError(f"sums are of clients of at most {_MOST_ROWS:,} training rows, got {len(y):,}")
         self._x, self._target, self._settings = x, target, settings
         # an outlier adds no more than the bounds allow, on which steps and the room for their sums count
         self._y = np.clip(y, *_bounds(settings)) if target.objective == "regression" else y
         self._bins: tuple[Floats32, Ints] | None = None
+        self._shares = shares_of_weights(weights, len(y), settings)[:, None]
 
     def targets(self) -> Ints:
         """Return the rows of each class [C]; of a regression, rows and the sum of targets above the low bound [2]."""
@@ -196,11 +200,12 @@ class SummedRows:
             errors = margins[:, :1].astype(np.float64) - self._y[:, None]
             errors = errors / largest_derivative(self._target, self._settings, None)
             # margins may lie outside the bounds, and a derivative beyond the largest would break the steps
-            return _steps(np.clip(errors, -1.0, 1.0)).astype(np.float64), np.full_like(errors, float(STEPS))
+            first, second = np.clip(errors, -1.0, 1.0) * self._shares, np.ones_like(errors) * self._shares
+            return _steps(first).astype(np.float64), _steps(second).astype(np.float64)
         labels = self._y.astype(np.int64)
         shares = self._target.probabilities(margins)
         weight = np.asarray(class_weights or (1.0,) * self._target.classes)[labels][:, None]
-        weight = weight / largest_derivative(self._target, self._settings, class_weights)
+        weight = self._shares * weight / largest_derivative(self._target, self._settings, class_weights)
         if self._target.objective == "binary":
             first, second = shares[:, 1:] - self._y[:, None], shares[:, :1] * shares[:, 1:]
         else:
@@ -209,12 +214,28 @@ class SummedRows:
         return _steps(first * weight).astype(np.float64), _steps(second * weight).astype(np.float64)
 
 
-def summed_loss(margins: Floats32, y: Floats, target: Target, settings: TreeSettings) -> Ints:
+def shares_of_weights(weights: Floats | None, rows: int, settings: TreeSettings) -> Floats:
+    """Return the weights of rows [n] as shares of the largest one that counts, 1 where all count alike.
+
+    Raises:
+        SettingError: nobody says which weight that is.
+    """
+    most = settings.largest_weight
+    if weights is not None and most is None:
+        raise SettingError("form 'histogram' needs the largest weight of a row, which must not be taken from the rows: "
+                           "write largest_weight = 10")  # fmt: skip
+    return np.ones(rows) / (most or 1.0) if weights is None else np.minimum(weights / (most or 1.0), 1.0)
+
+
+def summed_loss(
+    margins: Floats32, y: Floats, target: Target, settings: TreeSettings, weights: Floats | None = None
+) -> Ints:
     """Return the sum of the loss of some rows in steps, and the number of rows [2]; no row counts more than 1024.
 
-    The loss of a regression is in units of the squared width of its bounds.
+    The loss of a regression is in units of the squared width of its bounds, and where rows have weights, it is in
+    those of the largest one.
     """
-    losses = target.row_losses(margins, y)
+    losses = target.row_losses(margins, y) * shares_of_weights(weights, len(y), settings)
     if target.objective == "regression":
         losses = losses / largest_derivative(target, settings, None) ** 2
     # a hopeless row has a loss without limit; capped, the sum of 2^31 rows fits 64 bits
@@ -616,9 +637,10 @@ class SummedBoosting(Rounds):
         # the key is the seed and the round, so that a resumed run draws the same columns
         allowed[select(range(columns), drawn, self._seed, "columns", number)] = True
         # sums count in steps of the largest derivative, by which growth turns them back
-        largest = largest_derivative(self.target, settings, state.start.class_weights)
+        most = settings.largest_weight or 1.0
+        largest = most * largest_derivative(self.target, settings, state.start.class_weights)
         # the second derivative of a squared error is 1 whatever the bounds are
-        second = 1.0 if self.target.objective == "regression" else largest
+        second = most if self.target.objective == "regression" else largest
         growth = LevelGrowth(settings, self._thresholds, allowed, largest, second)
         thresholds = self._thresholds
 
@@ -632,4 +654,4 @@ class SummedBoosting(Rounds):
         total, rows = self.clients.loss(forest, start)
         # losses of a regression are counted in squared widths of the bounds
         unit = largest_derivative(self.target, self.settings, None) ** 2 if not self.target.classes else 1.0
-        return float(total) / LOSS_STEPS * unit, int(rows)
+        return float(total) / LOSS_STEPS * unit * (self.settings.largest_weight or 1.0), int(rows)

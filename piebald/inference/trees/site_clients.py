@@ -28,7 +28,7 @@ from piebald.inference.experiment import QuestionExperiment, agreed_at_sites, op
 from piebald.inference.queries.trees import Ask, MaskedTreeSumsQuery, TreeScoresQuery, TreesQuery
 from piebald.inference.simulated import AskedSites, TableClients, simulated
 from piebald.inference.trees.boosted_trees import BoostedTrees, Done, Scores, each_round, fingerprint, open_folder
-from piebald.inference.trees.client_rows import SplitRows, alone, xgboost
+from piebald.inference.trees.client_rows import alone, split_rows, xgboost
 from piebald.inference.trees.encoding import Encoding, TreeData, target_of, tree_data
 from piebald.inference.trees.forest import (
     MOST_COLUMNS,
@@ -336,6 +336,7 @@ def trees(
     columns: Sequence[str] | None = None,
     objective: Objective | None = None,
     client: str | None = None,
+    row_weights: str | None = None,
     features: Sequence[str] | None = None,
     validation: Share | None = None,
     test: Share | None = None,
@@ -362,6 +363,7 @@ def trees(
         objective: "binary", "multiclass" or "regression"; by default what the target is to `clients_from`:
             classes, or amounts.
         client: the column that names the client of each row.
+        row_weights: a column of a table that says how much each row counts, as xgboost's `weight`; no input.
         features: names of the inputs of `Clients`.
         validation, test: shares of each client's rows that are held out, of tables; 0 and 0.2 by default.
         split: how rows of a table are divided, in place of these, see `clients_from`.
@@ -400,12 +402,13 @@ def trees(
     data = tree_data(
         clients, client=client, target=target, columns=columns, features=features, objective=objective,
         validation=validation, test=test, seed=seed, missing=chosen.missing,
-        split=None if split is None else SplitSettings.of(split), prepare=prepare,
+        split=None if split is None else SplitSettings.of(split), prepare=prepare, weights=row_weights,
     )  # fmt: skip
     held = TableClients(
         [rows.name for rows in data.clients], data.encoding.columns,
-        [{split: Rows(torch.from_numpy(x), torch.from_numpy(rows.y[split])) for split, x in rows.x.items()}
-         for rows in data.clients], {}, data.classes or None,
+        [{split: Rows(torch.from_numpy(x), torch.from_numpy(rows.y[split]),
+                      torch.from_numpy(rows.weights[split]) if split in rows.weights else None)
+          for split, x in rows.x.items()} for rows in data.clients], {}, data.classes or None,
     )  # fmt: skip
     # rows are a digest, so that the folder has no copy of them
     about = {"rows": fingerprint(data.clients)}
@@ -422,7 +425,7 @@ def _pooled(data: TreeData, settings: TreeSettings, seed: int, split: Split) -> 
     model = alone(data.clients[0].pooled(data.clients[1:]), data.target, settings, seed)
     if model is None:
         return [dict.fromkeys(SCORES[data.target.objective], math.nan)] * len(data.clients)
-    return [SplitRows(rows.x[split], rows.y[split], data.target, settings).scores(model) for rows in data.clients]
+    return [split_rows(rows, split, data.target, settings).scores(model) for rows in data.clients]
 
 
 def trees_of_table(file: Path, flags: Sequence[str], **options: Any) -> BoostedTrees:
@@ -462,6 +465,7 @@ def trees_of_experiment(
     target: str | None = None,
     columns: Sequence[str] | None = None,
     objective: Objective | None = None,
+    row_weights: str | None = None,
     validation: float | None = None,
     test: float | None = None,
     split: Split = "test",
@@ -491,11 +495,11 @@ def trees_of_experiment(
             objective = "regression"
         return trees(
             data.source, client=client_column, target=target or data.only_target, columns=columns, objective=objective,
-            split=settings.split, prepare=settings.wanted, **options,
+            split=settings.split, prepare=settings.wanted, row_weights=row_weights or data.weights, **options,
         )  # fmt: skip
-    if client is not None or target is not None:
-        raise SettingError("--client and --target name columns of a table, and this experiment's rows are in none: "
-                           "leave them out")  # fmt: skip
+    if client is not None or target is not None or row_weights is not None:
+        raise SettingError("--client, --target and --weights name columns of a table, and these rows are in "
+                           "none: leave them out")  # fmt: skip
     options["prepare"] = settings.wanted
     return trees(settings.source_clients(), features=data.features, columns=columns, objective=objective, **options)
 

@@ -46,7 +46,7 @@ class Agnostic(Aggregator):
             # nobody is preferred before a loss is known
             weights = torch.full((context.known,), 1 / context.known, dtype=torch.float64)
         clients = torch.tensor(list(cohort.clients))
-        rows = torch.tensor([float(update.examples) for update in cohort.updates], dtype=torch.float64)
+        rows = torch.tensor([float(update.counts) for update in cohort.updates], dtype=torch.float64)
         sizes = torch.ones_like(rows) if self.weights == "equal" else rows / rows.mean().clamp(min=1e-30)
         counted = weights[clients] * sizes
         whole = float(counted.sum())

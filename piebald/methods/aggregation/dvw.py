@@ -102,8 +102,8 @@ class Dvw(Linear):
                 total += answer.vectors["confusion"]
             # Matthews' coefficient may be negative, and a weight may not
             return max(0.0, SCORES[self.score](total.view(classes, classes)))
-        rows = sum(answer.examples for answer in answers)
-        loss = sum(answer.metrics["loss"] * answer.examples for answer in answers)
+        rows = sum(answer.counts for answer in answers)
+        loss = sum(answer.metrics["loss"] * answer.counts for answer in answers)
         # a loss of 0 must not make a weight infinite
         return rows / max(loss, 1e-12 * rows) if rows else 0.0
 

@@ -33,7 +33,7 @@ class HeldAverage(Aggregator):
 
     def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
         assert cohort.matrix is not None
-        weights = [float(update.examples) if self.weights == "examples" else 1.0 for update in cohort.updates]
+        weights = [float(update.counts) if self.weights == "examples" else 1.0 for update in cohort.updates]
         apart = any("classes" in update.vectors for update in cohort.updates)
         # where all clients have all numbers no mask, as large as the matrix, is needed
         if not apart and all(positions is None for positions in cohort.held):

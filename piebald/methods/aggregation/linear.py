@@ -69,7 +69,7 @@ class ExampleWeighted(Linear):
     on_device: ClassVar[bool] = True
 
     def weight(self, update: Update, staleness: int = 0) -> float:
-        return float(update.examples)
+        return float(update.counts)
 
 
 class EqualWeighted(Linear):

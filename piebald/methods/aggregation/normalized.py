@@ -72,6 +72,6 @@ class Normalized(Aggregator):
         shares = [effective * rows / whole / a if rows else 0.0 for rows, a in zip(counted, accumulated, strict=True)]
         return moved(torch.tensor(shares), cohort.matrix.device) @ cohort.matrix, shares
 
-    def _rows(self, cohort: Cohort) -> list[int]:
+    def _rows(self, cohort: Cohort) -> list[float]:
         """Return the rows that count of each client [n]: without a step a_i is 0, by which no change can be divided."""
-        return [update.examples if update.steps else 0 for update in cohort.updates]
+        return [update.counts if update.steps else 0 for update in cohort.updates]

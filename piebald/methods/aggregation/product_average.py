@@ -64,7 +64,7 @@ class ProductAverage(Aggregator):
 
     def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
         assert cohort.matrix is not None
-        weights = [float(update.examples) for update in cohort.updates]
+        weights = [float(update.counts) for update in cohort.updates]
         whole = sum(weights)
         if whole <= 0:
             return torch.zeros(cohort.matrix.shape[1]), [0.0] * len(weights)

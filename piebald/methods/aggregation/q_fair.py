@@ -55,7 +55,7 @@ class QFair(Linear):
         return self._share(update) * (self._power(update, self.q) + step) if rate > 0 else 0.0
 
     def _share(self, update: Update) -> float:
-        return float(update.examples) if self.weights == "examples" else 1.0
+        return float(update.counts) if self.weights == "examples" else 1.0
 
     def _power(self, update: Update, exponent: float) -> float:
         """A power of a client's loss, at most e^300 for F^q: a claim beyond is as large as that, not infinite."""

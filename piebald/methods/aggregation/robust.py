@@ -107,7 +107,7 @@ Weighting = Literal["equal", "examples"]
 
 def shares_of(cohort: Cohort, weighting: Weighting) -> Tensor:
     """Shares [n] in float64 that sum to one: all alike, or by examples (which attackers can claim as they like)."""
-    sizes = [float(update.examples) if weighting == "examples" else 1.0 for update in cohort.updates]
+    sizes = [float(update.counts) if weighting == "examples" else 1.0 for update in cohort.updates]
     shares = torch.tensor(sizes, dtype=torch.float64)
     # all alike where nobody has rows, as shares must sum to one
     return shares / shares.sum() if float(shares.sum()) > 0 else torch.full_like(shares, 1 / max(1, len(shares)))

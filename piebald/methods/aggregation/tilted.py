@@ -35,4 +35,4 @@ class Tilted(Linear):
     def weight(self, update: Update, staleness: int = 0) -> float:
         tilt = self.t * initial_loss(update)
         # `math.exp` raises above 709, and a client may claim any loss
-        return update.examples * math.exp(max(-LARGEST_EXPONENT, min(LARGEST_EXPONENT, tilt)))
+        return update.counts * math.exp(max(-LARGEST_EXPONENT, min(LARGEST_EXPONENT, tilt)))

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.contracts import (
+    WEIGHT,
     ClientContext,
     Personalizes,
     Query,
@@ -49,8 +50,10 @@ class ScoringQuery(Query):
     @staticmethod
     def influence_on_shares(rows: Rows, *models: str) -> Mapping[str, float]:
         """By how much one row changes the means that models are scored by, see `Query.row_influence`."""
-        counted = max(int(TargetDomain().known_rows(rows.y).sum()), 1)  # others are in no mean
-        return {f"{model}/{name}": 1 / counted for model in models for name in SHARES}
+        known = TargetDomain().known_rows(rows.y).double()  # others are in no mean
+        weights = known if rows.weight is None else known * rows.weight
+        largest = float(weights.max() / weights.sum()) if len(rows) and weights.any() else 1.0
+        return {f"{model}/{name}": largest for model in models for name in SHARES}
 
 
 def used_model(inputs: TrainInput, context: ClientContext, trainer: Trains) -> Tensor:
@@ -62,6 +65,12 @@ def row_losses(model: Tensor, context: ClientContext, split: Split) -> Any:
     """Return the losses of all rows of a stack's clients, an array [n, 1]."""
     losses, _ = context.row_losses(model, split)
     return losses[~losses.isnan()].abs().double().cpu().numpy()[:, None]  # NaN is padding
+
+
+def weight_metric(context: ClientContext, split: Split) -> dict[str, Tensor]:
+    """Return by `WEIGHT` how much each client's rows count in averages, nothing where by their number."""
+    weights = context.weights(split)
+    return {} if weights is None else {WEIGHT: weights}
 
 
 def even_losses(model: Tensor, context: ClientContext, split: Split) -> bool:
@@ -101,12 +110,12 @@ class Evaluate(ScoringQuery):
                 # shares count rows, and all else would tell of one row
                 scores = {metric: value for metric, value in scores.items() if metric in SHARES}
             metrics |= {f"{name}/{metric}": value for metric, value in scores.items()}
-        return inputs.answered(metrics=metrics)
+        return inputs.answered(metrics=metrics | weight_metric(context, self.split))
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         metrics = ("loss", *spec.objective.metrics)
         names = {f"{model}/{metric}" for model in ("global", "personal") for metric in metrics}
-        return ResultForm({}, names, rows[self.split], 0)
+        return ResultForm({}, {*names, WEIGHT}, rows[self.split], 0)
 
     def most_asked(self, hides: bool) -> int:
         return 200 if hides else 1000
@@ -135,14 +144,15 @@ class Validate(ScoringQuery):
             if context.disclosure is not None:
                 context.disclosure.check([row_losses(inputs.model, context, self.split)], dominance_only=True)
             # without rows the loss is NaN, and answers must be finite; `examples` says that it counts nothing
-            return inputs.answered(metrics={"loss": scores["loss"].nan_to_num(), "examples": rows})
+            metrics = {"loss": scores["loss"].nan_to_num(), "examples": rows}
+            return inputs.answered(metrics=metrics | weight_metric(context, self.split))
         matrix = context.confusion(inputs.model, self.split).flatten(1)
         return inputs.answered(vectors={"confusion": matrix}, metrics={"examples": matrix.sum(1)})
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         # as many counts as the model has outputs allow: the query cannot choose how many a site sends
         vectors = {"confusion": (math.prod(spec.outputs) ** 2,)} if self.classes else {}
-        return ResultForm(vectors, () if self.classes else ("loss",), rows[self.split], 0)
+        return ResultForm(vectors, () if self.classes else ("loss", WEIGHT), rows[self.split], 0)
 
     def most_asked(self, hides: bool) -> int:
         return 200 if hides else 5000  # voters judge the model of each cluster, or of each client, in a round

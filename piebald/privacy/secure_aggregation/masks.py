@@ -224,7 +224,7 @@ class MasksOverGraph(Protocol):
     def graph(self, members: Sequence[int], keys: Sequence[bytes], sizes: Sequence[int], about: bytes) -> MaskingGraph:
         """The graph of these clients, see `MaskingGraph.of`."""
 
-    def size(self, rows: int, questions: bool) -> int:
+    def size(self, rows: float, questions: bool) -> int:
         """What a client with so many rows announces that it counts."""
 
     def balanced(self, sizes: Mapping[int, int]) -> list[int]:

@@ -331,7 +331,7 @@ ANY_SUM = SumDemands(least=2, threshold=0.5, colluding=0, largest_share=1)  # wh
 Outcome = tuple[Update | None, str | None]  # an update, or why there is none
 
 
-def counted_rows(work: ClientWork, clients: Clients, client: int) -> dict[Split, int]:
+def counted_rows(work: ClientWork, clients: Clients, client: int) -> dict[Split, float]:
     """Return how many rows of each split a client has; of those to train on, how much they count."""
     others: tuple[Split, ...] = ("validation", "test")
     held = {split: clients.size(client, split) for split in others}

@@ -32,6 +32,7 @@ from torch import Tensor
 from piebald.contracts import (
     LARGEST_MEMBER,
     SUM,
+    WEIGHT,
     ClientSecrets,
     KeyAgreement,
     ServerContext,
@@ -377,17 +378,19 @@ class SecureAggregation(MaskingTransform):
 
     # -- sizes
 
-    def size(self, rows: int, questions: bool) -> int:
+    def size(self, rows: float, questions: bool) -> int:
         """Return what a client with so many rows announces that it counts (`size_of`).
 
         Args:
-            rows: that the sum is about.
+            rows: that the sum is about, or how much they count.
             questions: whether it is of answers, in which rows count themselves.
 
         Raises:
             Declined: it counts nothing.
         """
-        weight = 0.0 if not rows else float(rows) if questions else self._weights().weight(Update({}, rows, 0, {}))
+        weight = float(rows)
+        if rows and not questions:
+            weight = self._weights().weight(Update({}, 0, 0, {WEIGHT: weight}))
         if not weight > 0:
             raise Declined("this client has no rows that the sum is about, so it would hide nobody")
         return size_of(weight)

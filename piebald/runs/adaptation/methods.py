@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from piebald.contracts import Clients, SgdConfig, Split
 from piebald.core import pytree
 from piebald.core.errors import ParameterError, SettingError
+from piebald.core.metrics import mean_over_rows
 from piebald.core.parameters import copied, matching
 from piebald.core.randomness import torch_seed
 from piebald.engines.batched_layers import KeyedDropout
@@ -281,7 +282,8 @@ class _PartialSgd:
                 if isinstance(dropout, KeyedDropout):
                     dropout.start(torch.tensor(step_key(rng_key, step)))
                 rows = augmented(gathered.take(batch), self.config, step, rng_key)
-                loss = engine.loss(pytree.run(self.module, rows.x), rows.y).mean()
+                losses = engine.loss(pytree.run(self.module, rows.x), rows.y)
+                loss = mean_over_rows(losses, engine.row_loader.counted(rows.y)) if losses.dim() else losses
                 self.optimiser.zero_grad()
                 torch.autograd.backward(loss)
                 if self.config.clip is not None:

@@ -88,7 +88,7 @@ class Simulation:
         self._waiting: list[Event] = []  # tasks that nobody has begun
         self._begun: dict[int, list[list[Event]]] = {}  # stacks by the number under which they were begun
         self._worker_pool: WorkerPool | None = None
-        self._rows: dict[int, Mapping[Split, int]] = {}  # of clients that mask
+        self._rows: dict[int, Mapping[Split, float]] = {}  # of clients that mask
         self._work_digest = "" if work.masking is None else work.digest
         self._secrets: dict[int, dict[str, Tensor]] = {}  # what clients keep from everybody, for secure aggregation
 

@@ -1,0 +1,308 @@
+"""Case 32: a column that says how much each row counts, as in surveys and inverse probability weighting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import piebald
+from piebald import recipes
+from piebald.contracts import Rows
+from piebald.core.errors import SettingError
+from piebald.core.metrics import survival_loss
+from piebald.core.objective import METRICS
+from piebald.core.targets import Weighted
+from piebald.data.clients.data_source import DataSource
+from piebald.engines.scoring import value_of, values_of_rows
+from tests.fakes import few, seeded, simulate
+
+pd = pytest.importorskip("pandas")
+ENGINES = ("sequential", "batched", "vmapped", "reference")
+FULL = recipes.fedavg(lr=1.0, steps=1, batch=1000)
+
+
+def survey(seed: int = 5, whole: bool = False) -> Any:
+    """Three sites of unlike size, whose rows have weights; whole ones where they can be written out as rows."""
+    rng, tables = np.random.default_rng(seed), []
+    for site, rows, level in (("north", 24, 0), ("south", 17, 0.5), ("east", 9, -0.4)):
+        x = rng.normal(size=(rows, 2)).round(3)
+        weights = rng.integers(1, 4, rows) if whole else rng.uniform(0.3, 3, rows).round(2)
+        ill = (x @ [1, -0.5] + level + rng.logistic(size=rows) > 0).astype(int)
+        tables.append(pd.DataFrame({"site": site, "a": x[:, 0], "b": x[:, 1], "w": weights, "ill": ill}))
+    return pd.concat(tables, ignore_index=True)
+
+
+def clients(table: Any, weights: str | None = "w", **options: Any) -> Any:
+    options = {"target": "ill", "test": 0} | options
+    return piebald.clients_from(table, client="site", features=["a", "b"], weights=weights, **options)
+
+
+def written_out(table: Any) -> Any:
+    return table.loc[table.index.repeat(table["w"])].reset_index(drop=True)
+
+
+class Logistic(nn.Module):
+    """Two classes, one linear predictor: what a generalised linear model has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.linear(x)
+        return torch.cat([torch.zeros_like(z), z], 1)
+
+
+def vector(run: piebald.Run) -> Any:
+    return torch.cat([part.flatten() for part in run.model().state_dict().values()]).numpy()
+
+
+def trained(held: Any, engine: str = "batched", recipe: Any = FULL, **options: Any) -> Any:
+    model = options.pop("model", None) or seeded(Logistic)
+    return vector(simulate(recipe, held, model, simulator={"engine": engine}, **{"rounds": 3} | options))
+
+
+def test_full_batches_come_to_the_weighted_model_of_all_rows() -> None:
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    table = survey()
+    fit = linear_model.LogisticRegression(C=np.inf, tol=1e-8).fit(table[["a", "b"]], table["ill"], table["w"])
+    found = trained(clients(table), recipe=recipes.fedavg(lr=2.0, steps=1, batch=1000), rounds=80)
+    assert found == pytest.approx([*fit.coef_[0], *fit.intercept_], abs=1e-4)
+    plain = linear_model.LogisticRegression(C=np.inf, tol=1e-8).fit(table[["a", "b"]], table["ill"])
+    assert np.abs(fit.coef_ - plain.coef_).max() > 0.02
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_weight_of_two_is_a_row_twice(engine: str) -> None:
+    table = survey(whole=True)
+    expected = trained(clients(written_out(table), None), "reference")
+    assert trained(clients(table), engine) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_weight_of_zero_is_a_row_left_out(engine: str) -> None:
+    table = survey()
+    out = table.index % 3 == 1
+    left = trained(clients(table[~out]), recipe=recipes.fedavg(lr=0.5, batch=4))
+    assert trained(clients(table.assign(w=table["w"].where(~out, 0))), engine, recipes.fedavg(lr=0.5, batch=4)) == (
+        pytest.approx(left, abs=1e-6)
+    )
+
+
+BATCHED = {
+    "batches": recipes.fedavg(lr=0.5, batch=5, epochs=2),
+    "batch norm": recipes.fedavg(lr=0.5, batch=8),
+    "proximal": recipes.fedprox(mu=0.1, lr=0.5, batch=5),
+    "mixed rows": recipes.fedavg(lr=0.5, batch=8, augmentation=[{"kind": "mix_up"}]),
+    "a loss of its own": recipes.fedlc(lr=0.5, batch=5),
+    "normalised": recipes.fednova(lr=0.5, batch=5),
+    "accumulated": recipes.fedavg(lr=0.5, batch=8, accumulate=2),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES[:3])
+@pytest.mark.parametrize(
+    "case",
+    [case if case in ("batches", "mixed rows") else pytest.param(case, marks=pytest.mark.full) for case in BATCHED],
+)
+def test_all_engines_come_to_the_same(engine: str, case: str) -> None:
+    def network() -> nn.Module:
+        norm = [nn.BatchNorm1d(5)] if case == "batch norm" else []
+        return nn.Sequential(nn.Linear(2, 5), *norm, nn.Tanh(), nn.Linear(5, 2))
+
+    held, results = clients(survey(), test=0.2), []
+    for name in ("reference", engine):
+        run = simulate(
+            BATCHED[case], held, seeded(network), simulator={"engine": name}, rounds=2, metrics=["f1", "auc"]
+        )
+        results.append((vector(run), {(row["client"], row["metric"]): row["value"] for row in run.scores}))
+    assert results[1][0] == pytest.approx(results[0][0], abs=2e-5)
+    assert results[1][1] == pytest.approx(results[0][1], abs=1e-4, nan_ok=True)
+    assert np.abs(results[0][0] - trained(clients(survey(), None, test=0.2), model=seeded(network),
+                                          recipe=BATCHED[case], rounds=2)).max() > 1e-3  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{"workers": 2}, {"stack": 1}])
+def test_workers_and_lone_clients_come_to_the_same(options: dict[str, Any]) -> None:
+    run = simulate(FULL, clients(survey()), seeded(Logistic), rounds=3, simulator={"engine": "batched"} | options)
+    assert vector(run) == pytest.approx(trained(clients(survey())), abs=1e-6)
+
+
+def test_one_site_alone_may_have_weights() -> None:
+    rows = {site: part.drop(columns="site") for site, part in survey(whole=True).groupby("site")}
+
+    def held(site: str, part: Any) -> Any:
+        x = torch.tensor(part[["a", "b"]].to_numpy(), dtype=torch.float32)
+        weight = torch.tensor(part["w"].to_numpy(), dtype=torch.float32) if site == "north" else None
+        return {"train": Rows(x, torch.tensor(part["ill"].to_numpy()), weight)}
+
+    names = list(rows)
+    lazy = piebald.LazyClients(3, lambda n: held(names[n], rows[names[n]]), names=names, classes=["0", "1"])
+    repeated = survey(whole=True)
+    repeated["w"] = repeated["w"].where(repeated["site"] == "north", 1)
+    expected = trained(clients(written_out(repeated), None))
+    for engine in ENGINES:
+        assert trained(lazy, engine) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("recipe", [recipes.fedavg(lr=0.5, batch=5), recipes.fednova(lr=0.5, batch=5)])
+@pytest.mark.parametrize("scale", [0.001, 1000.0])
+def test_the_unit_of_weights_is_without_meaning(recipe: Any, scale: float) -> None:
+    table = survey()
+    scaled = trained(clients(table.assign(w=table["w"] * scale)), recipe=recipe)
+    assert scaled == pytest.approx(trained(clients(table), recipe=recipe), abs=1e-5)
+
+
+def test_a_site_counts_by_the_sum_of_its_weights() -> None:
+    table = survey()
+    run = simulate(FULL, clients(table), seeded(Logistic), rounds=1)
+    sums = table.groupby("site")["w"].sum()
+    shares = {run.names[row["client"]]: row["weight"] for row in run.results if row["kind"] == "train"}
+    assert shares == pytest.approx((sums / sums.sum()).to_dict(), rel=1e-6)
+
+
+def test_scores_are_those_of_scikit_learn_with_sample_weights() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    logits, true, w = rng.normal(size=(80, 2)), rng.integers(0, 2, 80), rng.uniform(0.1, 4, 80)
+    score, label = logits[:, 1] - logits[:, 0], logits.argmax(1)
+    shares = 1 / (1 + np.exp(-score))
+    expected = {
+        "accuracy": metrics.accuracy_score(true, label, sample_weight=w),
+        "auc": metrics.roc_auc_score(true, score, sample_weight=w),
+        "average_precision": metrics.average_precision_score(true, score, sample_weight=w),
+        "balanced_accuracy": metrics.balanced_accuracy_score(true, label, sample_weight=w),
+        "f1": metrics.f1_score(true, label, average="macro", sample_weight=w),
+        "brier": metrics.brier_score_loss(true, shares, sample_weight=w),
+        "log_loss": metrics.log_loss(true, shares, sample_weight=w),
+        "sensitivity": metrics.recall_score(true, label, sample_weight=w),
+        "specificity": metrics.recall_score(true, label, pos_label=0, sample_weight=w),
+    }
+    targets = Weighted(torch.from_numpy(true), torch.from_numpy(w))
+    found = {name: float(value_of(METRICS[name], torch.from_numpy(logits), targets)) for name in expected}
+    assert found == pytest.approx(expected, rel=1e-5)
+    x, y = torch.from_numpy(logits[:, 0]), Weighted(torch.from_numpy(logits[:, 1]), torch.from_numpy(w))
+    squared = metrics.mean_squared_error(logits[:, 1], logits[:, 0], sample_weight=w)
+    assert float(value_of(METRICS["rmse"], x, y)) == pytest.approx(squared**0.5, rel=1e-6)
+    assert float(value_of(METRICS["squared_error"], x, y)) == pytest.approx(squared, rel=1e-6)
+    assert float(value_of(METRICS["r2"], x, y)) == pytest.approx(
+        metrics.r2_score(logits[:, 1], logits[:, 0], sample_weight=w), rel=1e-6
+    )
+
+
+@few
+@given(st.lists(st.integers(1, 4), min_size=6, max_size=12), st.integers(0, 99))
+def test_every_metric_of_a_row_twice_is_that_of_its_weight(weights: list[int], seed: int) -> None:
+    pytest.importorskip("sklearn")
+    rng, n = np.random.default_rng(seed), len(weights)
+    w, index = torch.tensor(weights, dtype=torch.float64), torch.arange(n).repeat_interleave(torch.tensor(weights))
+    classes = torch.from_numpy(np.resize([0, 1], n))
+    labels = torch.from_numpy(rng.integers(0, 2, (n, 3)).astype(np.float64))
+    lives = torch.from_numpy(np.stack([rng.integers(1, 6, n), np.resize([1, 0], n)], 1).astype(np.float64))
+    two, one, three = (torch.from_numpy(rng.normal(size=shape)) for shape in ((n, 2), (n,), (n, 3)))
+    cases = [(name, two, classes) for name in ("accuracy", "f1", "balanced_accuracy", "brier", "calibration_error",
+                                               "log_loss", "auc", "average_precision")]  # fmt: skip
+    cases += [(name, three, labels) for name in ("label_accuracy", "f1", "balanced_accuracy", "sensitivity")]
+    cases += [(name, one, two[:, 0]) for name in ("mae", "rmse", "squared_error", "r2")]
+    cases += [("concordance", one, lives)]
+    for name, outputs, targets in cases:
+        alone = float(value_of(METRICS[name], outputs, Weighted(targets, w)))
+        assert alone == pytest.approx(float(value_of(METRICS[name], outputs[index], targets[index])), rel=1e-5), name
+    # Breslow's likelihood has tied rows apart, as rows that are written out are
+    weighted = survival_loss(one, lives, w)
+    assert float(weighted) == pytest.approx(float(survival_loss(one[index], lives[index])), rel=1e-5, abs=1e-7)
+
+
+def test_values_of_rows_have_the_mean_and_the_error_of_a_weighted_mean() -> None:
+    rng = np.random.default_rng(0)
+    truth, guess = (torch.from_numpy(rng.normal(size=400)) for _ in range(2))
+    w = torch.from_numpy(rng.uniform(0.1, 4, 400))
+    values = values_of_rows(METRICS["mae"], guess, Weighted(truth, w)).numpy()
+    assert values.mean() == pytest.approx(float(value_of(METRICS["mae"], guess, Weighted(truth, w))), rel=1e-6)
+    errors, drawn = (guess - truth).abs().numpy(), rng.integers(0, 400, (4000, 400))
+    means = (errors[drawn] * w.numpy()[drawn]).sum(1) / w.numpy()[drawn].sum(1)
+    assert values.std() / 20 == pytest.approx(means.std(), rel=0.1)  # the bootstrap is the referee
+
+
+@pytest.mark.parametrize("value", [-1.0, np.inf, np.nan, "much"])
+def test_a_weight_that_is_none_is_named_with_its_file_row_and_column(tmp_path: Path, value: Any) -> None:
+    table = survey().astype({"w": object})
+    table.loc[3, "w"] = value
+    table.to_csv(path := tmp_path / "rows.csv", index=False)
+    with pytest.raises(SettingError, match=r"rows\.csv: .*'w' must .* number.*, got .* in row 5"):
+        clients(str(path))
+    with pytest.raises(SettingError, match=r"'w' must .* number.*, got .* in row 4"):
+        clients(table)
+
+
+def test_what_cannot_be_weighed_is_refused_in_a_sentence() -> None:
+    table = survey()
+    with pytest.raises(SettingError, match="there is no column 'v'"):
+        clients(table, "v")
+    with pytest.raises(SettingError, match="weights must be a column beside the client's and the target's, got 'ill'"):
+        clients(table, "ill")
+    with pytest.raises(SettingError, match="features must not include the weights column 'a'"):
+        clients(table, "a")
+    with pytest.raises(SettingError, match="all weights 'w' are 0"):
+        clients(table.assign(w=0))
+    with pytest.raises(SettingError, match="weights names columns of a table"):
+        piebald.clients_from({"a": (np.zeros((4, 2)), [0, 1, 0, 1])}, weights="w")
+    with pytest.raises(SettingError, match="dp_sgd hides single rows"):
+        simulate(recipes.dp_sgd(lr=0.1, clip=1.0), clients(table), seeded(Logistic), rounds=1)
+
+    def mean_loss(outputs: Any, targets: Any) -> Any:
+        return nn.functional.cross_entropy(outputs, targets)
+
+    with pytest.raises(SettingError, match="weights of rows need a loss with a value for each row"):
+        simulate(FULL, clients(table), seeded(Logistic), rounds=1, loss=mean_loss)
+
+
+def test_the_column_is_no_input_in_an_experiment_and_of_no_need_to_predict(tmp_path: Path) -> None:
+    table = survey()
+    table.to_csv(path := tmp_path / "rows.csv", index=False)
+    rows: Any = DataSource(source=str(path), client="site", target="ill", weights="w").load(coded=True)
+    assert list(rows.features) == ["a", "b"]
+    assert rows.weights.numpy() == pytest.approx(table["w"].to_numpy(), rel=1e-6)
+    held = piebald.clients_from(str(path), client="site", target="ill", weights="w")
+    run = simulate(FULL, held, seeded(Logistic), rounds=1)
+    assert held.rows(0, "train").weight is not None
+    without = run.predictor().predict(table.drop(columns=["w", "ill", "site"]))
+    assert without.equals(run.predictor().predict(table))
+
+
+@pytest.mark.parametrize("amounts", [False, True])
+def test_trees_from_sums_are_those_of_xgboost_with_weights_on_all_rows(amounts: bool) -> None:
+    xgboost = pytest.importorskip("xgboost")
+    rng = np.random.default_rng(0)
+    table = survey(whole=True).assign(a=lambda rows: rows["a"].round(1), b=lambda rows: rows["b"].round(1))
+    table["ill"] = (table["a"] + rng.normal(size=len(table))).round(2) if amounts else table["ill"]
+    options: dict[str, Any] = {"target_bounds": (-9.0, 9.0)} if amounts else {}
+    grown = piebald.trees(
+        table, client="site", target="ill", row_weights="w", form="histogram", largest_weight=3.0, rounds=4,
+        max_depth=3, test=0.0, evaluate_split="train", **options,
+    )  # fmt: skip
+    assert grown.encoding.columns == ["a", "b"]
+    rows = xgboost.DMatrix(table[["a", "b"]], label=table["ill"], weight=table["w"])
+    rows.set_base_margin(np.full(len(table), grown.boosted.start.margins[0]))
+    settings = {"objective": "reg:squarederror" if amounts else "binary:logistic", "base_score": 0.5, "max_depth": 3,
+                "tree_method": "exact"}  # fmt: skip
+    expected = xgboost.train(settings, rows, 4).predict(rows)
+    found = np.asarray(grown.predict(table))
+    assert (found if amounts else found[:, 1]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_weights_of_trees_without_a_bound_are_refused_in_a_sentence() -> None:
+    pytest.importorskip("xgboost")
+    with pytest.raises(SettingError, match="needs the largest weight of a row, which must not be taken from the rows"):
+        piebald.trees(survey(), client="site", target="ill", row_weights="w", form="histogram", rounds=1)
+    with pytest.raises(SettingError, match="columns must not include the weights 'w'"):
+        piebald.trees(survey(), client="site", target="ill", row_weights="w", columns=["a", "w"])
