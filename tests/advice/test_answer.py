@@ -256,7 +256,9 @@ def test_no_reason_is_given_where_clients_and_rounds_differ_by_noise_alone() -> 
             rungs=(2, 4), metric="accuracy", higher_is_better=True, names=range(clients), choosing=held
         )
         chosen, alone, together = (
-            SimpleNamespace(scores={2: scores(clients), 4: (last := scores(clients))}, last=last, mean=0.7)
+            SimpleNamespace(
+                scores={2: scores(clients), 4: (last := scores(clients))}, last=last, mean=0.7, stopped=None
+            )
             for _ in range(3)
         )
         return reasons(chosen, alone, together, runs)  # type: ignore[arg-type]

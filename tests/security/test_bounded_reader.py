@@ -37,7 +37,7 @@ from PIL import Image
 import piebald
 from piebald import data, models, partition
 from piebald.cli import main
-from piebald.core import reading
+from piebald.core import files, reading
 from piebald.core.errors import PiebaldError, RunFolderError, SettingError
 from piebald.data import embeddings
 from piebald.data.clients.client_tables import read_table
@@ -82,8 +82,8 @@ def ends() -> Iterator[None]:
 
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "memory", lambda: 2 * SMALL)
-    monkeypatch.setattr(reading, "SMALL", 1 << 20)
+    monkeypatch.setattr(files, "memory", lambda: 2 * SMALL)
+    monkeypatch.setattr(files, "SMALL", 1 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_what_is_no_file_is_one_sentence_wherever_it_is_met(
 ) -> None:
     """A command that has no words of its own for it names it all the same."""
     put("pipe", tmp_path / "odd")
-    monkeypatch.setattr("piebald.cli.train.check_run", lambda _: reading.read_bytes(tmp_path / "odd"))
+    monkeypatch.setattr("piebald.cli.train.check_run", lambda _: files.read_bytes(tmp_path / "odd"))
     assert main(["resume", "run"]) == 2
     assert capsys.readouterr().err == f"{tmp_path / 'odd'}: it is a pipe, and only files are read\n"
 
@@ -206,7 +206,7 @@ def test_entries_of_a_queue_are_short_and_shallow_files(tmp_path: Path) -> None:
     queue = ExperimentQueue(tmp_path)
     queue.add("a", "rounds = 1", tmp_path / "run", tmp_path)
     entry = queue.folder / "0001.json"
-    for content in (b"[" * 100_000, b" " * (reading.MOST_TEXT + 1), b"9" * 10_000):
+    for content in (b"[" * 100_000, b" " * (files.MOST_TEXT + 1), b"9" * 10_000):
         entry.write_bytes(content)
         refused(queue.entries, "0001.json", SettingError)
     put("pipe", entry)
@@ -441,7 +441,7 @@ def test_a_hole_is_no_table_and_no_checkpoint(run: Path, tmp_path: Path) -> None
     before = peak()
     for name in ("t.csv", "t.parquet", "t.npz", "images.png"):
         with pytest.raises(OSError, match="would take 2,147,483,648 bytes in memory but has 0"):
-            reading.opened(hole(tmp_path / name, 2 << 30))
+            files.opened(hole(tmp_path / name, 2 << 30))
     refused(lambda: read_table(tmp_path / "t.csv"), "would take", SettingError)
     hole(run / "vectors-2.safetensors", 4 << 30)
     with RunStore.open_read_only(run) as store:
@@ -773,33 +773,33 @@ def test_an_hdf5_file_opens_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_limits_hold_on_both_sides(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(b'"abcd"')
-    assert reading.read_bytes(path, 6) == b'"abcd"'
+    assert files.read_bytes(path, 6) == b'"abcd"'
     with pytest.raises(OSError, match="longer than the 5 bytes"):
-        reading.read_bytes(path, 5)
-    assert reading.read_json(path) == "abcd"
+        files.read_bytes(path, 5)
+    assert files.read_json(path) == "abcd"
     (tmp_path / "link").symlink_to(path)
-    assert reading.read_bytes(tmp_path / "link") == b'"abcd"'
+    assert files.read_bytes(tmp_path / "link") == b'"abcd"'
     with pytest.raises(OSError, match="it is a link, and only files are read"):
-        reading.read_bytes(tmp_path / "link", links=False)
+        files.read_bytes(tmp_path / "link", links=False)
 
 
 def test_a_file_may_expand_to_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "memory", lambda: 4 << 30)
-    reading.check_size("x", 2 << 30, 1 << 30)
+    monkeypatch.setattr(files, "memory", lambda: 4 << 30)
+    files.check_size("x", 2 << 30, 1 << 30)
     with pytest.raises(OSError, match="would take"):
-        reading.check_size("x", (2 << 30) + 1, 1 << 30)
-    reading.check_size("x", reading.SMALL, 1)
-    stored = (1 << 30) // reading.RATIO + 1
-    reading.check_size("x", 1 << 30, stored)
+        files.check_size("x", (2 << 30) + 1, 1 << 30)
+    files.check_size("x", files.SMALL, 1)
+    stored = (1 << 30) // files.RATIO + 1
+    files.check_size("x", 1 << 30, stored)
     with pytest.raises(OSError, match="would take"):
-        reading.check_size("x", 1 << 30, stored - 1)
+        files.check_size("x", 1 << 30, stored - 1)
 
 
 def test_the_limit_of_a_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 30, resource.RLIM_INFINITY))
-    assert reading.memory() == 1 << 30
+    assert files.memory() == 1 << 30
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert reading.memory() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert files.memory() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def test_text_tables_are_measured_by_any_separator(tmp_path: Path, little_memory: None) -> None:
