@@ -7,9 +7,9 @@ over federations of many kinds (Xu et al. 2010).  So any prefix of it is a portf
 1. All settings are trained for a quarter of the rounds, the best eight go on to half of them, the best six to the end
    (Jamieson and Talwalkar 2016).  The best setting of Local goes to the end in any case: it is the measure of the
    others.
-2. Local and the two best get a second seed before anybody gets a third: the luck of seeds is as large as what settings
+2. FedAvg, the measure that everybody knows, is trained where the portfolio left it out, if the budget lasts.
+3. Local and the two best get a second seed before anybody gets a third: the luck of seeds is as large as what settings
    differ by, and the best of many has had luck.  Only what was repeated may win.
-3. FedAvg, as a measure that everybody knows, is trained if the budget lasts.
 
 All runs of a seed have the same clients, cohorts and first model, so that scores can be paired.  Only validation rows
 are looked at.  The same function is replayed on known results in `benchmarks/advise`.
@@ -298,12 +298,12 @@ class Race:
         """Return what was trained, the reasons why other methods were not, and the cost of the race."""
         self.runners = [Runner(entrant) for entrant in field]
         with closing(Record(self.folder)) as self._record:
-            # the order of stages is that of their worth: halving finds the best, two seeds show that it was not luck,
-            # measures come next, and further seeds have what is left of the budget
+            # the order of stages is that of their worth: halving finds the best, an answer without its measure is none,
+            # two seeds show that it was not luck, and further seeds have what is left of the budget
             self._halve([number for number, entrant in enumerate(field) if not entrant.late])
-            self._repeat(2)
             self._train_late()
-            self._repeat(len(self.seeds))
+            for seeds in (2, len(self.seeds)):
+                self._repeat(seeds)
         trained = [runner for runner in self.runners if runner.scores]
         tried = {runner.label for runner in trained}
         left_out = {

@@ -43,7 +43,7 @@ partition = { kind = "disjoint", clients = 5, classes_each = 2, limit = 500, val
 
 [advise]
 families = ["hdafl"]
-budget = { rounds = 60 }
+budget = { rounds = 44 }
 seeds = [0, 1]
 """
 
@@ -127,7 +127,7 @@ def test_the_answer_says_what_was_measured(answered: tuple[Path, Mapping[str, An
     near = [answer["verdict"]["leader"], *answer["verdict"]["not_clearly_behind"]]
     assert answer["recommended"] in near
     assert 0 <= answer["probability_within_one_point"] <= 1
-    assert answer["spent"]["rounds"] <= 60
+    assert answer["spent"]["rounds"] <= 44
     for label in answer["tested"]:
         with History(folder / "check" / label / "seed-0") as history:
             assert history.split == "test"

@@ -112,7 +112,7 @@ def test_some_cases_and_methods_can_be_run(tmp_path: Path) -> None:
     assert shown.splitlines()[-1] == "6 runs: paper"  # three seeds of each
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_runs_of_the_papers_scale_become_tables_and_a_figure(tmp_path: Path) -> None:
     """Before, the last step failed: runs were read as no list, curves after their run folders were closed, and the
     points of a curve by the wrong names, for Table 5."""

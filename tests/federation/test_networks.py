@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -97,6 +99,22 @@ def test_a_transfer_goes_on_where_resets_broke_it(parties: Parties, networks: Mo
     assert parties.arrived == [body]
     assert parties.network.resets >= 3
     assert parties.network.passed["up"] < len(body) + parties.network.resets * (WINDOW + MB)
+
+
+def test_silent_strangers_end_one_another_and_no_site(
+    parties: Parties, credentials: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, each held a file of the server for ten seconds, and as many as it may have open stopped all steps."""
+    address = ("127.0.0.1", provisioning.read(credentials / SERVER).port)
+    monkeypatch.setattr(tls, "HANDSHAKE", 1000.0)  # after which they would end by themselves
+    monkeypatch.setattr(parties.server, "_report", lambda _: None)
+    strangers = [socket.create_connection(address, timeout=60) for _ in range(tls.HANDSHAKES + 24)]
+    until(lambda: len(select.select(strangers, [], [], 0)[0]) == 24)  # which have ended
+    parties.network.reset()
+    until(parties.hello)
+    for one in strangers:
+        one.close()
+    until(lambda: not parties.server._listener._unproven)
 
 
 @pytest.mark.full

@@ -100,7 +100,7 @@ def carried_out(folder: Path, server: Path, site: Path) -> tuple[str, list[Any]]
     ]
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_releases_of_one_protocol_take_part_with_one_another(later: Path, tmp_path: Path) -> None:
     """Their run is that of one release."""
     here, outcomes = PACKAGE.parent, {}

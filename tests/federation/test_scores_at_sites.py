@@ -156,8 +156,8 @@ def test_what_sites_were_not_asked_they_do_not_tell() -> None:
 @pytest.mark.parametrize(
     ("metric", "seeds"),
     [
-        ("accuracy", (1, 2, 3)), ("auc", (1,)),
-        *(pytest.param(metric, seeds, marks=pytest.mark.full)
+        ("accuracy", (1, 2)), ("auc", (1,)), pytest.param("brier", (1, 2), marks=pytest.mark.full),
+        *(pytest.param(metric, seeds, marks=pytest.mark.long)
           for metric, seeds in (("accuracy", (1,)), ("auc", (1, 2, 3)), ("brier", (1,)), ("brier", (1, 2, 3)))),
     ],
 )  # fmt: skip

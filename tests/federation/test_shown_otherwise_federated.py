@@ -272,6 +272,7 @@ def test_masked_runs_repeat_to_the_bit_and_are_the_simulation(five: Sites) -> No
     assert torch.equal(runs[0].cluster_models[0], carry_out(made).cluster_models[0])
 
 
+@pytest.mark.long
 def test_a_server_that_resumes_goes_on_with_sums(five: Sites, tmp_path: Path) -> None:
     made = settings({**RECIPE, "cohort": 4}, rounds=6, partition=FIVE, **SMALL)
     flags = {"kind": "federation", **PATIENT}

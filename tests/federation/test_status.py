@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ import pytest
 from piebald.cli import main
 from piebald.core.errors import SettingError
 from piebald.experiments.file import ExperimentSettings
+from piebald.federation.credentials import provisioning
 from piebald.federation.hub.local_federation import free_port
 from piebald.federation.operate import page_server, run_view, status
 from piebald.federation.operate.experiment_queue import ExperimentQueue
@@ -368,6 +370,21 @@ def test_metrics_are_prometheus_own_form(places: tuple[Path, Path]) -> None:
     assert (found["piebald_epsilon", "row"], found["piebald_epsilon", "client"]) == (1.5, math.inf)
     assert found["piebald_site_loss", "south"] == pytest.approx(1 / 12 + 1)
     assert exposition(RunView())  # before anything has run
+
+
+def test_metrics_say_how_the_machine_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    credentials = provisioned(tmp_path) / "server"
+    queue = ExperimentQueue(credentials)
+    for name in ("a", "b", "c"):
+        queue.add(name, "rounds = 1", tmp_path / name)
+    queue.change(queue.entry(1), state="running")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=12_345 if path == credentials else 0))
+    told = exposition(Viewer(credentials).view())[0].decode().splitlines()
+    assert {"piebald_queue_waiting 2.0", "piebald_disk_free_bytes 12345.0"} <= {*told}
+    values = dict(line.rsplit(" ", 1) for line in told if not line.startswith("#"))
+    expires = provisioning.read(credentials).expires.timestamp()
+    assert float(values["piebald_certificate_expires_seconds"]) == pytest.approx(expires, abs=2)
+    assert not Path("/proc").exists() or float(values["process_resident_memory_bytes"]) > 1e7
 
 
 def test_elsewhere_than_on_loopback_a_token_is_needed(

@@ -63,7 +63,7 @@ def test_term_ends_where_the_tilted_loss_is_smallest(t: float) -> None:
     assert ends_at(recipes.term(t=t, lr=0.02)) == pytest.approx(brentq(derivative, 0.5, 0.999), abs=2e-3)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_afl_ends_where_the_largest_loss_is_smallest() -> None:
     assert ends_at(recipes.afl(lambda_lr=0.02, lr=0.01), rounds=1500) == pytest.approx(2 / 3, abs=5e-3)
 

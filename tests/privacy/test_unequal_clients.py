@@ -56,11 +56,12 @@ def federations(count: int) -> list[tuple[float, int, int, int, list[int]]]:
     return drawn
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize(
+    "part", [pytest.param(0, marks=pytest.mark.full), *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 10))]
+)
 def test_the_stated_epsilon_is_the_largest_of_any_client(part: int) -> None:
     losses = LossAccountant()
-    for place, (noise, batch, epochs, rounds, sizes) in enumerate(federations(200)[part::4]):
+    for place, (noise, batch, epochs, rounds, sizes) in enumerate(federations(200)[part::10]):
         recipe = recipes.dp_sgd(noise=noise, batch=batch, epochs=epochs)
         trainer: Any = recipe.training
         largest = max(of_client(noise, batch, epochs, rounds, size) for size in sizes)

@@ -122,7 +122,7 @@ def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TaskRunner, "_count", lambda *_: None)
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("canary", [-0.9, 1e30, math.nan, math.inf])
 @pytest.mark.parametrize("name", QUERIES)
 def test_no_row_is_told_by_more_than_is_stated(name: str, canary: float) -> None:
@@ -153,7 +153,7 @@ def known_to_the_attacker(name: str, less: float, monkeypatch: pytest.MonkeyPatc
     return from_outcomes(inside, outside, DELTA)
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["sums", "scores"])
 def test_the_audit_comes_near_to_what_so_many_answers_can_show(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """That is half of what is stated: the bound of numbers which are moved by all that the mechanism allows.
@@ -166,7 +166,7 @@ def test_the_audit_comes_near_to_what_so_many_answers_can_show(name: str, monkey
     assert 0.7 * most < found <= stated(QUERIES[name])
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "less"), [("sums", 0.5), ("sums of models", 0.25), ("scores", 0.5)])
 def test_the_audit_finds_noise_that_is_too_small(name: str, less: float, monkeypatch: pytest.MonkeyPatch) -> None:
     assert known_to_the_attacker(name, less, monkeypatch) > stated(QUERIES[name])

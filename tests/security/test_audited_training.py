@@ -112,7 +112,7 @@ def stated(steps: int = 1) -> float:
     return rows(NOISE, 1.0, steps, DELTA).epsilon_pld
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize(("build", "canary"), CANARIES.values(), ids=CANARIES)
 def test_no_row_is_told_by_more_than_is_stated(build: Callable[[], nn.Module], canary: float) -> None:
     inside, outside = outcomes(build, canary), outcomes(build, None)

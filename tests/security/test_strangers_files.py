@@ -26,13 +26,13 @@ from piebald.data.measures import pictures
 from piebald.models.weights_folder import read_config
 from piebald.report.export import score
 
-MILLION = "1" * 1_000_000
+DIGITS = "1" * 200_000
 CELLS = {
-    "a million digits": MILLION,
-    "a million digits and decimals": f"{MILLION},5",
-    "a million digits per cent": f"{MILLION}%",
-    "a million digits of a unit": f"{MILLION} kg",
-    "a million digits of a date": f"{MILLION}-01-01",
+    "many digits": DIGITS,
+    "many digits and decimals": f"{DIGITS},5",
+    "many digits per cent": f"{DIGITS}%",
+    "many digits of a unit": f"{DIGITS} kg",
+    "many digits of a date": f"{DIGITS}-01-01",
     "an exponent": "1e999999999999",
     "an exponent of a comma": "1,5e999999999",
     "an exponent below zero": "-1e-999999999",
@@ -41,16 +41,17 @@ CELLS = {
     "a late date": "9999999999-01-01",
     "a date of a long year": "31.12." + "9" * 1000,
     "a time": "99999999999:99:99",
-    "a million signs": "+" * 1_000_000 + "1",
-    "a long quotation": '"' + "x" * 3_000_000 + '"',
+    "many signs": "+" * 200_000 + "1",
+    "a long quotation": '"' + "x" * 600_000 + '"',
     "hexadecimal": "0x" + "f" * 100_000,
     "digits of Arabic": "\u0663" * 5000,
     "a thousand separators": "1" + ".234" * 10_000 + ",5",
-    "brackets": f"({MILLION})",
+    "brackets": f"({DIGITS})",
 }
 OTHERS = ("2,5", "3", "4,25 kg", "5%", "01.02.2020")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", CELLS)
 def test_an_absurd_cell_is_text_or_one_sentence(name: str, tmp_path: Path) -> None:
     """Before, "1e999999999 kg" was a raw decimal.Overflow."""

@@ -222,6 +222,14 @@ _PAUSE = 60.0  # seconds between two looks at the file
 _DAY = timedelta(days=1)
 
 
+def certificate_expires(folder: Path) -> datetime | None:
+    """Return when the certificate of a party's credentials expires, None while there is none that can be read."""
+    try:
+        return x509.load_pem_x509_certificate(read_bytes(folder / "certificate.pem")).not_valid_after_utc
+    except (OSError, ValueError):
+        return None
+
+
 class ExpiryWatch:
     """Warns once a day that a party's certificate expires soon, and says at once that it has, or that it was renewed.
 

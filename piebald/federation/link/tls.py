@@ -203,6 +203,7 @@ def is_loopback(host: str) -> bool:
 
 
 HANDSHAKE = 10.0  # seconds for a connection to complete the handshake
+HANDSHAKES = 16  # that are under way at a time: a process may have as few as 64 files open
 IDLE = 120.0  # seconds without a byte after which the server ends a connection; sites say hello every second
 QUIET = 30.0  # seconds without a byte after which a site does, and in which a byte that is sent must be on its way
 CONNECTIONS = 4  # of one certificate at a time; the oldest ends where there are more
@@ -271,12 +272,15 @@ class RenewedContext:
                 self._context, self._stamp = context(*self._arguments), stamp
         return self._context
 
-    def secure(self, plain: socket.socket, host: str | None = None) -> SharedSocket:
+    def secure(
+        self, plain: socket.socket, host: str | None = None, begun: Callable[[SharedSocket], None] | None = None
+    ) -> SharedSocket:
         """Return a connection after its handshake, for several threads to read and write.
 
         Args:
             plain: the connection before it.
             host: what a site calls the server, for what passes TLS on by its name (SNI).
+            begun: called with the connection before its handshake.
 
         Raises:
             OSError: the handshake has failed.
@@ -286,8 +290,17 @@ class RenewedContext:
         for option, value in _KEEP_ALIVE.items():
             plain.setsockopt(socket.IPPROTO_TCP, option, value)
         plain.settimeout(HANDSHAKE)
-        secured = self.current().wrap_socket(plain, server_side=is_server, server_hostname=host)
+        secured = self.current().wrap_socket(
+            plain, server_side=is_server, server_hostname=host, do_handshake_on_connect=False
+        )
         assert isinstance(secured, SharedSocket)
+        try:
+            if begun is not None:
+                begun(secured)
+            secured.do_handshake()
+        except (OSError, ValueError):
+            secured.close()
+            raise
         # a server ends those of its sites whose certificates expire, and says whose (`Listener`)
         secured.share(IDLE if is_server else QUIET, ends=not is_server)
         return secured
@@ -321,6 +334,7 @@ class Listener(ThreadingTCPServer):
         self._contexts, self._carry, self._refusal, self._reject_reason = contexts, carry, refusal, reject_reason
         self._looked = time.monotonic()
         self._open = list[SharedSocket]()  # the oldest first
+        self._unproven = dict[int, SharedSocket]()  # by the thread of its handshake, the oldest first
         self._lock = threading.Lock()
         super().__init__(address, BaseRequestHandler)
 
@@ -331,9 +345,12 @@ class Listener(ThreadingTCPServer):
         """
         try:
             # the handshake is in this thread as well, so that who stalls in it holds up no other connection
-            secured = self._contexts.secure(request)
+            secured = self._contexts.secure(request, begun=self._prove)
         except (OSError, ValueError) as error:
             return self._refusal(client_address[0], error)
+        finally:
+            with self._lock:
+                self._unproven.pop(threading.get_ident(), None)
         if (why := self._reject_reason(secured.certificate)) is not None:
             return secured.end(why)
         with self._lock:
@@ -346,6 +363,18 @@ class Listener(ThreadingTCPServer):
                 self._carry(secured)
         finally:
             self._drop(secured)
+
+    def _prove(self, secured: SharedSocket) -> None:
+        """Count a connection whose handshake begins, and end the oldest where there are too many of them.
+
+        Silent strangers would else hold all files that the process may have open; a handshake takes milliseconds.
+        """
+        with self._lock:
+            self._unproven[threading.get_ident()] = secured
+            # shut down and not closed: the thread of its handshake reads from it, and closes it itself
+            for oldest in list(self._unproven.values())[:-HANDSHAKES]:
+                with suppress(OSError):  # it has ended by itself
+                    oldest.shutdown(socket.SHUT_RDWR)
 
     def service_actions(self) -> None:
         """Once a second, end the connections of parties that are not admitted any more (called by `serve_forever`)."""

@@ -6,10 +6,11 @@ Nothing here talks to the server's threads: the page can be slow, wrong or attac
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from markupsafe import Markup
 
 from piebald.core.errors import PiebaldError
 from piebald.core.plain_text import printable
+from piebald.federation.credentials.party_files import certificate_expires
+from piebald.federation.operate.experiment_queue import ExperimentQueue
 from piebald.federation.operate.status import STATES, status_values
 from piebald.report.page import markup, wording
 from piebald.report.page.markup import Cell
@@ -43,6 +46,9 @@ class RunView:
         clusters: the cluster of each client, by client number.
         failures: tasks without an update, by client number and status.
         privacy: the budgets that are spent so far.
+        waiting: the number of experiments in the queue that have not begun.
+        disk: free bytes where the run folder is, or will be.
+        expires: when the server's certificate expires, in seconds since 1970; None without one.
     """
 
     status: Mapping[str, Any] = field(default_factory=dict)
@@ -53,6 +59,9 @@ class RunView:
     clusters: Mapping[int, int] = field(default_factory=dict)
     failures: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     privacy: tuple[Mapping[str, Any], ...] = ()
+    waiting: int = 0
+    disk: int | None = None
+    expires: float | None = None
 
 
 class Viewer:
@@ -84,10 +93,17 @@ class Viewer:
             status = {}
         named = status.get("folder")
         run = self._given or (None if named is None else Path(named))
-        if run is None or not (run / "run.db").exists():
-            return RunView(status)
-        with RunStore.open_read_only(run) as store:
-            return self._of(status, store)
+        view = RunView(status)
+        if run is not None and (run / "run.db").exists():
+            with RunStore.open_read_only(run) as store:
+                view = self._of(status, store)
+        expires = certificate_expires(self._credentials)
+        return replace(
+            view,
+            waiting=sum(entry.state == "waiting" for entry in ExperimentQueue(self._credentials).entries()),
+            disk=shutil.disk_usage(run if run is not None and run.exists() else self._credentials).free,
+            expires=None if expires is None else expires.timestamp(),
+        )
 
     def _of(self, status: Mapping[str, Any], store: RunStore) -> RunView:
         meta, version = store.meta, store.version
@@ -338,11 +354,12 @@ def exposition(view: RunView) -> tuple[bytes, str]:
     Args:
         view: the federation.
     """
-    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 
-    # of its own: the global one also tells of Python and of this process
+    # of its own: the global one also tells of Python
     registry = CollectorRegistry()
     registry.register(_Collector(view))
+    ProcessCollector(registry=registry)  # memory, files and processor seconds of this process, the server's
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
@@ -381,6 +398,14 @@ class _Collector:
                 [printable(budget.get("unit", ""))], float("inf") if budget["epsilon"] is None else budget["epsilon"]
             )
         yield spent
+        waiting = "Experiments of the queue that have not begun."
+        yield GaugeMetricFamily("piebald_queue_waiting", waiting, value=self._view.waiting)
+        if self._view.disk is not None:
+            free = "Free bytes of the disk that the run is written to."
+            yield GaugeMetricFamily("piebald_disk_free_bytes", free, value=self._view.disk)
+        if self._view.expires is not None:
+            expires = "When the server's certificate expires, in seconds since 1970."
+            yield GaugeMetricFamily("piebald_certificate_expires_seconds", expires, value=self._view.expires)
         yield from self._of_sites(status.get("sites", ()))
 
     def _of_sites(self, sites: Iterable[Mapping[str, Any]]) -> Iterable[Any]:
