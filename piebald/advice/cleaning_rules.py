@@ -131,9 +131,9 @@ def _of_numbers(name: str, texts: Texts, is_target: bool) -> Iterator[Rule]:
             numbers[site] = both[form]
     if 0 < len(words) <= _ODD:
         yield None, "absent", sorted(words)
-    if units and (unit := _common_unit(name, written)) is not None:
-        yield None, "unit", unit
-        numbers = {site: _in_unit(read, unit, name) for site, read in written.items()}
+    if units and (common := _common_unit(name, written)) is not None:
+        yield None, "unit", common
+        numbers = {site: _in_unit(read, common, name) for site, read in written.items()}
         for site, conversion in odd_units({site: Spread.of(values) for site, values in numbers.items()}, name):
             if not any(own for _, own in written[site]):
                 yield site, "unit", f"{_plain(conversion.unit)} {ARROW} {_plain(conversion.usual)}"
