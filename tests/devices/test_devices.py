@@ -107,7 +107,7 @@ def waits(recipe: Recipe, count: int, engine: str, stack: int = 8) -> Counter[st
         ("fedavg", "sequential"),
         ("fedavg", "batched"),
         ("scaffold", "batched"),
-        ("dp_sgd", "vmapped"),
+        long("dp_sgd", "vmapped"),
         *(long(name, "sequential") for name in ("ditto", "dp_sgd")),
     ],
 )
@@ -132,7 +132,9 @@ def test_the_host_waits_for_lengths_alone_where_updates_are_compared_on_the_devi
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("name", "engine"), [("scaffold", "batched"), ("apfl", "vmapped"), ("pfedme", "sequential")])
+@pytest.mark.parametrize(
+    ("name", "engine"), [("scaffold", "batched"), long("apfl", "vmapped"), long("pfedme", "sequential")]
+)
 def test_the_host_waits_as_often_for_twice_as_many_steps(name: str, engine: str) -> None:
     once, twice = (waits(method(name, cohort=1.0, epochs=epochs), 4, engine) for epochs in (1, 2))
     assert once == twice
@@ -249,7 +251,7 @@ def group_norm_net(seed: int = 0) -> nn.Module:
         return nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.ReLU(), nn.Linear(8, 4))
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_compiled_passes_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the backend that captures passes and their gradients, and leaves out the compiler."""
     captured: list[Any] = []

@@ -79,7 +79,7 @@ def ending(name: str, engine: str, **more: Any) -> Callable[[], Run]:
     return lambda: carry_out(recipe, model=model, engine=engine, stack=2)
 
 
-# Every kind of work at clients on one engine in the quick tier, on all of them in the full one.
+# Kinds of work at clients on one engine in the quick tier, every recipe on one in the full one, on all in the long one.
 QUICK = ["fedavg", "scaffold", "moon", "pfedme"]
 CASES = [(name, engine) for name in DISTINCT for engine in ENGINES]
 UNRECORDED = {"dp_sgd": "rows and noise of DP-SGD are drawn on the host"}
@@ -89,7 +89,9 @@ UNEQUAL = "batches that cannot be filled up have unequal lengths"  # of the clie
 @pytest.mark.parametrize(
     ("name", "engine"),
     [
-        case if case[0] in QUICK and place % 3 == QUICK.index(case[0]) % 3 else full(*case)
+        case
+        if case[0] in QUICK and place % 3 == QUICK.index(case[0]) % 3
+        else (full if place % 3 == place // 3 % 3 else long)(*case)
         for place, case in enumerate(CASES)
         if case[0] != "fedala"
     ],
@@ -126,7 +128,7 @@ ALONE = ("accumulated", "checkpointed")  # are the sequential engine's
 @pytest.mark.parametrize(
     ("setting", "engine"),
     [
-        (setting, engine) if (place + turn) % 3 == 0 else full(setting, engine)
+        (setting, engine) if (place + turn) % 3 == 0 else long(setting, engine)
         for place, setting in enumerate(OPTIMIZERS)
         for turn, engine in enumerate(ENGINES)
         if engine == "sequential" or setting not in ALONE
@@ -453,7 +455,9 @@ def on_lanes(name: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> Streams
 @pytest.mark.parametrize(
     ("name", "engine"),
     [
-        *((name, "sequential") if name in ("lg_fedavg", "ditto") else full(name, "sequential") for name in ON_LANES),
+        *((name, "sequential") for name in ("lg_fedavg", "ditto")),
+        *(full(name, "sequential") for name in ON_LANES[::3] if name not in ("lg_fedavg", "ditto")),
+        *(long(name, "sequential") for name in ON_LANES if name not in ("lg_fedavg", "ditto", *ON_LANES[::3])),
         *(long(name, engine) for name in ON_LANES for engine in ("vmapped", "batched")),
     ],
 )
