@@ -24,6 +24,7 @@ from piebald.core.objective import speaks_in_unit, unfit_classes
 from piebald.core.randomness import key as rng_key
 from piebald.core.randomness import torch_seed
 from piebald.core.references import Reference, Resolver, Text
+from piebald.data.clients.client_tables import TimeAndEvent
 from piebald.data.clients.data_source import DataSource
 from piebald.data.clients.prepared import preparation_of
 from piebald.data.clients.sites import RemotePartition
@@ -147,7 +148,8 @@ class ExperimentFields(RunSettings):
         settings = self.prepare if isinstance(self.prepare, PrepareSettings) else PrepareSettings()
         target = self.data.target
         names = [target] if isinstance(target, str) else target or []
-        if {*names} & {*settings.scale} or not speaks_in_unit(self.loss):
+        of_survival = self.loss is None and isinstance(target, TimeAndEvent)
+        if {*names} & {*settings.scale} or not (of_survival or speaks_in_unit(self.loss)):
             return settings
         return settings.model_copy(update={"scale": {**settings.scale, **dict.fromkeys(names, "none")}})
 

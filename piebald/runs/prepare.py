@@ -36,6 +36,7 @@ from piebald.core.errors import SettingError
 from piebald.core.machine import existing_objects_frozen, machine
 from piebald.core.parameters import Layout, frozen_digest
 from piebald.core.tensor_store import raw
+from piebald.data.clients.client_tables import TimeAndEvent
 from piebald.data.clients.prepared import (
     SitesPrepared,
     constants_of,
@@ -132,7 +133,10 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunSettin
         raise SettingError(f"recipe must be a Recipe or the name of one, got {type(recipe).__name__}")
     if problem := check.unlimited_reason(recipe):
         raise SettingError(problem)
-    all_clients = in_unit_of_loss(clients_of(clients), options.loss)
+    accepted = clients_of(clients)
+    if options.loss is None and isinstance(column_names(accepted)[1], TimeAndEvent):
+        options = options.model_copy(update={"loss": "survival"})
+    all_clients = in_unit_of_loss(accepted, options.loss)
     federation, unseen = hold_out(all_clients, options.unseen, options.seed)
     division = division_of(federation)
     untrained = [] if division is None else division.untrained(federation.names)

@@ -108,7 +108,7 @@ class Reading:
     """
 
     client: str | None = None
-    target: str | Sequence[str] | None = None
+    target: str | Sequence[str] | Mapping[str, str] | None = None
     features: Sequence[str] | None = None
     tokens: bool = False
     collate: Collate = "stack"
@@ -128,6 +128,29 @@ class Reading:
     def targets(self) -> tuple[str, ...]:
         """The columns to predict, none where that is not said."""
         return () if self.target is None else (self.target,) if isinstance(self.target, str) else tuple(self.target)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "target", target_columns(self.target))
+
+
+class TimeAndEvent(list[str]):
+    """The columns of a survival time and of its event, whose loss is that of survival unless another one is named."""
+
+
+def target_columns(target: Any) -> Any:
+    """Return the columns to predict, those of {"time": ..., "event": ...} in this order.
+
+    Raises:
+        SettingError: it is another mapping.
+    """
+    if not isinstance(target, Mapping):
+        return target
+    if target.keys() != {"time", "event"} or not all(isinstance(name, str) for name in target.values()):
+        raise SettingError(
+            "target must be a column, a list of columns, or { time = 'a column', event = 'a column' } of survival, got "
+            f"{shown(dict(target))}"
+        )
+    return TimeAndEvent([target["time"], target["event"]])
 
 
 def _columns(
@@ -336,7 +359,7 @@ def from_frame(frame: Any, reading: Reading) -> ClientTable:
         keys=keys,
         origin=about,
         features=chosen,
-        target=several or target,
+        target=(reading.target if isinstance(reading.target, TimeAndEvent) else several) or target,
         columns=columns,
         words=words,
         weights=None if reading.weights is None else column_numbers(frame[reading.weights]).astype(np.float32),

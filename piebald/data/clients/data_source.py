@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, Self, cast, runtime_checkable
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from piebald.contracts import Clients, Rows
 from piebald.contracts.data import public_rows_of
@@ -23,7 +23,16 @@ from piebald.core.errors import SettingError, import_extra, unknown
 from piebald.core.reading import read_arrays
 from piebald.core.references import Reference, Text
 from piebald.core.targets import IGNORED
-from piebald.data.clients.client_tables import BY_SHARES, ClientTable, Reading, files_of, is_table, read_table
+from piebald.data.clients.client_tables import (
+    BY_SHARES,
+    ClientTable,
+    Reading,
+    TimeAndEvent,
+    files_of,
+    is_table,
+    read_table,
+    target_columns,
+)
 from piebald.data.clients.convert import Array, Collate, floats, is_several
 from piebald.data.clients.owner import Owner, cleaned, read_owners
 from piebald.data.clients.pairs import looking_alike
@@ -54,7 +63,8 @@ class DataSource(BaseModel):
             else that `clients_from` takes.
         client: the column that names the client of each row; in a folder, what the upper folders stand for; of a data
             set, or of rows that come with owners, the kind of owners that are the clients.
-        target: the column to predict, or a list of several that are predicted together: numbers, or labels of 0 and 1.
+        target: the column to predict, or a list of several that are predicted together: numbers, or labels of 0 and 1;
+            or { time = "column", event = "column" } of survival.
         features: the columns to predict from, all others by default.
         weights: the column of a table that says how much each row counts in losses and scores, of finite numbers of at
             least 0; it is no input, and a row of weight 0 is left out.
@@ -93,6 +103,13 @@ class DataSource(BaseModel):
     rate: int = Field(default=16_000, ge=1)
     standardise: Literal["federated"] | Standardisation | None = None
     public: str | None = None
+
+    @field_validator("target", mode="wrap")
+    @classmethod
+    def _check_target(cls, target: Any, checked: ValidatorFunctionWrapHandler) -> Any:
+        # as it is: pydantic would make a plain list of the columns of survival
+        columns = target_columns(target)
+        return columns if isinstance(columns, TimeAndEvent) else checked(target)
 
     @model_validator(mode="after")
     def _check_name_or_source(self) -> Self:

@@ -418,7 +418,10 @@ def _agreed(
 def in_own_unit(objective: Objective, preparation: Preparation | None) -> Objective:
     """Return the objective with metrics in the target's own unit, where a model learns its standard scores."""
     target = None if preparation is None else preparation.target
-    return objective.in_unit(*target.constants) if isinstance(target, NumberTarget) else objective
+    # times and events are never scores, and a log hazard has no unit of theirs
+    if not isinstance(target, NumberTarget) or objective.name == "survival":
+        return objective
+    return objective.in_unit(*target.constants)
 
 
 def gaps_by_client(clients: Any) -> dict[str, dict[str, float]]:

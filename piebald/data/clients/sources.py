@@ -38,7 +38,7 @@ def clients_from(
     source: Any,
     *,
     client: str | None = None,
-    target: str | Sequence[str] | None = None,
+    target: str | Sequence[str] | Mapping[str, str] | None = None,
     features: Sequence[str] | None = None,
     weights: str | None = None,
     test: Share = 0.2,
@@ -73,7 +73,7 @@ def clients_from(
             whose partitions become the clients.
         client: the column of a table that names the client of each row.
         target: the column of a table to predict; or several that are predicted together, of numbers, or of labels that
-            are 0 or 1 (for `loss="multilabel"`).
+            are 0 or 1 (for `loss="multilabel"`); or {"time": column, "event": column} of survival.
         features: the columns of a table to predict from, by default all others.
         weights: the column of a table that says how much each row counts in losses and scores, of finite numbers of at
             least 0; it is no input, and a row of weight 0 is left out.
