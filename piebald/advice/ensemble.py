@@ -25,10 +25,9 @@ from torch import Tensor
 
 from piebald.advice.evidence import Checked
 from piebald.advice.race import Runner
-from piebald.advice.tuning.trial_runs import TrialRuns
+from piebald.advice.tuning.trial_runs import Judged, TrialRuns
 from piebald.contracts import Split
 from piebald.core.errors import SettingError
-from piebald.engines.scoring import value_of, values_of_rows
 from piebald.methods.recipe import Recipe
 from piebald.models.prediction import AnswerKind, mean_outputs
 from piebald.report.paired import Difference, Scores
@@ -180,19 +179,13 @@ def _mean_with(judged: Sequence[_Judged], numbers: Sequence[int], sign: int) -> 
 
 def _scores(members: Sequence[_Judged], counts: Sequence[int], single: bool = True) -> Scores:
     """The scores of the mean prediction at each client, with those of single rows where they are wanted."""
-    first, values, rows = members[0], [], dict[Any, Floats]()
-    for client, name in enumerate(first.runs.names):
-        objective = first.run.work.of(client).objective
-        metric, targets = objective.metrics.get(objective.metric, objective.loss), first.outputs[client][1]
+    first = members[0]
+
+    def judged(client: int) -> Judged | None:
         repeated = [x.outputs[client][0] for x, count in zip(members, counts, strict=True) for _ in range(count)]
         if not len(repeated[0]):
-            values.append(np.nan)
-            continue
-        mean = mean_outputs(repeated, first.kind).float()
-        value = float(value_of(metric, mean, targets))
-        values.append(value if np.isfinite(value) else np.nan)
-        of_rows = values_of_rows(metric, mean, targets).double().numpy() if single else np.full(1, np.nan)
-        # single rows count all or not at all: their mean must be the client's value
-        if np.isfinite(of_rows).all():
-            rows[first.seed, name] = of_rows
-    return first.runs.table(np.array([values]), [first.seed], first.split, rows)
+            return None
+        outputs = mean_outputs(repeated, first.kind).float()
+        return first.run.work.of(client).objective, outputs, first.outputs[client][1]
+
+    return first.runs.scored(map(judged, range(len(first.runs.names))), first.seed, first.split, single)

@@ -18,11 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from piebald.advice.tuning.trial_runs import TrialRuns
+from piebald.advice.tuning.trial_runs import Judged, TrialRuns
 from piebald.contracts import Clients, InMemory, Rows, Split
 from piebald.core import pytree
 from piebald.core.objective import Objective
-from piebald.engines.scoring import value_of, values_of_rows
 from piebald.report.paired import Scores
 
 Floats = NDArray[np.float64]
@@ -50,18 +49,13 @@ class PlainModels:
 
     def scores_of(self, name: str, clients: Clients, split: Split) -> Scores:
         """The scores of the model of that name on a split of these clients, NaN for clients that have none."""
-        metric = self.objective.metrics.get(self.objective.metric, self.objective.loss)
-        values, rows = np.full((1, len(clients)), np.nan), dict[Any, Floats]()
-        for client in range(len(clients)):
-            judged = clients.rows(client, split)
-            outputs = self._outputs(name, client, judged) if len(judged) else None
-            if outputs is None:
-                continue
-            values[0, client] = float(value_of(metric, outputs, judged.y))
-            of_rows = values_of_rows(metric, outputs, judged.y).double().numpy()
-            if np.isfinite(of_rows).all():
-                rows[0, self.runs.names[client]] = of_rows
-        return self.runs.table(np.where(np.isfinite(values), values, np.nan), [0], split, rows)
+
+        def judged(client: int) -> Judged | None:
+            rows = clients.rows(client, split)
+            outputs = self._outputs(name, client, rows) if len(rows) else None
+            return None if outputs is None else (self.objective, outputs, rows.y)
+
+        return self.runs.scored(map(judged, range(len(clients))), 0, split)
 
     def _outputs(self, name: str, client: int, judged: Rows) -> Tensor | None:
         """Return a client's outputs as a network has them; None where it has no rows to learn from."""

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from piebald.advice.tuning.space import Cost, Point
 from piebald.contracts import Clients, HasServerRows, InMemory, Rows, RowsAtSites, Split
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.core.files import json_value, read_bytes
+from piebald.core.objective import Objective
 from piebald.core.private_files import write_private
 from piebald.core.randomness import generator, key
 from piebald.data.clients.convert import class_numbers, count_classes
 from piebald.data.partition.split import Ints, hold_out
+from piebald.engines.scoring import value_of, values_of_rows
 from piebald.experiments.run_settings import RunSettings, SearchKeywords, marked
 from piebald.methods.recipe import Recipe
 from piebald.report.paired import Scores, difference
@@ -172,6 +175,7 @@ def without_test_rows(clients: Clients) -> WithoutTestRows:
 
 
 Floats = NDArray[np.float64]
+Judged = tuple[Objective, Tensor, Any]  # an objective, outputs and targets
 
 
 @dataclass(frozen=True)
@@ -271,6 +275,30 @@ class TrialRuns:
         sizes = [clients.size(client, split) for client in range(len(self.choosing))]
         known = () if None in sizes else [size or 0 for size in sizes]
         return Scores(values, self.names, seeds, sizes=known, rows=rows or {}, counted=self.metric == COUNTED)
+
+    def scored(self, judged: Iterable[Judged | None], seed: int, split: Split, single: bool = True) -> Scores:
+        """Return scores of outputs.
+
+        Args:
+            judged: of each client its objective, outputs and targets, None where it has none.
+            seed: of the runs.
+            split: of the rows.
+            single: whether also single rows are scored.
+        """
+        values, rows = list[float](), dict[Any, Floats]()
+        for name, of_client in zip(self.names, judged, strict=True):
+            values.append(math.nan)
+            if of_client is None:
+                continue
+            objective, outputs, targets = of_client
+            metric = objective.metrics.get(objective.metric, objective.loss)
+            if math.isfinite(value := float(value_of(metric, outputs, targets))):
+                values[-1] = value
+            # single rows count all or not at all: their mean must be the client's value
+            of_rows = values_of_rows(metric, outputs, targets).double().numpy() if single else np.full(1, np.nan)
+            if np.isfinite(of_rows).all():
+                rows[seed, name] = of_rows
+        return self.table(np.array([values]), [seed], split, rows)
 
     def read(self, folders: Mapping[int, Path], version: int | None = None, model: str = "rows") -> Scores | None:
         """The scores of runs by seed, with those of single rows; of an answer that needs no model if that is named.
