@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from piebald.cli.app import SharedOptions, command, end_on_term, print_json, print_table
-from piebald.cli.experiment_files import guarded, load_settings, out_folder
+from piebald.cli.app import (
+    SharedOptions,
+    command,
+    end_on_term,
+    guarded,
+    load_settings,
+    out_folder,
+    print_json,
+    print_table,
+)
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.core.files import read_json
 from piebald.core.plain_text import WIDTH, errors_alone, printable

@@ -16,8 +16,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from piebald.cli.app import LOG, PAGE, SharedOptions, app, command, print_facts, print_json, print_table
-from piebald.cli.experiment_files import load_settings, out_folder
+from piebald.cli.app import (
+    LOG,
+    PAGE,
+    SharedOptions,
+    app,
+    command,
+    load_settings,
+    out_folder,
+    print_facts,
+    print_json,
+    print_table,
+)
 from piebald.cli.predicting import federation_flags, locked, page_address, relayed, serving, with_sites
 from piebald.cli.queueing import serve_queue
 from piebald.cli.train import carry_out
@@ -27,8 +37,8 @@ from piebald.core.result_table import ResultTable
 
 if TYPE_CHECKING:
     from piebald.federation.operate.machine_checks import Check
-    from piebald.federation.site.site_client import SiteClient
     from piebald.federation.site.site_process import SiteWork
+    from piebald.federation.site.site_rows import SiteClient
 
 _site = typer.Typer(help="A site of a federation, from its startup kit.", no_args_is_help=True)
 app.add_typer(_site, name="site")

@@ -23,12 +23,13 @@ from piebald.cli.app import (
     app,
     check_run,
     command,
+    free_folder,
+    label_of,
     print_json,
     print_result,
     print_run,
     print_table,
 )
-from piebald.cli.experiment_files import free_folder, label_of
 from piebald.cli.predicting import federation_flags, locked, name_run, sites_flags, with_sites
 from piebald.core.errors import DeviceLost, PiebaldError, SettingError
 from piebald.core.result_table import ResultTable

@@ -20,13 +20,15 @@ from piebald.cli.app import (
     check_run,
     command,
     end_on_term,
+    guarded,
     kind_of,
+    load_settings,
+    out_folder,
     print_json,
     print_run,
     print_table,
 )
 from piebald.cli.choose import resumed_search, tuned_first
-from piebald.cli.experiment_files import guarded, load_settings, out_folder
 from piebald.cli.predicting import resumed
 from piebald.core.errors import SettingError
 from piebald.core.result_table import ResultTable

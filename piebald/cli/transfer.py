@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from piebald.cli.app import SharedOptions, command, end_on_term, print_json, print_result, print_table
-from piebald.cli.experiment_files import free_folder, guarded
+from piebald.cli.app import (
+    SharedOptions,
+    command,
+    end_on_term,
+    free_folder,
+    guarded,
+    print_json,
+    print_result,
+    print_table,
+)
 from piebald.core.errors import SettingError
 from piebald.core.progress import Bar
 

@@ -20,7 +20,7 @@ from piebald.core.errors import RuntimeFault
 from piebald.data.partition import Lists, PooledClients
 from piebald.federation.link.wire_messages import Refused
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.site_rows import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe

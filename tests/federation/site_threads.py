@@ -12,7 +12,7 @@ from piebald.federation.hub.server_runtime import FederationServer
 from piebald.federation.hub.server_state import Timeouts
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.site_rows import SiteClient
 from piebald.runs.prepare import PreparedRun
 
 from .conftest import provisioned

@@ -22,9 +22,8 @@ from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.site_client import SiteClient
 from piebald.federation.site.site_process import SiteSettings, SiteWork
-from piebald.federation.site.site_rows import SPLITS, SiteSource, own_rows
+from piebald.federation.site.site_rows import SPLITS, SiteClient, SiteSource, own_rows
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.queries import Evaluate
 from piebald.privacy.ledger import RowLedger

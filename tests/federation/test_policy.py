@@ -19,7 +19,7 @@ from piebald.contracts import ClientContext, Task, TrainInput, TrainOutput, Upda
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.site.gate import Gate
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.site_rows import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.client_work import ClientWork
 from piebald.methods.queries import Confusion, Evaluate

@@ -16,8 +16,8 @@ from piebald.federation.link.wire_messages import Piece, Reply, Welcome
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.client_store import FinishedTask
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.site_client import SiteClient
 from piebald.federation.site.site_process import SiteSettings
+from piebald.federation.site.site_rows import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
 
 from .conftest import provisioned

@@ -26,8 +26,8 @@ from piebald.federation.site import site_choice
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.client_store import ClientStore, FinishedTask
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.site_client import SiteClient
 from piebald.federation.site.site_process import SiteSettings, SiteWork
+from piebald.federation.site.site_rows import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.choice import BestForEach, KnnPer
 from piebald.methods.queries import Evaluate

@@ -22,8 +22,8 @@ from piebald.federation.hub.run_terms import terms
 from piebald.federation.operate.machine_checks import Check
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_check import _met
-from piebald.federation.site.site_client import SiteClient
 from piebald.federation.site.site_process import SiteSettings, SiteWork
+from piebald.federation.site.site_rows import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.client_work import ClientWork
 from piebald.runs.prepare import prepare

@@ -24,7 +24,7 @@ from piebald.federation.link.wire_messages import Hello
 from piebald.federation.site import client_runtime
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.site_rows import SiteClient
 
 from .conftest import SITES, provisioned
 from .test_policy import prepared

@@ -17,7 +17,7 @@ from piebald.federation.link.wire_format import pack_update, task_body, unpack_t
 from piebald.federation.link.wire_messages import Refused
 from piebald.federation.site.client_store import ClientStore
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.site_rows import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.models import Logistic
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery

@@ -16,7 +16,7 @@ import torch
 from piebald import recipes
 from piebald.contracts import SUM, Task
 from piebald.core.errors import PiebaldError, SettingError
-from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.site_rows import SiteClient
 from piebald.inference.columns import ClientColumns
 from piebald.inference.pooled_statistics import FederatedStatistics
 from piebald.inference.queries.columns import MaskedSumsQuery, NoisySumsQuery, StatisticsQuery

@@ -20,8 +20,8 @@ from piebald.experiments.file import ExperimentSettings
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.link.wire_format import pack_update
-from piebald.federation.site.site_client import SiteClient
 from piebald.federation.site.site_process import SiteSettings, SiteWork
+from piebald.federation.site.site_rows import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.inference.experiment import _values_at_sites, asked_sites
 from piebald.inference.queries.columns import from_limbs

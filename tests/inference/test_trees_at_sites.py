@@ -27,7 +27,7 @@ from piebald.runs.prepare import PreparedRun, prepare
 pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
 
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.site_rows import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
 from tests.inference.test_at_sites import InProcess, put
 

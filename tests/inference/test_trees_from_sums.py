@@ -26,7 +26,7 @@ from piebald.privacy.secure_aggregation.server_side import SecureRound
 pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
 
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.site_rows import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.inference.trees.site_clients import trees_at_sites
 from tests.inference.sites import InProcess

@@ -45,7 +45,7 @@ from piebald.federation.link.wire_messages import (
 from piebald.federation.site import site_process, task_runner
 from piebald.federation.site.gate import Declared, Gate, Mechanism, declared
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.site_rows import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.client_work import ClientWork
 from piebald.methods.queries import Evaluate

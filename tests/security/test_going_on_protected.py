@@ -17,7 +17,7 @@ from piebald.federation.credentials import provisioning
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.client_store import ClientStore
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.site_rows import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.recipe import Recipe
 from piebald.testing.federation import plain_network, uneven_clients

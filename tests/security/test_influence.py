@@ -25,8 +25,7 @@ from piebald.data.preparation.answers import KindsAnswer, ValuesAnswer
 from piebald.data.preparation.preparation import PrepareSettings
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.site_client import SiteClient
-from piebald.federation.site.site_rows import SiteSource, own_rows
+from piebald.federation.site.site_rows import SiteClient, SiteSource, own_rows
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.inference.models.rows import Ask, ModelPlan, ModelRows, Scale
 from piebald.inference.models.sums import _CONTRIBUTIONS, client_sums

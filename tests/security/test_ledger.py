@@ -37,9 +37,8 @@ from piebald.federation.link.wire_format import digest
 from piebald.federation.operate.audit_check import check_log
 from piebald.federation.site.policy import ONE_ROW, Policy, RowBudget
 from piebald.federation.site.site_check import check_site
-from piebald.federation.site.site_client import SiteClient, rows_of
 from piebald.federation.site.site_process import site_work
-from piebald.federation.site.site_rows import SiteRows, SiteSource, place_of, rows_before_a_run
+from piebald.federation.site.site_rows import SiteClient, SiteRows, SiteSource, place_of, rows_before_a_run, rows_of
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.inference.queries.columns import NoisySumsQuery, StatisticsQuery
 from piebald.methods.queries import Confusion, Evaluate

@@ -16,7 +16,7 @@ from piebald.contracts.data import ModelSpec
 from piebald.core.errors import SettingError
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.site_rows import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.queries import Evaluate
 from piebald.methods.queries.scores import Validate

@@ -36,8 +36,7 @@ from piebald.data.partition import clients_from
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.site import consent
 from piebald.federation.site.policy import UNTRAINED, Policy
-from piebald.federation.site.site_client import SiteClient, rows_of
-from piebald.federation.site.site_rows import SiteSource, rows_before_a_run
+from piebald.federation.site.site_rows import SiteClient, SiteSource, rows_before_a_run, rows_of
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.inference.experiment import open_sites, question_recipe
 from piebald.inference.queries.columns import StatisticsQuery

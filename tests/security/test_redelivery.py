@@ -16,7 +16,7 @@ from piebald.federation.link.wire_messages import Piece, Welcome
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.client_session import ClientSession
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.site_rows import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.privacy.ledger import FILE, RowLedger
 

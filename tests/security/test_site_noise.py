@@ -14,7 +14,7 @@ from piebald.engines.outgoing import serve
 from piebald.engines.stack import ClientStack
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.site_rows import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.recipe import Recipe
 from piebald.runs.prepare import PreparedRun, prepare

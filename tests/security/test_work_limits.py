@@ -26,8 +26,8 @@ from piebald.core.errors import Declined, SettingError
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.run_terms import RunTerms, terms
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.site_client import SiteClient
 from piebald.federation.site.site_process import SiteSettings, SiteWork
+from piebald.federation.site.site_rows import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.federation.site.work_limits import TaskWatch, WorkLimits
 from piebald.inference.queries.trees import TreesQuery

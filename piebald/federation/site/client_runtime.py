@@ -31,13 +31,13 @@ from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.supervision import Heartbeat, Supervision, repeated
 from piebald.federation.link.wire_format import contents, digest
 from piebald.federation.link.wire_messages import Piece, Refused, Reply, Welcome, decode
-from piebald.federation.site import client_log, site_choice
+from piebald.federation.site import client_session, site_choice
 from piebald.federation.site.client_session import ClientSession, Delivery, StartedTask, TrainingJob
 from piebald.federation.site.client_store import FILE, RowMemory
 from piebald.federation.site.consent import Consent, recipe_in
 from piebald.federation.site.gate import FAILED, Connected, Outlet, stated_rows
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.site_client import SiteClient
+from piebald.federation.site.site_rows import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.version import __version__
@@ -190,7 +190,7 @@ class FederationClient:
             self._link.report(f"the server answered with {error}")
             return None
         if away or not self._heard:
-            client_log.connected(self._address, self._link.peers.get(SERVER), self.credentials.expires)
+            client_session.connected(self._address, self._link.peers.get(SERVER), self.credentials.expires)
         self._heard = time.time()
         return welcome
 
@@ -259,7 +259,7 @@ class FederationClient:
                 runner = self._runner_for(prepared, terms, welcome)
                 rows = stated_rows(runner.work, runner.rows)
                 self._carry_over(terms.get("lineage"), runner)
-                client_log.joined(prepared, runner)
+                client_session.joined(prepared, runner)
         except PiebaldError as error:
             message = str(error).replace(str(self.credentials.folder), "its credentials")  # the server is told this
             # a hello takes no longer one (`ShortText`), and without hellos the server would not hear of the refusal
@@ -335,9 +335,9 @@ class FederationClient:
     def _train_for(self, job: TrainingJob, started: StartedTask) -> None:
         """Train for a task, and keep the result until it is delivered."""
         began = time.monotonic()
-        with self._working(client_log.training(started)):
+        with self._working(client_session.training(started)):
             update, failure, state = self._trained(started)
-        client_log.trained(started, failure, time.monotonic() - began)
+        client_session.trained(started, failure, time.monotonic() - began)
         body = started.runner.gate.result(started.task, update, failure)
         steps = 0 if update is None else update.steps
         self._disk.insist("a result", lambda: self.session.finish_training(job, started, body, state, steps))
@@ -359,11 +359,11 @@ class FederationClient:
     def _answer_task(self, task: Task) -> None:
         if (started := self.session.start_query(task)) is None:
             return
-        client_log.answering(started)
+        client_session.answering(started)
         if isinstance(task.query, KeyQuery):
             with self._secrets:
                 update, failure = started.runner.answer_key_query(task, started.store)
-            client_log.declined(started, failure)
+            client_session.declined(started, failure)
         else:
             update, failure = self._answered(task, started)
         self.session.finish_query(task, started.runner.gate.result(task, update, failure))
@@ -474,7 +474,7 @@ class Deliveries:
             return False
         if status == "done":
             self._disk.insist("the audit log", lambda: self._audit.write("delivered", **fields))
-        client_log.sent(delivery, time.monotonic() - began)
+        client_session.sent(delivery, time.monotonic() - began)
         self._session.mark_delivered(delivery, welcome.epoch)
         return True
 

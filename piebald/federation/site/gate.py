@@ -178,7 +178,7 @@ class Gate:
             log.error("task %d: %s is not declared, so nothing leaves", task.id, undeclared)
             update, failure = None, FAILED
         if update is None and failure is not None and not self._may_tell(task, failure):
-            if task.query is not None:  # of training, `client_log` has said so
+            if task.query is not None:  # of training, `client_session` has said so
                 log.warning("task %d has no result: %s", task.id, failure)
             failure = SPENT if failure.startswith("refused by") and self._is_counted(task) else FAILED
         return ResultBody(pack_update(update, failure))

@@ -19,9 +19,8 @@ from piebald.federation.link.wire_messages import PROTOCOL, SAME_PROTOCOL, Check
 from piebald.federation.operate.machine_checks import SPACE, Check, check_certificate, check_space
 from piebald.federation.site.consent import Consent
 from piebald.federation.site.gate import Connected, Outlet
-from piebald.federation.site.site_client import SiteClient, row_ledger
 from piebald.federation.site.site_process import SiteWork
-from piebald.federation.site.site_rows import SPLITS, missing_source, rows_before_a_run
+from piebald.federation.site.site_rows import SPLITS, SiteClient, missing_source, row_ledger, rows_before_a_run
 
 CLOCK = 60.0  # seconds that the clocks of server and site may differ
 DELTA = 1e-6  # at which the loss of privacy is told

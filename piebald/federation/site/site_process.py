@@ -36,9 +36,9 @@ from piebald.federation.hub.run_terms import RunTerms
 from piebald.federation.operate.logs import without_message
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
-from piebald.federation.site.site_client import SiteClient
 from piebald.federation.site.site_rows import (
     SPLITS,
+    SiteClient,
     SiteRows,
     SiteSource,
     missing_source,

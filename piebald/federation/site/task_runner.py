@@ -36,7 +36,7 @@ from piebald.federation.link.wire_format import pack_update, unpack_update
 from piebald.federation.site.client_store import ClientStore, RowMemory, site_rows_digest, work_digest
 from piebald.federation.site.gate import REFUSED, Gate
 from piebald.federation.site.policy import UNTRAINED, ExaminedModels, Policy, rows_read
-from piebald.federation.site.site_client import SiteClient, rows_of
+from piebald.federation.site.site_rows import SiteClient, rows_of
 from piebald.federation.site.work_limits import TaskWatch
 from piebald.methods.choice import local_work
 from piebald.methods.queries.threshold_scores import ThresholdCounts, ThresholdScores
