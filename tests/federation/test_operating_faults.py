@@ -133,7 +133,7 @@ def test_a_result_that_the_server_has_is_noted_when_there_is_room(
         return "done"
 
     monkeypatch.setattr("piebald.federation.site.gate.send_body", sent)
-    done = threading.Thread(target=lambda: made.deliveries.deliver(delivery), daemon=True)
+    done = threading.Thread(target=lambda: made.deliver(delivery), daemon=True)
     assert made.session.runner is not None
     bring(made, Task(1, 0, 0, {"model": made.session.runner.work.initial[: made.session.runner.work.layout.shared]}))
     found = made.session.start_training(1)

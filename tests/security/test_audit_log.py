@@ -265,12 +265,12 @@ def test_nothing_leaves_a_site_that_cannot_write_down_what_leaves(
 
     body = pack_update(Update({"model": torch.ones(3)}, 5, 2, {"loss": 0.5}), None)
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    assert not made.deliveries.deliver(Delivery(1, True, body))
+    assert not made.deliver(Delivery(1, True, body))
     assert made._link.left == []  # type: ignore[attr-defined]
     assert verify(made._audit.path).lines == 0
     monkeypatch.undo()
-    assert not made.deliveries.deliver(Delivery(1, True, body))  # nobody answers, so it is tried again, and noted once
-    assert not made.deliveries.deliver(Delivery(1, True, body))
+    assert not made.deliver(Delivery(1, True, body))  # nobody answers, so it is tried again, and noted once
+    assert not made.deliver(Delivery(1, True, body))
     assert len(made._link.left) == 2  # type: ignore[attr-defined]
     (line,) = [json.loads(line) for line in made._audit.path.read_text().splitlines()]
     assert (line["event"], line["tensors"], line["numbers"]) == ("sent", {"model": [3]}, ["loss"])

@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -44,6 +44,8 @@ from piebald.version import __version__
 
 BEAT = 1.0  # seconds between two hellos
 ANSWER = 10.0  # seconds to wait for the answer to one, which may come behind a piece of a model
+LOOK = 1.0  # seconds between two looks for results, where nobody tells of one
+PAUSE = 0.5  # seconds between two attempts, while the server is away
 
 log = logging.getLogger("piebald.federation")
 
@@ -95,9 +97,7 @@ class FederationClient:
         self._outlet = Outlet(link)
         self._outlet.on_task(self._on_task_piece)
         self._heartbeat = Heartbeat(self.waits_for)
-        self.deliveries = Deliveries(
-            self._outlet, self.session, self._audit, policy.digest, self._disk, self._over, self._working
-        )
+        self._noted: set[tuple[str, int, str]] = set()  # results whose leaving is in the audit log
 
     def run(self) -> str:
         """Run until the run has ended or `stop` is called, and return why it ended."""
@@ -109,7 +109,7 @@ class FederationClient:
         self._link.start()
         with self._busy("choosing the models of earlier runs"):  # that were left when the site was stopped
             self._choose()
-        loops = {"training": self._train, "answering": self._answer, "the delivery of results": self.deliveries.run}
+        loops = {"training": self._train, "answering": self._answer, "the delivery of results": self._deliver_all}
         for name, loop in loops.items():
             self._threads.start(name, loop)
         expiry = ExpiryWatch(self.credentials.folder)
@@ -377,6 +377,56 @@ class FederationClient:
         with self._secrets:
             return started.runner.mask(update, task, started.store)
 
+    # -- results
+
+    def _deliver_all(self) -> None:
+        """Deliver results until the site ends: the loop of a thread."""
+        event = self.session.has_deliveries
+        with suppress(Ended):
+            while not self._over.is_set():
+                event.wait(LOOK)
+                # before the look: a result that is finished meanwhile sets it again
+                event.clear()
+                while not self._over.is_set() and (delivery := self.session.next_delivery()) is not None:
+                    if not self.deliver(delivery):
+                        self._over.wait(PAUSE)
+                        event.set()
+                        break
+
+    def deliver(self, delivery: Delivery) -> bool:
+        """Deliver one result, and return whether the server has received it."""
+        # read once: another may arrive while sending, and the result counts for the epoch that it was sent to
+        welcome = self.session.welcome
+        assert welcome is not None
+        fields = {
+            "run": welcome.run, "task": delivery.id, "trains": delivery.trains, "body": digest(delivery.body),
+        }  # fmt: skip
+        if not self._note_leaving(fields, delivery.body):
+            return False
+        began = time.monotonic()
+        with self._working(f"sending {len(delivery.body) / 1e6:.1f} MB"):
+            status = self._outlet.deliver(welcome, delivery.id, delivery.trains, delivery.body)
+        if status is None:
+            return False
+        if status == "done":
+            self._disk.insist("the audit log", lambda: self._audit.write("delivered", **fields))
+        client_session.sent(delivery, time.monotonic() - began)
+        self.session.mark_delivered(delivery, welcome.epoch)
+        return True
+
+    def _note_leaving(self, fields: Mapping[str, Any], body: bytes) -> bool:
+        """Note once in the audit log what is about to leave; return whether this was written, else it stays."""
+        this = (fields["run"], fields["task"], fields["body"])
+        if this not in self._noted:
+            try:
+                self._audit.write("sent", **fields, bytes=len(body), policy=self._policy.digest, **contents(body))
+            except OSError as error:
+                log.error("the audit log cannot be written, so nothing leaves this site: %s", error.strerror)
+                return False
+            # after the write, so that one that failed is tried again
+            self._noted.add(this)
+        return True
+
     # -- status
 
     def _activity(self) -> dict[str, Any]:
@@ -410,83 +460,3 @@ class FederationClient:
             "received": self._link.received[SERVER],
         }
         write_private(self.credentials.folder / "status.json", json.dumps(status), lasting=False)
-
-
-LOOK = 1.0  # seconds between two looks for results, where nobody tells of one
-PAUSE = 0.5  # seconds between two attempts, while the server is away
-
-
-class Deliveries:
-    """Delivers the results of a site.
-
-    Args:
-        outlet: the way to the server.
-        session: holds finished results.
-        audit: the site's audit log.
-        policy: the digest of its policy, for the log.
-        disk: tries writes again.
-        over: set when the site ends.
-        working: tells the heartbeat what the site does.
-    """
-
-    def __init__(
-        self,
-        outlet: Outlet,
-        session: ClientSession,
-        audit: AuditLog,
-        policy: str,
-        disk: DiskWrites,
-        over: threading.Event,
-        working: Callable[[str], AbstractContextManager[None]],
-    ) -> None:
-        self._outlet, self._session, self._audit, self._policy = outlet, session, audit, policy
-        self._disk, self._over, self._working = disk, over, working
-        self._noted: set[tuple[str, int, str]] = set()
-
-    def run(self) -> None:
-        """Deliver results until the site ends: the loop of a thread."""
-        event = self._session.has_deliveries
-        with suppress(Ended):
-            while not self._over.is_set():
-                event.wait(LOOK)
-                # before the look: a result that is finished meanwhile sets it again
-                event.clear()
-                while not self._over.is_set() and (delivery := self._session.next_delivery()) is not None:
-                    if not self.deliver(delivery):
-                        self._over.wait(PAUSE)
-                        event.set()
-                        break
-
-    def deliver(self, delivery: Delivery) -> bool:
-        """Deliver one result, and return whether the server has received it."""
-        # read once: another may arrive while sending, and the result counts for the epoch that it was sent to
-        welcome = self._session.welcome
-        assert welcome is not None
-        fields = {
-            "run": welcome.run, "task": delivery.id, "trains": delivery.trains, "body": digest(delivery.body),
-        }  # fmt: skip
-        if not self._note_leaving(fields, delivery.body):
-            return False
-        began = time.monotonic()
-        with self._working(f"sending {len(delivery.body) / 1e6:.1f} MB"):
-            status = self._outlet.deliver(welcome, delivery.id, delivery.trains, delivery.body)
-        if status is None:
-            return False
-        if status == "done":
-            self._disk.insist("the audit log", lambda: self._audit.write("delivered", **fields))
-        client_session.sent(delivery, time.monotonic() - began)
-        self._session.mark_delivered(delivery, welcome.epoch)
-        return True
-
-    def _note_leaving(self, fields: Mapping[str, Any], body: bytes) -> bool:
-        """Note once in the audit log what is about to leave; return whether this was written, else it stays."""
-        this = (fields["run"], fields["task"], fields["body"])
-        if this not in self._noted:
-            try:
-                self._audit.write("sent", **fields, bytes=len(body), policy=self._policy, **contents(body))
-            except OSError as error:
-                log.error("the audit log cannot be written, so nothing leaves this site: %s", error.strerror)
-                return False
-            # after the write, so that one that failed is tried again
-            self._noted.add(this)
-        return True
