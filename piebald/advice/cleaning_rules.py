@@ -117,7 +117,7 @@ def _of_numbers(name: str, texts: Texts, is_target: bool) -> Iterator[Rule]:
         numbers[site] = _repeated(read, [*held.values()])
         pairs = zip(read, held.values(), strict=True)
         written[site] = [pair for pair, rows in pairs if pair is not None for _ in range(rows)]
-        units.update(unit for pair in read if pair is not None and (unit := pair[1]))
+        units.update(pair[1] for pair in read if pair is not None and pair[1])
     usual = [Spread.of(values) for values in numbers.values()]
     for site, counts in doubtful.items():
         both = {form: _repeated(numbers_with_units([*counts], point), [*counts.values()])
