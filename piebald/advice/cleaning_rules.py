@@ -15,7 +15,7 @@ import numpy as np
 from piebald.core.errors import SettingError
 from piebald.data.clients.table_files import gap_codes
 from piebald.data.preparation.cleaning import ARROW, Cleaning
-from piebald.data.preparation.columns import GAPS, WORDS_OF_FALSE, WORDS_OF_TRUE
+from piebald.data.preparation.columns import WORDS_OF_FALSE, WORDS_OF_TRUE, factorized
 from piebald.data.preparation.units import Spread, change_of_unit, odd_units, unit_called
 from piebald.data.preparation.written_forms import date_readings, numbers_with_units
 
@@ -69,8 +69,9 @@ Rule = tuple[str | None, str, Any]  # the site, None for all, the kind of the ru
 
 
 def _counted(series: Any) -> Counter[str]:
-    words = series.dropna().astype(str).str.strip()
-    return Counter({str(word): int(count) for word, count in words.value_counts().items() if word not in GAPS})
+    codes, words = factorized(series)
+    counts = np.bincount(codes[codes >= 0], minlength=len(words))
+    return Counter({word: int(count) for word, count in zip(words, counts, strict=True) if count})
 
 
 def _kind(counts: Counter[str]) -> str:

@@ -26,6 +26,7 @@ from piebald.data.clients.client_tables import is_table, numbers_of, read_table
 from piebald.data.clients.convert import floats, input_arrays
 from piebald.data.clients.owner import is_frame
 from piebald.data.clients.prepared import Standardisation
+from piebald.data.clients.table_files import KINDS_OF_FILES
 from piebald.data.embeddings import embedding
 from piebald.data.preparation import Preparation
 from piebald.data.preparation.preparation import NumberTarget
@@ -212,7 +213,7 @@ class RawInputs:
         if is_table(path):
             return read_table(path, None, () if self.preparation is None else self.preparation.as_written)
         if path.suffix != ".npz":
-            raise SettingError(f"rows to predict must be in a .csv, .tsv, .parquet or .npz file, got {path}")
+            raise SettingError(f"rows to predict must be in a table ({KINDS_OF_FILES}) or .npz file, got {path}")
         arrays = read_arrays(path)
         if "x" not in arrays:
             raise SettingError(f"{path} must hold an array x, got {', '.join(arrays) or 'none'}")

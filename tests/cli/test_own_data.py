@@ -198,7 +198,7 @@ def test_everything_a_function_may_return(command: Command, tmp_path: Path, what
     ("line", "message"),
     [
         ('source = "gone.csv", target = "benign"', "there is no file or folder"),
-        ('source = "mine.toml"', "data must come from a .csv, .tsv, .parquet or .npz file, a folder, or a function"),
+        ('source = "mine.toml"', "an .npz file, a folder, or a function like 'my_data.py:load'"),
         ('source = "patients.csv", client = "hospital"', "a table needs target='...'"),
         ('source = "patients.csv", client = "ward", target = "benign"', "there is no column 'ward'"),
         ('source = "patients.csv", target = "benign", colour = 3', "there is no setting of [data] called 'colour'"),

@@ -219,7 +219,10 @@ def test_a_folder_of_another_file_is_not_gone_on_with(folder, capsys):
     ("flag", "said"),
     [
         ("files.source.path=gone.csv", "there is no file gone.csv"),
-        ("files.source.path=bank.txt", "must be a .csv, .tsv, .parquet or .sql file"),
+        (
+            "files.source.path=bank.txt",
+            "must be a .csv, .tsv, .parquet, .xlsx",
+        ),
         ("files.source.key=costumer", "did you mean 'customer'"),
         ("files.source.label=repayed", "did you mean 'repaid'"),
         ("files.source.label=age", "column 'age' of bank.csv must have two values"),

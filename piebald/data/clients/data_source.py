@@ -38,7 +38,7 @@ from piebald.data.clients.owner import Owner, cleaned, read_owners
 from piebald.data.clients.pairs import looking_alike
 from piebald.data.clients.prepared import Standardisation
 from piebald.data.clients.sources import clients_of_table, labelled, recoded, table_of
-from piebald.data.clients.table_files import AsWritten
+from piebald.data.clients.table_files import KINDS_OF_FILES, AsWritten
 from piebald.data.partition import ByOwner, Iid
 from piebald.data.partition.split import SplitSettings
 from piebald.data.preparation.cleaning import Cleaning
@@ -55,12 +55,12 @@ class DataSource(BaseModel):
 
     Attributes:
         name: one of `data.names()`, or "module:name" for a function that returns a `DataSet`.
-        source: a table (.csv, .tsv, .parquet, .sql) or several ("rows-*.csv", or "*/rows.csv", whose
-            folders are clients where `client` is no column of them), an .npz file with arrays x and y (and
-            owner, if wanted), a folder of images or WAV recordings (class/file, or client/class/file where `client` is
-            given), a folder that Hugging Face's `save_to_disk` wrote, or "my_data.py:load" or "module:load" for a
-            function without arguments.  It returns a `DataSet`, `Clients`, (x, y), (x, y, owner), a table, or anything
-            else that `clients_from` takes.
+        source: a table (.csv, .tsv, .parquet, .xlsx, .dta, .sav, .sas7bdat, .sql) or several ("rows-*.csv", or
+            "*/rows.csv", whose folders are clients where `client` is no column of them), an .npz file with arrays x
+            and y (and owner, if wanted), a folder of images or WAV recordings (class/file, or client/class/file where
+            `client` is given), a folder that Hugging Face's `save_to_disk` wrote, or "my_data.py:load" or
+            "module:load" for a function without arguments. It returns a `DataSet`, `Clients`, (x, y), (x, y, owner),
+            a table, or anything else that `clients_from` takes.
         client: the column that names the client of each row; in a folder, what the upper folders stand for; of a data
             set, or of rows that come with owners, the kind of owners that are the clients.
         target: the column to predict, or a list of several that are predicted together: numbers, or labels of 0 and 1;
@@ -195,8 +195,8 @@ class DataSource(BaseModel):
         if path.suffix == ".npz":
             return _arrays(path)
         raise SettingError(
-            f"data must come from a .csv, .tsv, .parquet or .npz file, a folder, or a function like 'my_data.py:load', "
-            f"got {self.source!r}"
+            f"data must come from a table ({KINDS_OF_FILES}), an .npz file, a folder, or a function like "
+            f"'my_data.py:load', got {self.source!r}"
         )
 
     def rows_of(
@@ -512,7 +512,7 @@ def with_published(clients: Clients, source: DataSource, folder: Path | None = N
         )
     path = (folder or Path()) / public
     if not path.is_file() or not (is_table(path) or path.suffix == ".npz"):
-        raise SettingError(f"{who} must be a .npz file with arrays x and y, or a .csv, .tsv or .parquet table")
+        raise SettingError(f"{who} must be a .npz file with arrays x and y, or a table ({KINDS_OF_FILES})")
     client_rows = next((held for client in range(len(clients)) if len(held := clients.rows(client, "train"))), None)
     if client_rows is None:
         raise SettingError("no client has a training row")

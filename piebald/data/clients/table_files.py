@@ -1,4 +1,5 @@
-"""Tables in files: CSV with its separators, encodings and ways to write numbers, Parquet, and queries of databases.
+"""Tables in files: CSV with its separators, encodings and ways to write numbers, Parquet, files of other programs, and
+queries of databases.
 
 What can be read in one way alone is read so, and said; what cannot is refused in a sentence with file, column and row.
 """
@@ -24,6 +25,7 @@ import numpy as np
 from piebald.core.errors import SettingError, shown
 from piebald.core.reading import check_text_table, read_parquet, separator_line, unpacked
 from piebald.core.tensor_store import blocks, large_array, rows_at_once
+from piebald.data.clients.office_files import EXCEL, OFFICE, read_office
 from piebald.data.clients.query_files import QUERY, read_query
 from piebald.data.clients.stored_table import joined_chunks
 from piebald.data.preparation.column_models import LONGEST_UNIT
@@ -33,6 +35,7 @@ from piebald.data.preparation.written_forms import OR, are_like_dates, date_read
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 OTHERS = (",", ";", "\t", "|")  # what files with these suffixes have as well
 PARQUET = (".parquet", ".pq")
+KINDS_OF_FILES = ".csv, .tsv, .parquet, .xlsx, .dta, .sav, .sas7bdat, .xpt or .sql"
 AsWritten = Collection[str] | Literal["all"]
 _CHUNK, _OVERLAP = 1 << 20, 256
 _GAP_CODES = {
@@ -50,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 def is_table(path: str | Path) -> bool:
     """Return whether a path is that of a table, judged by its suffix."""
-    return Path(str(path).removesuffix(".gz")).suffix.lower() in (*SEPARATORS, *PARQUET, QUERY)
+    return Path(str(path).removesuffix(".gz")).suffix.lower() in (*SEPARATORS, *PARQUET, *OFFICE, QUERY)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -97,11 +100,14 @@ def read_table(path: Path, names: str | None = None, as_written: AsWritten = ())
     if not path.is_file():
         raise SettingError(f"there is no file {path}: give the path of a CSV or Parquet file")
     if not is_table(path):
-        raise SettingError(f"a table must be a .csv, .tsv, .parquet or .sql file, got {path}: save it as one of them")
+        raise SettingError(f"a table must be a {KINDS_OF_FILES} file, got {path}: save it as one of them")
     suffix = Path(str(path).removesuffix(".gz")).suffix.lower()
     try:
         if suffix in PARQUET:
             frame = _placed(joined_chunks(read_parquet(path)), 1)
+        elif suffix in OFFICE:
+            frame = _placed(read_office(path, suffix), 1 + (suffix == EXCEL))
+            frame = _all_plainly_written(frame, path, names, as_written)
         elif suffix == QUERY:
             frame = _all_plainly_written(_placed(joined_chunks(read_query(path)), 1), path, names, as_written)
         else:
