@@ -200,6 +200,8 @@ def _fitted(
     source = asked_rows(file, options)
     if "target" in wanted:
         wanted["target"] = wanted["target"] or source.target or TARGET
+    if "weights" in wanted:
+        wanted["weights"] = wanted["weights"] or source.weights
     columns = column or (source.features if source.columns else None)
     settings = kind(**wanted, **({"columns": columns} if accepts_columns else {}))
     with asked_tables(source.source, source.client, settings, part, source.inputs, codes) as clients:

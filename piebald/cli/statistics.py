@@ -123,12 +123,14 @@ class AskedRows:
         client: the column of a table that names the client.
         features: the columns to predict from, in the order of the inputs of clients; None where nobody named them.
         target: the column to predict, None where nobody named it.
+        weights: the column of weights of rows, likewise.
     """
 
     source: Any
     client: str | None = None
     features: list[str] | None = None
     target: str | None = None
+    weights: str | None = None
 
     @property
     def columns(self) -> list[str] | None:
@@ -173,7 +175,8 @@ def asked_rows(file: Path, options: SharedOptions, divided: bool = False) -> Ask
     table = section.source if section.source is not None and is_table(section.source) else None
     names = section.features
     if divided and table is not None and names is None:
-        names = [name for name in read_table(Path(table)).columns if name not in (section.client, section.only_target)]
+        apart = (section.client, section.only_target, section.weights)
+        names = [name for name in read_table(Path(table)).columns if name not in apart]
     if table is not None and section.client is not None and not divided:
         column = client or section.client
         prepare = settings.prepare if isinstance(settings.prepare, PrepareSettings) else PrepareSettings()
@@ -188,7 +191,7 @@ def asked_rows(file: Path, options: SharedOptions, divided: bool = False) -> Ask
                 rows, settings.split, client=column, target=section.only_target, regression=section.regression
             )
             rows = parts[split or "train"]
-        return AskedRows(rows, column, section.features, section.only_target)
+        return AskedRows(rows, column, section.features, section.only_target, section.weights)
     if client is not None:
         raise SettingError(
             "--client names a column of a table, and this command takes the experiment's clients: leave it out"

@@ -93,3 +93,15 @@ def test_sites_are_asked_for_what_they_can_answer(command, good) -> None:
         said = command(*words)
         assert (said.code, said.out) == (2, "")
         assert said.err.splitlines()[-1].find(sentence) >= 0
+
+
+def test_an_experiment_says_the_weights_of_its_rows(command, table, tmp_path: Path) -> None:
+    file = tmp_path / "experiment.toml"
+    data = f'{{ source = "{table}", client = "clinic", target = "visits", weights = "months" }}'
+    file.write_text(f'rounds = 1\ndata = {data}\nmodel = {{ name = "mlp" }}\n')
+    words = ("--family", "poisson", "--column", "age", "--column", "arm", "--json")
+    said = json.loads(command("glm", file, *words).out)
+    named = ("--client", "clinic", "--target", "visits", "--weights", "months")
+    assert said["coefficients"] == json.loads(command("glm", table, *named, *words).out)["coefficients"]
+    everything = json.loads(command("glm", file, "--family", "poisson", "--json").out)
+    assert "months" not in json.dumps(everything["coefficients"])
