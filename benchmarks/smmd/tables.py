@@ -56,7 +56,7 @@ def settings(name: str, seed: int, **changes: Any) -> TransferSettings:
     """What all arms share; chosen on seeds 100 and 101, which are in no table, with features in common."""
     table: dict[str, Any] = {
         "steps": 200, "lr": 0.003, "batch": 256, "overlap_batch": 300, "seed": seed, "backend": "fixed",
-        "watch_every": 100,
+        "watch_every": 100, "runtime": {"compare": False},
     }  # fmt: skip
     return TransferSettings(**({"data": disjoint(name)} | table | changes))
 
