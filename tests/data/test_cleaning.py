@@ -274,3 +274,11 @@ def test_rows_stay_named_by_what_the_file_holds(tmp_path: Path, caplog: pytest.L
     # a server's rules change what is trained on, and not which rows a site counts its questions about
     assert np.array_equal(known[0].records, known[1].records)
     assert "of berlin: mg/dl -> mmol/l in 40 of 40 rows" in caplog.text
+
+
+def test_an_export_says_that_it_takes_clean_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clients = piebald.clients_from(raw(), target="ill", prepare=RULES)
+    inputs = len(clients.preparation.feature_names_out)
+    run = piebald.run("fedavg", clients, piebald.models.build_model("logistic", (inputs,), 2), rounds=1)
+    run.predictor().scoring()
+    assert f"takes rows that are clean already: the rules {Cleaning(**RULES).digest} of [prepare]" in caplog.text
