@@ -19,8 +19,12 @@ from piebald.core.errors import SettingError
 from piebald.core.metrics import survival_loss
 from piebald.core.objective import METRICS
 from piebald.core.targets import Weighted
-from piebald.data.clients.data_source import DataSource
+from piebald.data.clients.data_source import DataSource, RunRows
+from piebald.data.preparation.agreement import fitted
+from piebald.data.preparation.preparation import PrepareSettings
 from piebald.engines.scoring import value_of, values_of_rows
+from piebald.federation.site.site_rows import SiteSource, own_rows
+from piebald.privacy.secure_aggregation.transform import SecureAggregation
 from tests.fakes import few, seeded, simulate
 
 pd = pytest.importorskip("pandas")
@@ -306,3 +310,21 @@ def test_weights_of_trees_without_a_bound_are_refused_in_a_sentence() -> None:
         piebald.trees(survey(), client="site", target="ill", row_weights="w", form="histogram", rounds=1)
     with pytest.raises(SettingError, match="columns must not include the weights 'w'"):
         piebald.trees(survey(), client="site", target="ill", row_weights="w", columns=["a", "w"])
+
+
+def test_under_masks_sites_count_by_the_same_sums() -> None:
+    held = clients(survey())
+    masked = FULL.with_(transforms=[SecureAggregation(largest_share=0.9)])
+    assert trained(held, recipe=masked) == pytest.approx(trained(held), abs=1e-4)
+
+
+def test_a_site_takes_the_column_that_the_run_names(tmp_path: Path) -> None:
+    north = survey().query("site == 'north'").drop(columns="site")
+    north.to_csv(tmp_path / "north.csv", index=False)
+    agreed = PrepareSettings(agreed=fitted(north[["a", "b", "ill"]], target="ill"))
+    run = RunRows(classes=["0", "1"], columns={"target": "ill", "weights": "w"}, prepare=agreed)
+    rows = own_rows(SiteSource(source="north.csv"), tmp_path, "north", run, ["north", "south"])
+    parts = [rows.rows(0, split) for split in ("train", "validation", "test")]
+    assert all(part.x.shape[1] == 2 for part in parts)
+    weights = torch.cat([part.weight for part in parts if part.weight is not None])
+    assert sorted(weights.tolist()) == pytest.approx(sorted(north["w"]))
