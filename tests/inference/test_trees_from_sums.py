@@ -184,7 +184,7 @@ def test_a_call_that_was_stopped_goes_on(tmp_path: Path) -> None:
     ("given", "sentence"),
     [
         ({"secure": True}, "masks hide sums, and form 'bagging' has none: take form = 'histogram'"),
-        ({"form": "cyclic", "target_bounds": (0, 1)}, "target_bounds are for form 'histogram', got form 'cyclic'"),
+        ({"form": "cyclic", "target_bounds": (0, 1)}, "target_bounds is for form 'histogram', got form 'cyclic'"),
         ({"form": "histogram", "target_bounds": (1, 1)}, "target_bounds must be a low and a higher number"),
         ({"form": "histogram", "local_rounds": 2}, "local_rounds must be 1 under form 'histogram', got 2"),
         ({"form": "histogram", "objective": "regression"}, "needs bounds of a target that is a number"),

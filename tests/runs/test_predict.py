@@ -110,7 +110,7 @@ def test_columns_are_found_by_name_and_rows_keep_their_labels(plain: Run, tmp_pa
         (lambda frame: np.zeros((4, 3)), r"rows must be float32 rows \[2\], as those of the run, got .*\[3\]"),
         (lambda frame: [["a", "b"]], "inputs must be numbers, got text like 'a'"),
         (lambda frame: np.full((1, 2), np.nan), "must be finite"),
-        (lambda frame: Path("rows.txt"), r"rows to predict must be in a \.csv"),
+        (lambda frame: Path("rows.txt"), r"rows to predict must be in a table \(\.csv"),
         (lambda frame: Path("rows.csv"), "there is no file rows.csv"),
     ],
 )
