@@ -493,7 +493,14 @@ class PrepareSettings(Cleaning, WordedModel):
         length: token ids of each text, which is cut and filled up.
         harmonise: "combat" takes differences of place and scale between clients out of numbers (Johnson et al. 2007).
         agreed: what clients have agreed on, which a run keeps; None asks them.
-        map, unit, absent, parse, by_site, duplicates: what is done to the columns before all else, see `Cleaning`.
+        map: by column, words for spellings ({ sex = { m = "male" } }); an empty word is a gap.
+        unit: by column, how numbers are converted: "mg/dl -> mmol/l", "kg" for numbers written with units of their own,
+            or { factor = 0.0555, offset = 0 }.
+        absent: by column, words and numbers that stand for a gap in it.
+        parse: by column, how values are written: "number" (also with a unit, "70 kg"), "decimal comma", "decimal
+            point", or the order of a date such as "day.month.year".
+        by_site: by client, columns that have rules of their own there, in place of those for all.
+        duplicates: "drop" leaves out rows that are copies of earlier ones of the same client in all columns.
 
     Raises:
         SettingError: a value is not allowed.
