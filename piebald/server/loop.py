@@ -125,6 +125,7 @@ class ServerLoop:
         self._next_id = 0
         self._stepped = 0.0
         self._requested = self._outstanding = 0  # tasks sent since the last step, and those of them under way
+        self._excluded_before = 0  # clients that were excluded when those of this step were drawn
         self._attempts: dict[int, int] = {}  # how often each client was asked since the last step
         self._limits: dict[int, float] = {}  # the longest step allowed, by task under way
         self._waiting: list[Result] = []
@@ -161,6 +162,7 @@ class ServerLoop:
 
     def _run(self) -> None:
         self._began, self._before = time.perf_counter(), self.totals.wall
+        self._excluded_before = len(self.client_pool.excluded)
         spending, epsilon = self._learned_spending(), None if self.stop is None else self.stop.epsilon
         # a resumed run may have spent its budget, and then ends by `_over` and not with an error
         if spending is not None and epsilon is not None and not self.version:
@@ -169,6 +171,8 @@ class ServerLoop:
         scheduler, view = self.recipe.scheduling, self._view()
         while not self._over():
             count = scheduler.num_to_request(view)
+            if not self._requested:
+                self._excluded_before = len(self.client_pool.excluded)
             if count and not self._send(self._invitations.draw(self.runtime.clients(), count, self.version)):
                 self._step()  # a round of nobody
                 view = self._view()
@@ -202,9 +206,10 @@ class ServerLoop:
         )
 
     def _learned_spending(self) -> Spending | None:
-        """Return what is spent of budgets, where the run decides it: by sites' rows, or by who is excluded.
+        """Return what is spent of budgets, where the run decides it: by sites' rows, or by who was excluded.
 
-        None where it is known before.
+        Those whom a round excludes were drawn from with all others, so that they count from the next round on.  None
+        where it is known before.
         """
         spending = self._spending
         if spending is None:
@@ -212,12 +217,19 @@ class ServerLoop:
         if isinstance(self.runtime, StatesRows):
             spending.learn(self.runtime.stated_rows())
             return spending
-        return spending if spending.learn_excluded(self.known - len(self.client_pool.excluded)) else None
+        return spending if spending.learn_excluded(self.known - self._excluded_before) else None
 
     def _budget_is_spent(self, epsilon: float | None) -> bool:
         """Return whether the next round would spend more than epsilon of a budget that the run decides."""
-        spending = None if epsilon is None else self._learned_spending()
-        return spending is not None and epsilon is not None and spending.exceeds(self.version + 1, epsilon)
+        if epsilon is None or self._requested:  # a round that has begun was looked at before
+            return False
+        before, self._excluded_before = self._excluded_before, len(self.client_pool.excluded)
+        spending = self._learned_spending()
+        is_spent = spending is not None and spending.exceeds(self.version + 1, epsilon)
+        # until that round is drawn, what was spent is that of the rounds before
+        self._excluded_before = before
+        self._learned_spending()
+        return is_spent
 
     def _view(self) -> ServerView:
         available, idle = self.client_pool.count(self.runtime.clients())

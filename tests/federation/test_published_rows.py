@@ -71,7 +71,7 @@ def test_a_file_of_public_rows_is_what_all_clients_have(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("public", "more", "words"),
     [
-        ("nothing.csv", "", "public = .* must be a .npz file with arrays x and y, or a .csv"),
+        ("nothing.csv", "", "public = .* must be a .npz file with arrays x and y, or a table"),
         ("run.toml", "", "must be a .npz file with arrays x and y"),
         (
             "narrow.npz",
