@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from piebald.core.arguments import checked_class
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, shown
 from piebald.core.machine import moved
 from piebald.core.pytree import joined, leaves, logits
 from piebald.core.targets import IGNORED, filled, known, parted, survival_pair
@@ -756,7 +756,7 @@ def parsed(criterion: str) -> tuple[str, float | None]:
         return name, least
     raise SettingError(
         f"threshold must be one of {', '.join(CRITERIA)}, or a least share such as sensitivity=0.9 or "
-        f"specificity=0.9, with 'pooled ' before it for one threshold for all clients, got {criterion!r}"
+        f"specificity=0.9, with 'pooled ' before it for one threshold for all clients, got {shown(criterion)}"
     )
 
 

@@ -77,8 +77,9 @@ def function_name(what: str) -> WrapValidator:
 
     def referenced(function: Any, _: Any) -> Reference:
         named = reference(function, what) if callable(function) else function
-        if not callable(find(named, what)):
-            raise ValueError(f"must name a function, got {named!r}")
+        found = find(named, what)
+        if not callable(found) or isinstance(found, type):  # a class would make an object of each batch
+            raise ValueError(f"must name a function, got {shown(named)}")
         return named
 
     return WrapValidator(referenced)

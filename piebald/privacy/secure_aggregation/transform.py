@@ -390,7 +390,9 @@ class SecureAggregation(MaskingTransform):
         """
         weight = float(rows)
         if rows and not questions:
-            weight = self._weights().weight(Update({}, 0, 0, {WEIGHT: weight}))
+            # a rule of a user's own may ask for rows, which are what counts where none has a weight
+            own = {} if weight.is_integer() else {WEIGHT: weight}
+            weight = self._weights().weight(Update({}, math.ceil(weight), 0, own))
         if not weight > 0:
             raise Declined("this client has no rows that the sum is about, so it would hide nobody")
         return size_of(weight)
