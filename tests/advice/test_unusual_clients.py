@@ -135,7 +135,7 @@ def test_of_many_clients_that_lose_few_are_named() -> None:
     assert f"{40 - 12} more clients lose by joining: `losers` of answer.json has them." in lines
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_three_hundred_clients() -> None:
     """Every third client has labels of its own, so that no shared model is right for all."""
     rng = np.random.default_rng(5)

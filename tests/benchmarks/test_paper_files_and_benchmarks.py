@@ -21,9 +21,10 @@ FILES = {
 STEPS = {"local training", "training.step_limit", "training.steps"}
 
 
-@pytest.mark.full
 @pytest.mark.skipif("PIEBALD_DATA" not in os.environ, reason="PIEBALD_DATA is not set")
-@pytest.mark.parametrize("paper", FILES)
+@pytest.mark.parametrize(  # the others build networks of the papers' sizes
+    "paper", [pytest.param(paper, marks=pytest.mark.full if paper == "hdafl" else pytest.mark.long) for paper in FILES]
+)
 def test_each_file_runs_what_its_benchmark_runs(paper: str) -> None:
     """Before, CGAU's trained on raw pixels, with eight times the numbers, and Metis tested on what it trained on."""
     done = subprocess.run(

@@ -167,7 +167,7 @@ def test_every_runtime_has_the_same_outcome(name: str, expected: Mapping[str, An
     assert outcome(carried_out(RUNTIMES[name])) == expected
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_ray_has_the_same_outcome(cluster: Any, expected: Mapping[str, Any]) -> None:
     run = on_ray(RECIPE, clients=clients(), model=seeded(Fussy), seed=0, **OPTIONS)
     assert outcome(run) == expected

@@ -57,9 +57,19 @@ def lied_to(name: str, **options: Any) -> piebald.Run:
     return carry_out(method(name, **cohort), **{"rounds": 2, "evaluate_every": 1, "max_examples": 10**6} | options)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("numbers", [EXTREMES[:3], EXTREMES[3:5], EXTREMES[5:]], ids=["large", "none", "out of bounds"])
-@pytest.mark.parametrize("name", sorted(TABLE))
+SOME = {"large": EXTREMES[:3], "none": EXTREMES[3:5], "out of bounds": EXTREMES[5:]}
+
+
+@pytest.mark.parametrize(  # each recipe by some of them in the tier that is always run, by all of them in the long one
+    ("name", "numbers"),
+    [
+        pytest.param(
+            name, SOME[kind], id=f"{name}-{kind}", marks=pytest.mark.long if (row + turn) % 3 else pytest.mark.full
+        )
+        for row, name in enumerate(sorted(TABLE))
+        for turn, kind in enumerate(SOME)
+    ],
+)
 def test_each_extreme_number_through_each_recipe(
     name: str, numbers: list[float], told: dict[str, Any], tmp_path: Path
 ) -> None:

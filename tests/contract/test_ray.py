@@ -45,10 +45,10 @@ ROOT = Path(__file__).parents[2]
 # What travels to actors and stays there: nothing, state, private layers, clusters, queries, models of their own; with
 # and without rounds.  How a trainer steps is the engine's, which is the same there.
 CARRIED = (
-    "fedavg", "scaffold", "ditto", "lg_fedavg", "distfl", "ifca", "dp_sgd", "adaptive_dvw", "async_fedavg", "fedbuff",
-    "fedmd", "flexlora",
+    "fedavg", "scaffold", "lg_fedavg", "distfl", "ifca", "async_fedavg", "fedmd", "flexlora",
 )  # fmt: skip
 CARRIED_ALIKE = (
+    "ditto", "dp_sgd", "adaptive_dvw", "fedbuff",
     "silobn", "local", "apfl", "fedala", "fedamp", "fedphp", "cfl", "hierfavg", "qfedavg", "sync_dvw", "heterofl",
     "fedproto", "fedprox", "feddyn", "fedlc", "feddecorr", "fedsam", "moon", "fedrep", "fedbabu", "fedrod", "pfedme",
     "per_fedavg", "fine_tuned", "fedasync",
@@ -103,6 +103,7 @@ def test_rows_that_are_loaded_on_the_node(cluster: Any) -> None:
     assert_same(carry_out(method("hdafl"), clients), on_ray(method("hdafl"), clients))
 
 
+@pytest.mark.long
 def test_what_is_left_open_is_measured_on_a_node(cluster: Any) -> None:
     run = on_ray(method("fedavg"), ray={"engine": "auto", "workers": None})
     assert run.meta["runtime"]["workers"] == 2
@@ -152,7 +153,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "rule", [*(pytest.param(one, marks=pytest.mark.long) for one in ("fedavg", "ifca", "scaffold")), "hdafl"]
+    "rule", [*(pytest.param(one, marks=pytest.mark.long) for one in ("hdafl", "ifca", "scaffold")), "fedavg"]
 )
 def test_an_actor_killed_in_mid_round_loses_nothing(cluster: Any, rule: str, tmp_path: Path, started: Any) -> None:
     """Sums (fedavg, scaffold), private parameters (hdafl), single updates (ifca): the same bits."""

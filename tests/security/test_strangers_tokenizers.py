@@ -98,7 +98,10 @@ def hostile(folder: Path, name: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.full] if name in ("growing", "prepending") else []) for name in HOSTILE],
+)
 def test_a_tokenizer_of_a_stranger_ends_in_token_ids_or_in_one_sentence(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,7 +62,11 @@ def assert_within_plan(folder: Path, made: TransferSettings) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("method", [NOISY, {"kind": "smmd", "kernel": "linear"}], ids=["noise", "none"])
+@pytest.mark.parametrize(
+    "method",
+    [NOISY, pytest.param({"kind": "smmd", "kernel": "linear"}, marks=pytest.mark.long)],
+    ids=["noise", "none"],
+)
 def test_no_partner_has_a_process_go_back_to_a_checkpoint_that_was_passed(tmp_path, method):
     made = settings(method=method)
     file, folder = tmp_path / "transfer.toml", tmp_path / "run"
