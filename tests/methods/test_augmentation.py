@@ -14,10 +14,11 @@ import piebald
 from piebald.contracts import Rows
 from piebald.core.errors import SettingError
 from piebald.core.metrics import cross_entropy, for_training
+from piebald.core.targets import Weighted
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.dp_sgd import dp_sgd
 from piebald.methods.recipes.fedavg import fedavg
-from piebald.methods.training.augmentation import GaussianNoise, HorizontalFlip, MixUp, RandomCrop
+from piebald.methods.training.augmentation import FunctionAugmentation, GaussianNoise, HorizontalFlip, MixUp, RandomCrop
 from piebald.runs.finished_run import Run
 
 ALL = ["horizontal_flip", {"kind": "random_crop", "padding": 1}, {"kind": "gaussian_noise", "deviation": 0.2}, "mix_up"]
@@ -31,6 +32,10 @@ def images(count: int, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any,
     made = np.random.default_rng(seed)
     y = made.integers(0, 2, count)
     return (made.normal(size=(count, 1, 4, 4)) + y[:, None, None, None]).astype(np.float32), y
+
+
+def doubled(x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    return 2 * x, 1 - y
 
 
 CLIENTS = {f"c{seed}": images(count, seed) for seed, count in enumerate((13, 7, 22))}
@@ -132,6 +137,15 @@ def jitter(x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def cut(x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     return x[:1], y[:1]
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_a_function_of_ones_own_gets_targets_without_weights_which_stay(by_row: bool) -> None:
+    rows = Rows(torch.arange(6.0).view(3, 2), Weighted(torch.tensor([0, 1, 0]), torch.tensor([1.0, 2.0, 3.0])))
+    changed = FunctionAugmentation(function=doubled, by_row=by_row).augment(rows, rng())
+    assert changed.x.tolist() == (2 * rows.x).tolist()
+    assert isinstance(changed.y, Weighted)
+    assert (changed.y.targets.tolist(), changed.y.weights.tolist()) == ([1, 0, 1], [1.0, 2.0, 3.0])
 
 
 def test_a_function_of_ones_own_is_named_and_changes_copies() -> None:

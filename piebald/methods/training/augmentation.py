@@ -18,6 +18,7 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.machine import moved
 from piebald.core.metrics import MixedTargets
+from piebald.core.targets import Weighted, parted
 from piebald.settings import plugins
 
 
@@ -207,8 +208,9 @@ class FunctionAugmentation(Augmentation):
         )
 
     def _called(self, rows: Rows, rng: torch.Generator) -> Rows:
+        targets, weights = parted(rows.y)
         # copies, since a function that writes in place would change the client's rows for all later steps
-        copied = [pytree.mapped(torch.clone, part) for part in (rows.x, rows.y)]
+        copied = [pytree.mapped(torch.clone, tree) for tree in (rows.x, targets)]
         try:
             x, y = plugins.find(self.function, "augmentation")(*copied, rng)
             fits = pytree.kinds(x) == pytree.kinds(rows.x) and pytree.count(x) == pytree.count(y) == len(rows)
@@ -219,7 +221,7 @@ class FunctionAugmentation(Augmentation):
                 f"the augmentation {self.function} must return inputs and targets of the same rows and form, "
                 f"{pytree.described(rows.x)}, got {pytree.described(x)} with {pytree.count(y)} targets"
             )
-        return Rows(x, y)
+        return Rows(x, y if weights is None else Weighted(y, weights))
 
 
 def unfit(augmentations: Sequence[Augmentation], spec: ModelSpec) -> str | None:
