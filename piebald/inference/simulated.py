@@ -53,7 +53,7 @@ from piebald.privacy.secure_aggregation.key_exchange import KeyRound
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.runtimes.simulation.simulation import Simulation
 from piebald.runtimes.workers.pool import kept_pages
-from piebald.server.result_checks import ClientQueries
+from piebald.server.client_queries import ClientQueries
 
 MOST_CATEGORIES = 10_000  # of a column that is counted
 _HOST = torch.device("cpu")

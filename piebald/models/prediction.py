@@ -31,7 +31,7 @@ from piebald.data.embeddings import embedding
 from piebald.data.preparation import Preparation
 from piebald.data.preparation.preparation import NumberTarget
 from piebald.data.preparation.tokens import tokenizer_json
-from piebald.report.export.export_formats import Scoring
+from piebald.report.export.raw_rows import Scoring
 from piebald.storage.run_folder import TOKENIZER
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from piebald.methods.sharing.base import Sharing
 from piebald.models import NearestNeighbours, StandardisedInputs
 from piebald.models.prediction import HOTTEST, OutputMeaning, Predictor, RawInputs
 from piebald.report.export import Exported, ExportFormat, export_model, model_card
-from piebald.report.export.export_formats import Scoring
+from piebald.report.export.raw_rows import Scoring
 from piebald.report.page.wording import names
 from piebald.report.tables import History
 from piebald.server.cluster_state import ModelSnapshot

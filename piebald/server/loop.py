@@ -37,6 +37,7 @@ from piebald.methods.scheduling.base import ServerView
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.privacy.spending import Spending
 from piebald.server.client_pool import ClientPool, ClientRecords, Invitations
+from piebald.server.client_queries import ClientQueries, LoopContext
 from piebald.server.cluster_models import ClusterModels, cohort_of
 from piebald.server.cluster_state import Counted, Keep, ModelSnapshot, where_it_is
 from piebald.server.evaluation import (
@@ -65,14 +66,7 @@ from piebald.server.records import (
     whole_result,
     whole_task,
 )
-from piebald.server.result_checks import (
-    ClientQueries,
-    LoopContext,
-    MaskedRounds,
-    ResultChecks,
-    ResultIntake,
-    by_extremes,
-)
+from piebald.server.result_checks import MaskedRounds, ResultChecks, ResultIntake, by_extremes
 from piebald.server.stopping import ClientFailures, RunTotals, StalledSteps, StoppingCriteria
 
 

@@ -17,8 +17,8 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 
 from piebald.core.errors import RuntimeFault, SettingError, unknown
-from piebald.federation.credentials.party_files import name_in
 from piebald.federation.credentials.provisioning import Credentials
+from piebald.federation.credentials.revocation import name_in
 from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.tls import SharedSocket, is_loopback
 from piebald.vertical.party_messages import HEADER, MessageFault, PartyEnded, body_length

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from piebald.core.errors import SettingError
 from piebald.federation.credentials import provisioning
-from piebald.federation.credentials.party_files import write_revoked
+from piebald.federation.credentials.revocation import write_revoked
 from piebald.federation.link import tls
 from piebald.federation.link.frames import FrameKind, decode_frame, encode_frame
 from piebald.federation.link.messaging import SERVER, Link

@@ -28,7 +28,8 @@ from piebald.core.errors import RunFolderError, SettingError
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials import party_files, provisioning
 from piebald.federation.credentials.audit import AuditLog
-from piebald.federation.credentials.party_files import DiskWrites, Ended, ExpiryWatch
+from piebald.federation.credentials.party_files import DiskWrites, Ended
+from piebald.federation.credentials.revocation import ExpiryWatch
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.link import tls
 from piebald.federation.link.messaging import Link, serve

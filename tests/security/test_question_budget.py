@@ -53,7 +53,7 @@ from piebald.models import Logistic
 from piebald.privacy import SecureAggregation
 from piebald.privacy.ledger import FILE, OverLimit, RowLedger
 from piebald.runs.prepare import prepare
-from piebald.server.result_checks import ClientQueries
+from piebald.server.client_queries import ClientQueries
 from tests import processes
 from tests.federation.conftest import ENVIRONMENT, Sites, provisioned, until
 from tests.inference.sites import InProcess

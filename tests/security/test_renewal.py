@@ -20,10 +20,10 @@ from cryptography import x509
 
 from piebald.cli import main
 from piebald.core.errors import SettingError
-from piebald.federation.credentials import certificates, party_files, provisioning
+from piebald.federation.credentials import certificates, provisioning, revocation
 from piebald.federation.credentials.certificates import Authority, CertificateSigner, SignatureCheck
-from piebald.federation.credentials.party_files import Admission, ExpiryWatch, name_in
 from piebald.federation.credentials.provisioning import Description
+from piebald.federation.credentials.revocation import Admission, ExpiryWatch, name_in
 from piebald.federation.hub.local_federation import free_port
 from piebald.federation.link import tls
 from piebald.federation.link.tls import SharedSocket
@@ -225,7 +225,7 @@ def test_a_certificate_is_looked_at_as_soon_as_it_is_another_one_or_has_expired(
             def now(cls, zone: tzinfo | None = None) -> datetime:  # type: ignore[override]
                 return then[0]
 
-        monkeypatch.setattr(party_files, "datetime", Clock)
+        monkeypatch.setattr(revocation, "datetime", Clock)
         watch.look()
         watch.look()
         assert len(caplog.messages) == 1

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from piebald.core.errors import RuntimeFault, SettingError
-from piebald.federation.credentials.party_files import write_revoked
 from piebald.federation.credentials.provisioning import Credentials, Description, provision, read
+from piebald.federation.credentials.revocation import write_revoked
 from piebald.federation.hub.local_federation import free_port
 from piebald.federation.link import supervision
 from piebald.federation.link.tls import context

@@ -26,7 +26,7 @@ from piebald.contracts import SIGNATURE
 from piebald.core.errors import SettingError
 from piebald.core.files import read_bytes
 from piebald.core.private_files import write_private
-from piebald.federation.credentials.party_files import EARLY
+from piebald.federation.credentials.revocation import EARLY
 from piebald.federation.link.messaging import SERVER
 
 _PEM = serialization.Encoding.PEM

@@ -30,7 +30,7 @@ from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.files import UnfitFile, read_bytes, read_json, settings_text
 from piebald.core.private_files import write_private
 from piebald.core.reading import DAMAGE, tar_members
-from piebald.federation.credentials.party_files import read_revoked, write_revoked
+from piebald.federation.credentials.revocation import read_revoked, write_revoked
 from piebald.federation.link.messaging import SERVER
 from piebald.settings.toml_document import Document, of_document
 

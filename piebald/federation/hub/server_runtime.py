@@ -30,7 +30,8 @@ from piebald.engines.sequential import SequentialEngine as Engine
 from piebald.engines.stack import ClientStack
 from piebald.federation.credentials import provisioning
 from piebald.federation.credentials.certificates import SignatureCheck
-from piebald.federation.credentials.party_files import DiskWrites, ExpiryWatch
+from piebald.federation.credentials.party_files import DiskWrites
+from piebald.federation.credentials.revocation import ExpiryWatch
 from piebald.federation.hub.local_federation import LocalFederation
 from piebald.federation.hub.member_list import CHANCES, Member, OpenTask, client_names, sites_of
 from piebald.federation.hub.run_terms import terms

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from enum import IntEnum
 
 from piebald.core.plain_text import printable
-from piebald.federation.credentials.party_files import name_in
+from piebald.federation.credentials.revocation import name_in
 from piebald.federation.link.tls import QUIET, RECORD, SharedSocket
 from piebald.federation.link.wire_messages import LONGEST, PIECE, WINDOW, Refused
 

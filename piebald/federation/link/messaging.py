@@ -19,7 +19,7 @@ from typing import Any
 
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.plain_text import printable
-from piebald.federation.credentials.party_files import Admission, name_in
+from piebald.federation.credentials.revocation import Admission, name_in
 from piebald.federation.link.frames import Connection, Frame, FrameKind
 from piebald.federation.link.tls import Carry, Listener, RenewedContext, SharedSocket, keep_connecting, reason, refusal
 from piebald.federation.link.wire_messages import LONGEST, Message, Refused, SomeMessage, decode, encode

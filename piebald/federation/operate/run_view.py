@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from piebald.core.errors import PiebaldError
 from piebald.core.plain_text import printable
-from piebald.federation.credentials.party_files import certificate_expires
+from piebald.federation.credentials.revocation import certificate_expires
 from piebald.federation.operate.experiment_queue import ExperimentQueue
 from piebald.federation.operate.status import STATES, status_values
 from piebald.report.page import markup, wording

@@ -24,8 +24,9 @@ from piebald.core.errors import PiebaldError
 from piebald.core.private_files import write_private
 from piebald.federation.credentials.audit import AuditLog
 from piebald.federation.credentials.certificates import CertificateSigner
-from piebald.federation.credentials.party_files import DiskWrites, Ended, ExpiryWatch
+from piebald.federation.credentials.party_files import DiskWrites, Ended
 from piebald.federation.credentials.provisioning import Credentials
+from piebald.federation.credentials.revocation import ExpiryWatch
 from piebald.federation.hub.run_terms import read_values
 from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.supervision import Heartbeat, Supervision, repeated
