@@ -114,7 +114,7 @@ def test_silent_strangers_end_one_another_and_no_site(
     until(parties.hello)
     for one in strangers:
         one.close()
-    until(lambda: not parties.server._listener._unproven)
+    until(lambda: not parties.server._listener._handshakes)
 
 
 @pytest.mark.full

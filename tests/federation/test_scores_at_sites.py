@@ -158,7 +158,8 @@ def test_what_sites_were_not_asked_they_do_not_tell() -> None:
     [
         ("accuracy", (1, 2)), ("auc", (1,)), pytest.param("brier", (1, 2), marks=pytest.mark.full),
         *(pytest.param(metric, seeds, marks=pytest.mark.long)
-          for metric, seeds in (("accuracy", (1,)), ("accuracy", (1, 2, 3)), ("auc", (1, 2, 3)), ("brier", (1,)), ("brier", (1, 2, 3)))),
+          for metric, seeds in (("accuracy", (1,)), ("accuracy", (1, 2, 3)), ("auc", (1, 2, 3)),
+                                ("brier", (1,)), ("brier", (1, 2, 3)))),
     ],
 )  # fmt: skip
 def test_the_verdict_of_sites_is_that_of_the_simulator(metric: str, seeds: tuple[int, ...], tmp_path: Path) -> None:

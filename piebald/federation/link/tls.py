@@ -334,7 +334,7 @@ class Listener(ThreadingTCPServer):
         self._contexts, self._carry, self._refusal, self._reject_reason = contexts, carry, refusal, reject_reason
         self._looked = time.monotonic()
         self._open = list[SharedSocket]()  # the oldest first
-        self._unproven = dict[int, SharedSocket]()  # by the thread of its handshake, the oldest first
+        self._handshakes = dict[int, SharedSocket]()  # by the thread of its handshake, the oldest first
         self._lock = threading.Lock()
         super().__init__(address, BaseRequestHandler)
 
@@ -345,12 +345,12 @@ class Listener(ThreadingTCPServer):
         """
         try:
             # the handshake is in this thread as well, so that who stalls in it holds up no other connection
-            secured = self._contexts.secure(request, begun=self._prove)
+            secured = self._contexts.secure(request, begun=self._begin_handshake)
         except (OSError, ValueError) as error:
             return self._refusal(client_address[0], error)
         finally:
             with self._lock:
-                self._unproven.pop(threading.get_ident(), None)
+                self._handshakes.pop(threading.get_ident(), None)
         if (why := self._reject_reason(secured.certificate)) is not None:
             return secured.end(why)
         with self._lock:
@@ -364,15 +364,15 @@ class Listener(ThreadingTCPServer):
         finally:
             self._drop(secured)
 
-    def _prove(self, secured: SharedSocket) -> None:
+    def _begin_handshake(self, secured: SharedSocket) -> None:
         """Count a connection whose handshake begins, and end the oldest where there are too many of them.
 
         Silent strangers would else hold all files that the process may have open; a handshake takes milliseconds.
         """
         with self._lock:
-            self._unproven[threading.get_ident()] = secured
+            self._handshakes[threading.get_ident()] = secured
             # shut down and not closed: the thread of its handshake reads from it, and closes it itself
-            for oldest in list(self._unproven.values())[:-HANDSHAKES]:
+            for oldest in list(self._handshakes.values())[:-HANDSHAKES]:
                 with suppress(OSError):  # it has ended by itself
                     oldest.shutdown(socket.SHUT_RDWR)
 
