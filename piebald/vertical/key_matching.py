@@ -13,6 +13,7 @@ them which ones came back, although they are sorted.  All curve operations are l
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import itertools
 import secrets
@@ -25,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from piebald.core.arguments import PathLike, checked
 from piebald.core.errors import RunFolderError, SettingError, import_extra
-from piebald.core.plain_text import csv_text
 from piebald.core.private_files import write_private
 from piebald.data.clients.owner import read_owners, records_of
 from piebald.federation.credentials.provisioning import read as read_credentials
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 Learns = Literal["both", "source", "target", "size"]
 POINT = 32  # bytes
 MOST_KEYS = 1 << 22  # of a party
+_NO_TEXT = dict.fromkeys([*range(9), *range(14, 32)])  # characters that the reader of tables refuses
 MATCH = "match"  # kind of entry in the ledger of the rows
 MOST_MATCHES = 20  # of the same rows, in all runs: other keys each time find out a set key by key
 
@@ -192,8 +193,17 @@ def match(
 
 
 def write_named(frame: DataFrame, names: list[str], out: Path) -> None:
-    """Write rows with the names that they share with the other party's, "" for none."""
+    """Write rows with the names that they share with the other party's, "" for none.
+
+    All values are read back as they are here, for what is trained on and for ledgers: so numbers have the digits of
+    float64, whatever they were stored in, and text that a spreadsheet would take for a formula is left alone.  Only
+    control characters, which no CSV file has, are left out.
+    """
+    exact = {name: "float64" for name, kind in frame.dtypes.items() if kind in ("float16", "float32")}
+    table = frame.astype(exact).assign(shared_id=names)
     try:
-        write_private(out, csv_text(frame.assign(shared_id=names)), lasting=False)
+        # quoted, since a lone carriage return in a text would end its row
+        text = table.to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+        write_private(out, text.translate(_NO_TEXT), lasting=False)
     except OSError as error:
         raise RunFolderError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}") from None

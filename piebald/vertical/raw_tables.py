@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from piebald.core.errors import SettingError, unknown
-from piebald.data.clients.owner import read_owners
+from piebald.data.clients.owner import read_owners, records_of
 from piebald.data.clients.row_identity import SHARED_ID
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.vertical.chunks import exposures, warning
 from piebald.vertical.key_matching import match, sodium, write_named
 from piebald.vertical.match_keys import keys_of
 from piebald.vertical.party_data import PartyHolding, load_one
-from piebald.vertical.party_store import private_folder
+from piebald.vertical.party_store import is_transfer, private_folder
 from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_settings import PartyFile, PartyFiles, TransferSettings
 
@@ -36,28 +38,47 @@ def named(
         tell: called with a sentence about empty and repeated keys.
 
     Raises:
-        SettingError: as for `match`.
+        SettingError: as for `match`; or no key is in both tables, or the folder has a table that is no part of its run.
         RuntimeFault: as for `match`; the same command starts the match again.
     """
-    paths = {role: folder / f"{role}.csv" for role in roles}
+    # from the root: the run is gone on with in any folder
+    paths = {role: folder.resolve() / f"{role}.csv" for role in roles}
     files = {role: _file(settings, role) for role in roles}
-    if not all(path.exists() for path in paths.values()):
-        private_folder(folder)
+    owners = {role: read_owners(Path(files[role].path)) for role in roles}
+    if is_transfer(folder) and all(path.exists() for path in paths.values()):
+        for role, path in paths.items():
+            if not np.array_equal(records_of(owners[role], role), records_of(read_owners(path), role)):
+                raise SettingError(
+                    f"{path} was matched from other rows than those of {files[role].path}: give another folder with "
+                    "--out, where the match is made again"
+                )
+    else:
+        for path in paths.values():  # a table of somebody else's must be neither trained on nor replaced
+            if not is_transfer(folder) and (path.exists() or path.is_symlink()):
+                raise SettingError(
+                    f"{path} is there, and {folder} holds no transfer that it was matched for: remove it, or give "
+                    "another folder with --out"
+                )
+        keys = {role: keys_of(owners[role][0].frame, columns, kinds) for role in roles}
         if len(roles) == 1:
             runtime = settings.runtime
             if runtime.credentials is None:
                 raise SettingError("a party alone needs credentials: --set runtime.credentials=FOLDER")
-            match(
-                files[roles[0]].path, columns, runtime.credentials, paths[roles[0]], kinds=kinds,
-                partner=runtime.partner, timeout=runtime.timeout, tell=tell,
-            )  # fmt: skip
+            names = match(
+                files[roles[0]].path, columns, runtime.credentials, kinds=kinds, partner=runtime.partner,
+                timeout=runtime.timeout, tell=tell,
+            ).names  # fmt: skip
         else:
-            frames = {role: read_owners(Path(files[role].path))[0].frame for role in roles}
-            keys = {role: keys_of(frame, columns, kinds) for role, frame in frames.items()}
             both = sorted(set.intersection(*map(set, keys.values())) - {""})
             names = {key: str(number) for number, key in enumerate(both, 1)}
-            for role in roles:
-                write_named(frames[role], [names.get(key, "") for key in keys[role]], paths[role])
+        if not names:
+            raise SettingError(
+                f"no key of the columns {', '.join(columns)} is in both tables: name the same columns at both parties "
+                "with --key, in the same order, and how they are written alike with --kind"
+            )
+        private_folder(folder)
+        for role in roles:
+            write_named(owners[role][0].frame, [names.get(key, "") for key in keys[role]], paths[role])
     changes: dict[str, PartyFile] = {role: _features(files[role], columns, paths[role], SHARED_ID) for role in roles}
     return settings.model_copy(update={"files": (settings.files or PartyFiles()).model_copy(update=changes)})
 

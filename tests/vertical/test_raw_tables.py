@@ -11,9 +11,10 @@ import pytest
 
 from piebald.cli import main
 from piebald.core.errors import SettingError
+from piebald.data.clients.owner import read_owners, records_of
 from piebald.privacy.ledger import FOLDER
 from piebald.vertical import key_matching
-from piebald.vertical.party_store import PartyStore, read_settings
+from piebald.vertical.party_store import PartyStore, read_settings, write_settings
 from piebald.vertical.raw_tables import check, named
 from piebald.vertical.transfer_runs import run, run_party
 
@@ -86,6 +87,54 @@ def test_two_parties_match_train_and_predict_for_new_rows_in_one_command_each(ra
     assert main(["predict", "target", "new.csv", "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)["predictions"]["score"]
     assert scores[::-1] == pytest.approx(pandas.read_csv("target/target/scores.csv")["score"].tolist())
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_table_that_was_there_before_is_neither_replaced_nor_trained_on(raw, link):
+    """A run in the folder of raw tables would write over one that has the name of a party."""
+    shop = raw / "shop.csv"
+    table = raw / "target.csv"
+    table.symlink_to(shop) if link else table.write_bytes(shop.read_bytes())
+    before = shop.read_bytes()
+    with pytest.raises(SettingError, match=r"target\.csv is there, and \. holds no transfer"):
+        named(settings(), ["source", "target"], ["id"], ["exact"], Path("."))
+    assert shop.read_bytes() == table.read_bytes() == before
+    assert not (raw / "source.csv").exists()
+
+
+def test_a_key_that_nobody_shares_leaves_no_table_behind(raw):
+    """The next command, with the right key, must not go on with the match of the wrong one."""
+    for name in ("bank", "shop"):
+        table = pandas.read_csv(f"{name}.csv")
+        table.assign(other=[f"{name}{place}" for place in range(len(table))]).to_csv(f"{name}.csv", index=False)
+    with pytest.raises(SettingError, match="no key of the columns other is in both tables"):
+        named(settings(), ["source", "target"], ["other"], ["exact"], Path("run"))
+    assert not Path("run").exists()
+
+
+def test_a_table_is_matched_again_where_its_rows_are_others(raw):
+    made = named(settings(), ["source", "target"], ["id"], ["exact"], Path("run"))
+    write_settings(Path("run"), made)
+    assert named(settings(), ["source", "target"], ["id"], ["exact"], Path("run")).files == made.files
+    pandas.read_csv("shop.csv")[1:].to_csv("shop.csv", index=False)
+    with pytest.raises(SettingError, match=r"was matched from other rows than those of shop\.csv"):
+        named(settings(), ["source", "target"], ["id"], ["exact"], Path("run"))
+
+
+def test_rows_are_the_same_for_a_ledger_and_for_a_preparation_after_a_match(tmp_path):
+    frame = pandas.DataFrame({
+        "narrow": pandas.Series([0.1, 1 / 3, 2.5, None], dtype="float32"),
+        "text": ["=1+1", "-", "@home", "a\rb"],
+        "=odd": ["+49 (89) 1", "a\"b", None, "'quoted'"],
+    })  # fmt: skip
+    key_matching.write_named(frame, ["n1", "", "n2", ""], tmp_path / "matched.csv")
+    owners = read_owners(tmp_path / "matched.csv")
+    assert records_of(owners, "shop").tolist() == records_of(read_owners(frame), "shop").tolist()
+    key_matching.write_named(frame.assign(text="\x1b[31mred"), ["", "", "", ""], tmp_path / "red.csv")
+    assert set(read_owners(tmp_path / "red.csv")[0].frame["text"]) == {"[31mred"}  # as no file of text could say it
+    again = owners[0].frame
+    assert again["text"].tolist() == frame["text"].tolist()
+    assert again["=odd"].fillna("").tolist() == frame["=odd"].fillna("").tolist()
 
 
 def test_the_simulated_command_takes_two_tables(raw, capsys):
