@@ -33,15 +33,20 @@ class PartyNetwork(nn.Module):
         features: number of input features.
         hidden: units of the layers before the aligned ones.
         aligned: units of the aligned layers, the last of which gives the scores.
-        secret: what the initial weights are drawn from (Glorot and Bengio 2010, uniform; with gain 4 after a sigmoid).
+        secret: what the initial weights are drawn from (Glorot and Bengio 2010, uniform; with gain 4 after a sigmoid);
+            None draws none, for a network whose weights are loaded.
     """
 
-    def __init__(self, features: int, hidden: Sequence[int], aligned: Sequence[int], secret: PartySecret) -> None:
+    def __init__(
+        self, features: int, hidden: Sequence[int], aligned: Sequence[int], secret: PartySecret | None
+    ) -> None:
         super().__init__()
         widths = [features, *hidden, *aligned]
         linear = [nn.Linear(before, after, dtype=torch.float64) for before, after in pairwise(widths)]
         self.layers = nn.ModuleList(linear)
         self.aligned = len(aligned)
+        if secret is None:
+            return
         for place, layer in enumerate(linear):
             most = (4.0 if place else 1.0) * math.sqrt(6 / (layer.in_features + layer.out_features))
             drawn = secret.uniform(layer.weight.numel(), "weights", place).reshape(layer.weight.shape)

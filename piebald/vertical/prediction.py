@@ -14,7 +14,6 @@ from piebald.core.errors import RunFolderError
 from piebald.data.clients.table_files import read_table
 from piebald.vertical.party_data import PartyPreparation
 from piebald.vertical.party_network import PartyNetwork
-from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.party_store import opened, read_settings, weights_in
 
 if TYPE_CHECKING:
@@ -55,9 +54,11 @@ class TransferPredictor:
             told, tensors = store.meta, store.server_checkpoint(settings.steps).tensors
         try:
             preparation = PartyPreparation.model_validate(told["preparation"])
-            shape, secret = settings.network, PartySecret.simulated(0, "target")
-            network = PartyNetwork(len(preparation.features), shape.hidden, shape.aligned, secret)
-            network.load_state_dict(weights_in(tensors))
+            shape = settings.network
+            with torch.device("meta"):  # without memory: the settings may name another size than the weights have
+                network = PartyNetwork(len(preparation.features), shape.hidden, shape.aligned, None)
+            network.load_state_dict(weights_in(tensors), assign=True)
+            network.double()
             translator = torch.tensor(told["translator"], dtype=torch.float64)
             if translator.shape != (shape.aligned[-1],) or not translator.isfinite().all():
                 raise ValueError(f"the translator must be {shape.aligned[-1]} numbers")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from piebald.core.arguments import PathLike, checked, checked_class
-from piebald.core.errors import RunFolderError
+from piebald.core.errors import RunFolderError, SettingError
 from piebald.core.private_files import write_private
 from piebald.core.result_table import ResultTable, Tabular
 from piebald.report.page import markup
@@ -27,6 +27,7 @@ from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_settings import TransferSettings
 
 
+@checked_class
 @dataclass(frozen=True, slots=True)
 class TransferScore:
     """Quality of predictions on held-out rows.
@@ -150,34 +151,54 @@ def result_of(settings: TransferSettings, stores: Mapping[Role, PartyStore], fol
         stores: the parties that ran here; the records of steps are the target's if it is among them.
         folder: the run folder, if there is one.
     """
-    role: Role = "target" if "target" in stores else "source"
-    lines, told = stores[role].steps(), stores[role].meta
-    watched = [line["losses"] for line in lines if line["losses"]]
-    count = max(len(lines), 1)
-    mean = {name: sum(line[name] for line in lines) / count for name in ("seconds", "sent", "received")}
-    to_target, to_source = ("received", "sent") if role == "target" else ("sent", "received")
-    releases = {one: DisclosureLedger({}, store).releases for one, store in stores.items()}
-    statements = [settings.method.statement(one, count) for one, count in sorted(releases.items())]
-    scored = {row["metric"]: row["value"] for row in stores[role].rows("score")}
-    judged = stores[role].rows("row_score")
-    verdict = verdict_of(judged, settings.seed)
-    finished = TransferResult(
-        score=TransferScore(**scored) if scored else None,
-        first=watched[0] if watched else {},
-        last=watched[-1] if watched else {},
-        steps=len(lines),
-        seconds=mean["seconds"],
-        bytes_to_target=mean[to_target],
-        bytes_to_source=mean[to_source],
-        baselines={row["model"]: row["value"] for row in judged if row["model"] != TRANSFER},
-        verdict="" if verdict is None else f"{verdict.sentence()}. {verdict.meaning()}",
-        statement="; ".join(dict.fromkeys(statements)),
-        secrecy=secrecy(settings, "secret" not in told, told.get("partner") if len(stores) == 1 else None),
-        folder=folder,
-    )
+    with _as_recorded(folder):
+        role: Role = "target" if "target" in stores else "source"
+        lines, told = stores[role].steps(), stores[role].meta
+        watched = _watched(lines)
+        count = max(len(lines), 1)
+        mean = {name: sum(line[name] for line in lines) / count for name in ("seconds", "sent", "received")}
+        to_target, to_source = ("received", "sent") if role == "target" else ("sent", "received")
+        releases = {one: DisclosureLedger({}, store).releases for one, store in stores.items()}
+        statements = [settings.method.statement(one, count) for one, count in sorted(releases.items())]
+        scored = {row["metric"]: row["value"] for row in stores[role].rows("score")}
+        judged = stores[role].rows("row_score")
+        verdict = verdict_of(judged, settings.seed)
+        finished = TransferResult(
+            score=TransferScore(**scored) if scored else None,
+            first=watched[0]["losses"] if watched else {},
+            last=watched[-1]["losses"] if watched else {},
+            steps=len(lines),
+            seconds=mean["seconds"],
+            bytes_to_target=mean[to_target],
+            bytes_to_source=mean[to_source],
+            baselines={row["model"]: row["value"] for row in judged if row["model"] != TRANSFER},
+            verdict="" if verdict is None else f"{verdict.sentence()}. {verdict.meaning()}",
+            statement="; ".join(dict.fromkeys(statements)),
+            secrecy=secrecy(settings, "secret" not in told, told.get("partner") if len(stores) == 1 else None),
+            folder=folder,
+        )
     if folder is not None:
         write_private(folder / "result.json", json.dumps(finished.plain(), indent=1) + "\n")
     return finished
+
+
+@contextmanager
+def _as_recorded(folder: Path | None) -> Iterator[None]:
+    """Refuse records that no transfer makes: a run folder may come from anybody."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, SettingError):
+        if folder is None:  # what lay in memory alone is no stranger's
+            raise
+        raise RunFolderError(f"{folder} holds records that no transfer makes: restore it from a copy") from None
+
+
+def _watched(steps: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the records of steps with losses, which have the same names in all of them."""
+    watched = [step for step in steps if step["losses"]]
+    if any(step["losses"].keys() != watched[0]["losses"].keys() for step in watched):
+        raise KeyError("losses")
+    return watched
 
 
 def secrecy(settings: TransferSettings, simulated: bool, partner: str | None = None) -> dict[str, str]:
@@ -253,7 +274,7 @@ def _losses_heading(transfer: TransferResult) -> str:
 
 
 def _losses(run: Path) -> list[str]:
-    watched = [line for line in read_steps(run / "target") if line["losses"]]
+    watched = _watched(read_steps(run / "target"))
     curves = {
         name: [(float(line["step"] + 1), float(line["losses"][name])) for line in watched]
         for name in (watched[0]["losses"] if watched else ())

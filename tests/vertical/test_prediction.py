@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +114,48 @@ def test_a_damaged_folder_is_one_sentence(folder, damaged):  # noqa: F811
     with pytest.raises((RunFolderError, SettingError), match="damaged") as raised:
         vertical.predict("run", people()[1])
     assert isinstance(raised.value, PiebaldError)
+
+
+def test_settings_that_name_a_larger_network_than_was_trained_take_no_memory(folder):  # noqa: F811
+    """They lie in a folder that may come from a stranger: 16 TB of weights would be made before they are compared."""
+    run(own(), out="run")
+    path = Path("run/transfer.toml")
+    path.write_text(re.sub(r"hidden = \[.*?\]", "hidden = [1000000000000]", path.read_text(), flags=re.DOTALL))
+    assert "1000000000000" in path.read_text()
+    with pytest.raises(RunFolderError, match=r"run cannot be read, it may be damaged: (?s:.)*size mismatch"):
+        vertical.predict("run", people()[1])
+
+
+DAMAGE = [
+    "UPDATE row_score SET row_values = NULL",
+    "UPDATE row_score SET model = NULL",
+    "UPDATE score SET metric = 'x' WHERE metric = 'auc'",
+    "UPDATE score SET value = NULL",
+    "DELETE FROM score WHERE metric = 'f1'",
+    "UPDATE step SET time = NULL",
+    "UPDATE step SET bytes_up = NULL",
+    "UPDATE note SET value = '{}' WHERE axis = 'loss'",
+    "DELETE FROM note WHERE axis = 'loss' AND name = 'loss' AND version > 1",
+]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("finished"))
+        run(small(watch_every=1), out="run")
+        return Path("run").resolve()
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_records_that_no_transfer_makes_are_one_sentence(finished, tmp_path, capsys, damage):
+    shutil.copytree(finished, tmp_path / "run")
+    with closing(sqlite3.connect(tmp_path / "run/target/run.db")) as database, database:
+        assert database.execute(damage).rowcount
+    assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "page")]) == 2
+    assert capsys.readouterr().err.strip() == (
+        f"{tmp_path}/run holds records that no transfer makes: restore it from a copy"
+    )
 
 
 @pytest.mark.parametrize("translator", [[0.0] * 3, [float("nan")] * 8, [[0.0]] * 8])
