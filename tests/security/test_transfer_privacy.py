@@ -15,12 +15,15 @@ import torch
 
 from piebald.core.errors import SettingError
 from piebald.privacy.accounting import gaussian_epsilon
+from piebald.vertical.channel import InMemoryChannel
 from piebald.vertical.chunks import own_chunks
 from piebald.vertical.disclosure_ledger import DisclosureLedger
+from piebald.vertical.encryption.backend import FixedPointScale
 from piebald.vertical.kernels import LinearKernel
 from piebald.vertical.party import Party
 from piebald.vertical.party_data import PartyHolding
 from piebald.vertical.party_data import load_one as load
+from piebald.vertical.party_messages import HEADER, MessageKind
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import Products
 from piebald.vertical.transfer_methods import RowNoise
@@ -30,6 +33,7 @@ from piebald.vertical.transfer_settings import PartyFile, PartyFiles, TransferSe
 from tests.security.audits import from_pairs
 from tests.vertical.conftest import small, train_both
 from tests.vertical.conftest import told as told_in
+from tests.vertical.tampered import Tampered
 
 KERNELS = [
     "linear",
@@ -280,6 +284,34 @@ def test_what_reaches_the_other_party_is_what_was_released(monkeypatch):
     assert len(told) == 2 * 2
     assert not any(np.allclose(one, part) for one in told for part in exact)
     assert not np.allclose(parties["target"].phi.numpy(), views[0].phi.detach().numpy(), atol=1e-4)
+
+
+def test_means_in_the_open_are_the_release_and_its_noise_is_the_stated_one(monkeypatch):
+    """Protocol 4 sends them unencrypted: read off the wire, they are what was counted, with one noise, of one size."""
+    released, release = [], RowNoise.release
+
+    def recorded(noise, kind, chunk, step, parts):
+        made = release(noise, kind, chunk, step, parts)
+        if kind == "own" and noise.secret == PartySecret.simulated(small().seed, "source"):
+            deviation = noise.noise * parts[0][1] * math.sqrt(len(parts))
+            released.append((np.array(parts[0][0]).ravel(), made[0].ravel().copy(), deviation))
+        return made
+
+    monkeypatch.setattr(RowNoise, "release", recorded)
+    one, other = InMemoryChannel.pair()
+    frames = Tampered(one, 10**6, lambda frames: b"")
+    settings = noisy("linear", noise=0.02, data={"name": "breast_cancer", "overlap": 100}, steps=30)
+    parties, _ = train_both(settings, ends=(frames, other))
+    digits = FixedPointScale.of(parties["source"].terms[1].owned[0]).statistics
+    sent = [frame for frame in frames.frames if HEADER.unpack(frame[: HEADER.size])[1] == MessageKind.STATISTICS]
+    told = [frame[-16 - 8 * 8 : -16] for frame in sent]  # 8 units, before the digest of the frame
+    assert len(told) == len(released) == 30
+    for wire, (_, made, _) in zip(told, released, strict=True):
+        assert np.array_equal(np.frombuffer(wire, "<i8"), np.rint(np.ldexp(made, digits)))
+    scaled = np.concatenate([(made - exact) / deviation for exact, made, deviation in released])
+    # all chunks and steps are different content, so these are independent and of variance 1: within 4.5 deviations
+    assert abs(float((scaled**2).mean()) - 1) < 4.5 * math.sqrt(2 / len(scaled))
+    assert abs(float(scaled.mean())) < 4.5 / math.sqrt(len(scaled))
 
 
 def test_noise_is_the_same_for_the_same_numbers_and_other_for_others():
