@@ -35,6 +35,7 @@ class ResultForm:
         counts: vectors that count rows, with the number of rows that there are.
         types: the type of a vector that is not float32.
         own_metrics: metrics of the user's own, whose values have no known bounds.
+        weighted: whether rows may have weights; without them they count by their number at most.
 
     Examples:
         >>> import torch
@@ -51,6 +52,7 @@ class ResultForm:
     counts: Mapping[str, int] = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
     own_metrics: Collection[str] = ()
+    weighted: bool = True
 
     def reject_reason(
         self, vectors: Mapping[str, Tensor], examples: int, steps: int, metrics: Mapping[str, float]
@@ -62,6 +64,7 @@ class ResultForm:
             or count_reason("examples", examples, self.examples)
             or count_reason("steps", steps, self.max_steps)
             or self._metric_reason(metrics)
+            or self._weight_reason(examples, metrics)
         )
 
     def _vector_reason(self, vectors: Mapping[str, Tensor]) -> str | None:
@@ -96,6 +99,12 @@ class ResultForm:
             if impossible := impossible_reason(name, value, self.own_metrics):
                 return impossible
         return None
+
+    def _weight_reason(self, examples: int, metrics: Mapping[str, float]) -> str | None:
+        weight = metrics.get(WEIGHT, 0.0)
+        if self.weighted or weight <= examples:
+            return None
+        return f"sent a weight of {weight:.4g} for {examples:,} rows, but the run's [data] names no column of weights"
 
 
 def infinite_reason(vectors: Mapping[str, Tensor]) -> str | None:
@@ -338,7 +347,7 @@ class Update:
     def counts(self) -> float:
         """How much it counts in averages over clients: by its rows, their weights or, of survival, their events."""
         weight = self.metrics.get(WEIGHT)  # a claim, like all that a client sends
-        return self.examples if weight is None else min(max(weight, 0.0), MOST_ROWS)
+        return self.examples if weight is None else max(0.0, min(weight, MOST_ROWS))  # in this order NaN counts nothing
 
     def capped(self, most: float) -> Update:
         """Return the update, which counts for at most so much."""

@@ -308,7 +308,7 @@ _BOUNDS = {
                      "concordance", "calibration_error", "attack_success"), (0.0, 1.0)),
     "brier": (0.0, 2.0),
     "r2": (-math.inf, 1.0),
-    **dict.fromkeys(("absolute_error", "mae", "squared_error", "rmse"), (0.0, math.inf)),
+    **dict.fromkeys(("absolute_error", "mae", "squared_error", "rmse", "weight"), (0.0, math.inf)),
     "perplexity": (1.0, math.inf),
 }  # fmt: skip
 _ROUNDING = 1e-4  # by which a value that was computed in float32 may miss its bounds

@@ -80,7 +80,7 @@ def updates(
         examples=[_examples(engine, client) for client in stack.clients],
         norms=[],
         nbytes=_sizes(engine, vectors, packed, len(output.steps)),
-        metrics={name: [] for name in metrics} | ({} if hides_rows else _weights(engine, stack.clients)),
+        metrics={name: [] for name in metrics} | (_weights(engine, stack.clients) if work.tells_weight else {}),
         failures=[None] * len(output.steps),
         vectors=dict(vectors),
         state=state,

@@ -187,7 +187,7 @@ class RowLoader:
                 rows = self.clients.rows(client, split)
         else:
             rows = self._pool
-        tensors = [*pytree.leaves(rows.x), *pytree.leaves(rows.y)]
+        tensors = [*pytree.leaves(rows.x), *pytree.leaves(rows.targets)]
         # tensors of `torch.inference_mode` count no changes
         versions = [(id(tensor), None if tensor.is_inference() else tensor._version) for tensor in tensors]
         known = self._cached.get((client, split))

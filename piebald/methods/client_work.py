@@ -48,6 +48,7 @@ class ClientWork(ModelSpec):
         questions: what clients are asked besides training, as far as it is known before (`Query.stated`).
         trains: whether clients train at all.
         own_trainers: the trainers of clients that have settings of their own, by client number.
+        weighted: whether rows may have weights, False where the run's settings say that none have.
     """
 
     trainer: Trainer
@@ -58,6 +59,7 @@ class ClientWork(ModelSpec):
     questions: tuple[Mapping[str, Any], ...] = ()
     trains: bool = True
     own_trainers: Mapping[int, Trainer] = field(default_factory=dict)
+    weighted: bool = True
 
     def trainer_of(self, client: int) -> Trainer:
         """Return how a client trains."""
@@ -193,7 +195,7 @@ class ClientWork(ModelSpec):
             return len(rows)
         if objective.domain is not None:
             rows = replace(rows, y=objective.domain.prepared(rows.y, self.outputs))
-        weight = objective.weight(rows.targets)
+        weight = objective.weight(rows.targets) if self.tells_weight else None
         if weight is None:
             return len(rows) if objective.domain is None else int(objective.domain.known_rows(rows.y).sum())
         return weight
@@ -231,6 +233,11 @@ class ClientWork(ModelSpec):
     def row_privacy(self) -> RowPrivacy | None:
         """The way in which training hides single rows, or None."""
         return self.trainer.row_privacy()
+
+    @property
+    def tells_weight(self) -> bool:
+        """Whether an update says how much its rows count: noise at the client covers no number beside it."""
+        return self.row_privacy is None and not any(transform.noises_update() for transform in self.transforms)
 
     @property
     def protection(self) -> str | None:
@@ -278,7 +285,8 @@ class ClientWork(ModelSpec):
         if (task_work := self.of_task(task)) is not self:
             return task_work.result_form(task, rows)
         if task.query is not None:
-            return replace(task.query.answer_form(self, rows), own_metrics=self.objective.own_metrics)
+            return replace(task.query.answer_form(self, rows), own_metrics=self.objective.own_metrics,
+                           weighted=self.weighted)  # fmt: skip
         if self.masking is not None:  # no number of a single update is sent
             return ResultForm(None, (), 0, 0)
         trainer, count = self.trainer_of(task.client), rows["train"]
@@ -296,4 +304,4 @@ class ClientWork(ModelSpec):
         steps = trainer.max_steps(count)
         # a trainer that knows no limit of steps is still bounded: a client may claim any number
         return ResultForm(shapes, None, count, MOST_ROWS if steps is None else steps, counts,
-                          own_metrics=self.objective.own_metrics)  # fmt: skip
+                          own_metrics=self.objective.own_metrics, weighted=self.weighted)  # fmt: skip

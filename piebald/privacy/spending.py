@@ -195,7 +195,7 @@ def task_mechanism(work: ClientWork, size: int) -> tuple[float, float, int] | No
         return privacy.noise, min(1.0, trainer.step_rows / max(size, 1)), trainer.max_steps(size)
     for transform in work.transforms:
         is_plain = not transform.overrides(Gaussian.on_client) if isinstance(transform, Gaussian) else False
-        if isinstance(transform, Gaussian) and transform.where == "client" and transform.multiplier and is_plain:
+        if isinstance(transform, Gaussian) and transform.noises_update() and is_plain:
             return transform.multiplier / 2, 1.0, 1
     return None
 

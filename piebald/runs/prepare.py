@@ -36,7 +36,7 @@ from piebald.core.errors import SettingError
 from piebald.core.machine import existing_objects_frozen, machine
 from piebald.core.parameters import Layout, frozen_digest
 from piebald.core.tensor_store import raw
-from piebald.data.clients.client_tables import TimeAndEvent
+from piebald.data.clients.client_tables import TimeAndEvent, target_columns
 from piebald.data.clients.prepared import (
     SitesPrepared,
     constants_of,
@@ -196,7 +196,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunSettin
     features, target = column_names(all_clients)
     meta["features"] = None if features is None else list(features)
     target = target if target is None or isinstance(target, str) else list(target)
-    meta["target"] = target or ((options.experiment or {}).get("data") or {}).get("target")
+    meta["target"] = target or target_columns(((options.experiment or {}).get("data") or {}).get("target"))
     meta["rows"] = row_form(_whole_rows(federation))
     meta["split"] = None if division is None else division.model_dump(exclude_defaults=True)
     meta["division"] = "" if division is None else division.title
@@ -480,7 +480,7 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunSettings) 
     spec = ModelSpec(
         module, layout, initial, objective, options.seed, shape, outputs, public_rows=count, public_digest=digest
     )
-    check_targets(clients, spec, _target_column(options))
+    check_targets(clients, spec, _column(options, "target"))
     judged = options.evaluate.split if options.evaluate.every else None
     for component in recipe.components:
         if reason := component.unsupported_clients(clients.names):
@@ -509,6 +509,7 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunSettings) 
     work = ClientWork(
         module, layout, initial, objective, options.seed, shape, outputs, trainer, adapted.transforms, own_query,
         choice, own_models, public_rows=count, public_digest=digest, own_trainers=_own_trainers(trainer, clients.names),
+        weighted=options.experiment is None or _column(options, "weights") is not None,
     )  # fmt: skip
     return work, adapted
 
@@ -522,11 +523,11 @@ def _own_trainers(trainer: Trainer, names: Sequence[str]) -> dict[int, Trainer]:
     return {number: made.setdefault(own_trainer.model_dump_json(), own_trainer) for number, own_trainer in own.items()}
 
 
-def _target_column(options: RunSettings) -> str | None:
-    """Return the name of the column of targets, where an experiment file names it."""
+def _column(options: RunSettings, setting: str) -> str | None:
+    """Return the name of the column of targets, or of weights, where an experiment file names it."""
     data = (options.experiment or {}).get("data")
-    target = data.get("target") if isinstance(data, Mapping) else None
-    return target if isinstance(target, str) else None
+    name = data.get(setting) if isinstance(data, Mapping) else None
+    return name if isinstance(name, str) else None
 
 
 def _check_validation(recipe: Recipe, clients: Clients) -> None:

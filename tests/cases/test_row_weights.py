@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from torch import nn
 
 import piebald
 from piebald import recipes
-from piebald.contracts import Rows
+from piebald.contracts import WEIGHT, Disclosure, Rows, Task, Update
 from piebald.core.errors import SettingError
 from piebald.core.metrics import survival_loss
 from piebald.core.objective import METRICS
@@ -23,8 +26,22 @@ from piebald.data.clients.data_source import DataSource, RunRows
 from piebald.data.preparation.agreement import fitted
 from piebald.data.preparation.preparation import PrepareSettings
 from piebald.engines.scoring import value_of, values_of_rows
+from piebald.experiments.file import ExperimentSettings
+from piebald.experiments.run_settings import RunSettings
+from piebald.federation.hub.run_terms import terms
+from piebald.federation.site.gate import Gate
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.site_process import SiteSettings, SiteWork
 from piebald.federation.site.site_rows import SiteSource, own_rows
+from piebald.inference.trees.forest import TreeSettings
+from piebald.inference.trees.rounds import shares_of_weights
+from piebald.methods.client_work import ClientWork
+from piebald.methods.queries import Evaluate
+from piebald.methods.queries.scores import weight_metric
+from piebald.methods.transforms.gaussian import Gaussian
+from piebald.privacy.ledger import DisclosureRules, Withheld
 from piebald.privacy.secure_aggregation.transform import SecureAggregation
+from piebald.runs.prepare import prepare
 from tests.fakes import few, seeded, simulate
 
 pd = pytest.importorskip("pandas")
@@ -328,3 +345,112 @@ def test_a_site_takes_the_column_that_the_run_names(tmp_path: Path) -> None:
     assert all(part.x.shape[1] == 2 for part in parts)
     weights = torch.cat([part.weight for part in parts if part.weight is not None])
     assert sorted(weights.tolist()) == pytest.approx(sorted(north["w"]))
+
+
+# -- what leaves a site, and what arrives
+
+
+def at_site(folder: Path, named: str | None, own: str | None) -> SiteWork | Any:
+    """The run of one site, whose experiment and whose `site.toml` name a column of weights, or none."""
+    for site, rows in survey().groupby("site"):
+        rows.drop(columns="site").to_csv(folder / f"{site}.csv", index=False)
+    survey().to_csv(folder / "all.csv", index=False)
+    columns, names = {"target": "ill", "features": ["a", "b"]}, ["east", "north", "south"]
+    settings = {"model": {"name": "logistic"}, "recipe": {"name": "fedavg"}}
+    table = {"source": str(folder / "all.csv"), "client": "site", **columns}
+    plan = ExperimentSettings.of_table(settings | {"data": table, "prepare": "none"}, "the test's settings").plan()
+    work = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, RunSettings(rounds=1)).work
+    sites = {"kind": "sites", "clients": names, "inputs": [2], "classes": ["0", "1"]}
+    data = {"name": "digits", **columns} | ({} if named is None else {"weights": named})
+    told = terms(work, settings | {"partition": sites, "data": data}, names, names, ["0", "1"])
+    source = {"source": "north.csv"} | ({} if own is None else {"weights": own})
+    credentials = cast(Any, SimpleNamespace(party="north", folder=folder))
+    site = SiteWork(credentials, SiteSettings.model_validate({"data": source}), folder, local=True)
+    return site(json.loads(told))
+
+
+def test_the_experiment_of_a_federation_names_the_column_for_its_sites(tmp_path: Path) -> None:
+    """Before, sites took all columns of [data] but this one, and their rows counted alike."""
+    for own in (None, "w"):
+        made = at_site(tmp_path, "w", own)
+        assert sorted(made.clients.rows(1, "train").weight.tolist())[-1] > 1.5
+        assert made.work.weighted
+    assert at_site(tmp_path, None, None).clients.rows(1, "train").weight is None
+    with pytest.raises(SettingError) as refused:
+        at_site(tmp_path, None, "w")
+    assert "names a column of weights, and the run's rows have none" in str(refused.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    ("claim", "counts"), [(math.nan, 0), (math.inf, 2**40), (-1.0, 0), (1e300, 2**40), (0.0, 0), (2.5, 2.5)]
+)
+def test_a_claimed_weight_is_a_number_that_can_be(claim: float, counts: float) -> None:
+    assert Update({}, 10, 1, {WEIGHT: claim}).counts == counts
+
+
+def work_of(*transforms: Any, experiment: dict[str, Any] | None = None, held: Any = None) -> ClientWork:
+    recipe = recipes.fedavg(lr=0.1).with_(transforms=list(transforms))
+    options = RunSettings.of_keywords({"rounds": 1}, experiment)
+    return prepare(recipe, clients(survey()) if held is None else held, seeded(Logistic), options).work
+
+
+@pytest.mark.parametrize("query", [None, Evaluate()])
+def test_who_has_no_weights_gains_nothing_by_claiming_one(query: Evaluate | None) -> None:
+    rows: Any = {"train": 10, "validation": 10, "test": 10}
+    for named, allowed in (({"weights": "w"}, 1e6), ({}, 10.0)):
+        work = work_of(experiment={"data": {"source": "x.csv", **named}})
+        task = Task(1, 0, 0, {"model": work.initial}, query=query)
+        form, vectors = work.result_form(task, rows), {} if query else {"model": work.initial}
+        steps = 0 if query else 1
+        assert form.reject_reason(vectors, 10, steps, {WEIGHT: allowed}) is None
+        for claim in (math.nan, math.inf, -1.0):
+            assert form.reject_reason(vectors, 10, steps, {WEIGHT: claim}) is not None
+    assert form.reject_reason(vectors, 10, steps, {WEIGHT: 11.0}) == (
+        "sent a weight of 11 for 10 rows, but the run's [data] names no column of weights"
+    )
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_a_site_counts_under_masks_what_it_has_announced(noise: bool) -> None:
+    """Before, rounding and noise took some of it away after it was announced, and the site hid nobody in any round."""
+    table = survey()
+    table.loc[table["site"] == "north", "w"] = 1722.3 / 24  # a size begins at 1722.16
+    held = clients(table)
+    noises = [Gaussian(clip=1.0, noise=0.1, where="client")] * noise
+    work = work_of(*noises, SecureAggregation(largest_share=0.9), held=held)
+    north = held.names.index("north")
+    rows, gate = held.rows(north, "train"), Gate(Policy(), work, held, north, None)
+    task, told = Task(1, north, 0, {"model": work.initial}), {"loss": 0.5, WEIGHT: float(rows.weight.double().sum())}
+    update, reason = gate.checked(task, Update({"model": work.initial}, 24, 1, told, 1.0))
+    assert (update is not None, reason) == (True, None)
+    assert update is not None
+    assert update.counts == work.counted(rows)
+    assert (update.counts == 24) is noise
+
+
+def test_noise_in_scores_is_for_rows_without_weights() -> None:
+    """A row in place of another may weigh as much as all others, so no noise of a share of them hides it."""
+    rows = clients(survey()).rows(0, "train")
+    assert Evaluate().row_influence(rows) == {}
+    assert Evaluate().row_influence(Rows(rows.x, rows.y)) != {}
+
+
+@pytest.mark.parametrize(("heaviest", "told"), [(2.0, True), (1000.0, False)])
+def test_a_sum_of_weights_that_one_row_has_the_most_of_stays_at_its_site(heaviest: float, told: bool) -> None:
+    weight = torch.ones(50)
+    weight[7] = heaviest
+    rows, rules = Rows(torch.zeros(50, 2), torch.zeros(50), weight), cast(Disclosure, DisclosureRules())
+    context: Any = SimpleNamespace(
+        disclosure=rules, rows=lambda split: [rows], weights=lambda split: weight.sum().view(1)
+    )
+    if told:
+        assert weight_metric(context, "test")[WEIGHT].tolist() == [51.0]
+    else:
+        with pytest.raises(Withheld):
+            weight_metric(context, "test")
+
+
+def test_trees_from_sums_count_no_row_more_than_the_largest_weight() -> None:
+    for weights in (None, np.array([0.1, 0.5, 7.0])):
+        shares = shares_of_weights(weights, 3, TreeSettings(form="histogram", largest_weight=0.5))
+        assert shares.max() == 1

@@ -68,6 +68,10 @@ def test_an_experiment_names_them_and_needs_no_loss(tmp_path: Path) -> None:
     settings = ExperimentSettings.load(file)
     clients = settings.clients()
     assert float(clients.rows(0, "train").y[:, 0].max()) > 100
+    # as a run's folder keeps them, and as sites are told
+    again = ExperimentSettings.of_table(settings.table(), "the run's settings")
+    assert settings.table()["data"]["target"] == TARGET
+    assert again.clients().rows(0, "train").y.tolist() == clients.rows(0, "train").y.tolist()
     file.write_text(file.read_text().replace("event =", "end ="))
     with pytest.raises(SettingError, match=r"target must be a column, a list of columns, or \{ time = "):
         ExperimentSettings.load(file)

@@ -14,7 +14,15 @@ from typing import Any, Literal, Protocol, Self, cast, runtime_checkable
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidatorFunctionWrapHandler,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from piebald.contracts import Clients, Rows
 from piebald.contracts.data import public_rows_of
@@ -110,6 +118,10 @@ class DataSource(BaseModel):
         # as it is: pydantic would make a plain list of the columns of survival
         columns = target_columns(target)
         return columns if isinstance(columns, TimeAndEvent) else checked(target)
+
+    @field_serializer("target")
+    def _told_target(self, target: str | list[str] | None) -> Any:
+        return dict(zip(("time", "event"), target, strict=True)) if isinstance(target, TimeAndEvent) else target
 
     @model_validator(mode="after")
     def _check_name_or_source(self) -> Self:

@@ -48,7 +48,7 @@ class Leaving(Enum):
     ROW_NUMBERS = "row numbers", "how many rows of each split it has", "once it has accepted terms"
     UPDATE = "update", "the change of the shared parameters, and other vectors of the trainer", "after training"
     COUNTS = "counts", "how many rows an update or an answer is about, and how many steps were taken", "in each result"
-    LOSS = "loss", "training loss, and other numbers of the trainer", "after training"
+    LOSS = "loss", "training loss, other numbers of the trainer, and the sum of its rows' weights", "after training"
     ANSWER = "answer", "scores, sums, counts and names that a question asks for", "when it is asked"
     KEYS = "keys", "keys, shares, signatures, and its weight to a quarter of a doubling", "with masked sums"
     FAILURE = "failure", "that a task has no result, and why", "instead of a result"

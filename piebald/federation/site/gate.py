@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
-from piebald.contracts import SUM, Clients, Query, ResultForm, Split, Task, Update, count_reason
+from piebald.contracts import SUM, WEIGHT, Clients, Query, ResultForm, Split, Task, Update, count_reason
 from piebald.contracts.component import Component, build
 from piebald.core.errors import SettingError
 from piebald.core.randomness import NoiseSource
@@ -92,7 +92,7 @@ class Gate:
         if reason is not None:
             return None, reason
         told, reason = (update, None) if query is None else self._with_noise(query, update)
-        return (None, reason) if told is None else (self._rounded(told), None)
+        return (None, reason) if told is None else (self._rounded(task, told), None)
 
     def _form_reason(self, task: Task, update: Update) -> str | None:
         """Return why an outcome has not the form that the server and the policy were told before, or None."""
@@ -156,7 +156,7 @@ class Gate:
             examples = int(vector.sum())
         return replace(answer, vectors=vectors, metrics=scores, examples=examples), None
 
-    def _rounded(self, update: Update) -> Update:
+    def _rounded(self, task: Task, update: Update) -> Update:
         """Return an outcome whose numbers have few digits: the last bits of an exact one tell of single rows."""
         if not self._policy.rounds(self._work):
             return update
@@ -164,6 +164,8 @@ class Gate:
             name: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
             for name, value in update.metrics.items()
         }
+        if WEIGHT in metrics and self._work.is_masked(task.query):  # only in a sum, and no less than was announced
+            metrics[WEIGHT] = update.metrics[WEIGHT]
         return replace(update, metrics=metrics)
 
     def result(self, task: Task, update: Update | None, failure: str | None) -> ResultBody:
@@ -375,7 +377,7 @@ def noises(policy: Policy, work: ClientWork) -> list[str]:
     if rows is not None and rows.noise:
         sentences.append(f"each row's gradient is clipped to {rows.clip:g}, noise of {rows.noise:g} clips in each step")
     for transform in work.transforms:
-        if isinstance(transform, Gaussian) and transform.where == "client" and transform.multiplier:
+        if isinstance(transform, Gaussian) and transform.noises_update():
             sentences.append(f"each update is clipped to {transform.clip:g}, noise of {transform.multiplier:g} clips")
     if sentences and policy.training is not None:
         sentences.append(f"epsilon {policy.training.epsilon:g} at delta {policy.training.delta:g} in all")

@@ -281,7 +281,7 @@ class Policy(BaseModel):
                 "updates must be clipped by the last transform but the recipe does not do that: "
                 "add transform 'gaussian'"
             )
-        noised = last.where == "client" and last.multiplier > 0
+        noised = last.noises_update()
         if packing is not None and not noised and not packing.keeps_clip:
             return f"what {packing.kind} sends may be longer than the clip of this site's policy"
         if self.clip is not None and last.clip > self.clip:

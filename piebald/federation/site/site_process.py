@@ -227,6 +227,10 @@ class SiteWork:
         if data is not None:
             if reason := missing_source(data, self.folder, None if self.local else self.settings.policy.plugins):
                 raise SettingError(reason)
+            if data.weights is not None and settings.data.weights is None:
+                raise SettingError(
+                    "[data] in site.toml names a column of weights, and the run's rows have none: leave weights out"
+                )
             rows = own_rows(data, self.folder, self.credentials.party, _of_run(terms, settings), terms.clients, number)
             constants = settings.data.standardise  # those of the run, never of this site's rows alone
             if constants == "federated":
@@ -249,7 +253,7 @@ class SiteWork:
 def _of_run(terms: RunTerms, settings: ExperimentSettings) -> RunRows:
     """Return what the terms say of a site's rows."""
     agreed = settings.partition.model_dump() if settings.rows_at_sites and settings.partition is not None else {}
-    columns = settings.data.model_dump(include={"client", "target", "features", "tokens"})
+    columns = {name: getattr(settings.data, name) for name in ("client", "target", "features", "weights", "tokens")}
     columns["tokens"] = columns["tokens"] or agreed.get("tokens") is True
     plain = settings.extractor is None and isinstance(terms.shape, list)
     inputs: Any = agreed.get("inputs") or (terms.shape if plain else None)
@@ -341,7 +345,7 @@ def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, obje
         model.model, model.layout, model.initial, objective, terms.seed, terms.own_shape, model.outputs, trainer,
         transforms, own_query,
         terms.choice_query(), public_rows=0 if public is None else len(public), public_digest=terms.public_rows,
-        questions=tuple(terms.questions), trains=terms.trains,
+        questions=tuple(terms.questions), trains=terms.trains, weighted=settings.data.weights is not None,
     )  # fmt: skip
     work = replace(work, own_models=trainer.own_models(work))
     for transform in transforms:  # now, and not at each task: a package may be missing here that the server has

@@ -224,7 +224,7 @@ def shares_of_weights(weights: Floats | None, rows: int, settings: TreeSettings)
     if weights is not None and most is None:
         raise SettingError("form 'histogram' needs the largest weight of a row, which must not be taken from the rows: "
                            "write largest_weight = 10")  # fmt: skip
-    return np.ones(rows) / (most or 1.0) if weights is None else np.minimum(weights / (most or 1.0), 1.0)
+    return np.minimum((np.ones(rows) if weights is None else weights) / (most or 1.0), 1.0)
 
 
 def summed_loss(

@@ -50,10 +50,10 @@ class ScoringQuery(Query):
     @staticmethod
     def influence_on_shares(rows: Rows, *models: str) -> Mapping[str, float]:
         """By how much one row changes the means that models are scored by, see `Query.row_influence`."""
-        known = TargetDomain().known_rows(rows.y).double()  # others are in no mean
-        weights = known if rows.weight is None else known * rows.weight
-        largest = float(weights.max() / weights.sum()) if len(rows) and weights.any() else 1.0
-        return {f"{model}/{name}": largest for model in models for name in SHARES}
+        if rows.weight is not None:  # of which nobody knows how large it could be in another row
+            return {}
+        counted = max(int(TargetDomain().known_rows(rows.y).sum()), 1)  # others are in no mean
+        return {f"{model}/{name}": 1 / counted for model in models for name in SHARES}
 
 
 def used_model(inputs: TrainInput, context: ClientContext, trainer: Trains) -> Tensor:
@@ -68,8 +68,15 @@ def row_losses(model: Tensor, context: ClientContext, split: Split) -> Any:
 
 
 def weight_metric(context: ClientContext, split: Split) -> dict[str, Tensor]:
-    """Return by `WEIGHT` how much each client's rows count in averages, nothing where by their number."""
+    """Return by `WEIGHT` how much each client's rows count in averages, nothing where by their number.
+
+    Raises:
+        Withheld: a site's rules do not allow to tell the sum of its rows' weights.
+    """
     weights = context.weights(split)
+    if weights is not None and context.disclosure is not None:
+        held = [rows.weight for rows in context.rows(split) if rows.weight is not None]
+        context.disclosure.check([part.double().cpu().numpy()[:, None] for part in held], dominance_only=True)
     return {} if weights is None else {WEIGHT: weights}
 
 

@@ -76,6 +76,10 @@ class Transform(Component):
         """Return whether noise on the average is to hide clients.  Their weights must then not depend on their data."""
         return False
 
+    def noises_update(self) -> bool:
+        """Return whether noise on each update is to hide it, which covers no number beside it."""
+        return False
+
     def nbytes(self, vectors: Mapping[str, Tensor]) -> int:
         """Bytes on the wire of one client's vectors, if this transform is the last one."""
         return sum(vector.numel() * vector.element_size() for vector in vectors.values())

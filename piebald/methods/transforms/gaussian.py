@@ -82,7 +82,7 @@ class Gaussian(Transform):
         # an update that is not finite would be refused in the open: it counts as no change instead
         change = torch.where(norm.isfinite().to(change.device), change * share, 0.0)
         # the noise belongs to one task, so an update that is sent again is the same to the bit
-        if self.where == "client" and self.multiplier:
+        if self.noises_update():
             sources = [NoiseSource.repeatable(key) for key in keys]
             deviation = self.multiplier * self.clip
             noisy = [source.add_to(row, deviation) for source, row in zip(sources, change, strict=True)]
@@ -104,6 +104,9 @@ class Gaussian(Transform):
 
     def noises_mean(self) -> bool:
         return self.where == "server" and self.multiplier > 0
+
+    def noises_update(self) -> bool:
+        return self.where == "client" and self.multiplier > 0
 
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
         aggregator = recipe.aggregation
