@@ -65,6 +65,7 @@ class RowLoader:
             pool = self._prepared(clients.pool())
             self._indexed, self._pool = clients, _moved(pool, device)
         self._known: dict[int, int] = {}  # training rows with a known target, of clients whose rows were fetched
+        self._weights: dict[tuple[int, Split], float | None] = {}  # see `weight`, of rows that were fetched last
         # by client and split: a key, the versions of the rows, the value that follows from both, and the rows
         self._cached: dict[tuple[int, Split], tuple[Any, ...]] = {}
         # of rows that are not here yet nobody knows
@@ -152,7 +153,9 @@ class RowLoader:
             return None
         if self._spec.objective.count is None and self._pool is not None and not isinstance(self._pool.y, Weighted):
             return None
-        return self._spec.objective.weight(self._targets(client, split))
+        if self._pool is not None or client == SERVER_ID or (client, split) not in self._weights:
+            return self._spec.objective.weight(self._targets(client, split))
+        return self._weights[client, split]
 
     def _targets(self, client: int, split: Split) -> Any:
         if self._pool is None or self._indexed is None or client == SERVER_ID:
@@ -306,6 +309,8 @@ class RowLoader:
                 rows.y, self._spec.outputs, f"client {self.clients.names[client]!r}, {split} rows"
             )
         prepared = self._prepared(rows)
+        if self._spec is not None:
+            self._weights[client, split] = self._spec.objective.weight(prepared.y)
         if self._domain is not None and split == "train":
             self._known[client] = int(self._domain.known_rows(parted(prepared.y)[0]).sum())
         return prepared
