@@ -1,8 +1,10 @@
 """A party's own run folder: a run of the package's own, of one party.
 
     RUN/transfer.toml          the settings
+    RUN/source.csv, target.csv   a party's raw rows with the names of a match, where one command does both
     RUN/source/, RUN/target/   the folder of each party; on two machines, each has only one of them
-        run.db, vectors-*          steps, losses, scores, the ledger, and the last two checkpoints, see `storage.store`
+        run.db, vectors-*          steps, losses, scores, a value of each test row for the verdict, the ledger, and the
+                                   last two checkpoints, see `storage.store`
         scores.csv                 the target's scores of all rows of its file
 
 Among the values that describe the run are the party's secret, which a simulation has not, the name in the other
