@@ -57,7 +57,7 @@ class LocalFederation:
                 queries, modules = sorted(kinds), {kind.__module__ for kind in kinds.values()}
                 plugins = sorted(module for module in modules if not module.startswith("piebald."))
                 counts = ", ".join(f'{kind} = "any"' for kind in queries)
-                limits = f"questions = {{ {counts} }}\n{_SPLITS}{_BUDGET}accept_split = true\n"
+                limits = f"questions = {{ {counts} }}\n{_SPLITS}{_BUDGET}accept_split = true\naccept_cleaning = true\n"
                 allowed = f"queries = {queries}\nplugins = {plugins}\n"
                 write_private(settings, f"{SITE_TOML}\n[policy]\n{allowed}{limits}")
         return cls(root, names, folder is None)

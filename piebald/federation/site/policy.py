@@ -108,6 +108,8 @@ class Policy(BaseModel):
             their arguments.  Not set: all.
         accept_split: whether the run's [split] may say how this site's rows are divided.  Not set: where nothing
             protects, since rows that one run trains on could be those that another one scores.
+        accept_cleaning: whether the run's [prepare] may have rules of cleaning.  Not set: where nothing protects, since
+            whether a value can be read, and how many rows are left, may tell of a single row that the rules name.
         carry: whether a run may go on with the private layers and the state that this site kept of an earlier run.
 
     Examples:
@@ -141,6 +143,7 @@ class Policy(BaseModel):
     work: WorkLimits = WorkLimits()
     accept: Annotated[list[str], BeforeValidator(lambda names: [ASK] if names == ASK else names)] | None = None
     accept_split: bool | None = None
+    accept_cleaning: bool | None = None
     carry: bool = True
 
     @model_validator(mode="before")
@@ -260,6 +263,22 @@ class Policy(BaseModel):
         return (
             f"rows that {hiding} protects in one run could be scored in another one with another [split]: this site "
             "takes part if its policy says accept_split = true, or if the terms have no [split]"
+        )
+
+    def cleaning_reject_reason(self, protects: bool) -> str | None:
+        """Return the reason why a run's rules of cleaning are not applied, or None.
+
+        Args:
+            protects: whether the run hides rows or updates.
+        """
+        if self.accept_cleaning is False:
+            return "this site cleans its rows itself, and takes part in no run whose terms have rules of cleaning"
+        if self.accept_cleaning or not (protects or self.demanded):
+            return None
+        return (
+            "a run's rules of cleaning could tell by what they refuse or leave out whether a single row is among those "
+            "that are protected: this site takes part if its policy says accept_cleaning = true, or if the terms have "
+            "none, as its own rules are in cleaning of [data] in site.toml"
         )
 
     def _noise_reject_reason(self, transforms: Sequence[Transform], uploads: Sequence[str]) -> str | None:
