@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,49 @@ def test_a_file_of_several_sheets_is_refused(tmp_path: Path) -> None:
             rows().to_excel(file, sheet_name=name, index=False)
     with pytest.raises(SettingError, match="must have one sheet with a table, got 2023, 2024"):
         read_table(tmp_path / "rows.xlsx")
+
+
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        ('<row r="1048576"><c r="XFD1048576"><v>1</v></c></row>', "made to fill the memory"),
+        ('<row r="99999999999"><c r="A2"><v>1</v></c></row>', "a sheet has a cell '99999999999'"),
+        ('<row r="1e11"><c r="A2"><v>1</v></c></row>', "a sheet has a cell '1e11'"),
+        ('<row r="2"><c r="ZZZZZZZ2"><v>1</v></c></row>', "a sheet has a cell 'ZZZZZZZ2'"),
+    ],
+)
+def test_a_cell_far_away_fills_no_memory(tmp_path: Path, cells: str, why: str) -> None:
+    """Before, all rows and cells before it were made, of a file of a few kilobytes."""
+    whole = write("xlsx", tmp_path / "whole", rows().head(2))
+    with zipfile.ZipFile(whole) as parts, zipfile.ZipFile(tmp_path / "rows.xlsx", "w") as changed:
+        for part in parts.infolist():
+            content = parts.read(part)
+            if "sheet1" in part.filename:
+                content = content.replace(b"</sheetData>", cells.encode() + b"</sheetData>")
+            changed.writestr(part.filename, content)
+    with pytest.raises(SettingError, match=re.escape(why)):
+        read_table(tmp_path / "rows.xlsx")
+
+
+def test_a_text_that_many_cells_have_is_counted_in_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write("xlsx", tmp_path / "rows", pd.DataFrame({"note": ["x" * 32_000] * 200, "ill": [0, 1] * 100}))
+    assert len(read_table(path)) == 200
+    # packed parts are looked at first, and are smaller than what is read of them
+    monkeypatch.setattr("piebald.data.clients.office_files.check_members", lambda *_: None)
+    monkeypatch.setattr("piebald.core.files.SMALL", 1 << 20)
+    monkeypatch.setattr("piebald.core.files.RATIO", 50)
+    with pytest.raises(SettingError, match="made to fill the memory"):
+        read_table(path)
+
+
+def test_cells_of_excel_are_those_of_a_text_file(tmp_path: Path) -> None:
+    """Before, texts such as 007 lost their zeros."""
+    table = pd.DataFrame({"code": ["007", "012"], "number": ["5", "6.5"], "mixed": ["1", "x"], "whole": [1, 2]})
+    of_excel, of_text = (read_table(write(kind, tmp_path / "rows", table)) for kind in ("xlsx", "csv"))
+    assert of_excel.to_dict("list") == of_text.to_dict("list")
+
+
+def test_names_that_differ_in_blanks_alone_are_refused(tmp_path: Path) -> None:
+    path = write("xlsx", tmp_path / "rows", pd.DataFrame({"age": [1, 2], "age ": [3, 4]}))
+    with pytest.raises(SettingError, match="column 'age' occurs twice"):
+        read_table(path)

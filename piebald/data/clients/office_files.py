@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from xml.parsers import expat
 
-from piebald.core.errors import SettingError, import_extra
+from piebald.core.errors import SettingError, import_extra, shown
 from piebald.core.files import check_size, opened, regular
+from piebald.core.reading import check_members
 
 EXCEL, STATA, SPSS, SAS, XPORT = ".xlsx", ".dta", ".sav", ".sas7bdat", ".xpt"
 OFFICE = (EXCEL, STATA, SPSS, SAS, XPORT)
+_CELL = re.compile(r"([A-Za-z]{0,3})([0-9]{0,9})")  # of which XFD1048576 is the last one
+_ZEROS = re.compile(r"0\d+")
 
 
 def read_office(path: Path, suffix: str) -> Any:
@@ -52,14 +58,52 @@ def _read(path: Path, suffix: str) -> Any:
             return pandas.read_sas(file, format=kinds[suffix][0], encoding=kinds[suffix][1])
         import_extra("openpyxl", "office", f"{path} is an Excel file, which needs openpyxl")
         with zipfile.ZipFile(file) as parts:
-            check_size(path, sum(part.file_size for part in parts.infolist()), size)
+            check_members(path, parts.infolist(), size)
+            for part in parts.infolist():
+                rows, columns = _extent(parts, part)
+                # rows and cells before those that are there are made as empty ones
+                check_size(path, 8 * rows * columns, size)
         file.seek(0)
-        sheets = pandas.read_excel(file, sheet_name=None, engine="openpyxl")
+        sheets = pandas.read_excel(file, sheet_name=None, engine="openpyxl", dtype=object)
     held = {name: sheet for name, sheet in sheets.items() if len(sheet.columns)}
     if len(held) != 1:
         raise SettingError(
-            f"{path} must have one sheet with a table, got {', '.join(map(str, held)) or 'none'}: save the one that is "
+            f"{path} must have one sheet with a table, got {shown(', '.join(map(str, held)), 100)[1:-1] or 'none'}: save the one that is "
             "meant as a file of its own"
         )
     (frame,) = held.values()
-    return frame.rename(columns=lambda name: str(name).strip())
+    texts = {name: [text for text in frame[name] if isinstance(text, str)] for name in frame}
+    # the file has a text once, however many cells have it
+    check_size(path, sum(len(text) for column in texts.values() for text in column), size)
+    frame = frame.infer_objects()
+    for name, column in texts.items():
+        # as in a text file: 007 is no number
+        if column and not any(map(_ZEROS.fullmatch, column)):
+            with suppress(ValueError, TypeError):
+                frame[name] = pandas.to_numeric(frame[name])
+    frame.columns = [str(name).strip() for name in frame.columns]
+    if twice := next((name for name in frame.columns if [*frame.columns].count(name) > 1), None):
+        raise SettingError(f"{path}: column {twice!r} occurs twice: rename one of them")
+    return frame
+
+
+def _extent(parts: zipfile.ZipFile, part: zipfile.ZipInfo) -> tuple[int, int]:
+    """Return the last row and column that a part of an Excel file names; 0 where it is no sheet."""
+    rows = columns = 0
+
+    def note(tag: str, attributes: dict[str, str]) -> None:
+        nonlocal rows, columns
+        kind = tag.rpartition(":")[2]
+        if kind in ("row", "c") and "r" in attributes:
+            if (cell := _CELL.fullmatch(attributes["r"])) is None:
+                raise ValueError(f"a sheet has a cell {shown(attributes['r'], 40)}")
+            number = 0
+            for letter in cell[1].upper():
+                number = 26 * number + ord(letter) - ord("A") + 1
+            rows, columns = max(rows, int(cell[2] or 0)), max(columns, number)
+
+    parser = expat.ParserCreate()
+    parser.StartElementHandler = note
+    with suppress(expat.ExpatError), parts.open(part) as file:  # such as of a picture, or what no reader reads either
+        parser.ParseFile(file)
+    return rows, columns
