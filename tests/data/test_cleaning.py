@@ -282,3 +282,27 @@ def test_an_export_says_that_it_takes_clean_rows(tmp_path: Path, caplog: pytest.
     run = piebald.run("fedavg", clients, piebald.models.build_model("logistic", (inputs,), 2), rounds=1)
     run.predictor().scoring()
     assert f"takes rows that are clean already: the rules {Cleaning(**RULES).digest} of [prepare]" in caplog.text
+
+
+def test_rules_of_thousands_of_sites_cost_one_look() -> None:
+    """Before, the columns that some site changes were listed again for each column."""
+    table = pd.DataFrame({f"c{number}": ["m", "n"] for number in range(1000)})
+    rules = Cleaning(by_site={f"s{site}": Rules(map={f"c{column}": {"m": "n"} for column in range(20)})
+                              for site in range(1000)})  # fmt: skip
+    listed = []
+
+    class Counted(Cleaning):
+        @property
+        def all_changed(self) -> list[str]:
+            listed.append(1)
+            return super().all_changed
+
+    cleaned, told = Counted(**{name: getattr(rules, name) for name in Cleaning.model_fields}).applied(table, "s7")
+    assert cleaned.c19.tolist() == ["n", "n"]
+    assert cleaned.c20.tolist() == ["m", "n"]
+    assert (len(told), len(listed)) == (20, 1)
+
+
+def test_a_factor_that_makes_numbers_infinite_is_refused_with_the_row() -> None:
+    with pytest.raises(SettingError, match="column 'glucose' must have a finite number in each row, got inf"):
+        piebald.clients_from(TRUTHS, target="ill", prepare={"unit": {"glucose": {"factor": 1e308}}})

@@ -142,7 +142,7 @@ class Cleaning(Rules):
         Raises:
             SettingError: a value is none that the rules can read.
         """
-        told, columns = list[str](), dict[Any, Any]()
+        told, columns, changed = list[str](), dict[Any, Any](), {*self.all_changed}
         whose = np.asarray(sites, dtype=object) if not isinstance(sites, str | None) else None
         # sites without rules of their own are one
         names = {str(site) for site in ({sites} if whose is None else {*whose.tolist()})}
@@ -151,14 +151,15 @@ class Cleaning(Rules):
         ]
         rest = ~np.isin(whose, [*self.by_site]) if whose is not None else None
         groups += [(None, rest)] if (whose is None and not groups) or (rest is not None and rest.any()) else []
+        rules_of = {site: self.of_site(site) for site, _ in groups}
         for name in frame.columns:
-            if str(name) in self.all_changed:
+            if str(name) in changed:
                 parts = []
                 for site, rows in groups:
                     series = frame[name] if rows is None else frame[name][rows]
                     if series.ndim != 1:
                         raise SettingError(f"column {shown(str(name), 40)} occurs twice: rename one of them")
-                    values, changes = _Column(series, self.of_site(site)).cleaned()
+                    values, changes = _Column(series, rules_of[site]).cleaned()
                     parts.append((rows, values))
                     whom = site or (sites if whose is None else None)
                     if done := ", ".join(f"{change} in {count}" for change, count in changes if count):
@@ -170,8 +171,9 @@ class Cleaning(Rules):
         cleaned = frame.__class__(columns, index=frame.index)
         cleaned.attrs = {**frame.attrs}
         if ROWS in frame.attrs:  # what has been converted has no unit any more
+            as_written = self.as_written
             cleaned.attrs[ROWS] = tuple(
-                rows._replace(units=tuple(unit for unit in rows.units if unit[0] not in self.as_written))
+                rows._replace(units=tuple(unit for unit in rows.units if unit[0] not in as_written))
                 for rows in frame.attrs[ROWS]
             )
         if self.duplicates == "drop" and not every_row:
@@ -301,7 +303,9 @@ class _Column:
         if unit is None:
             return numbers, ""
         if isinstance(unit, UnitChange):
-            return unit.factor * numbers + unit.offset, f"{unit.factor:g} x{f' + {unit.offset:g}' * bool(unit.offset)}"
+            with np.errstate(over="ignore", invalid="ignore"):  # what is too large is refused with its row
+                converted = unit.factor * numbers + unit.offset
+            return converted, f"{unit.factor:g} x{f' + {unit.offset:g}' * bool(unit.offset)}"
         before, arrow, after = (word.strip() for word in unit.partition(ARROW))
         before, after = (before, after) if arrow else ("", before)
         converted = numbers.copy()
