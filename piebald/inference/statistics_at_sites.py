@@ -72,8 +72,9 @@ class ExactAnswers:
         # quantiles are a bisection over all rows: counts of fewer clients would lead it astray
         if lost := [client for client in self.clients if not all(client in answer for answer in answers)]:
             raise RuntimeFault(
-                f"client {lost[0] + 1} answered the first question and not the next one "
-                f"({self._sites.refused[lost[0]]}): ask again, or for no more than it answers"
+                f"client {lost[0] + 1} answered the first question and not the next one, about the counts of numbers "
+                f"that quantiles come from ({self._sites.refused[lost[0]]}): the log of a site that "
+                "refuses names the column: leave that out, ask for no quantiles, or ask again"
             )
         counts = [[answer[client].vectors["counts"] for answer in answers] for client in self.clients]
         return torch.stack([torch.cat(parts, 1) for parts in counts]).numpy().astype(np.int64)

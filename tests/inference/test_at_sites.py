@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,16 @@ def test_rows_that_a_policy_closes_stay_closed() -> None:
     closed = Policy(queries=["statistics"], splits=["test"])
     with pytest.raises(PiebaldError, match="no queries that depend on its train rows"):
         asked(InProcess(PLAN, [closed] * 3))
+
+
+def test_the_log_of_a_site_names_the_column_that_few_rows_decide(caplog: pytest.LogCaptureFixture) -> None:
+    """The server is told no column: which one it is may tell of rows."""
+    runtime = InProcess(PLAN, [Policy(queries=["statistics"], least_rows=5)] * 3)
+    with pytest.raises(PiebaldError, match="names the column: leave that out") as refused:
+        asked(runtime, quantiles=(0.5,))
+    assert re.search(r"task \d+: too few rows contribute to a sum, or .*; column (1|'x0')", caplog.text)
+    assert "x0" not in str(refused.value)
+    assert not any(b"column" in body for body in runtime.bodies)
 
 
 def test_small_numbers_of_rows_stay_at_the_site() -> None:

@@ -155,7 +155,8 @@ class TaskRunner:
         """Return what an engine makes of a task, or why it makes nothing."""
         try:
             return self._watch.run(lambda: serve(engine, self._stack(task, state)))
-        except Withheld as error:  # one sentence, whatever the reason
+        except Withheld as error:  # one sentence, whatever the reason; where it is stays here
+            log.warning("task %d: %s", task.id, "; ".join([str(error), *getattr(error, "__notes__", ())]))
             return f"{REFUSED}{error}"
         except Exception as error:  # the site goes on; the text is not sent, since it may hold numbers of its rows
             log.exception("task %d failed", task.id)

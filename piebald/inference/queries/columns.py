@@ -6,7 +6,8 @@ Moments, counts and sums come in the open, under masks or with noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import ClassVar, Self
 
@@ -31,6 +32,7 @@ from piebald.contracts import (
 )
 from piebald.contracts.data import ModelSpec
 from piebald.core import pytree
+from piebald.core.errors import Declined, shown
 from piebald.core.moments import Floats, Ints, Moments, counts_at_most, number_of
 from piebald.core.randomness import NoiseSource
 from piebald.data.preparation.answers import check_moments
@@ -142,9 +144,11 @@ class StatisticsQuery(RowsQuery):
                 # thresholds may come in any order, and neighbours single rows out only when sorted: rows are counted
                 # between neighbouring ones, below the first and above the last
                 ends = np.sort(below, axis=1)
-                context.disclosure.check_counts(np.diff(ends, axis=1, prepend=0.0, append=count))
+                for place, between in enumerate(np.diff(ends, axis=1, prepend=0.0, append=count)):
+                    with _of_column(place, context.features):
+                        context.disclosure.check_counts(between)
             for part in () if self.keys else parts:
-                _check_columns(part, context.disclosure)
+                _check_columns(part, context.disclosure, context.features)
         vectors = {"counts" if self.keys else "moments": torch.from_numpy(np.stack(answers))}
         return inputs.answered(vectors=vectors, metrics={"examples": torch.tensor(examples)})
 
@@ -211,12 +215,24 @@ def _sorted_columns(rows: Rows, name: str) -> tuple[list[Floats], int]:
     return [np.sort(column[np.isfinite(column)]) for column in columns(rows).T], len(rows)
 
 
-def _check_columns(table: Floats, rules: Disclosure) -> None:
+def _check_columns(table: Floats, rules: Disclosure, names: Sequence[str]) -> None:
     """Refuse moments of columns [n, d] that few rows decide."""
     missing, infinite = np.isnan(table).sum(0), np.isinf(table).sum(0)
-    rules.check_counts(np.stack([len(table) - missing - infinite, missing, infinite]))
-    for column in table.T:
-        check_moments(column, rules)
+    counts = np.stack([len(table) - missing - infinite, missing, infinite])
+    for place, column in enumerate(table.T):
+        with _of_column(place, names):
+            rules.check_counts(counts[:, place])
+            check_moments(column, rules)
+
+
+@contextmanager
+def _of_column(place: int, names: Sequence[str]) -> Iterator[None]:
+    """Note in an error which column it is about; the note is for the site's own log, and no part of its sentence."""
+    try:
+        yield
+    except Declined as error:
+        error.add_note(f"column {shown(names[place], 40) if place < len(names) else place + 1}")
+        raise
 
 
 def _count_reason(counts: Tensor, rows: int) -> str | None:
