@@ -67,9 +67,9 @@ def _read(path: Path, suffix: str) -> Any:
         sheets = pandas.read_excel(file, sheet_name=None, engine="openpyxl", dtype=object)
     held = {name: sheet for name, sheet in sheets.items() if len(sheet.columns)}
     if len(held) != 1:
+        names = shown(", ".join(map(str, held)), 100)[1:-1] or "none"
         raise SettingError(
-            f"{path} must have one sheet with a table, got {shown(', '.join(map(str, held)), 100)[1:-1] or 'none'}: save the one that is "
-            "meant as a file of its own"
+            f"{path} must have one sheet with a table, got {names}: save the one that is meant as a file of its own"
         )
     (frame,) = held.values()
     texts = {name: [text for text in frame[name] if isinstance(text, str)] for name in frame}
