@@ -291,7 +291,7 @@ def work_digest(work: ClientWork) -> str:
         "components": [work.trainer.table(), *(transform.table() for transform in work.transforms)],
         "queries": [None if query is None else query.table() for query in (work.own_query, work.choice)],
         "form": [pytree.plain(work.shape), work.outputs, work.seed, work.public_rows, work.public_digest],
-        "asked": [work.questions, work.trains],
+        "asked": [work.questions, work.trains, work.weighted],
     }  # fmt: skip
     return shown_digest(values, {"initial": work.initial}).hex()
 
