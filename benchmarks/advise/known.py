@@ -13,7 +13,7 @@ from grid import DEFAULT_RATE, GRID, LEADERS, RATES
 from grid import entries as grid_entries
 from numpy.typing import NDArray
 from single_rows import Right, single_rows
-from truth import SCALE, known_rows, read
+from truth import SCALE, kept, known_rows
 
 Floats = NDArray[np.float64]
 
@@ -88,7 +88,7 @@ def known_federations(
     rows, recipes = known_rows(folder), GRID | LEADERS if leaders else GRID
     found = []
     for federation in federations:
-        lines = [line for line in read(folder, federation.name) if line["recipe"] in recipes]
+        lines = [line for line in kept(folder, federation.name).read() if line["recipe"] in recipes]
         own = rows.get(federation.name, {})
         found.append(Known(federation, entries_of(lines), own, single_rows(folder, federation.name, own)))
     return [one for one in found if one.entries and _complete(one, leaders)]

@@ -22,7 +22,7 @@ import torch
 from federations import BY_NAME
 from grid import Entry, entries
 from numpy.typing import NDArray
-from truth import SCALE, append, known_rows, read, trained
+from truth import SCALE, kept, known_rows, trained
 
 PARTS = ("validation", "test")
 FOLDER = "single_rows"  # in that of the truth
@@ -43,7 +43,7 @@ def run_all(folder: Path, wanted: Mapping[str, Sequence[tuple[str, int]]], minut
     began, done, count = time.monotonic(), 0, sum(map(len, wanted.values()))
     for name, runs in wanted.items():
         federation = BY_NAME[name]
-        known = {(line["entry"], line["seed"]) for line in read(folder / FOLDER, name)}
+        known = {(line["entry"], line["seed"]) for line in kept(folder / FOLDER, name).read()}
         missing = [run for run in runs if run not in known]
         done += len(runs) - len(missing)
         clients = federation.clients() if missing else None
@@ -52,7 +52,7 @@ def run_all(folder: Path, wanted: Mapping[str, Sequence[tuple[str, int]]], minut
             print(f"{name} is left out: its rows are divided otherwise than when the truth was trained", flush=True)
             count -= len(missing)
             continue
-        truth = {(line["entry"], line["seed"]): line for line in read(folder, name)}
+        truth = {(line["entry"], line["seed"]): line for line in kept(folder, name).read()}
         grid = [*entries(federation.slow), *entries(federation.slow, leaders=True)]
         by_label = {entry.label: entry for entry in grid}
         for label, seed in missing:
@@ -60,7 +60,7 @@ def run_all(folder: Path, wanted: Mapping[str, Sequence[tuple[str, int]]], minut
                 break
             line, change = run_one(federation, clients, by_label[label], seed, truth[label, seed])
             if change <= TOLERANCE:
-                append(folder / FOLDER, name, line)
+                kept(folder / FOLDER, name).add(line)
                 done += 1
             else:
                 count -= 1
@@ -100,5 +100,5 @@ def single_rows(folder: Path, name: str, sizes: Mapping[str, Sequence[int]]) -> 
             ]
             for part in PARTS
         }
-        for line in read(folder / FOLDER, name)
+        for line in kept(folder / FOLDER, name).read()
     }

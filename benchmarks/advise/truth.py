@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from federations import BY_NAME, Federation
 from grid import ROUNDS, RUNGS, WITHOUT_ROUNDS, Entry, entries
+from shared.stored import Lines
 
 import piebald
 from piebald.report.tables import History
@@ -46,7 +47,9 @@ def run_all(folder: Path, seeds: tuple[int, ...], names: tuple[str, ...], minute
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     lines = {
-        (one.name, line["entry"], line["seed"]): line for one in BY_NAME.values() for line in read(folder, one.name)
+        (one.name, line["entry"], line["seed"]): line
+        for one in BY_NAME.values()
+        for line in kept(folder, one.name).read()
     }
     walls = {key[:2]: float(line["wall"]) for key, line in lines.items()}  # of the same run with another seed
     wanted = list(jobs(seeds, names))
@@ -63,7 +66,7 @@ def run_all(folder: Path, seeds: tuple[int, ...], names: tuple[str, ...], minute
             clients[federation.name] = federation.clients()
             keep_rows(folder, federation.name, clients[federation.name])
         line = run_one(federation, clients[federation.name], entry, seed)
-        append(folder, federation.name, line)
+        kept(folder, federation.name).add(line)
         done.add(key)
         spent, expected = spent + line["wall"], expected + walls.get(key[:2], line["wall"])
         left = sum(walls.get(other[:2], 0.0) for other in keys if other not in done) * spent / max(expected, 1e-9)
@@ -146,21 +149,6 @@ def known_rows(folder: Path) -> dict[str, dict[str, list[int]]]:
     return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
 
 
-def append(folder: Path, name: str, line: dict[str, Any]) -> None:
-    """Keep a line of a federation, after one that a kill may have cut off."""
-    path = folder / f"{name}.jsonl"
-    cut_off = path.exists() and not path.read_bytes().endswith(b"\n")
-    with path.open("a", encoding="utf-8") as file:
-        file.write("\n" * cut_off + json.dumps(line, separators=(",", ":")) + "\n")
-
-
-def read(folder: Path, name: str) -> list[dict[str, Any]]:
-    """The lines of a federation; a line that was cut off by a kill is left out."""
-    path = folder / f"{name}.jsonl"
-    found = []
-    for text in path.read_text("utf-8").splitlines() if path.exists() else ():
-        try:
-            found.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue
-    return found
+def kept(folder: Path, name: str) -> Lines:
+    """Return the lines of a federation."""
+    return Lines(folder / f"{name}.jsonl")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from shared.markdown import table
 from shared.stored import texts
 
 from piebald.methods.choice import judge
@@ -126,11 +127,9 @@ def _signs(units: int) -> np.ndarray:
 
 def _verdict(groups: Groups) -> str:
     """Whether the goal is reached."""
-    lines = [
-        "| recipe | measure | clients x seeds | the recipe alone | one standard error | goal of 1 % | by chance | "
-        "rows one by one | without HAR |",
-        "|---|---|--:|--:|--:|---|--:|--:|--:|",
-    ]
+    heads = ["recipe", "measure", "clients x seeds", "the recipe alone", "one standard error", "goal of 1 %",
+             "by chance", "rows one by one", "without HAR"]  # fmt: skip
+    lines = []
     for recipe in dict.fromkeys(recipe for _, recipe in groups):
         everybody = [one for (_, made), runs in groups.items() if made == recipe for one in _clients(runs)]
         others = [
@@ -141,9 +140,9 @@ def _verdict(groups: Groups) -> str:
             cells = [_share(everybody, "gives", measure), share, "reached" if share <= 0.01 else "**missed**",
                      _share(everybody, "one", measure, "chance"), _share(everybody, "one", measure, "by rows"),
                      _share(others, "one", measure)]  # fmt: skip
-            shown = " | ".join(one if isinstance(one, str) else f"{100 * one:.1f} %" for one in cells)
-            lines.append(f"| {recipe} | {measure} | {len(everybody)} | {shown} |")
-    return "\n".join(lines) + "\n"
+            shown = [one if isinstance(one, str) else f"{100 * one:.1f} %" for one in cells]
+            lines.append([recipe, measure, len(everybody), *shown])
+    return table(heads, lines, "---", "---", "--:", "--:", "--:", "---", "--:") + "\n"
 
 
 def _clients(runs: list[dict[str, Any]]) -> list[Client]:
@@ -155,37 +154,31 @@ def _share(clients: list[Client], role: str, measure: str, what: str = "loses") 
 
 
 def _losers(groups: Groups, measure: str) -> str:
+    named = [(NAMES[name], recipe, _clients(runs)) for (name, recipe), runs in groups.items()]
+    for recipe in dict.fromkeys(recipe for _, recipe in groups):
+        named.append(("**all**", recipe, [client for _, made, own in named if made == recipe for client in own]))
     lines = [
-        f"## Clients that lose against training alone, by {measure}\n",
-        f"| federation | recipe | clients x seeds | {' | '.join(TITLES[role] for role in TITLES)} |",
-        f"|---|---|{'--:|' * (1 + len(TITLES))}",
+        [name, recipe, len(own), *(f"{100 * _share(own, role, measure):.1f} %" for role in TITLES)]
+        for name, recipe, own in named
     ]
-    everybody: dict[str, list[Client]] = {}
-    for (name, recipe), runs in groups.items():
-        clients = _clients(runs)
-        everybody.setdefault(recipe, []).extend(clients)
-        lines.append(f"| {NAMES[name]} | {recipe} | {len(clients)} | {_shares(clients, measure)} |")
-    for recipe, clients in everybody.items():
-        lines.append(f"| **all** | {recipe} | {len(clients)} | {_shares(clients, measure)} |")
-    return "\n".join(lines) + "\n\n"
+    title = f"Clients that lose against training alone, by {measure}"
+    return _section(title, ["federation", "recipe", "clients x seeds", *TITLES.values()], lines)
 
 
-def _shares(clients: list[Client], measure: str) -> str:
-    return " | ".join(f"{100 * _share(clients, role, measure):.1f} %" for role in TITLES)
+def _section(title: str, heads: list[str], lines: list[list[Any]], said: str = "") -> str:
+    """A table below a heading, of two columns of words and others of numbers."""
+    return f"## {title}\n\n{said}{table(heads, lines, '---', '---', '--:')}\n\n"
 
 
 def _scores(groups: Groups) -> str:
-    lines = [
-        "## Mean accuracy of clients on test rows\n",
-        f"| federation | recipe | alone | {' | '.join(TITLES[role] for role in TITLES)} |",
-        f"|---|---|{'--:|' * (1 + len(TITLES))}",
-    ]
+    lines = []
     for (name, recipe), runs in groups.items():
         clients = _clients(runs)
         alone = [one["alone"] for one in clients]
         means = [_percent([one["compared"][role]["score"] for one in clients]) for role in TITLES]
-        lines.append(f"| {NAMES[name]} | {recipe} | {_percent(alone)} | {' | '.join(means)} |")
-    return "\n".join(lines) + "\n\n"
+        lines.append([NAMES[name], recipe, _percent(alone), *means])
+    heads = ["federation", "recipe", "alone", *TITLES.values()]
+    return _section("Mean accuracy of clients on test rows", heads, lines)
 
 
 def _percent(values: list[float]) -> str:
@@ -194,11 +187,7 @@ def _percent(values: list[float]) -> str:
 
 def _choices(groups: Groups) -> str:
     names = ("global", "personal", "fine_tuned", "mixed", "local")
-    lines = [
-        "## What clients choose (one standard error), and what each candidate scores on test rows\n",
-        f"| federation | recipe | {' | '.join(names)} |",
-        f"|---|---|{'--:|' * len(names)}",
-    ]
+    lines = []
     for (name, recipe), runs in groups.items():
         clients = _clients(runs)
         taken = Counter(one["compared"]["one"]["model"] for one in clients)
@@ -206,20 +195,19 @@ def _choices(groups: Groups) -> str:
         for model in names:
             scores = [one["candidates"][model] for one in clients if model in one["candidates"]]
             cells.append(f"{100 * taken[model] / len(clients):.0f} % ({_percent(scores)})" if scores else "")
-        lines.append(f"| {NAMES[name]} | {recipe} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n\n"
+        lines.append([NAMES[name], recipe, *cells])
+    title = "What clients choose (one standard error), and what each candidate scores on test rows"
+    return _section(title, ["federation", "recipe", *names], lines)
 
 
 def _cost(groups: Groups) -> str:
-    lines = [
-        "## Cost\n",
-        "Seconds of one run without evaluation, and of its clients' choice, on one core that others shared.  Nothing",
-        "is sent.\n",
-        "| federation | recipe | optimizer steps | run | choice |",
-        "|---|---|--:|--:|--:|",
-    ]
+    lines = []
     for (name, recipe), runs in groups.items():
         run, choice = (sum(one["seconds"][part] for one in runs) / len(runs) for part in ("run", "choice"))
         steps = sum(one["steps"] for one in runs) // len(runs)
-        lines.append(f"| {NAMES[name]} | {recipe} | {steps:,} | {run:.0f} s | {choice:.0f} s |")
-    return "\n".join(lines) + "\n"
+        lines.append([NAMES[name], recipe, f"{steps:,}", f"{run:.0f} s", f"{choice:.0f} s"])
+    said = (
+        "Seconds of one run without evaluation, and of its clients' choice, on one core that others shared.  Nothing\n"
+        "is sent.\n\n"
+    )
+    return _section("Cost", ["federation", "recipe", "optimizer steps", "run", "choice"], lines, said)[:-1]

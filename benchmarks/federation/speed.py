@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from shared.measured import megabytes
+
 from piebald.contracts import Task
 from piebald.experiments.file import ExperimentSettings
 from piebald.experiments.run_settings import RunSettings
@@ -70,8 +72,8 @@ def latency(size: str) -> dict[str, Any]:
                 "median": statistics.median(spent[1:]),
                 "longest": max(spent[1:]),
                 "step": step(ready.work, ready.clients),
-                "server": peak("self"),
-                "site": peak(str(site.pid)),
+                "server": megabytes("VmHWM"),
+                "site": megabytes("VmHWM", site.pid),
             }
         finally:
             runtime.close()
@@ -107,11 +109,3 @@ def updates(sites: int, seconds: float = 10.0) -> dict[str, Any]:
             return {"sites": sites, "updates": count / (time.perf_counter() - began)}
         finally:
             runtime.close()
-
-
-def peak(process: str) -> float:
-    """The peak memory of a process, in MB."""
-    for line in Path(f"/proc/{process}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 1000
-    return float("nan")

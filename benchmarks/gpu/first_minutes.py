@@ -22,6 +22,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared import markdown
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 # The most telling first, with the seconds that each may take.
@@ -50,15 +54,9 @@ class Rows:
         for section in dict.fromkeys(row["section"] for row in rows):
             own = [row for row in rows if row["section"] == section]
             columns = list(dict.fromkeys(key for row in own for key in row if key != "section"))
-            lines += ["", f"## {section}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-            lines += [f"| {' | '.join(_cell(row.get(column)) for column in columns)} |" for row in own]
+            cells = [map(markdown.of_any, map(row.get, columns)) for row in own]
+            lines += ["", f"## {section}", "", markdown.table(columns, cells, "---")]
         return "\n".join(lines)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
 
 
 # -- what is switched

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shared import markdown
+
 Row = dict[str, Any]
 SEEN = "Last seen on"
 SPEED = "Seconds a round, beside a bare loop on the same device"
@@ -66,17 +68,9 @@ class Ledger:
         lines = ["# Measurements", "", ", ".join(f"{name}: {value}" for name, value in self.about.items()), ""]
         for table, rows in self.tables.items():
             columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-            lines += [f"## {table}", "", f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-            for name, row in rows.items():
-                lines.append(f"| {name} | {' | '.join(_cell(row.get(column)) for column in columns)} |")
-            lines.append("")
+            cells = [[name, *map(markdown.of_any, map(row.get, columns))] for name, row in rows.items()]
+            lines += [f"## {table}", "", markdown.table(["", *columns], cells, "---"), ""]
         return "\n".join(lines)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
 
 
 def _write(file: Path, text: str) -> None:

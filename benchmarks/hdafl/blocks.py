@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.markdown import sections
+from shared.markdown import cells, sections
 
 BASE = "FedAvg"  # what the others are compared with
 
@@ -56,7 +56,7 @@ def merged_rows(old: str, new: str, column: str, order: Sequence[str] = ()) -> s
     Rows that agree in the cells before a column were run together, so that they are replaced together.  But where
     FedAvg's row is the same to the last digit, the others were compared with the same runs: each stands for itself."""
     lines = [[line for line in text.splitlines() if line.startswith("|")] for text in (old, new)]
-    heads = [cell.strip() for cell in lines[1][0].strip("|").split("|")] if lines[1] else []
+    heads = cells(lines[1][0]) if lines[1] else []
     if column not in heads or lines[0][:1] != lines[1][:1]:
         return new
     before, after = (_groups(part[2:], heads.index(column)) for part in lines)
@@ -76,6 +76,6 @@ def _groups(lines: list[str], column: int) -> dict[tuple[str, ...], dict[str, st
     """Return lines by the cells before a column and the one in it."""
     found: dict[tuple[str, ...], dict[str, str]] = {}
     for line in lines:
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        found.setdefault(tuple(cells[:column]), {})[cells[column]] = line
+        row = cells(line)
+        found.setdefault(tuple(row[:column]), {})[row[column]] = line
     return found

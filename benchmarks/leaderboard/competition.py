@@ -218,7 +218,9 @@ Lines = dict[tuple[str, str, int], dict[str, Any]]
 
 def read(federation: str, folder: Path = RESULTS) -> Lines:
     """The lines of a federation by method, setting and seed; those of a setting that is no longer drawn stay unread."""
-    return {(line["method"], label(line["settings"]), line["seed"]): line for line in truth.read(folder, federation)}
+    return {
+        (line["method"], label(line["settings"]), line["seed"]): line for line in truth.kept(folder, federation).read()
+    }
 
 
 def label(settings: dict[str, Any]) -> str:
@@ -322,7 +324,7 @@ def compete(
                     keep(REFUSED, federation.name, {method.name: str(why)}, folder)
                     print(f"{federation.name} {method.name}: {why}", flush=True)
                     continue
-                truth.append(folder, federation.name, line)
+                truth.kept(folder, federation.name).add(line)
                 made += 1
                 print(f"[{time.monotonic() - began:.0f} s] {federation.name} {method.name} {number} {seed}: "
                       f"{100 * _share(line):.1f} of validation rows, {line['seconds']:.1f} s", flush=True)  # fmt: skip

@@ -13,6 +13,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import table_1
+from shared.markdown import cells, table
 from table_1 import Found, cases, labels
 
 matplotlib.use("Agg")
@@ -169,13 +170,14 @@ def staleness_section(found: Found) -> list[str]:
     lines += [
         "Steps in updates that were committed after a client got its model, its own among them; median of each client,",
         "largest first, mean over seeds.  The paper's figure has uniform sizes.", "",
-        "| sizes, classes | fast clients | slow clients | median of all cycles, fast and slow |", "|---|---|---|---|",
     ]  # fmt: skip
+    rows = []
     for case, runs in known:
         groups = [", ".join(f"{one:,.0f}" for one in group) for group in medians(runs)]
-        both = [statistics.median(_values(runs, kind)) for kind in range(len(KINDS))]
-        lines.append(f"| {case} | {' | '.join(groups)} | {both[0]:,.0f} and {both[1]:,.0f} |")
-    return [*lines, "", "![Staleness of the first cycles](staleness.png)", ""]
+        both = [f"{statistics.median(_values(runs, kind)):,.0f}" for kind in range(len(KINDS))]
+        rows.append([case, *groups, " and ".join(both)])
+    heads = ["sizes, classes", "fast clients", "slow clients", "median of all cycles, fast and slow"]
+    return [*lines, table(heads, rows, "---"), "", "![Staleness of the first cycles](staleness.png)", ""]
 
 
 def _values(runs: Sequence[dict[str, Any]], kind: int) -> list[int]:
@@ -222,10 +224,10 @@ def cache_growth(path: Path = RESULTS) -> dict[int, tuple[float, float]]:
     found: dict[int, list[tuple[float, float | None]]] = {}
     lines = path.read_text("utf-8").splitlines() if path.exists() else []
     for line in lines:
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("|") and cells[0].replace(",", "").isdigit():
-            full = None if cells[3] == "not run" else float(cells[3])
-            found.setdefault(int(cells[0].replace(",", "")), []).append((float(cells[2]), full))
+        row = cells(line)
+        if line.startswith("|") and row[0].replace(",", "").isdigit():
+            full = None if row[3] == "not run" else float(row[3])
+            found.setdefault(int(row[0].replace(",", "")), []).append((float(row[2]), full))
     times = {size: ([one for one, _ in rows], [full for _, full in rows if full]) for size, rows in found.items()}
     return {size: (cached[-1] / cached[0], summed[-1] / summed[0]) for size, (cached, summed) in times.items()}
 

@@ -13,6 +13,7 @@ import deals
 import paper
 import pictures
 import settings
+from shared import markdown
 from shared.markdown import block, put
 from table_1 import Found, cases, labels, last, printed, section, spans, standard_error
 
@@ -191,18 +192,13 @@ def missing(found: Found, scale: settings.Scale) -> list[str]:
 def conditions(scale: settings.Scale) -> str:
     """Return the table of our conditions beside the paper's."""
     ours = settings.conditions(scale)
-    lines = ["| condition | paper | here |", "|---|---|---|"]
-    lines += [f"| {name} | {printed} | {ours[name]} |" for name, printed in paper.CONDITIONS.items()]
-    return "\n".join(lines)
+    rows = [[name, printed, ours[name]] for name, printed in paper.CONDITIONS.items()]
+    return markdown.table(["condition", "paper", "here"], rows, "---")
 
 
 def table(found: Found, part: str, case: str) -> list[str]:
     """Return the table of one case, with the best recipe first."""
-    lines = [
-        "| recipe | last | paper | second half | best | updates | steps per update | models per update | seeds |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    rows = [(label, found[part, case, label]) for label in labels(found, part, case)]
+    lines, rows = [], [(label, found[part, case, label]) for label in labels(found, part, case)]
     for label, runs in sorted(rows, key=lambda row: -statistics.mean(map(late, row[1]))):
         theirs = printed(part, case, label)
         best = [max(value for _, value in run["curve"]) for run in runs]
@@ -213,8 +209,9 @@ def table(found: Found, part: str, case: str) -> list[str]:
             f"{statistics.mean(run['steps'] for run in runs):.0f}",
             f"{sum(run['models'] for run in runs) / sum(run['updates'] for run in runs):.2f}", str(len(runs)),
         ]  # fmt: skip
-        lines.append(f"| {label} | {' | '.join(numbers)} |")
-    return lines
+        lines.append([label, *numbers])
+    heads = ["recipe", "last", "paper", "second half", "best", "updates", "steps per update", "models per update"]
+    return [markdown.table([*heads, "seeds"], lines, "---")]
 
 
 def about_paper(found: Found, name: str) -> list[str]:
@@ -224,21 +221,22 @@ def about_paper(found: Found, name: str) -> list[str]:
         "Stripelis, Ambite 2020, *Accelerating federated learning in heterogeneous data and computational "
         "environments*, table by", "table and figure by figure.  Written by `benchmarks/metis/run.py` from its "
         "runs, like [RESULTS.md](../../benchmarks/metis/RESULTS.md).", "",
-        "| | what it shows | paper | here | command | scale | verdict |",
-        "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
+    rows = []
     command = f"`python benchmarks/metis/run.py --scale {name}`"
     for row in paper.ROWS:
         if row.part is None:
-            lines.append(f"| {row.name} | {row.shows} | {row.printed} | - | - | - | not made here: {row.without} |")
+            told = ["-", "-", "-", f"not made here: {row.without}"]
         elif row.part == "cache":
             (ours, verdict), made_by = pictures.judged_cache(), "`python benchmarks/model_cache/run.py`"
-            lines.append(f"| {row.name} | {row.shows} | {row.printed} | {ours} | {made_by} | full | {verdict} |")
+            told = [ours, made_by, "full", verdict]
         else:
             ours, verdict = _ours(found, row.part, row.name)
-            lines.append(f"| {row.name} | {row.shows} | {row.printed} | {ours} | {command} | {name} | {verdict} |")
+            told = [ours, command, name, verdict]
+        rows.append([row.name, row.shows, row.printed, *told])
     return [
-        *lines, "", "Conditions beside the paper's: `python benchmarks/metis/run.py --scale full --dry-run`.",
+        *lines, markdown.table(["", "what it shows", "paper", "here", "command", "scale", "verdict"], rows, "---"), "",
+        "Conditions beside the paper's: `python benchmarks/metis/run.py --scale full --dry-run`.",
         "`--scale full` runs Table I and figures 5, 6 and 9 as printed, on one GPU with `--device cuda`.",
     ]  # fmt: skip
 
@@ -274,15 +272,15 @@ def _ours(found: Found, part: str, name: str) -> tuple[str, str]:
 
 def client_shares(found: Found, part: str) -> list[str]:
     """Return the table of clients' shares of the average, mean over seeds."""
-    lines = ["| sizes, classes | recipe | shares |", "|---|---|---|"]
+    lines = []
     for case in cases(found, part):
         for label in labels(found, part, case):
             if label == settings.LOCAL:  # nothing is averaged
                 continue
             runs = found[part, case, label]
             means = [statistics.mean(own) for own in zip(*(run["shares"] for run in runs), strict=True)]
-            lines.append(f"| {case} | {label} | {', '.join(f'{mean:.1f}' for mean in means)} |")
-    return lines
+            lines.append([case, label, ", ".join(f"{mean:.1f}" for mean in means)])
+    return [markdown.table(["sizes, classes", "recipe", "shares"], lines, "---")]
 
 
 def per_request(found: Found) -> float | None:
@@ -294,19 +292,17 @@ def per_request(found: Found) -> float | None:
 def exchange(found: Found) -> list[str]:
     """Return the section about figures 3 and 9: requests, models exchanged, and the length of validation cycles."""
     lines = ["## Requests and models exchanged (figure 9)", "", "![Totals by policy](models_exchanged.png)", ""]
-    lines += ["| part: sizes, classes | recipe | update requests | models exchanged | for evaluation | per request |"]
-    lines += ["|---|---|---|---|---|---|"]
     ordered = [
         (part, case, label) for part in TITLES for case in cases(found, part) for label in labels(found, part, case)
     ]
+    rows = []
     for part, case, label in ordered:
         runs = found[part, case, label]
-        updates, models, asked = (
-            statistics.mean(run[key] for run in runs) for key in ("updates", "models", "evaluation")
-        )
-        lines.append(
-            f"| {part}: {case} | {label} | {updates:,.0f} | {models:,.0f} | {asked:,.0f} | {models / updates:.2f} |"
-        )
+        counts = [statistics.mean(run[key] for run in runs) for key in ("updates", "models", "evaluation")]
+        each_request = f"{counts[1] / counts[0]:.2f}"
+        rows.append([f"{part}: {case}", label, *(f"{count:,.0f}" for count in counts), each_request])
+    heads = ["part: sizes, classes", "recipe", "update requests", "models exchanged", "for evaluation", "per request"]
+    lines.append(markdown.table(heads, rows, "---"))
     each = per_request(found)
     counted = "" if each is None else f"  Here it is {each:.2f} for DVW, the mean of its runs."
     lines += ["", f"The paper counts 2 models for a request, and 11 for DVW with ten clients.{counted}", ""]

@@ -11,6 +11,7 @@ from typing import Any
 import paper
 import settings
 from shared.intervals import interval
+from shared.markdown import table
 
 Found = Mapping[tuple[str, str, str], Sequence[dict[str, Any]]]  # runs by part, case and recipe
 
@@ -72,8 +73,8 @@ def printed(part: str, case: str, label: str) -> float | None:
     """Return the paper's figure for a recipe, in percent, or None."""
     if part not in PRINTED:
         return None
-    columns, table, _ = PRINTED[part]
-    cell = table.get(tuple(case.rsplit(" ", 1)))  # type: ignore[call-overload]
+    columns, figures, _ = PRINTED[part]
+    cell = figures.get(tuple(case.rsplit(" ", 1)))  # type: ignore[call-overload]
     return cell[columns.index(label)] if cell is not None and label in columns else None
 
 
@@ -120,18 +121,14 @@ def section(found: Found, part: str) -> list[str]:
     columns, _, base = PRINTED[part]
     shown = [label for label in (*columns, *BESIDE[part]) if any((part, case, label) in found for case in here)]
     lines = ["Table I: the mean of the last accuracies, in percent, and in brackets the paper's.", ""]
-    lines += [f"| sizes, classes | {' | '.join(shown)} |", f"|---|{'---|' * len(shown)}"]
-    for case in here:
-        cells = [_accuracy(found, part, case, label) for label in shown]
-        lines.append(f"| {case} | {' | '.join(cells)} |")
+    cells = [[case, *(_accuracy(found, part, case, label) for label in shown)] for case in here]
+    lines.append(table(["sizes, classes", *shown], cells, "---"))
     every = {(one.case, one.label): one for one in differences(found, part)}
     policies = [label for label in columns if any(known == label for _, known in every)]
     if policies:
         lines += ["", f"Minus {base}, in points with 95 % intervals, and the paper's in brackets:", ""]
-        lines += [f"| sizes, classes | {' | '.join(policies)} |", f"|---|{'---|' * len(policies)}"]
-        for case in here:
-            cells = [_difference(every.get((case, label))) for label in policies]
-            lines.append(f"| {case} | {' | '.join(cells)} |")
+        cells = [[case, *(_difference(every.get((case, label))) for label in policies)] for case in here]
+        lines.append(table(["sizes, classes", *policies], cells, "---"))
     rounds = {case: _rounds(found[part, case, "SyncFedAvg"]) for case in here if (part, case, "SyncFedAvg") in found}
     if rounds:
         each = ", ".join(f"{count:.0f} ({case})" for case, count in rounds.items())

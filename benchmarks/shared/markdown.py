@@ -39,13 +39,26 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
+def body(inside: str) -> list[list[str]]:
+    """Return the cells of each line of the tables in a text, without the two that the first begins with."""
+    return [cells(line) for line in inside.splitlines() if line.startswith("|")][2:]
+
+
 def rows(inside: str) -> list[dict[str, str]]:
     """Return the rows of the first table in a text, by the names of its columns."""
     lines = [cells(line) for line in inside.splitlines() if line.startswith("|")]
     return [dict(zip(lines[0], line, strict=True)) for line in lines[2:] if len(line) == len(lines[0])]
 
 
-def table(heads: Sequence[object], lines: Iterable[Sequence[object]], rule: str = " --- ") -> str:
-    """Return a Markdown table; `rule` is a cell of its second line."""
+def table(heads: Sequence[object], lines: Iterable[Sequence[object]], *rules: str) -> str:
+    """Return a Markdown table; `rules` are the cells of its second line, of which the last holds for all further."""
     first, *others = (f"| {' | '.join(map(str, line))} |" for line in (heads, *lines))
-    return "\n".join([first, f"|{'|'.join([rule] * len(heads))}|", *others])
+    rules = rules or (" --- ",)
+    return "\n".join([first, f"|{'|'.join([*rules, *[rules[-1]] * len(heads)][: len(heads)])}|", *others])
+
+
+def of_any(value: object) -> str:
+    """Return any value as a cell: real numbers to four digits, and nothing for what is not there."""
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")

@@ -66,4 +66,4 @@ class Lines:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         cut_off = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
         with self.path.open("a", encoding="utf-8") as file:
-            file.write("\n" * cut_off + json.dumps(line) + "\n")
+            file.write("\n" * cut_off + json.dumps(line, separators=(",", ":")) + "\n")

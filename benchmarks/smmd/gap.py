@@ -12,7 +12,8 @@ import baselines
 import numpy as np
 import tables as shown
 import torch
-from shared.intervals import interval
+from shared.intervals import interval, plus_minus
+from shared.markdown import table
 from shared.stored import Lines, printed
 
 from piebald.vertical import party_data
@@ -110,12 +111,8 @@ def run(seeds: int, raw: Path) -> None:
 
 def tables(raw: Path) -> dict[str, str]:
     """Markdown by name: the paper's figures, and ours with one change at a time."""
-    head = "| | credit F | AUC | precision | census F | AUC | precision |"
-    paper = [head, "| --- " * 7 + "|"]
-    paper += [f"| {name} | {' | '.join(f'{value:.3f}' for value in values)} |" for name, values in PAPER.items()]
-    rows = Lines(raw).read()
-    text = ["| set | one change | AUC | difference to ours | F, positives | F, macro | F, weighted | seeds |"]
-    text += ["| --- " * 8 + "|"]
+    paper = [[name, *(f"{value:.3f}" for value in values)] for name, values in PAPER.items()]
+    rows, found = Lines(raw).read(), []
     for name in shown.SETS:
         base = {row["seed"]: row["auc"] for row in rows if (row["set"], row["change"]) == (name, BASE)}
         for label in dict.fromkeys(row["change"] for row in rows):
@@ -123,10 +120,11 @@ def tables(raw: Path) -> dict[str, str]:
             if not mine:
                 continue
             apart = interval([row["auc"] - base[row["seed"]] for row in mine])
-            difference = f"{apart[0]:+.3f}" + (f" ± {apart[1]:.3f}" if len(mine) > 1 else "")
-            means = [np.mean([row[what] for row in mine]) for what in ("auc", "f1", "f1 macro", "f1 weighted")]
-            text.append(
-                f"| {name} | {label} | {means[0]:.3f} | {difference} | {means[1]:.3f} "
-                f"| {means[2]:.3f} | {means[3]:.3f} | {len(mine)} |"
-            )
-    return {"paper": "\n".join(paper), "gap": "\n".join(text)}
+            names = ("auc", "f1", "f1 macro", "f1 weighted")
+            auc, *f = (f"{np.mean([row[what] for row in mine]):.3f}" for what in names)
+            found.append([name, label, auc, plus_minus(*apart, "+.3f"), *f, len(mine)])
+    averages = [f"F, {how}" for how in ("positives", "macro", "weighted")]
+    return {
+        "paper": table(["", "credit F", "AUC", "precision", "census F", "AUC", "precision"], paper),
+        "gap": table(["set", "one change", "AUC", "difference to ours", *averages, "seeds"], found),
+    }

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import speed
-from shared.measured import seconds
+from shared.markdown import table
+from shared.measured import ratios, seconds
 from shared.stored import Lines
 from tables import KERNELS
 
@@ -90,15 +91,12 @@ def run(raw: Path, pairs: int = 5) -> None:
 def tables(raw: Path) -> dict[str, str]:
     """Markdown by name."""
     (found,) = Lines(raw).read()
-    text = [
-        "| one direction, 128 rows, 64 units | ms | plaintexts through lists, ms | times |",
-        "| --- | --- | --- | --- |",
-    ]
+    whole = []
     for what, ways in found["directions"].items():
-        ratio = statistics.median(a / b for a, b in zip(ways["now"], ways["lists"], strict=True))
-        now, lists = (statistics.median(ways[way]) for way in WAYS)
-        text.append(f"| {what} | {now:.0f} | {lists:.0f} | {ratio:.2f} |")
-    text += ["", "| operation of SEAL | times | ms each | ms |", "| --- | --- | --- | --- |"]
-    text += [f"| {name} | {times} | {ms:.3f} | {times * ms:.1f} |" for name, times, ms in found["operations"]]
-    text.append(f"| all of them | | | {sum(times * ms for _, times, ms in found['operations']):.1f} |")
-    return {"parts": "\n".join(text)}
+        now, lists = (f"{statistics.median(ways[way]):.0f}" for way in WAYS)
+        whole.append([what, now, lists, f"{ratios(ways['now'], ways['lists'])[0]:.2f}"])
+    single = [[name, times, f"{ms:.3f}", f"{times * ms:.1f}"] for name, times, ms in found["operations"]]
+    last = f"| all of them | | | {sum(times * ms for _, times, ms in found['operations']):.1f} |"
+    directions = table(["one direction, 128 rows, 64 units", "ms", "plaintexts through lists, ms", "times"], whole)
+    operations = table(["operation of SEAL", "times", "ms each", "ms"], single)
+    return {"parts": f"{directions}\n\n{operations}\n{last}"}

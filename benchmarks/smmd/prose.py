@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from shared.markdown import block
+from shared.markdown import block, body
 
 PHE_BEFORE = {"encrypt": 7.46, "decrypt": 2.11}  # milliseconds of `phe` on the day of the prototype
 GAUSSIAN = "SMMD, Gaussian, sigma 1, encrypted"
@@ -45,21 +45,16 @@ class Difference:
 def differences(text: str) -> list[Difference]:
     """Return the rows of the table of differences."""
     found = []
-    for line in block(text, "claims").splitlines()[2:]:
-        data, one, other, shown = (cell.strip() for cell in line.strip("|").split("|"))
+    for *about, shown in body(block(text, "claims")):
         mean, _, half = shown.partition(" ± ")
-        found.append(Difference(data, one, other, float(mean), float(half)))
+        found.append(Difference(*about, float(mean), float(half)))
     return found
 
 
 def seeds(text: str) -> str:
     """Return on how many seeds the scores rest, as the tables say."""
-    counts = sorted({int(line.strip("| ").split("|")[-1]) for line in _rows(text)})
+    counts = sorted({int(line[-1]) for name in ("credit", "census") for line in body(block(text, name))})
     return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) if counts else "no"
-
-
-def _rows(text: str) -> list[str]:
-    return [line for name in ("credit", "census") for line in block(text, name).splitlines()[2:]]
 
 
 def summary(text: str) -> str:
@@ -123,8 +118,7 @@ class Change:
 def changes(text: str) -> list[Change]:
     """Return the rows of the table of changes that have an interval."""
     found = []
-    for line in block(text, "gap").splitlines()[2:]:
-        data, name, auc, apart, *f, count = (cell.strip() for cell in line.strip("|").split("|"))
+    for data, name, auc, apart, *f, count in body(block(text, "gap")):
         mean, _, half = apart.partition(" ± ")
         averages = dict(zip(("positives", "macro", "weighted"), map(float, f), strict=True))
         found.append(Change(data, name, float(auc), float(mean), float(half or "nan"), averages, int(count)))
@@ -133,8 +127,7 @@ def changes(text: str) -> list[Change]:
 
 def printed(text: str, row: str) -> dict[str, dict[str, float]]:
     """Return the paper's F and AUC of a row, by set."""
-    for line in block(text, "paper").splitlines()[2:]:
-        name, *values = (cell.strip() for cell in line.strip("|").split("|"))
+    for name, *values in body(block(text, "paper")):
         if name == row:
             one = [float(value) for value in values]
             return {"credit": {"f": one[0], "auc": one[1]}, "census": {"f": one[3], "auc": one[4]}}
@@ -175,9 +168,8 @@ def gap(text: str) -> str:
 
 def speed(text: str) -> str:
     """Return how long products and steps take, beside the prototype, or nothing where they were not measured."""
-    timed = [[cell.strip() for cell in line.strip("|").split("|")] for line in block(text, "speed").splitlines()[2:]]
-    both = [cells for cells in timed if cells[10] != "-"]
-    steps = [[cell.strip() for cell in line.strip("|").split("|")] for line in block(text, "verify").splitlines()[2:]]
+    both = [cells for cells in body(block(text, "speed")) if cells[10] != "-"]
+    steps = body(block(text, "verify"))
     if not both or not steps:
         return ""
     ratios = [float(cells[8]) / float(cells[10]) for cells in both]

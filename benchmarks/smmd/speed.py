@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from shared.markdown import table
 from shared.measured import seconds
 from shared.stored import Lines
 from tables import KERNELS
@@ -180,25 +181,21 @@ def tables(raw: Path) -> dict[str, str]:
 
 
 def _speed(rows: list[dict[str, Any]]) -> str:
-    text = [
-        f"| backend | product | rows | {' | '.join(PHASES)} | sum, processor s | wall s | prototype, s "
-        "| kB to evaluator / masked / decrypted |"
-    ]
-    text += ["| --- " * 12 + "|"]
+    found = []
     for row in rows:
-        cells = " | ".join(f"{row['cpu'][phase]:.3f}" for phase in PHASES)
         before = BEFORE.get((row["backend"], row["what"])) if row["rows"] == 128 else None
-        sums = f"{sum(row['cpu'].values()):.3f} | {sum(row['wall'].values()):.3f} | {before or '-'}"
+        sums = [f"{sum(row[clock].values()):.3f}" for clock in ("cpu", "wall")]
         sent = " / ".join(f"{blob / 1000:,.0f}" for blob in row["bytes"])
-        text.append(f"| {row['backend']} | {row['what']} | {row['rows']} | {cells} | {sums} | {sent} |")
-    return "\n".join(text)
+        phases = [f"{row['cpu'][phase]:.3f}" for phase in PHASES]
+        found.append([row["backend"], row["what"], row["rows"], *phases, *sums, before or "-", sent])
+    more = ["sum, processor s", "wall s", "prototype, s", "kB to evaluator / masked / decrypted"]
+    return table(["backend", "product", "rows", *PHASES, *more], found)
 
 
 def _phe(rows: list[dict[str, Any]], phe: dict[str, Any] | None) -> str:
     if phe is None:
         return "phe was not installed."
     costs, (n, d, real, predicted) = phe["costs"], phe["small"]
-    text = ["| way | poly-2, one direction, 128 rows, 64 units | times BFV |", "| --- | --- | --- |"]
     mine = {
         row["backend"]: sum(row["cpu"].values())
         for row in rows
@@ -209,11 +206,10 @@ def _phe(rows: list[dict[str, Any]], phe: dict[str, Any] | None) -> str:
         "phe, element by element on moments (predicted)": on_moments(costs, 128, UNITS),
     } | mine
     fastest = mine["BFV, N = 8192"]
-    text += [f"| {way} | {seconds:,.2f} s | {seconds / fastest:,.1f} |" for way, seconds in ways.items()]
+    cells = [[way, f"{seconds:,.2f} s", f"{seconds / fastest:,.1f}"] for way, seconds in ways.items()]
     spent = ", ".join(f"{name} {1000 * value:.3f} ms" for name, value in costs.items())
-    text.append("")
-    text.append(
+    return (
+        f"{table(['way', 'poly-2, one direction, 128 rows, 64 units', 'times BFV'], cells)}\n\n"
         f"phe's operations: {spent}. A real literal run with {n} rows and {d} units took {real:.2f} s; "
         f"the law says {predicted:.2f} s."
     )
-    return "\n".join(text)

@@ -11,6 +11,7 @@ from typing import Any
 import baselines
 import torch
 from shared.intervals import interval
+from shared.markdown import table
 from shared.stored import Lines
 
 from piebald import data
@@ -143,17 +144,17 @@ def tables(raw: Path) -> dict[str, str]:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    text = ["| | | F-score | AUC | precision | seeds |", "| --- | --- | --- | --- | --- | --- |"]
+    found = []
     for arm, variant in dict.fromkeys((row["arm"], row["variant"]) for row in rows):
         mine = [row for row in rows if (row["arm"], row["variant"]) == (arm, variant)]
         cells = [_shown(interval([row[what] for row in mine])) for what in ("f1", "auc", "precision")]
-        text.append(f"| {arm} | {variant} | {' | '.join(cells)} | {len(mine)} |")
-    return "\n".join(text)
+        found.append([arm, variant, *cells, len(mine)])
+    return table(["", "", "F-score", "AUC", "precision", "seeds"], found)
 
 
 def _claims(rows: list[dict[str, Any]]) -> str:
     """Differences on the same seeds."""
-    text = ["| set | AUC of | minus AUC of | difference |", "| --- | --- | --- | --- |"]
+    found = []
     for name in SETS:
         auc = {(row["arm"], row["variant"], row["seed"]): row["auc"] for row in rows if row["set"] == name}
         seeds = sorted({key[2] for key in auc})
@@ -167,9 +168,8 @@ def _claims(rows: list[dict[str, Any]]) -> str:
         for one, other in pairs:
             both = [auc[*one, s] - auc[*other, s] for s in seeds if (*one, s) in auc and (*other, s) in auc]
             if both:
-                shown = _shown(interval(both), signed=True)
-                text.append(f"| {name} | {one[0]}, {one[1]} | {other[0]}, {other[1]} | {shown} |")
-    return "\n".join(text)
+                found.append([name, ", ".join(one), ", ".join(other), _shown(interval(both), signed=True)])
+    return table(["set", "AUC of", "minus AUC of", "difference"], found)
 
 
 def _shown(value: tuple[float, float], signed: bool = False) -> str:

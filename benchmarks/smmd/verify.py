@@ -8,6 +8,7 @@ from typing import Any
 
 import tables as shown
 import torch
+from shared.markdown import table
 from shared.stored import Lines
 
 from piebald import vertical as transfer
@@ -77,17 +78,15 @@ def _same(one: Path, other: Path) -> bool:
 
 def tables(raw: Path) -> dict[str, str]:
     """Markdown by name."""
-    head = [
-        "| backend | | rows | steps | weights of both parties | s a step | s a step, mean with watching "
-        "| kB to the target | kB to the source |"
-    ]
-    head += ["| --- " * 9 + "|"]
-    for row in Lines(raw).read():
-        plain = "-" if row["seconds"] is None else f"{row['seconds']:.2f}"
-        same = "the same, bit for bit" if row["same"] else "**differ**"
-        head.append(
-            f"| {row['backend']} | {row['kernel']} | {row['rows']} | {row['steps']} | {same} | {plain} "
-            f"| {row['watched']:.2f} "
-            f"| {row['to_target'] / 1000:,.0f} | {row['to_source'] / 1000:,.0f} |"
-        )
-    return {"verify": "\n".join(head)}
+    heads = ["backend", "", "rows", "steps", "weights of both parties", "s a step", "s a step, mean with watching",
+             "kB to the target", "kB to the source"]  # fmt: skip
+    cells = [
+        [
+            *(row[name] for name in ("backend", "kernel", "rows", "steps")),
+            "the same, bit for bit" if row["same"] else "**differ**",
+            "-" if row["seconds"] is None else f"{row['seconds']:.2f}", f"{row['watched']:.2f}",
+            *(f"{row[to] / 1000:,.0f}" for to in ("to_target", "to_source")),
+        ]
+        for row in Lines(raw).read()
+    ]  # fmt: skip
+    return {"verify": table(heads, cells)}
