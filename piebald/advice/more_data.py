@@ -18,15 +18,14 @@ import numpy as np
 
 from piebald.advice.race import ALONE, Runner
 from piebald.advice.tuning.space import Budget, Cost, has_setting, setting_of, with_settings
-from piebald.advice.tuning.trial_runs import PartOfRows, PooledPartOfRows, TrialRuns, cost_of
-from piebald.contracts import InMemory
+from piebald.advice.tuning.trial_runs import PartOfRows, TrialRuns, cost_of
 from piebald.core.errors import SettingError
 from piebald.core.randomness import generator
+from piebald.data.clients.view import ClientsView
 from piebald.methods.recipe import Recipe
 from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.paired import Difference, Scores
 from piebald.report.verdict import compared
-from piebald.runs.adaptation.held_out import ClientSubset, PooledClientSubset
 
 SHARE = 0.1  # of the budget that is kept for this: two of twenty runs, and what the race leaves over
 PARTS = {0.5: "half", 0.25: "a quarter"}  # in this order, as far as the budget goes
@@ -106,11 +105,8 @@ def _clients_in(kind: str, share: float, runs: TrialRuns) -> list[int]:
 
 def _part(kind: str, share: float, runs: TrialRuns) -> TrialRuns:
     """The settings of runs with a part of the rows or of the clients."""
-    pooled = isinstance(runs.choosing, InMemory) and runs.choosing.in_memory()
-    if kind == "rows":
-        clients: ClientSubset = (PooledPartOfRows if pooled else PartOfRows)(runs.choosing, share)
-    else:
-        clients = (PooledClientSubset if pooled else ClientSubset)(runs.choosing, _clients_in(kind, share, runs))
+    in_part = _clients_in(kind, share, runs)
+    clients = PartOfRows(runs.choosing, share) if kind == "rows" else ClientsView(runs.choosing, in_part)
     return replace(runs, choosing=clients)  # type: ignore[arg-type]  # as far as a run needs them
 
 

@@ -49,6 +49,7 @@ from piebald.data.clients.prepared import (
 from piebald.data.clients.sites import RecordedClients
 from piebald.data.clients.sources import clients_of
 from piebald.data.clients.target_check import check_targets, tell_of_lacking_rows, trains_batch_norm
+from piebald.data.clients.view import ClientsView
 from piebald.data.partition.split import division_of
 from piebald.data.preparation import Preparation
 from piebald.experiments.run_models import GivenModels, copied_for_run, outputs_of
@@ -69,7 +70,6 @@ from piebald.privacy.secure_aggregation.masks import unlike_reason
 from piebald.privacy.spending import Spending, told_together
 from piebald.report.callbacks import Tracker, trackers_of
 from piebald.runs.adaptation import check_newcomers, hold_out
-from piebald.runs.adaptation.held_out import ClientSubset
 from piebald.runs.lineage import models_without_inputs
 from piebald.runtimes.base import RuntimeSettings, SimulatesDevices
 from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
@@ -141,7 +141,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunSettin
     division = division_of(federation)
     untrained = [] if division is None else division.untrained(federation.names)
     trained = [client for client in range(len(federation)) if client not in untrained] if untrained else None
-    training = federation if trained is None else ClientSubset(federation, trained)
+    training = federation if trained is None else ClientsView(federation, trained)
     gathered = gathered_bytes(all_clients)
     if gathered is not None and (unseen is not None or untrained):
         raise SettingError("all training rows in one place (pooled = true) are those of all clients: hold none out")

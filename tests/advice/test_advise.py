@@ -25,7 +25,7 @@ from piebald.advice.more_data import _with_as_many_steps, outlook
 from piebald.advice.race import ALONE_SETTINGS, MOST, RATES, entrants, portfolio
 from piebald.advice.tuning import Budget
 from piebald.advice.tuning.space import Cost
-from piebald.advice.tuning.trial_runs import PartOfRows, PooledPartOfRows
+from piebald.advice.tuning.trial_runs import PartOfRows
 from piebald.cli import main
 from piebald.core.errors import SettingError
 from piebald.core.result_table import plain_cell
@@ -492,10 +492,10 @@ def _rounds(folder: Path) -> int:
 
 def test_half_of_the_rows_are_rows_of_the_whole() -> None:
     clients = alike()
-    quarter = set(PooledPartOfRows(clients, 0.25).indices(2, "train").tolist())
-    half, whole = PooledPartOfRows(clients, 0.5), set(clients.indices(2, "train").tolist())
+    quarter = set(PartOfRows(clients, 0.25).indices(2, "train").tolist())
+    half, whole = PartOfRows(clients, 0.5), set(clients.indices(2, "train").tolist())
     assert quarter < set(half.indices(2, "train").tolist()) < whole
     assert half.size(2, "train") == len(whole) // 2 == len(half.rows(2, "train")) == sum(half.counts(2, "train") or ())
-    assert torch.equal(half.rows(2, "train").x, PartOfRows(clients, 0.5).rows(2, "train").x)
+    assert torch.equal(half.rows(2, "train").x, half.pool().x[torch.from_numpy(half.indices(2, "train"))])
     for split in ("validation", "test"):
         assert half.indices(2, split).tolist() == clients.indices(2, split).tolist()  # type: ignore[arg-type]

@@ -21,9 +21,9 @@ from piebald.advice.tuning.space import rungs_of
 from piebald.advice.tuning.trial_runs import VALIDATION, lag_beyond_noise, without_test_rows
 from piebald.cli import main
 from piebald.core.errors import RunFolderError, SettingError
+from piebald.data.clients.view import ClientsView
 from piebald.data.partition import PooledClients
 from piebald.report.paired import Scores
-from piebald.runs.adaptation import held_out as adaptation
 from piebald.storage.store import RunStore
 
 SPACE = {"lr": {"low": 0.01, "high": 1.0, "log": True}, "lam": [0.1, 1.0]}
@@ -100,11 +100,18 @@ def test_test_rows_change_nothing() -> None:
     assert timeless(search(clients=poisoned(federation()))) == timeless(search())
 
 
+class Fetched(ClientsView):
+    """Clients whose rows are fetched one by one."""
+
+    def in_memory(self) -> bool:
+        return False
+
+
 @pytest.mark.parametrize("pooled", [True, False])
 def test_clients_of_a_search_have_no_test_rows(pooled: bool) -> None:
     clients: Any = federation(validation=0.0)
     if not pooled:
-        clients = adaptation.ClientSubset(clients, range(4))
+        clients = Fetched(clients)
     seen = without_test_rows(clients)
     assert seen.held_out
     assert seen.common is None

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from piebald.advice.tuning.space import Cost, Point
-from piebald.contracts import Clients, HasServerRows, InMemory, Rows, RowsAtSites, Split
+from piebald.contracts import Clients, Rows, RowsAtSites, Split
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.core.files import json_value, read_bytes
 from piebald.core.objective import Objective
 from piebald.core.private_files import write_private
 from piebald.core.randomness import generator, key
 from piebald.data.clients.convert import class_numbers, count_classes
+from piebald.data.clients.view import ClientsView
 from piebald.data.partition.split import Ints, hold_out
 from piebald.engines.scoring import value_of, values_of_rows
 from piebald.experiments.run_settings import RunSettings, SearchKeywords, marked
@@ -32,7 +33,6 @@ from piebald.methods.recipe import Recipe
 from piebald.report.paired import Scores, difference
 from piebald.report.row_noise import COUNTED, answer_names
 from piebald.report.tables import History
-from piebald.runs.adaptation.held_out import ClientSubset, PooledClientSubset
 from piebald.runs.compare import model_of
 from piebald.runs.finished_run import Run
 from piebald.runs.prepare import Model, check_repeats, prepare
@@ -46,11 +46,8 @@ VALIDATION = 0.2  # share of the training rows that is held out where clients ha
 _FEWEST_ROWS = 2  # of a client in a part of the rows
 
 
-class ChosenRows(ClientSubset):
+class ChosenRows(ClientsView):
     """All clients, each with some of its rows."""
-
-    def __init__(self, clients: Clients) -> None:
-        super().__init__(clients, range(len(clients)))
 
     def chosen(self, client: int, split: Split) -> tuple[Split, Ints | None]:
         """Return the split that the rows of a split are taken from, and their positions in it, None for all."""
@@ -74,10 +71,6 @@ class ChosenRows(ClientSubset):
         label = class_numbers(self.rows(client, split).y)
         return None if label is None else count_classes(label, len(self.classes)).tolist()
 
-
-class PooledChosenRows(ChosenRows, PooledClientSubset):
-    """Chosen rows of clients whose rows are in one pool, which engines index (`contracts.InMemory`)."""
-
     def indices(self, client: int, split: Split) -> NDArray[np.int64]:
         """See `contracts.InMemory`."""
         source, positions = self.chosen(client, split)
@@ -97,15 +90,13 @@ class WithoutTestRows(ChosenRows):
 
     def __init__(self, clients: Clients, held_out: bool, test: bool = False) -> None:
         super().__init__(clients)
-        # the common test set is test rows as well
-        self.common = clients.common if test else None
         self.held_out, self.test = held_out, test
         self._parts: dict[int, tuple[Ints, Ints]] = {}
 
     @property
-    def server_rows(self) -> Rows | None:
-        """See `contracts.HasServerRows`."""
-        return self._clients.server_rows if isinstance(self._clients, HasServerRows) else None
+    def common(self) -> Rows | None:
+        """See `contracts.Clients`: the common test set is test rows as well."""
+        return super().common if self.test else None
 
     def chosen(self, client: int, split: Split) -> tuple[Split, Ints | None]:
         """See `ChosenRows`."""
@@ -115,7 +106,7 @@ class WithoutTestRows(ChosenRows):
         if split == "test" or not self.held_out:
             return split, None
         if client not in self._parts:
-            rows = ClientSubset.rows(self, client, "train")
+            rows = ClientsView.rows(self, client, "train")
             # the key has no seed: all runs of a search are judged by the same rows
             out = hold_out(np.full(len(rows), client), VALIDATION, key("choosing"), class_numbers(rows.y))
             self._parts[client] = (np.flatnonzero(~out), np.flatnonzero(out))
@@ -124,10 +115,6 @@ class WithoutTestRows(ChosenRows):
     def opened(self) -> WithoutTestRows:
         """Return the same clients with their test rows."""
         return type(self)(self._clients, self.held_out, test=True)
-
-
-class PooledWithoutTestRows(WithoutTestRows, PooledChosenRows):
-    """Clients without test rows whose rows are in one pool."""
 
 
 class PartOfRows(ChosenRows):
@@ -143,16 +130,12 @@ class PartOfRows(ChosenRows):
         if split != "train":
             return split, None
         if client not in self._parts:
-            rows = ClientSubset.size(self, client, "train") or 0
+            rows = ClientsView.size(self, client, "train") or 0
             # a prefix of one order: a smaller share is part of a larger one, and its curve grows by rows alone
             order = generator("half of the rows", client).permutation(rows)
             # sorted, so that rows keep the order of their client, as those of other runs do
             self._parts[client] = np.sort(order[: max(_FEWEST_ROWS, int(rows * self.share))])
         return split, self._parts[client]
-
-
-class PooledPartOfRows(PartOfRows, PooledChosenRows):
-    """A part of the rows of clients whose rows are in one pool."""
 
 
 def without_test_rows(clients: Clients) -> WithoutTestRows:
@@ -167,8 +150,7 @@ def without_test_rows(clients: Clients) -> WithoutTestRows:
         )
     numbers = range(len(clients))
     held_out = not any(clients.size(client, "validation") != 0 for client in numbers)
-    pooled = isinstance(clients, InMemory) and clients.in_memory()
-    choosing = (PooledWithoutTestRows if pooled else WithoutTestRows)(clients, held_out)
+    choosing = WithoutTestRows(clients, held_out)
     if held_out and not any(choosing.size(client, "validation") for client in numbers):
         raise SettingError("no client has enough rows to hold some out for validation: at least two are needed")
     return choosing

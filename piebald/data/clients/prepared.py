@@ -16,9 +16,8 @@ import torch
 from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor
 
-from piebald.contracts import Clients, HasServerRows, InMemory, Rows, RowsAtSites, Split
+from piebald.contracts import Clients, InMemory, Rows, RowsAtSites, Split
 from piebald.contracts.component import WordedModel
-from piebald.contracts.data import column_names, lacked_inputs, public_rows_of
 from piebald.core import pytree
 from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError, shown
@@ -27,7 +26,7 @@ from piebald.core.objective import Objective, speaks_in_unit
 from piebald.core.tensor_store import blocks, large_array
 from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.clients.table_files import gap_code_reasons, mixed_reason
-from piebald.data.partition.split import division_of
+from piebald.data.clients.view import ClientsView
 from piebald.data.preparation.columns import CodedRows, CodedTable, factorized, guess_columns
 from piebald.data.preparation.preparation import NumberTarget, Preparation, PrepareSettings
 from piebald.data.preparation.written_forms import VALUES_LOG
@@ -43,7 +42,7 @@ _values_log = logging.getLogger(VALUES_LOG)
 _SHOWN = 50  # clients in a table of gaps
 
 
-class ChangedClients:
+class ChangedClients(ClientsView):
     """Clients whose rows `change` makes from those of other clients (`contracts.Clients`).
 
     Args:
@@ -52,10 +51,8 @@ class ChangedClients:
     """
 
     def __init__(self, clients: Clients, computed: bool) -> None:
-        self.names, self.classes, self.computed = clients.names, clients.classes, computed
-        self.features, self.target = column_names(clients)
-        self.division = division_of(clients)
-        self._clients = clients
+        super().__init__(clients)
+        self.computed = computed
         self._pool: Rows | None = None
 
     def change(self, rows: Rows, client: int | None = None) -> Rows:
@@ -72,63 +69,37 @@ class ChangedClients:
         """True if the change is not the same at all clients."""
         return False
 
-    def __len__(self) -> int:
-        return len(self._clients)
-
-    @property
-    def elsewhere(self) -> bool:
-        """True if the rows are at the sites."""
-        return isinstance(self._clients, RowsAtSites) and self._clients.elsewhere
-
     @property
     def common(self) -> Rows | None:
         """A test set that belongs to no client, or None."""
         # rows of no client have no constants of their own
-        return None if self.by_client else self._changed(self._clients.common)
+        return None if self.by_client else self._changed(super().common)
 
     @property
     def server_rows(self) -> Rows | None:
         """Rows that the server keeps for itself, or None."""
-        return self._changed(self._clients.server_rows) if isinstance(self._clients, HasServerRows) else None
+        return self._changed(super().server_rows)
 
     @property
     def public_rows(self) -> Rows | None:
         """Rows that all clients have, or None."""
-        return self._changed(public_rows_of(self._clients))
-
-    def lacks(self, client: int) -> frozenset[str]:
-        """See `contracts.data.LacksInputs`."""
-        return lacked_inputs(self._clients, client)
+        return self._changed(super().public_rows)
 
     def in_memory(self) -> bool:
         """Return whether the pool is in memory."""
-        return isinstance(self._clients, InMemory) and self._clients.in_memory() and not self.by_client
+        return super().in_memory() and not self.by_client
 
     def pool(self) -> Rows:
         """All rows."""
         if self._pool is None:
-            assert isinstance(self._clients, InMemory)  # for the type checker; `in_memory` was asked
-            self._pool = self.change(self._clients.pool())
+            self._pool = self.change(super().pool())
         return self._pool
-
-    def indices(self, client: int, split: Split) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Positions in the pool of one split of one client."""
-        assert isinstance(self._clients, InMemory)
-        return self._clients.indices(client, split)
 
     def rows(self, client: int, split: Split) -> Rows:
         """The rows of one split; empty where the client has none."""
         if self.in_memory():
             return self.pool()[torch.from_numpy(self.indices(client, split))]
-        return self.change(self._clients.rows(client, split), client)
-
-    def size(self, client: int, split: Split) -> int | None:
-        """Return the number of rows, or None where that is not known."""
-        return self._clients.size(client, split)
-
-    def counts(self, client: int, split: Split) -> Sequence[int] | None:
-        """Rows of each class, or None where that is not known."""
-        return self._clients.counts(client, split)
+        return self.change(super().rows(client, split), client)
 
     def _changed(self, rows: Rows | None) -> Rows | None:
         return None if rows is None else self.change(rows)

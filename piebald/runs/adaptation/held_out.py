@@ -13,18 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from piebald.contracts import Clients, InMemory, OwnChoice, Result, Rows, Split
-from piebald.contracts.data import blank_row, column_names, lacked_inputs, public_rows_of
+from piebald.contracts import Clients, OwnChoice, Result
+from piebald.contracts.data import blank_row
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.references import USERS, of_folder
 from piebald.data.clients.data_source import DataSource, RunRows, client_among
 from piebald.data.clients.owner import is_frame, read_owners
+from piebald.data.clients.view import ClientsView
 from piebald.data.embeddings import embedded_by
-from piebald.data.partition.split import SplitSettings, division_of, unseen_numbers
+from piebald.data.partition.split import SplitSettings, unseen_numbers
 from piebald.data.preparation import Preparation
 from piebald.data.preparation.preparation import PrepareSettings
 from piebald.engines.engine_choice import stack_limit
@@ -33,65 +33,6 @@ from piebald.methods.queries.scores import counted
 from piebald.server import ServerLoop
 from piebald.storage.run_folder import CHOICE_AXIS, recorded_choices, write_chosen_model
 from piebald.storage.store import RunStore
-
-
-class ClientSubset:
-    """A subset of clients, numbered from 0.
-
-    Args:
-        clients: all clients.
-        chosen: the numbers of those in the subset.
-    """
-
-    def __init__(self, clients: Clients, chosen: Sequence[int]) -> None:
-        self._clients, self._chosen = clients, list(chosen)
-        self.names = [clients.names[number] for number in self._chosen]
-        self.classes, self.common, self.division = clients.classes, clients.common, division_of(clients)
-        self.features, self.target = column_names(clients)
-
-    def __len__(self) -> int:
-        return len(self._chosen)
-
-    @property
-    def public_rows(self) -> Rows | None:
-        """See `contracts.HasPublicRows`."""
-        return public_rows_of(self._clients)
-
-    def lacks(self, client: int) -> frozenset[str]:
-        """See `contracts.data.LacksInputs`."""
-        return lacked_inputs(self._clients, self._chosen[client])
-
-    def rows(self, client: int, split: Split) -> Rows:
-        """See `contracts.Clients`."""
-        return self._clients.rows(self._chosen[client], split)
-
-    def size(self, client: int, split: Split) -> int | None:
-        """See `contracts.Clients`."""
-        return self._clients.size(self._chosen[client], split)
-
-    def counts(self, client: int, split: Split) -> Sequence[int] | None:
-        """See `contracts.Clients`."""
-        return self._clients.counts(self._chosen[client], split)
-
-
-class PooledClientSubset(ClientSubset):
-    """A subset of clients whose rows are in one pool, which engines index (`contracts.InMemory`)."""
-
-    def in_memory(self) -> bool:
-        """See `contracts.InMemory`."""
-        return self._pooled().in_memory()
-
-    def pool(self) -> Rows:
-        """All rows, also those of clients that were not chosen."""
-        return self._pooled().pool()
-
-    def indices(self, client: int, split: Split) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The row numbers of one split of one client."""
-        return self._pooled().indices(self._chosen[client], split)
-
-    def _pooled(self) -> InMemory:
-        assert isinstance(self._clients, InMemory)
-        return self._clients
 
 
 def hold_out(clients: Clients, unseen: float | Sequence[str], seed: int) -> tuple[Clients, Clients | None]:
@@ -110,9 +51,7 @@ def hold_out(clients: Clients, unseen: float | Sequence[str], seed: int) -> tupl
     if not held_out:
         return clients, None
     taking_part = [client for client in range(len(clients)) if client not in held_out]
-    pooled = isinstance(clients, InMemory) and clients.in_memory()
-    subset = PooledClientSubset if pooled else ClientSubset
-    return subset(clients, taking_part), subset(clients, sorted(held_out))
+    return ClientsView(clients, taking_part), ClientsView(clients, sorted(held_out))
 
 
 def check_newcomers(newcomers: Clients) -> None:
