@@ -59,6 +59,23 @@ class Mlp(FeatureClassifier):
         self.classifier = nn.Linear(sizes[-1], whole("outputs", outputs))
 
 
+def _two_convolutions(
+    depth: int, first: int, second: int, kernel: int = 5, axes: int = 2, norm: bool = False
+) -> list[nn.Module]:
+    """Convolutions over one axis or two, each with pooling that halves sides: at the end second * (h // 4) * (w // 4).
+
+    Those with batch norm, which adds the bias, have an odd kernel.
+    """
+    convolution, normal, pool = (nn.Conv1d, nn.BatchNorm1d, nn.MaxPool1d) if axes == 1 else (
+        nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d
+    )  # fmt: skip
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise((depth, first, second)):
+        layers.append(convolution(inputs, outputs, kernel, padding=kernel // 2 if norm else "same", bias=not norm))
+        layers += [*([normal(outputs)] if norm else []), nn.ReLU(), pool(2)]
+    return [*layers, nn.Flatten()]
+
+
 @checked_network
 class Cnn1dBn(FeatureClassifier):
     """Two convolutions along time, each with batch norm and halved by pooling, and one linear layer.
@@ -79,18 +96,8 @@ class Cnn1dBn(FeatureClassifier):
         depth, length = shape("cnn_1d_bn", input_shape, "channels length", least=4)
         first, second = widths("channels", channels, 2)
         # an even kernel is made longer by one, as only with an odd one this padding keeps the length
-        reach = whole("kernel", kernel) // 2
-        self.features = nn.Sequential(
-            nn.Conv1d(depth, first, 2 * reach + 1, padding=reach, bias=False),  # batch norm adds the bias
-            nn.BatchNorm1d(first),
-            nn.ReLU(),
-            nn.MaxPool1d(2),
-            nn.Conv1d(first, second, 2 * reach + 1, padding=reach, bias=False),
-            nn.BatchNorm1d(second),
-            nn.ReLU(),
-            nn.MaxPool1d(2),
-            nn.Flatten(),
-        )
+        odd = whole("kernel", kernel) // 2 * 2 + 1
+        self.features = nn.Sequential(*_two_convolutions(depth, first, second, odd, axes=1, norm=True))
         self.classifier = nn.Linear(second * (length // 4), whole("outputs", outputs))
 
 
@@ -113,19 +120,6 @@ class MlpBn(FeatureClassifier):
             before = width
         self.features = nn.Sequential(nn.Flatten(), *layers)
         self.classifier = nn.Linear(before, whole("outputs", outputs))
-
-
-def _two_convolutions(depth: int, first: int, second: int) -> list[nn.Module]:
-    """5x5 convolutions, each with pooling; [batch, depth, h, w] becomes [batch, second * (h // 4) * (w // 4)]."""
-    return [
-        nn.Conv2d(depth, first, 5, padding="same"),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(first, second, 5, padding="same"),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-    ]
 
 
 @checked_network
@@ -226,17 +220,7 @@ class CnnBn(FeatureClassifier):
         super().__init__()
         depth, height, width = shape("cnn_bn", input_shape, "channels height width", least=4)
         first, second = widths("channels", channels, 2)
-        self.features = nn.Sequential(
-            nn.Conv2d(depth, first, 3, padding=1, bias=False),  # batch norm adds the bias
-            nn.BatchNorm2d(first),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(first, second, 3, padding=1, bias=False),
-            nn.BatchNorm2d(second),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-        )
+        self.features = nn.Sequential(*_two_convolutions(depth, first, second, 3, norm=True))
         self.classifier = nn.Linear(second * (height // 4) * (width // 4), whole("outputs", outputs))
 
 
@@ -263,15 +247,8 @@ class Cnn1d(FeatureClassifier):
         super().__init__()
         depth, length = shape("cnn_1d", input_shape, "channels length", least=4)
         first, second = widths("channels", channels, 2)
-        whole("kernel", kernel)
         self.features = nn.Sequential(
-            nn.Conv1d(depth, first, kernel, padding="same"),
-            nn.ReLU(),
-            nn.MaxPool1d(2),
-            nn.Conv1d(first, second, kernel, padding="same"),
-            nn.ReLU(),
-            nn.MaxPool1d(2),
-            nn.Flatten(),
+            *_two_convolutions(depth, first, second, whole("kernel", kernel), axes=1),
             # two poolings, each of which drops an odd position at the end
             nn.Linear(second * (length // 4), whole("hidden", hidden)),
             nn.ReLU(),

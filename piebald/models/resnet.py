@@ -124,11 +124,7 @@ class Vgg11(FeatureClassifier):
         side = min(height, length)
         for stage in _STAGES:
             for times in stage:
-                layers += [
-                    nn.Conv2d(depth, times * width, 3, padding=1, bias=False),  # batch norm adds the bias
-                    nn.BatchNorm2d(times * width),
-                    nn.ReLU(),
-                ]
+                layers += [*_convolution(depth, times * width, 3), nn.ReLU()]
                 depth = times * width
             if side >= 2:
                 layers.append(nn.MaxPool2d(2))
