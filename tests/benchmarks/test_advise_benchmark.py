@@ -116,7 +116,7 @@ def test_rows_are_kept_only_of_runs_near_the_truth(
     grid, _, _ = parts
     import single_rows
     import torch
-    from truth import append, read
+    from truth import kept as stored
 
     rng = np.random.default_rng(1)
     right = {part: [rng.random(size) < 0.5 for size in sizes] for part, sizes in SIZES.items()}
@@ -145,18 +145,18 @@ def test_rows_are_kept_only_of_runs_near_the_truth(
     label = grid.entries(False)[0].label
     shares = {part: [round(10_000 * float(rows.mean())) + off for rows in own] for part, own in right.items()}
     line = {"entry": label, "seed": 2, "validation": [[0, 0], shares["validation"]], "test": shares["test"]}
-    append(tmp_path, "heart", line)
+    stored(tmp_path, "heart").add(line)
     moved = {"validation": SIZES["test"], "test": SIZES["test"]}
     monkeypatch.setattr(single_rows, "known_rows", lambda folder: {"heart": moved})
     assert single_rows.run_all(tmp_path, {"heart": [(label, 2)]}, 1) == (0, 0)  # other rows than those of the truth
     monkeypatch.setattr(single_rows, "known_rows", lambda folder: {"heart": SIZES})
     if off > 300:
         assert single_rows.run_all(tmp_path, {"heart": [(label, 2)]}, 1) == (0, 0)
-        assert read(tmp_path / "single_rows", "heart") == []
+        assert stored(tmp_path / "single_rows", "heart").read() == []
         return
     for _ in range(2):  # the second time it is there
         assert single_rows.run_all(tmp_path, {"heart": [(label, 2)]}, 1) == (1, 1)
-    assert len(read(tmp_path / "single_rows", "heart")) == 1
+    assert len(stored(tmp_path / "single_rows", "heart").read()) == 1
     kept = single_rows.single_rows(tmp_path, "heart", SIZES)[label, 2]
     for part, own in right.items():
         assert [rows.tolist() for rows in kept[part]] == [rows.astype(float).tolist() for rows in own]
@@ -167,12 +167,12 @@ def test_leaders_of_the_leaderboard_are_raced_apart_from_the_grid(
 ) -> None:
     """They are learned, recommended and compared only where they are asked for, within the budget of the grid."""
     grid, known, score = parts
-    from truth import append
+    from truth import kept
 
     leader = CLEAR | {"fedrod": 95.0}
     for name in ("digits-iid", "heart", "exam"):
         for line in lines("", leader, 2, grid, leaders=name != "exam"):
-            append(tmp_path, name, line)
+            kept(tmp_path, name).add(line)
     rows = dict.fromkeys(("digits-iid", "heart", "exam"), ROWS | {"naive": [0] * 6})
     monkeypatch.setattr(known, "known_rows", lambda folder: rows)
     plain, more = known.known_federations(tmp_path), known.known_federations(tmp_path, leaders=True)
@@ -219,10 +219,10 @@ def test_a_line_that_was_cut_off_is_run_again(parts: tuple[Any, Any, Any], tmp_p
     grid, _, _ = parts
     whole = [json.dumps(line) for line in lines("", {}, 1, grid)]
     (tmp_path / "heart.jsonl").write_text("\n".join(whole[:3]) + "\n" + whole[3][:40], "utf-8")
-    from truth import read
+    from truth import kept
 
-    assert len(read(tmp_path, "heart")) == 3
-    assert read(tmp_path, "exam") == []
+    assert len(kept(tmp_path, "heart").read()) == 3
+    assert kept(tmp_path, "exam").read() == []
 
 
 @pytest.mark.full

@@ -229,7 +229,8 @@ def test_every_number_in_the_text_follows_the_data(
 def test_clients_that_share_nothing_have_no_share_of_an_average(benchmark: Any) -> None:
     case = "uniform IID"
     found = {("synchronous", case, label): runs(45.0) for label in ("FedAvg", "Local", "FedAvg + one unsent epoch")}
-    named = [line.split(" | ")[1] for line in benchmark["results"].client_shares(found, "synchronous")[2:]]
+    (table,) = benchmark["results"].client_shares(found, "synchronous")
+    named = [line.split(" | ")[1] for line in table.splitlines()[2:]]
     assert named == ["FedAvg", "FedAvg + one unsent epoch"]
 
 
