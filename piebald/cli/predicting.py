@@ -1,4 +1,4 @@
-"""The command `predict`, which uses a trained model, and the running of a federation's server.
+"""The commands `predict` and `serve`, which use a trained model, and the running of a federation's server.
 
 Several commands run such a server: its settings, log, lock, and status page are here.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +27,7 @@ from piebald.cli.app import (
     end_on_term,
     kind_of,
     print_json,
+    print_result,
 )
 from piebald.core.errors import SettingError, unknown
 from piebald.core.plain_text import csv_text, printable
@@ -34,9 +36,26 @@ from piebald.core.private_files import write_private
 if TYPE_CHECKING:
     import pandas as pd
 
+    from piebald.data.preparation.preparation import Tell
     from piebald.experiments.file import ExperimentSettings
     from piebald.federation.operate.page_server import PageAddress
+    from piebald.federation.operate.prediction_server import Answerer
+    from piebald.models.prediction import Predictor
     from piebald.report.callbacks import Callback
+
+
+log = logging.getLogger("piebald.data")
+_Client = Annotated[
+    str | None, typer.Option(help="The name of the client whose model it is; the global model by default.")
+]
+_Cluster = Annotated[int | None, typer.Option(help="The number of the cluster whose model it is.")]
+_Calibrate = Annotated[
+    bool, typer.Option("--calibrate", help="Fit a temperature of the probabilities to validation rows.")
+]
+_Threshold = Annotated[
+    str | None, typer.Option(help="Name the class of two, by the best threshold for f1, sensitivity=0.9, ...")
+]
+_Pooled = Annotated[bool, typer.Option("--pooled", help="Choose one threshold on the rows of all clients.")]
 
 
 @command("plugins", "as_json", "quiet")
@@ -50,76 +69,119 @@ def predict(
         ),
     ],
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="The rows: .csv, .tsv, .parquet, or .npz with x.")],
-    client: Annotated[
-        str | None, typer.Option(help="The name of the client whose model it is; the global model by default.")
-    ] = None,
-    cluster: Annotated[int | None, typer.Option(help="The number of the cluster whose model it is.")] = None,
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Fit a temperature of the probabilities to validation rows.")
-    ] = False,
-    threshold: Annotated[
-        str | None, typer.Option(help="Name the class of two, by the best threshold for f1, sensitivity=0.9, ...")
-    ] = None,
-    pooled: Annotated[bool, typer.Option("--pooled", help="Choose one threshold on the rows of all clients.")] = False,
+    client: _Client = None,
+    cluster: _Cluster = None,
+    calibrate: _Calibrate = False,
+    threshold: _Threshold = None,
+    pooled: _Pooled = False,
     out: Annotated[Path | None, typer.Option("--out", help="A CSV file; printed without it.")] = None,
 ) -> None:
     """Predict for the rows of a table: probabilities of the classes, or values in the target's unit."""
     check_run(folder)
     if out is not None and not out.name.endswith((".csv", ".csv.gz")):
         raise SettingError(f"--out must be a .csv file, got {out}")
-    if pooled and threshold is None:
-        raise SettingError("--pooled says on which rows a threshold is chosen: give --threshold as well")
     if out is not None and out.resolve() == rows.resolve():
         raise SettingError(f"--out would overwrite the rows {rows}: name another file")
-    kind = kind_of(folder)
-    if kind == "site":
-        if client is not None or cluster is not None or calibrate or threshold:
-            raise SettingError(f"{folder} has one model, that of its site: give no options but --out")
-        from piebald.federation.site.site_model import site_predictor
-
-        predictor, model = site_predictor(folder), "the site's model"
-        predictions, naming = predictor.predict(rows), predictor.naming
-    elif kind == "trees":
-        if cluster is not None or calibrate or threshold:
-            raise SettingError("--cluster, --calibrate and --threshold are for runs of a recipe, and these are trees")
-        (predictions, model), naming = _of_trees(folder, rows, client), ""
-    elif kind == "transfer":
-        if client is not None or cluster is not None or calibrate or threshold:
-            raise SettingError(f"{folder} holds a transfer, with one model: give no options but --out")
-        from piebald.vertical import predict as predict_transfer
-
-        predictions, model, naming = predict_transfer(folder, rows), "the target's model", ""
-    else:
-        places = _runs_in(folder)
-        if threshold is not None and len(places) > 1:
-            raise SettingError(f"--threshold is chosen for one run, and {folder} has {len(places)}: name one of them")
-        chosen: dict[str, Any] = {"cluster": cluster, "calibrate": calibrate, "threshold": threshold, "pooled": pooled}
-        tables = [
-            _of_run(place, options.plugins or (), rows, client, own=len(places) == 1, **chosen) for place in places
-        ]
-        predictions, naming = mean_of([table for table, _ in tables]), tables[0][1]
-        model = "the global model" if client is None else f"the model of {client}"
-        model = model if cluster is None else f"the model of cluster {cluster}"
-        model = model if len(places) == 1 else f"{model} in {len(places)} runs, their mean"
+    model = _answerer(folder, options.plugins or (), client, cluster, calibrate, threshold, pooled)
+    predictions, about = model.about(rows)
+    for sentence in about.get("warnings", ()):
+        log.warning("%s", sentence)
     if out is not None:
         _write(predictions, out)
     if options.as_json:
-        about = {"rows": len(predictions), "model": model, "out": None if out is None else str(out)}
-        about |= {"naming": naming} if naming else {}
+        about |= {"out": None if out is None else str(out)}
         return print_json(about | {"predictions": predictions.to_dict("list")} if out is None else about)
     if out is None:
         sys.stdout.write(csv_text(predictions))
     else:
-        options.say(f"{len(predictions):,} rows predicted with {model}: {out}")
-    if naming and options.progress:  # the table may be printed, so this is not among it
-        print(printable(naming), file=sys.stderr)
+        options.say(f"{len(predictions):,} rows predicted with {model.model}: {out}")
+    if model.naming and options.progress:  # the table may be printed, so this is not among it
+        print(printable(model.naming), file=sys.stderr)
     return None
 
 
+@command("plugins", "as_json", "quiet")
+def serve(
+    options: SharedOptions,
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that piebald predict takes.")],
+    client: _Client = None,
+    cluster: _Cluster = None,
+    calibrate: _Calibrate = False,
+    threshold: _Threshold = None,
+    pooled: _Pooled = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 for any that is free.")] = 8477,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; other than loopback it is HTTPS and needs a token.")
+    ] = LOOPBACK,
+    credentials: Annotated[
+        Path | None, typer.Option(help="The folder with certificate.pem, key.pem and the token; RUN by default.")
+    ] = None,
+) -> None:
+    """Answer with predictions over HTTP: POST rows as JSON to /predict, which GET /schema.json describes."""
+    check_run(folder)
+    from piebald.federation.operate.page_server import PageAddress
+    from piebald.federation.operate.prediction_server import serve as serve_model
+
+    def tell(about: Mapping[str, Any]) -> None:
+        needs = f", with the token in {about['token']}" if "token" in about else ""
+        print_result(options, about, f"predictions of {about['model']} are at {about['url']}predict{needs}")
+        sys.stdout.flush()
+
+    model = _answerer(folder, options.plugins or (), client, cluster, calibrate, threshold, pooled)
+    end_on_term()
+    serve_model(model, PageAddress(host, port), folder if credentials is None else credentials, tell)
+
+
+def _answerer(
+    folder: Path, plugins: Sequence[str], client: str | None, cluster: int | None, calibrate: bool,
+    threshold: str | None, pooled: bool,
+) -> Answerer:  # fmt: skip
+    """Return the model of a folder that the options choose."""
+    from piebald.federation.operate.prediction_server import Answerer
+
+    if pooled and threshold is None:
+        raise SettingError("--pooled says on which rows a threshold is chosen: give --threshold as well")
+    kind = kind_of(folder)
+    if kind == "site":
+        if client is not None or cluster is not None or calibrate or threshold:
+            raise SettingError(f"{folder} has one model, that of its site: give none of the options that choose one")
+        from piebald.federation.site.site_model import site_predictor
+
+        predictor = site_predictor(folder)
+        raw = predictor.inputs
+        return Answerer(predictor.predict, "the site's model", predictor.naming, raw.preparation, raw.features)
+    if kind == "trees":
+        if cluster is not None or calibrate or threshold:
+            raise SettingError("--cluster, --calibrate and --threshold are for runs of a recipe, and these are trees")
+        return _of_trees(folder, client)
+    if kind == "transfer":
+        if client is not None or cluster is not None or calibrate or threshold:
+            raise SettingError(f"{folder} holds a transfer, with one model: give none of the options that choose one")
+        from piebald.vertical.prediction import TransferPredictor
+
+        transfer = TransferPredictor.of_run(folder)
+        prepared = transfer.preparation
+        return Answerer(transfer.predict, "the target's model", "", prepared.columns, prepared.features)
+    places = _runs_in(folder)
+    if threshold is not None and len(places) > 1:
+        raise SettingError(f"--threshold is chosen for one run, and {folder} has {len(places)}: name one of them")
+    chosen: dict[str, Any] = {"cluster": cluster, "calibrate": calibrate, "threshold": threshold, "pooled": pooled}
+    models = [_of_run(place, plugins, client, own=len(places) == 1, **chosen) for place in places]
+    raw, naming = models[0][0].inputs, models[0][1]
+
+    def answer(rows: Any, tell: Tell) -> pd.DataFrame:
+        return mean_of([predictor.predict(rows, tell) for predictor, _ in models])
+
+    model = "the global model" if client is None else f"the model of {client}"
+    model = model if cluster is None else f"the model of cluster {cluster}"
+    model = model if len(places) == 1 else f"{model} in {len(places)} runs, their mean"
+    return Answerer(answer, model, naming, raw.preparation, raw.features)
+
+
 def _of_run(
-    place: Path, plugins: Sequence[str], rows: Path, client: str | None, own: bool, reads: bool = False, **chosen: Any
-) -> tuple[pd.DataFrame, str]:
-    """Return the predictions of a run, and how they name the class.
+    place: Path, plugins: Sequence[str], client: str | None, own: bool, reads: bool = False, **chosen: Any
+) -> tuple[Predictor, str]:
+    """Return the model of a run, and how its predictions name the class.
 
     Args:
         own: whether the class is named by the run's own threshold where no other one is chosen.
@@ -139,14 +201,14 @@ def _of_run(
             if rows_are_read:
                 raise
             # a model that its client fits to its own rows at the end is made of them
-            return _of_run(place, plugins, rows, client, own, reads=True, **chosen)
+            return _of_run(place, plugins, client, own, reads=True, **chosen)
         whose = "all clients" if client is None else client
         lacking = f"no class is named: the run has no threshold by validation rows of both classes of {whose} here"
         is_lacking = own and run.meta.get("threshold") is not None and predictor.threshold is None
         if rows_are_read or not is_lacking:
-            return predictor.predict(rows), lacking if is_lacking else predictor.naming
+            return predictor, lacking if is_lacking else predictor.naming
     # reading the run's rows is slow, so it is done only where what the folder has kept does not suffice
-    return _of_run(place, plugins, rows, client, own, reads=True, **chosen)
+    return _of_run(place, plugins, client, own, reads=True, **chosen)
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -177,19 +239,25 @@ def mean_of(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return sum(tables[1:], first) / len(tables)
 
 
-def _of_trees(folder: Path, rows: Path, client: str | None) -> tuple[pd.DataFrame, str]:
-    """Return predictions of boosted trees, which have one model for all clients, and its name."""
+def _of_trees(folder: Path, client: str | None) -> Answerer:
+    """Return boosted trees, which have one model for all clients."""
     import pandas as pd
 
     from piebald.data.clients.client_tables import read_table
+    from piebald.federation.operate.prediction_server import Answerer
     from piebald.inference.trees.boosted_trees import trees_in
 
     trees = trees_in(folder)
     if client is not None and client not in trees.clients:
         raise unknown("client", client, trees.clients)
     prepared = trees.encoding.preparation
-    table = read_table(rows, None, () if prepared is None else prepared.as_written)
-    return pd.DataFrame(trees.predict(table), columns=[*(trees.classes or (trees.name,))]), "the trees"
+
+    def answer(rows: Any, tell: Tell) -> pd.DataFrame:
+        if isinstance(rows, Path):
+            rows = read_table(rows, None, () if prepared is None else prepared.as_written)
+        return pd.DataFrame(trees.predict(rows, client, tell), columns=[*(trees.classes or (trees.name,))])
+
+    return Answerer(answer, "the trees", "", prepared, trees.encoding.columns)
 
 
 def _write(predictions: pd.DataFrame, path: Path) -> None:

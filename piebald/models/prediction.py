@@ -29,7 +29,7 @@ from piebald.data.clients.prepared import Standardisation
 from piebald.data.clients.table_files import KINDS_OF_FILES
 from piebald.data.embeddings import embedding
 from piebald.data.preparation import Preparation
-from piebald.data.preparation.preparation import NumberTarget
+from piebald.data.preparation.preparation import NumberTarget, Tell, warn
 from piebald.data.preparation.tokens import tokenizer_json
 from piebald.report.export.raw_rows import Scoring
 from piebald.storage.run_folder import TOKENIZER
@@ -174,12 +174,13 @@ class RawInputs:
     extractor: str | None = None
     client: str | None = None
 
-    def read(self, rows: Any) -> Any:
+    def read(self, rows: Any, tell: Tell = warn) -> Any:
         """Return the inputs [n, ...] of rows.
 
         Args:
             rows: a pandas DataFrame, whose columns are found by their names; the path of a table or of an .npz file
                 with an array x; or inputs as arrays or tensors.
+            tell: takes sentences about how rows were cleaned, and how they are unlike those of training.
 
         Raises:
             SettingError: a column or a number is missing, or inputs have another form.
@@ -189,10 +190,8 @@ class RawInputs:
         tokens = any(leaf.dtype == torch.int64 for leaf in pytree.leaves(self.like))
         if self.preparation is not None:
             # an array has no names, so its columns are taken to be in the order of training
-            frame = self.preparation.cleaned(rows, self.client) if is_frame(rows) else self._frame(rows)
-            # a warning, not an error: rows that differ can be predicted, and the user may know why they do
-            for sentence in self.preparation.unlike_training(frame):
-                _log.warning("%s", sentence)
+            frame = rows if is_frame(rows) else self._frame(rows)
+            frame = self.preparation.cleaned(frame, self.client, tell)
             return self._checked(torch.from_numpy(self.preparation.transform(frame, self.client)))
         if is_frame(rows):
             if self.features is None:
@@ -265,11 +264,11 @@ class Predictor:
         shown = "" if self.meaning.temperature == 1 else " before calibration"
         return f"class: {self.meaning.names[1]} above a probability of {self.threshold:.3g}{shown}, {self.criterion}"
 
-    def predict(self, rows: Any) -> pd.DataFrame:
+    def predict(self, rows: Any, tell: Tell = warn) -> pd.DataFrame:
         """Return predictions for rows, one row for each of them.
 
         Args:
-            rows: see `RawInputs.read`.
+            rows, tell: see `RawInputs.read`.
 
         Returns:
             A column for the probability of each class by its name, or for each number to predict, and with a threshold
@@ -284,7 +283,7 @@ class Predictor:
             rows = self.inputs.in_file(Path(rows))
         # before the rows become inputs, which have no labels
         index = rows.index if is_frame(rows) else None
-        outputs = self.outputs(self.inputs.read(rows))
+        outputs = self.outputs(self.inputs.read(rows, tell))
         table = self.meaning.table(outputs)
         if self.threshold is not None:
             # logits, as the threshold was chosen: calibration divides scores, which would move it

@@ -12,6 +12,7 @@ from torch import Tensor
 from piebald.core.arguments import PathLike, checked
 from piebald.core.errors import RunFolderError
 from piebald.data.clients.table_files import read_table
+from piebald.data.preparation.preparation import Tell, warn
 from piebald.vertical.party_data import PartyPreparation
 from piebald.vertical.party_network import PartyNetwork
 from piebald.vertical.party_store import opened, read_settings, weights_in
@@ -66,11 +67,12 @@ class TransferPredictor:
         except (RuntimeError, KeyError, ValueError, TypeError) as error:
             raise RunFolderError(f"{folder} cannot be read, it may be damaged: {error}") from None
 
-    def predict(self, rows: DataFrame | PathLike) -> DataFrame:
+    def predict(self, rows: DataFrame | PathLike, tell: Tell = warn) -> DataFrame:
         """Return scores of the rows of a table.
 
         Args:
             rows: a table with the target's columns, in any order, or the path of one.
+            tell: takes sentences about how rows are unlike those of training.
 
         Returns:
             The number of each row, from 1; its key, where the table has the column of keys; and its score, from 0 to 1
@@ -83,6 +85,8 @@ class TransferPredictor:
 
         key = self.preparation.key
         frame: Any = rows if isinstance(rows, pandas.DataFrame) else read_table(Path(rows), key or None)
+        if self.preparation.columns is not None:
+            frame = self.preparation.columns.cleaned(frame, tell=tell)
         with torch.no_grad():
             scores = torch.sigmoid(self.network(self.preparation.inputs(frame))[-1] @ self.translator)
         columns: dict[str, Any] = {"row": range(1, len(frame) + 1)}

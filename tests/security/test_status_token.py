@@ -36,7 +36,7 @@ class Page:
 
     def __init__(self, credentials: Path, loopback: bool = False) -> None:
         self.clock = Clock()
-        self.guard = page_server._Guarded(_fine, "", Token(credentials, loopback), loopback)
+        self.guard = page_server.Guarded(_fine, "", Token(credentials, loopback), loopback)
         self.guard._wrong = WrongTokens(self.clock)
 
     def get(self, token: str | None = None, address: str = "192.0.2.1", path: str = "/") -> tuple[int, dict[str, str]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -58,6 +58,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("piebald.data")
 _FARTHEST = 1e18  # of inputs, whose squares float32 can hold
 OTHER = "(other)"  # categories that are too rare to be named
+Tell = Callable[[str], None]
+
+
+def warn(sentence: str) -> None:
+    """Log what users should know of rows that are used all the same."""
+    _log.warning("%s", sentence)
 
 
 class Preparation(Fields, WordedModel):
@@ -205,19 +211,23 @@ class Preparation(Fields, WordedModel):
         """The columns that are read from files as they are written, see `read_table`."""
         return frozenset() if self.cleaning is None else self.cleaning.as_written
 
-    def cleaned(self, frame: pd.DataFrame, client: str | None = None) -> pd.DataFrame:
-        """Return a table as rows were cleaned before they were prepared, and log what was changed.
+    def cleaned(self, frame: pd.DataFrame, client: str | None = None, tell: Tell = warn) -> pd.DataFrame:
+        """Return new rows cleaned as those of training were, and say what was changed and how they are unlike these.
+
+        Rows that differ can be predicted, and the user may know why they do, so that nothing is refused here.
 
         Args:
             frame: the rows, all of which stay.
             client: whose they are, where some clients have rules of their own.
+            tell: takes each sentence.
         """
-        if self.cleaning is None:
-            return frame
-        cleaned, told = self.cleaning.applied(frame, client, every_row=True)
-        for change in told:
-            _log.warning("%s", change)
-        return cleaned
+        if self.cleaning is not None:
+            frame, changes = self.cleaning.applied(frame, client, every_row=True)
+            for change in changes:
+                tell(change)
+        for difference in self.unlike_training(frame):
+            tell(difference)
+        return frame
 
     def in_unit_of_target(self) -> Preparation:
         """Return the same preparation for a loss in the target's own unit, unless [prepare] says how it is scaled."""

@@ -1,4 +1,4 @@
-"""Serves the status page from a thread of the server's process: GET only, on loopback, or by TLS and with a token.
+"""The web server of the package, on loopback, or by TLS and with a token; and the status page from a thread of its own.
 
 Starlette and uvicorn serve it, since a page that others can reach for months needs limits to connections, and a parser
 of requests that is looked after; the standard library's server says of itself that it has neither.
@@ -29,7 +29,7 @@ from piebald.federation.link.tls import is_loopback
 from piebald.federation.operate.run_view import RunView, Viewer
 from piebald.federation.operate.status import STALLED, silence_here, status_values
 
-INSTALL = f"the status page needs starlette, uvicorn and prometheus-client: {install('page')}"
+INSTALL = f"the status page and piebald serve need starlette, uvicorn and prometheus-client: {install('page')}"
 TOKEN = "status-token"  # in the server's credentials: what a browser or Prometheus must know
 FREE = 10  # wrong tokens of an address, after which it waits
 _LONGEST_WAIT = 60.0  # seconds
@@ -209,11 +209,10 @@ def serving_page(address: PageAddress, credentials: Path, run: Path | None = Non
         SettingError: an extra is missing, or the token cannot be used.
     """
     check_installed()
-    import uvicorn
-
     token = Token(credentials, address.loopback)
+    app = page_app(Viewer(credentials, run), credentials, token, address.loopback)
     try:
-        listening = FewConnections.at(address)
+        server, listening = web_server(app, address, credentials)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         log.warning(
@@ -221,30 +220,47 @@ def serving_page(address: PageAddress, credentials: Path, run: Path | None = Non
         )
         yield
         return
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # whatever others send is no news
-    secured: dict[str, Any] = {}
-    if not address.loopback:
-        secured = {"ssl_certfile": credentials / "certificate.pem", "ssl_keyfile": credentials / "key.pem"}
-    app = page_app(Viewer(credentials, run), credentials, token, address.loopback)
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", ws="none", http="h11", server_header=False,
-        loop="asyncio", timeout_keep_alive=5, timeout_graceful_shutdown=1, **secured,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
     thread = threading.Thread(target=_run, args=(server, listening), name="status page", daemon=True)
     thread.start()
-    fields = {"event": "page", "scheme": "http" if address.loopback else "https", "host": address.host}
-    fields |= {
-        "port": listening.getsockname()[1],
-        "token": f", with the token in {credentials / TOKEN}" if token.needed else "",
-    }
-    log.info("the status page is at %(scheme)s://%(host)s:%(port)d/%(token)s", fields)
+    fields = {"event": "page", "url": url(address, listening)}
+    fields |= {"token": f", with the token in {credentials / TOKEN}" if token.needed else ""}
+    log.info("the status page is at %(url)s%(token)s", fields)
     try:
         yield
     finally:
         server.should_exit = True
         thread.join(5)
         listening.close()
+
+
+def web_server(app: Any, address: PageAddress, credentials: Path) -> tuple[Any, FewConnections]:
+    """Return a server of an application (ASGI), and the socket that it is to listen on.
+
+    Args:
+        app: the application, which lets in whom it may (`Guarded`).
+        address: where to listen.
+        credentials: the folder with the certificate of a server that others than this machine can reach.
+
+    Raises:
+        OSError: the address cannot be listened on.
+    """
+    import uvicorn
+
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # whatever others send is no news
+    secured: dict[str, Any] = {}
+    if not address.loopback:
+        secured = {"ssl_certfile": credentials / "certificate.pem", "ssl_keyfile": credentials / "key.pem"}
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="off", ws="none", http="h11", server_header=False,
+        loop="asyncio", timeout_keep_alive=5, timeout_graceful_shutdown=1, **secured,
+    )  # fmt: skip
+    return uvicorn.Server(config), FewConnections.at(address)
+
+
+def url(address: PageAddress, listening: socket.socket) -> str:
+    """Return where a server is reached."""
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"{'http' if address.loopback else 'https'}://{host}:{listening.getsockname()[1]}/"
 
 
 def _run(server: Any, listening: socket.socket) -> None:
@@ -301,10 +317,10 @@ def page_app(viewer: Viewer, credentials: Path, token: Token, loopback: bool) ->
         Route("/status.json", answered(lambda view: JSONResponse(status_values(credentials))), methods=["GET"]),
         Route("/healthz", healthz, methods=["GET"]),
     ]
-    return _Guarded(Starlette(routes=routes), content_policy(), token, loopback)
+    return Guarded(Starlette(routes=routes), content_policy(), token, loopback)
 
 
-class _Guarded:
+class Guarded:
     """Passes allowed requests to an application, and puts headers for security on every answer.
 
     Args:
@@ -358,7 +374,7 @@ class _Guarded:
             return None
         if token is not None:
             self._wrong.add(address)
-        challenge = {"WWW-Authenticate": 'Basic realm="Piebald status: the token is the password", charset="UTF-8"'}
+        challenge = {"WWW-Authenticate": 'Basic realm="Piebald: the token is the password", charset="UTF-8"'}
         return PlainTextResponse("a token is needed\n", 401, headers=challenge)
 
 

@@ -23,6 +23,7 @@ from piebald.core.errors import RunFolderError, SettingError
 from piebald.core.files import read_json
 from piebald.core.result_table import ResultTable
 from piebald.data.clients.owner import is_frame
+from piebald.data.preparation.preparation import Tell, warn
 from piebald.inference.pooled_statistics import PooledResult, plain_value
 from piebald.inference.trees.client_rows import OBJECTIVES, margins_of
 from piebald.inference.trees.encoding import Encoding, TreeRows
@@ -110,11 +111,13 @@ class BoostedTrees(PooledResult):
         return {self.encoding.columns[place]: float(shares[place]) for place in order}
 
     @checked
-    def predict(self, rows: Any) -> NDArray[np.float64]:
+    def predict(self, rows: Any, client: str | None = None, tell: Tell = warn) -> NDArray[np.float64]:
         """Return predictions for rows.
 
         Args:
             rows: a pandas DataFrame with the columns of the clients' tables, or inputs [n, d].
+            client: whose they are, where clients have rules of cleaning of their own, or harmonised numbers.
+            tell: takes sentences about how rows were cleaned, and how they are unlike those of training.
 
         Returns:
             Probabilities of the classes [n, C], or numbers [n] for a regression.
@@ -123,8 +126,8 @@ class BoostedTrees(PooledResult):
             SettingError: a column is missing, or there is another number of inputs.
         """
         prepared = self.encoding.preparation
-        clean = prepared.cleaned(rows) if prepared is not None and is_frame(rows) else rows
-        x = self.encoding.inputs(clean)
+        clean = prepared.cleaned(rows, client, tell) if prepared is not None and is_frame(rows) else rows
+        x = self.encoding.inputs(clean, client)
         return self.target.probabilities(margins_of(x, self.boosted.forest, self.boosted.start))
 
     @checked
