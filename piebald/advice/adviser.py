@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.advice.answer import ENSEMBLE, Advice
-from piebald.advice.ensemble import ensemble
+from piebald.advice.ensemble import Refit, ensemble
 from piebald.advice.evidence import check, client_gains, losers, own_methods, strongest_plain, whether_it_pays
 from piebald.advice.first_look import look as look_at
 from piebald.advice.more_data import SHARE, outlook
@@ -125,6 +125,7 @@ def _of_rounds(chosen: Runner, runs: TrialRuns) -> list[str]:
 
 
 BUDGET = 20  # whole runs
+ALL_ROWS = 0.15  # of the budget that is kept to train the ensemble on validation rows as well: three of twenty runs
 RUNGS, FACTOR = 3, 2  # settings are judged after a quarter and half of the rounds, and at the end
 _SURELY = 2.0  # standard errors by which a client must be better off alone to be told so
 CLEARLY_LESS = 0.5  # of the traffic of the best method
@@ -231,11 +232,12 @@ def advise(
         for line in [*(look_text or "").splitlines(), *_conditions(runs, unusable)]:
             say(line)
         # a share is kept back, or the race would leave nothing for the parts of the rows
-        racing_budget = limit.part(1 - SHARE) if more_data else limit
-        raced, failed, spent = Race(runs, tuple(seeds), folder, racing_budget, say).run(field)
+        answer_budget = limit.part(1 - SHARE) if more_data else limit
+        raced, failed, spent = Race(runs, tuple(seeds), folder, answer_budget.part(1 - ALL_ROWS), say).run(field)
+        refit = Refit(runs, folder, answer_budget, spent, say)
         is_dear = save_traffic or limit.unit == "bytes"
         left_out, kept_folder = {**unusable, **failed}, None if out is None else folder
-        advice, chosen = _answer(raced, runs, left_out, spent, seeds, kept_folder, settings, folder, is_dear)
+        advice, chosen = _answer(raced, runs, left_out, spent, seeds, kept_folder, settings, folder, is_dear, refit)
         if more_data:
             gains_of_more, cost = train_with_parts(chosen, runs, folder, limit, advice.spent, say)
             advice = replace(advice, more=gains_of_more, spent=advice.spent + cost)
@@ -330,6 +332,7 @@ def _answer(
     settings: Mapping[str, Any] | None,
     folder: Path,
     is_dear: bool,
+    refit: Refit,
 ) -> tuple[Advice, Runner]:
     """The answer of a race, and the recommendation."""
     runners = methods_of(raced, runs.higher_is_better)
@@ -370,6 +373,7 @@ def _answer(
     if together is None and alone is not None:  # one model for all may have been dropped because of such sites
         at_odds += odd_sites(*_same_rung(alone, runners), {}, runs.metric, higher)
     at_odds += _misfits(together or _one_model(runners), runs, folder / "fit")
+    joined = ensemble([runner for runner in raced if runner.state == "finished"], chosen, tested, runs, refit)
     if better_alone:
         better = [*better, f"Better off alone, beyond chance: {names(better_alone, 12)}."]
     advice = Advice(
@@ -393,7 +397,7 @@ def _answer(
         tried=_tried([by_label.get(runner.label, runner) for runner in runners], best, runs),
         curve=_curve(chosen),
         cost=chosen.run or Cost(),
-        spent=spent,
+        spent=spent + refit.cost,
         tested=tested,
         clients=client_gains(tested, chosen.label, label_alone, runs),
         unusable=unusable,
@@ -406,7 +410,7 @@ def _answer(
         odd=[*far_targets(runs.clients, runs.names), *at_odds],
         best_rounds=best_rounds,
         plain_alone=plain_alone,
-        ensemble=ensemble([runner for runner in raced if runner.state == "finished"], chosen, tested, runs),
+        ensemble=joined,
         # held-out rows are the search's own: another run has none to choose by
         keep="best_for_each" if better_alone and not runs.choosing.held_out else None,
     )

@@ -2,8 +2,11 @@
 
 Models that were trained in different ways err on different rows, so that their mean is often better than the best.
 Members are selected greedily on validation rows, with replacement: the run whose addition makes the mean best by the
-metric, ten times, of which the best beginning is kept.  A run that is added twice counts twice.  Test rows are looked
-at once, when the members are chosen.
+metric, ten times, of which the best beginning is kept.  A run that is added twice counts twice.
+
+When the members are chosen, validation rows have done their work: each member is trained once more, on these rows as
+well, as far as the budget goes, and the new run counts as much as the old one.  What it gains cannot be known before
+test rows are looked at, which happens once, at the end; a run that had bad luck is one of two.
 
 Source: Caruana, Niculescu-Mizil, Crew and Ksikes, *Ensemble selection from libraries of models*, International
 Conference on Machine Learning 2004.
@@ -15,7 +18,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,8 @@ from torch import Tensor
 
 from piebald.advice.evidence import Checked
 from piebald.advice.race import Runner
-from piebald.advice.tuning.trial_runs import Judged, TrialRuns
+from piebald.advice.tuning.space import Budget, Cost
+from piebald.advice.tuning.trial_runs import Judged, TrialRuns, cost_of
 from piebald.contracts import Split
 from piebald.core.errors import SettingError
 from piebald.methods.recipe import Recipe
@@ -47,16 +51,27 @@ class EnsembleMember:
     """A run in an ensemble.
 
     Attributes:
-        name: its method and its settings.
-        recipe: with these settings.
+        runner: its method and its settings.
         folder: of the run.
         count: how often it counts in the mean.
+        bytes: that it has sent, both ways.
+        on_all_rows: whether it was trained on validation rows as well.
     """
 
-    name: str
-    recipe: Recipe
+    runner: Runner
     folder: Path
     count: int
+    bytes: int
+    on_all_rows: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its method and its settings in words."""
+        return f"{self.runner.name} on all rows" if self.on_all_rows else self.runner.name
+
+    def plain(self) -> dict[str, Any]:
+        """As values for JSON."""
+        return {"name": self.name, "count": self.count, "on_all_rows": self.on_all_rows}
 
 
 @dataclass(frozen=True)
@@ -79,7 +94,7 @@ class Ensemble:
 
     def plain(self) -> dict[str, Any]:
         """As values, of which JSON has all but `gain`."""
-        members = [{"name": member.name, "count": member.count} for member in self.members]
+        members = [member.plain() for member in self.members]
         return {"members": members, "rows": self.rows, "score": self.score, "gain": self.gain, "bytes": self.bytes}
 
     def save(self, folder: Path, settings_of: Callable[[Recipe], Mapping[str, Any] | None]) -> None:
@@ -94,23 +109,30 @@ class Ensemble:
         shutil.rmtree(partial, ignore_errors=True)
         for number, member in enumerate(self.members):
             for repeat in range(member.count):
-                copy = partial / f"{number}-{folder_name(member.recipe.name)}-{repeat}"
+                copy = partial / f"{number}-{folder_name(member.runner.label)}-{repeat}"
                 shutil.copytree(member.folder, copy)
-                if (settings := settings_of(member.recipe)) is not None:
+                if (settings := settings_of(member.runner.recipe)) is not None:
                     with RunStore.open(copy) as store:
                         store.set_meta(settings=dict(settings))
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
 
 
-def ensemble(finished: Sequence[Runner], chosen: Runner, tested: Sequence[Checked], runs: TrialRuns) -> Ensemble | None:
-    """Select an ensemble on validation rows, and score it on test rows, if there are some.
+def ensemble(
+    finished: Sequence[Runner],
+    chosen: Runner,
+    tested: Sequence[Checked],
+    runs: TrialRuns,
+    refit: Callable[[EnsembleMember], EnsembleMember | None] = lambda member: None,
+) -> Ensemble | None:
+    """Select an ensemble on validation rows, train its members on these as well, and score it on test rows.
 
     Args:
         finished: all settings that were trained to the end.
         chosen: the recommendation.
-        tested: scores on test rows, of the recommendation among others.
+        tested: scores on test rows, of the recommendation among others; without these nothing is trained again.
         runs: the settings by which they were trained.
+        refit: trains a member on all rows, see `Refit`.
 
     Returns:
         None where no mean of two or more runs is better than one, there are too many clients, or outputs are no
@@ -118,30 +140,79 @@ def ensemble(finished: Sequence[Runner], chosen: Runner, tested: Sequence[Checke
     """
     seed = chosen.last.seeds[0]
     runners = [runner for runner in finished if seed in runner.folders]
-    if len(runners) < 2 or len(runs.names) > _MOST_CLIENTS:
+    if not runners or len(runs.names) > _MOST_CLIENTS:
         return None
-    sign = 1 if runs.higher_is_better else -1
+    candidates = [EnsembleMember(x, x.folders[seed], 1, x.run.bytes if x.run else 0) for x in runners]
     try:
         with ExitStack() as stack:
-            judged = [_Judged(stack.enter_context(_opened(runner, seed, runs)), seed, runs) for runner in runners]
-            counts = _selected(judged, sign)
+            judged = [_Judged(stack.enter_context(_opened(member, runs)), seed, runs) for member in candidates]
+            counts = _selected(judged, 1 if runs.higher_is_better else -1)
     except SettingError:
         return None
-    if len(counts) < 2:
-        return None
-    members = [
-        EnsembleMember(runners[n].name, runners[n].recipe, runners[n].folders[seed], k) for n, k in counts.most_common()
-    ]
+    members = [replace(candidates[number], count=count) for number, count in counts.most_common()]
     base = next((checked.scores for checked in tested if checked.label == chosen.label), None)
     split: Split = "validation" if base is None else "test"
+    members = members if base is None else _with_all_rows(members, refit)
+    if len(members) < 2:
+        return None
     with ExitStack() as stack:
-        last = [_Judged(stack.enter_context(_opened(runners[n], seed, runs, split)), seed, runs, split) for n in counts]
-        scores = _scores(last, [counts[n] for n in counts])
+        last = [_Judged(stack.enter_context(_opened(x, runs, split)), seed, runs, split) for x in members]
+        scores = _scores(last, [member.count for member in members])
     gain = compared(scores, (chosen.last if base is None else base).of_seeds([seed])) if scores.present else None
     if gain is None:
         return None
-    sent = float(sum(run.bytes for n in counts if (run := runners[n].run)))
-    return Ensemble(members, split, scores.mean, gain, sent)
+    return Ensemble(members, split, scores.mean, gain, float(sum(member.bytes for member in members)))
+
+
+def _with_all_rows(
+    members: Sequence[EnsembleMember], refit: Callable[[EnsembleMember], EnsembleMember | None]
+) -> list[EnsembleMember]:
+    """The members beside those that were trained again; one that was not counts twice, so that shares stay."""
+    again = [refit(member) for member in members]
+    if not any(again):
+        return [*members]
+    pairs = zip(members, again, strict=True)
+    return [x for old, new in pairs for x in ([old, new] if new else [replace(old, count=2 * old.count)])]
+
+
+class Refit:
+    """Trains members of an ensemble once more, on validation rows as well, as far as a budget goes.
+
+    Args:
+        runs: the settings by which members were trained.
+        folder: of the search.
+        budget, spent: what all runs of the search may cost together, and have cost.
+        say: takes a line for each event.
+
+    Attributes:
+        cost: of what was trained.
+    """
+
+    def __init__(self, runs: TrialRuns, folder: Path, budget: Budget, spent: Cost, say: Callable[[str], None]) -> None:
+        self._folder, self._budget, self._spent, self._say = folder / "all-rows", budget, spent, say
+        self.cost = Cost()
+        try:
+            self._runs: TrialRuns | None = runs.on_all_rows()
+        except SettingError:  # rows are loaded when they are needed: nothing joins their splits
+            self._runs = None
+
+    def __call__(self, member: EnsembleMember) -> EnsembleMember | None:
+        """Return the member trained on all rows; None where it cannot be, or the budget was used up."""
+        runner, runs = member.runner, self._runs
+        folder = self._folder / folder_name(runner.name)
+        # what an interrupted search has begun is finished: its cost was already spent
+        if runs is None or not (folder.exists() or self._budget.has_room(self._spent + self.cost, runs.rungs[-1])):
+            return None
+        try:
+            run = runs.train(runner.recipe, folder, runner.label, runner.last.seeds[0], runs.rungs[-1])
+        except SettingError as error:  # such as a recipe that weights clients by their validation rows
+            self._say(f"{runner.name} on all rows: {error}")
+            return None
+        self._say(f"{runner.name} on all rows, those of validation among them: trained")
+        cost = cost_of([run])
+        self.cost += cost
+        run.close()
+        return replace(member, folder=folder, bytes=cost.bytes, on_all_rows=True)
 
 
 class _Judged:
@@ -153,9 +224,9 @@ class _Judged:
         self.outputs: list[tuple[Tensor, Any]] = [run.outputs(client, split) for client in range(len(runs.names))]
 
 
-def _opened(runner: Runner, seed: int, runs: TrialRuns, split: Split = "validation") -> Run:
-    clients = runs.choosing if split == "validation" else runs.choosing.opened()
-    return opened(runner.folders[seed], clients, runs.model_of(runner.label), recipe=runner.recipe, **runs.objective)
+def _opened(member: EnsembleMember, runs: TrialRuns, split: Split = "validation") -> Run:
+    clients, runner = (runs.choosing if split == "validation" else runs.choosing.opened()), member.runner
+    return opened(member.folder, clients, runs.model_of(runner.label), recipe=runner.recipe, **runs.objective)
 
 
 def _selected(judged: Sequence[_Judged], sign: int) -> Counter[int]:

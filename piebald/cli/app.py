@@ -61,6 +61,9 @@ class SharedOptions:
         str | None, typer.Option("--out", help="The folder to write to; a new one under runs/ by default.")
     ] = None
     runtime: Annotated[str | None, typer.Option("--runtime", help="Where to run: simulator, ray or federation.")] = None
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print what would be trained, and end.")
+    ] = False
     deterministic: Annotated[
         bool,
         typer.Option("--deterministic", help="Choose how clients are computed by counting alone, so that bits repeat."),

@@ -34,21 +34,28 @@ from piebald.core.errors import SettingError
 from piebald.core.result_table import ResultTable
 
 if TYPE_CHECKING:
-    from piebald.experiments.file import ExperimentSettings
+    from piebald.experiments.file import ExperimentSettings, Plan
     from piebald.report.callbacks import Callback
 
 
 @command(
-    "sets", "scale", "out", "runtime", "deterministic", "start_from", "as_json", "quiet", "verbose", lists_keys=True
-)
+    "sets", "scale", "out", "runtime", "deterministic", "start_from", "dry_run", "as_json", "quiet", "verbose",
+    lists_keys=True,
+)  # fmt: skip
 def run(
     options: SharedOptions,
     file: Annotated[
-        Path | None, typer.Argument(help="An experiment file in TOML; the built-in experiment by default.")
+        list[Path] | None,
+        typer.Argument(help="An experiment file in TOML, or several with --dry-run; the built-in one by default."),
     ] = None,
 ) -> None:
     """Train with one recipe and keep the run in a folder."""
-    carry_out(load_settings(file, options), file, options)
+    files: Sequence[Path | None] = file or [None]
+    if options.dry_run:
+        return _dry_run(files, options)
+    if len(files) > 1:
+        raise SettingError(f"one file is trained at a time, got {len(files)}: --dry-run alone takes several")
+    carry_out(load_settings(files[0], options), files[0], options)
 
 
 app.command("train", hidden=True)(run)  # the word of other programs
@@ -99,7 +106,10 @@ def carry_out(
     print_run(history, options)
 
 
-@command("sets", "scale", "out", "runtime", "deterministic", "as_json", "quiet", "verbose", "wide", lists_keys=True)
+@command(
+    "sets", "scale", "out", "runtime", "deterministic", "dry_run", "as_json", "quiet", "verbose", "wide",
+    lists_keys=True,
+)  # fmt: skip
 def compare(
     options: SharedOptions,
     file: Annotated[Path, typer.Argument(help="An experiment file with [[recipes]], [grid] or seeds.")],
@@ -109,7 +119,40 @@ def compare(
 ) -> None:
     """Train with several recipes on the same clients and compare the results."""
     end_on_term()
+    if options.dry_run:
+        return _dry_run([file], options)
     _compare(load_settings(file, options), file, options, tune)
+
+
+def _dry_run(files: Sequence[Path | None], options: SharedOptions) -> None:
+    """Check experiment files, and print a row for each method that they would train."""
+    from piebald.runs.compare import dry_run
+
+    rows: list[dict[str, Any]] = []
+    for file in files:
+        for settings in load_settings(file, options).divisions():
+            plan = settings.plan()
+            rows += [
+                {"file": file and file.name, "division": settings.split and settings.split.title, **row}
+                for row in dry_run(**_comparison_of(plan, settings), **settings.run_keywords(plan))
+            ]
+    known = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    if options.as_json:
+        print_json(rows)
+    else:
+        print_table(ResultTable(rows).only(*known))
+
+
+def _comparison_of(plan: Plan, settings: ExperimentSettings) -> dict[str, Any]:
+    """The methods, clients, models and seeds of an experiment file, as keywords of `compare`."""
+    return {
+        "methods": plan.recipes,
+        "clients": plan.clients,
+        "model": {label: plan.model_of(label) for label in plan.recipes},
+        "on_all_rows": plan.on_all_rows,
+        "pooled": plan.pooled,
+        "seeds": tuple(settings.seeds or (settings.first_seed,)),
+    }
 
 
 def _compare(
@@ -134,13 +177,9 @@ def _compare(
         plan, title = divided.plan(), "" if divided.split is None else divided.split.title
         tuned = tuned_first(divided, plan, folder, again, options) if tune else None
         with guarded(folder, again, divided):
+            methods = {} if tuned is None else {"methods": tuned.recipes}
             runs += compare(
-                plan.recipes if tuned is None else tuned.recipes,
-                plan.clients,
-                {label: plan.model_of(label) for label in plan.recipes},
-                on_all_rows=plan.on_all_rows,
-                pooled=plan.pooled,
-                seeds=tuple(divided.seeds or (divided.first_seed,)),
+                **{**_comparison_of(plan, divided), **methods},
                 out=folder / folder_name(title) if len(divisions) > 1 else folder,
                 progress=options.progress,
                 callbacks=callbacks,

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 from piebald.contracts import Clients, HoldsRows
 from piebald.core.arguments import PathLike, Seeds
 from piebald.core.errors import RunFolderError, SettingError, check_names
+from piebald.core.result_table import ResultTable
 from piebald.data.clients.prepared import rows_of_recipe
 from piebald.data.clients.sources import clients_of
 from piebald.data.partition.split import division_of
@@ -20,7 +21,7 @@ from piebald.report.callbacks import Callback
 from piebald.report.comparison import Comparison
 from piebald.report.tables import History, load
 from piebald.runs.finished_run import Run
-from piebald.runs.prepare import Model, check_repeats, prepare
+from piebald.runs.prepare import Model, PreparedRun, check_repeats, prepare
 from piebald.runs.run import opened, resume, run
 from piebald.storage.schema import DATABASE
 from piebald.storage.store import RunStore
@@ -92,12 +93,42 @@ def compare(
         raise SettingError(
             f"{out} holds a run, and a comparison has a folder for each of its own: choose another folder"
         )
-    check_names("recipe of this comparison", [*on_all_rows, *pooled], methods)
-    planned = list(_planned(methods, clients, _models(model, methods), on_all_rows, pooled, seeds, out))
+    planned = list(_planned(methods, clients, model, on_all_rows, pooled, seeds, out))
     for run_plan in planned:
         run_plan.check(keywords, settings)
     of_call = {"start_from": start_from, "progress": progress, "settings": settings, "callbacks": callbacks}
     return Comparison([run_plan.made(keywords, of_call) for run_plan in planned])
+
+
+def dry_run(
+    methods: Mapping[str, Recipe | str] | Sequence[Recipe | str],
+    clients: Clients | Any,
+    model: Model | Mapping[str, Model],
+    *,
+    on_all_rows: Sequence[str] = (),
+    pooled: Sequence[str] = (),
+    seeds: Seeds = (0,),
+    settings: Mapping[str, Any] | None = None,
+    **keywords: Unpack[ComparedKeywords],
+) -> ResultTable:
+    """Check a comparison as `compare` does before it trains, and describe each of its methods in a row.
+
+    Args:
+        methods, clients, model, on_all_rows, pooled, seeds, settings, keywords: see `compare`.
+
+    Returns:
+        A row for each method with its clients, its rows under the first seed, its network and the numbers in it, how
+        many of them are shared, and how long it trains.
+
+    Raises:
+        SettingError: what `compare` would refuse.
+    """
+    rows = []
+    for planned in _planned(recipes_by_label(methods), clients, model, on_all_rows, pooled, seeds, None):
+        described = planned.check(keywords, settings).described()
+        if planned.seed == seeds[0]:
+            rows.append({"method": planned.label, **described, "seeds": len(seeds)})
+    return ResultTable(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +146,14 @@ class _Planned:
     def exists(self) -> bool:
         return self.folder is not None and (self.folder / "run.db").exists()
 
-    def check(self, keywords: ComparedKeywords, settings: Mapping[str, Any] | None) -> None:
-        """Refuse what could not be run, or what was run otherwise, in a sentence that names the recipe."""
+    def check(self, keywords: ComparedKeywords, settings: Mapping[str, Any] | None) -> PreparedRun:
+        """Prepare it; what could not be run, or was run otherwise, is refused in a sentence that names the recipe."""
         options = RunSettings.of_call({**keywords, "seed": self.seed, "label": self.label}, settings)
         try:
             if self.folder is not None and self.exists:
                 with RunStore.open_read_only(self.folder) as store:
                     check_repeats(self.folder, store.meta, self.recipe, options)
-            prepare(self.recipe, self.clients, self.model, options)
+            return prepare(self.recipe, self.clients, self.model, options)
         except SettingError as error:
             advice = f"nothing was trained: correct {self.label!r}, or leave it out of the comparison"
             raise SettingError(f"recipe {self.label!r}: {error}; {advice}") from error
@@ -141,12 +172,14 @@ class _Planned:
 def _planned(
     methods: Mapping[str, Recipe],
     clients: Any,
-    models: Mapping[str, Model],
+    model: Model | Mapping[str, Model],
     on_all_rows: Sequence[str],
     pooled: Sequence[str],
     seeds: Sequence[int],
     out: Path | str | None,
 ) -> Iterator[_Planned]:
+    check_names("recipe of this comparison", [*on_all_rows, *pooled], methods)
+    models = _models(model, methods)
     federation = None if callable(clients) else clients_of(clients)
     for seed in seeds:
         if callable(clients):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from piebald.contracts.component import build
 from piebald.contracts.data import (
     InMemory,
     ModelSpec,
+    Split,
     blank_row,
     column_names,
     first_passing,
@@ -114,6 +115,21 @@ class PreparedRun:
         allowed = self.spending.most_rounds(self.stop.epsilon)
         # where sites have yet to state their rows, `allowed` is None and the server's loop looks before each round
         return min((count for count in (self.rounds, allowed) if count is not None), default=None)
+
+    def described(self) -> dict[str, Any]:
+        """What would be trained: clients, their rows, the network, and for how long; as values by name."""
+        sizes = {
+            split: [self.clients.size(client, split) for client in range(len(self.clients))]
+            for split in get_args(Split)
+        }
+        # a client that has not counted its rows yet, as at a site, leaves the sum unknown
+        rows = {f"{split} rows": None if None in counts else sum(counts) for split, counts in sizes.items()}
+        names = "model", "parameters", "shared", "metric"
+        limits = None if self.stop is None else self.stop.model_dump(exclude_none=True)
+        return {
+            "clients": len(self.clients), **rows, **{name: self.meta[name] for name in names}, "rounds": self.rounds,
+            "stop": limits,
+        }  # fmt: skip
 
     def spent(self, rounds: int | None) -> list[dict[str, Any]] | None:
         """The budgets that so many rounds spend, as plain values; none where that is open, None without accountants."""

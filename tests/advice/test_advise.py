@@ -116,7 +116,8 @@ def test_test_rows_are_opened_for_three_methods_at_most(answered: tuple[Path, Ma
         with History(database.parent) as history:
             splits = {row["split"] for row in history.scores} - {"common"}
             seen = history.meta["evaluate"][2]
-        allowed = {"check": ({"validation", "test"}, "test"), "fit": ({"validation", "train"}, "train")}
+        allowed = {"check": ({"validation", "test"}, "test"), "fit": ({"validation", "train"}, "train"),
+                   "all-rows": (set(), "validation")}  # fmt: skip
         assert (splits, seen) == allowed.get(database.relative_to(folder).parts[0], ({"validation"}, "validation"))
 
 
@@ -242,7 +243,7 @@ def test_the_simplest_of_equals_is_recommended() -> None:
     """FedProx with mu = 0 is FedAvg, to the bit."""
     found = advise(
         alike(), network, rounds=4, families=["fedavg"], methods={"twin": recipes.fedprox(mu=0.0, lr=0.05, batch=5)},
-        seeds=(0,), training={"batch": 5}, budget=20, more_data=False,
+        seeds=(0,), training={"batch": 5}, budget=24, more_data=False,
     )  # fmt: skip
     scores = {row["method"]: row["score"] for row in found.tried}
     assert scores["twin"] == scores["fedavg"]
@@ -466,6 +467,7 @@ def test_training_alone_is_stopped_where_validation_rows_are_best(tmp_path: Path
     clients = partition.clients_from({f"s{n}": (x[n], y[n]) for n in range(4)}, validation=0.4, test=0.2)
     found = advise(clients, models.build_model("mlp", (12,), 2, hidden=(16,)), rounds=8, families=["local"], seeds=(0,),
                    training={"batch": 4}, more_data=False, out=tmp_path / "advice")  # fmt: skip
+    assert found.folder is not None
     stopped = list((tmp_path / "advice" / "stopped").rglob("run.db"))
     folders = [path.parent for path in (tmp_path / "advice" / "runs" / "local").rglob("run.db")]
     alone = next(row["score"] for row in found.tried if row["method"] == "local")
@@ -481,7 +483,9 @@ def test_training_alone_is_stopped_where_validation_rows_are_best(tmp_path: Path
     assert found.curve[_rounds(stopped[0].parent)] == pytest.approx(alone)
     assert 8 not in found.curve  # of which the answer says nothing
     assert not any("to 8 rounds" in reason for reason in found.reasons)
-    trained = [*(tmp_path / "advice" / "runs").rglob("run.db"), *stopped]
+    trained = [
+        path for name in ("runs", "stopped", "all-rows") for path in (tmp_path / "advice" / name).rglob("run.db")
+    ]
     assert found.spent.rounds == sum(_rounds(path.parent) for path in trained)  # none of it is forgotten
 
 

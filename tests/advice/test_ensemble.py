@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from torch import nn
 
 from piebald import models, partition
 from piebald.advice import Advice, advise
+from piebald.advice.ensemble import _with_all_rows
 from piebald.advice.tuning.trial_runs import without_test_rows
 from piebald.contracts import Clients, Split
 from piebald.models.prediction import mean_outputs
+from piebald.report.tables import History
 from piebald.runs.run import opened
 
 
@@ -26,6 +29,15 @@ def test_probabilities_and_numbers_are_averaged_as_what_they_are() -> None:
 
 
 CLIENTS, ROWS = 6, 60
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class SimpleMember:
+    """A member without a run."""
+
+    name: str
+    count: int
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +74,10 @@ def test_members_are_added_while_the_mean_is_better_on_validation_rows_and_teste
     found, clients, model, _ = answer
     assert found.ensemble is not None
     members, total = found.ensemble.members, sum(member.count for member in found.ensemble.members)
-    assert len(members) > 1
-    mean = sum(member.count * shares_of(member.folder, clients, model, "validation") for member in members) / total
+    raced = [member for member in members if not member.on_all_rows]
+    assert len(raced) > 1
+    mean = sum(member.count * shares_of(member.folder, clients, model, "validation") for member in raced)
+    mean /= sum(member.count for member in raced)
     best = max(row["score"] for row in found.tried if row["rounds"] == 4)
     assert accuracy(mean, clients, "validation") > best
     tested = sum(member.count * shares_of(member.folder, clients, model, "test") for member in members) / total
@@ -71,9 +85,41 @@ def test_members_are_added_while_the_mean_is_better_on_validation_rows_and_teste
     assert found.ensemble.score == pytest.approx(accuracy(tested, clients, "test"))
     own = next(checked.scores.mean for checked in found.tested if checked.label == found.recommended)
     assert (found.ensemble.gain.mean, found.ensemble.gain.noise) == (pytest.approx(found.ensemble.score - own), "rows")
-    assert found.plain()["ensemble"]["members"] == [{"name": x.name, "count": x.count} for x in members]
+    assert found.plain()["ensemble"]["members"] == [
+        {"name": x.name, "count": x.count, "on_all_rows": x.on_all_rows} for x in members
+    ]
     said = " ".join(found.text().split())
     assert re.search(r"the mean of \d+ models has [\d.]+% on test rows, one seed; against .* \(95 %: ", said)
+
+
+def examples(folder: Path, version: int = 1) -> int:
+    """The rows that the first step of a run has trained on."""
+    with History(folder) as history:
+        return sum(row["examples"] for row in history.results if row["kind"] == "train" and row["version"] == version)
+
+
+def test_members_are_trained_once_more_on_the_rows_that_they_were_chosen_by_and_never_on_test_rows(
+    answer: tuple[Advice, Clients, nn.Module, Path],
+) -> None:
+    found, clients, _, _ = answer
+    assert found.ensemble is not None
+    again = [member for member in found.ensemble.members if member.on_all_rows]
+    assert again
+    rows = {split: sum(clients.size(client, split) or 0 for client in range(CLIENTS)) for split in SPLITS}
+    raced = {member.runner.name: member for member in found.ensemble.members if not member.on_all_rows}
+    for member in again:
+        assert examples(member.folder) == rows["train"] + rows["validation"]
+        assert examples(raced[member.runner.name].folder) == rows["train"]
+    # each method has the share that it was chosen with, whether the budget was enough to train it again or not
+    assert all(2 * raced[x.runner.name].count == raced[x.runner.name].count + x.count for x in again)
+
+
+def test_what_cannot_be_trained_again_keeps_its_share() -> None:
+    members: list[Any] = [SimpleMember("a", 3), SimpleMember("b", 1)]
+    of_b = SimpleMember("b on all rows", 1)
+    joined = _with_all_rows(members, lambda member: of_b if member.name == "b" else None)  # type: ignore[arg-type]
+    assert joined == [SimpleMember("a", 6), members[1], of_b]
+    assert _with_all_rows(members, lambda member: None) == members
 
 
 def test_it_is_saved_as_runs_of_which_each_is_there_as_often_as_it_counts(

@@ -25,6 +25,7 @@ from piebald.core.objective import Objective
 from piebald.core.private_files import write_private
 from piebald.core.randomness import generator, key
 from piebald.data.clients.convert import class_numbers, count_classes
+from piebald.data.clients.prepared import rows_of_recipe
 from piebald.data.clients.view import ClientsView
 from piebald.data.partition.split import Ints, hold_out
 from piebald.engines.scoring import value_of, values_of_rows
@@ -115,6 +116,14 @@ class WithoutTestRows(ChosenRows):
     def opened(self) -> WithoutTestRows:
         """Return the same clients with their test rows."""
         return type(self)(self._clients, self.held_out, test=True)
+
+    def on_all_rows(self) -> WithoutTestRows:
+        """Return the same clients, which train on the rows that they were judged by as well and have none left.
+
+        Raises:
+            SettingError: clients have validation rows of their own, which are not in memory.
+        """
+        return type(self)(self._clients if self.held_out else rows_of_recipe(self._clients, True, False), False)
 
 
 class PartOfRows(ChosenRows):
@@ -239,6 +248,14 @@ class TrialRuns:
                 reached = max(rounds, history.meta["rounds"])
             return resume(folder, self.choosing, self.model_of(label), recipe=recipe, rounds=reached, **self.objective)
         return run(recipe, self.choosing, self.model_of(label), out=folder, label=label, **self._options(rounds, seed))
+
+    def on_all_rows(self) -> TrialRuns:
+        """The settings of runs that nothing is chosen by any more: validation rows are trained on, and none scored.
+
+        Raises:
+            SettingError: see `WithoutTestRows.on_all_rows`.
+        """
+        return replace(self, choosing=self.choosing.on_all_rows(), every=0)
 
     def scores(self, runs: Sequence[History], version: int) -> Scores:
         """The main metric of each client's validation rows after so many server steps, under the seeds of runs."""
