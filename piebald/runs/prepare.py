@@ -118,12 +118,12 @@ class PreparedRun:
 
     def described(self) -> dict[str, Any]:
         """What would be trained: clients, their rows, the network, and for how long; as values by name."""
-        sizes = {
-            split: [self.clients.size(client, split) for client in range(len(self.clients))]
-            for split in get_args(Split)
-        }
-        # a client that has not counted its rows yet, as at a site, leaves the sum unknown
-        rows = {f"{split} rows": None if None in counts else sum(counts) for split, counts in sizes.items()}
+        rows: dict[str, int | None] = {}
+        for split in get_args(Split):
+            sizes = [self.clients.size(client, split) for client in range(len(self.clients))]
+            known = [size for size in sizes if size is not None]
+            # a client that has not counted its rows yet, as at a site, leaves the sum unknown
+            rows[f"{split} rows"] = sum(known) if len(known) == len(sizes) else None
         names = "model", "parameters", "shared", "metric"
         limits = None if self.stop is None else self.stop.model_dump(exclude_none=True)
         return {
