@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from piebald.data import partition as partition
     from piebald.data.partition import LazyClients as LazyClients
     from piebald.data.partition import clients_from as clients_from
+    from piebald.inference.descriptions import correlations as correlations
+    from piebald.inference.descriptions import group_means as group_means
     from piebald.inference.linear_models import Glm as Glm
     from piebald.inference.linear_models import glm as glm
     from piebald.inference.pooled_statistics import FederatedStatistics as FederatedStatistics

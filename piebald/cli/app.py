@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -25,7 +25,7 @@ import typer.core
 from pydantic_core import to_jsonable_python
 
 from piebald.core.errors import PiebaldError, SettingError, shown
-from piebald.core.plain_text import printable
+from piebald.core.plain_text import WIDTH, printable
 from piebald.core.result_table import ResultTable
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 LOG = ("log_level", "log_json", "log_file")  # options of a process that writes a log
 PAGE = ("status_port", "status_host")  # options of a server
-ROWS = ("client", "column", "split", "categories", "credentials", "secure")  # options of a question about rows
+ROWS = ("client", "column", "split", "categories", "credentials", "secure", "save")  # options of a question about rows
 
 app = typer.Typer(
     name="piebald",
@@ -106,6 +106,10 @@ class SharedOptions:
         Path | None, typer.Option("--credentials", help="Ask the sites of a federation: the server's credentials.")
     ] = None
     secure: Annotated[bool, typer.Option("--secure", help="Add clients' sums up under masks.")] = False
+    save: Annotated[
+        list[Path] | None,
+        typer.Option("--save", metavar="FILE", help="Write the tables as .html, .csv, .md or .txt, too; repeatable."),
+    ] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False
     wide: Annotated[bool, typer.Option("--wide", help="Print all columns, however wide the table is.")] = False
@@ -281,6 +285,26 @@ def print_table(table: ResultTable, wide: bool = True, width: int | None = None,
         print(f"\nnot shown: {', '.join(map(printable, lost))} (--wide shows them)")
     if most is not None and len(table) > most:
         print(f"and {len(table) - most} more (--json has all)")
+
+
+def save_tables(files: Iterable[Path], tables: Sequence[tuple[ResultTable, ResultTable]]) -> None:
+    """Write tables to files: the numbers as CSV, and what a paper prints as HTML, Markdown or text.
+
+    Args:
+        files: where to.
+        tables: each as numbers, and as a paper prints it.
+
+    Raises:
+        SettingError: a file has another suffix.
+    """
+    kinds: dict[str, Callable[[tuple[ResultTable, ResultTable]], str]] = {
+        ".csv": lambda pair: pair[0].csv(), ".html": lambda pair: pair[1].html(),
+        ".md": lambda pair: pair[1].markdown(), ".txt": lambda pair: pair[1].text(WIDTH),
+    }  # fmt: skip
+    for file in files:
+        if file.suffix not in kinds:
+            raise SettingError(f"--save writes {', '.join(kinds)}, got {shown(str(file))}: give one of these suffixes")
+        file.write_text("\n".join(kinds[file.suffix](pair).rstrip("\n") + "\n" for pair in tables), encoding="utf-8")
 
 
 def print_facts(values: Mapping[str, Any]) -> None:

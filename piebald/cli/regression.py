@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -13,20 +11,16 @@ from piebald.cli.app import ROWS, SharedOptions, command, print_table
 from piebald.cli.statistics import (
     Source,
     Weights,
-    asked_rows,
-    asks_sites,
     bounds_of,
-    categories_of,
+    fitted,
     print_model,
-    refuse_local_flags,
-    site_flags,
 )
 from piebald.core.errors import SettingError
 from piebald.core.plain_text import WIDTH
 from piebald.core.result_table import ResultTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from piebald.inference.linear_models import Glm, MixedGlm, PooledGlm
     from piebald.inference.noisy_models import NoisyModel
@@ -87,7 +81,7 @@ def glm(
         "random_intercept": random_intercept, "reml": not max_likelihood, "event": event, "power": power,
         "noise": _noise(epsilon, delta, bounds),
     }  # fmt: skip
-    print_model(options, _fitted(options, file, fit_glm, GlmOptions, settings, options.column), _about_glm)
+    print_model(options, fitted(options, file, fit_glm, GlmOptions, settings, options.column), _about_glm)
 
 
 @command(*ROWS, "sets", "runtime", "as_json")
@@ -126,7 +120,7 @@ def cox(
         "cluster": cluster, "transform": transform, "entry": entry, "weights": weights, "event_value": event_value,
         "noise": _noise(epsilon, delta, bounds, () if times is None else _times(times)),
     }  # fmt: skip
-    print_model(options, _fitted(options, file, fit_cox, CoxOptions, settings, options.column), _about_cox)
+    print_model(options, fitted(options, file, fit_cox, CoxOptions, settings, options.column), _about_cox)
 
 
 @command(*(name for name in ROWS if name != "column"), "sets", "runtime", "as_json")
@@ -153,7 +147,7 @@ def survival(
         "time": time, "event": event, "group": group, "times": None if times is None else _times(times),
         "stratified": stratified, "noise": _noise(epsilon, delta, None), "event_value": event_value,
     }  # fmt: skip
-    model = _fitted(options, file, fit_survival, SurvivalOptions, settings, None)
+    model = fitted(options, file, fit_survival, SurvivalOptions, settings, None)
     for name, curve in ({} if options.as_json else model.curves).items():
         print(name)
         columns = (curve.times, curve.at_risk, curve.events, curve.survival, curve.errors, *curve.interval.T)
@@ -163,49 +157,6 @@ def survival(
         print_table(ResultTable([[f"{column[k]:.6g}" for column in columns] for k in shown], heading), width=WIDTH)
         print()
     print_model(options, model, _about_survival)
-
-
-def _fitted(
-    options: SharedOptions,
-    file: Path,
-    fit: Callable[[Any, Any], Any],
-    kind: Callable[..., Any],
-    wanted: Mapping[str, Any],
-    column: list[str] | None,
-) -> Any:
-    """Return what a command fits, of rows on this machine or at sites."""
-    from piebald.inference.columns import TARGET
-    from piebald.inference.models.clients import asked_tables
-
-    codes, wanted, part = categories_of(options), dict(wanted), options.split or "train"
-    accepts_columns = "columns" in {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    if asks_sites(options):
-        from piebald.inference.experiment import model_of_sites
-
-        refuse_local_flags(options.client, None, None)
-        # "ties" tells Cox's model from curves, which are stratified or not as well
-        if wanted.get("stratified") is False and "ties" in wanted:
-            raise SettingError("--pooled compares rows of different clients, which sites do not show: leave it out")
-        # 0 for commands that have no such option
-        if wanted.get("times", 0) is None:
-            raise SettingError("sites count rows at times that they are asked about: give --times, such as 30:3600:30")
-        if "target" in wanted:
-            wanted["target"] = wanted["target"] or TARGET
-        if accepts_columns:
-            wanted["columns"] = column
-        question: dict[str, Any] = {"split": part, "categories": codes, "secure": options.secure}
-        return model_of_sites(file, site_flags(file, options), options.credentials, fit, kind(**wanted), **question)
-    if options.secure:
-        raise SettingError("--secure is for sites: rows on this machine are all in this process, leave it out")
-    source = asked_rows(file, options)
-    if "target" in wanted:
-        wanted["target"] = wanted["target"] or source.target or TARGET
-    if "weights" in wanted:
-        wanted["weights"] = wanted["weights"] or source.weights
-    columns = column or (source.features if source.columns else None)
-    settings = kind(**wanted, **({"columns": columns} if accepts_columns else {}))
-    with asked_tables(source.source, source.client, settings, part, source.inputs, codes) as clients:
-        return fit(clients, settings)
 
 
 def _noise(epsilon: float | None, delta: float | None, bounds: list[str] | None, times: Sequence[float] = ()) -> Any:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from piebald.cli.app import ROWS, SharedOptions, command, end_on_term, print_json, print_table
+from piebald.cli.app import ROWS, SharedOptions, command, end_on_term, print_json, print_table, save_tables
 from piebald.core.errors import SettingError, shown
 from piebald.core.plain_text import WIDTH, printable
 from piebald.core.result_table import ResultTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from piebald.core.progress import Bar
     from piebald.inference.pooled_statistics import FederatedStatistics
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from piebald.inference.trees.rounds import Boosted
     from piebald.privacy.ledger import Ledger
 
+_COMPONENTS = 4  # of the principal ones
 _LISTED = 12  # categories, bins and clients in one table
 Weights = Annotated[str | None, typer.Option(metavar="COLUMN", help="A column of weights of rows.")]
 Source = Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file, or a .csv, .tsv or .parquet table.")]
@@ -50,10 +51,28 @@ def statistics(
     standardise: Annotated[
         bool, typer.Option("--standardise", help="Print the constants of [data] standardise, and nothing else.")
     ] = False,
+    by: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Means of the groups that a column names, and their tests.")
+    ] = None,
+    weights: Annotated[str | None, typer.Option(metavar="COLUMN", help="Weighted means, or correlations.")] = None,
+    correlations: Annotated[
+        bool, typer.Option("--correlations", help="Correlations, variance inflation and principal components.")
+    ] = False,
 ) -> None:
     """Count, and compute means, deviations, quantiles and tables over the rows of all clients."""
     from piebald.inference.statistics_at_sites import statistics
 
+    if by is not None or weights is not None or correlations:
+        others = {
+            "--quantile": quantile, "--bins": bins, "--bounds": bounds, "--table": table, "--by-client": by_client,
+            "--epsilon": epsilon, "--ledger": ledger, "--standardise": standardise, "--by": correlations and by,
+        }  # fmt: skip
+        if other := next((name for name, value in others.items() if value), None):
+            asked = "--correlations" if correlations else "--by" if by else "--weights"
+            raise SettingError(
+                f"{asked} is a question of its own, without {other}: ask for the two one after the other"
+            )
+        return _describe(options, file, by, weights, correlations)
     counted = _ledger(ledger, budget, delta)
     if noise_at is not None and epsilon is None:
         raise SettingError("--noise-at belongs to noise: give --epsilon and --delta, too, or leave it out")
@@ -78,12 +97,44 @@ def statistics(
         rows = asked_rows(file, options, divided=standardise)
         names: dict[str, Any] = {"client": rows.client, "columns": column or rows.columns, "features": rows.inputs}
         answer = statistics(rows.source, **names, **question, noise_at=noise_at or "server", ledger=counted)
+    save_tables(options.save or (), [(answer.table(), answer.publication())])
     if standardise:
         _print_constants(answer, column, options.as_json)
     elif options.as_json:
         print_json(answer.plain())
     else:
         _print(answer)
+
+
+def _describe(
+    options: SharedOptions, file: Path, by: str | None, weights: str | None, correlations: bool
+) -> None:  # fmt: skip
+    """Print means of groups, or correlations."""
+    from piebald.inference.descriptions import (
+        CorrelationOptions,
+        GroupOptions,
+        fit_correlations,
+        fit_group_means,
+    )
+
+    column = options.column
+    if correlations:
+        found = fitted(options, file, fit_correlations, CorrelationOptions, {"weights": weights}, column)
+        components = found.components()
+        tables = [found.table(), components.table(_COMPONENTS)]
+        about = f"{found.rows:,} rows ({found.dropped:,} with gaps left out) of {found.clients} clients."
+        about += "\nPrincipal components are of standard scores."
+    else:
+        found = fitted(options, file, fit_group_means, GroupOptions, {"by": by, "weights": weights}, column)
+        tables, about = [found.table(), *([found.tests()] if by else [])], "Rows with gaps are left out of each column."
+    weights = found.weights
+    save_tables(options.save or (), [(tables[0], found.publication()), *((table, table) for table in tables[1:])])
+    if options.as_json:
+        return print_json(found.plain())
+    for table in tables:
+        print_table(table, width=WIDTH)
+        print()
+    print(about if weights is None else f"{about}\nRows are weighted by {printable(weights)}.")
 
 
 def asks_sites(options: SharedOptions) -> bool:
@@ -254,8 +305,52 @@ def categories_of(options: SharedOptions) -> dict[str, list[str]]:
     return categories
 
 
+def fitted(
+    options: SharedOptions,
+    file: Path,
+    fit: Callable[[Any, Any], Any],
+    kind: Callable[..., Any],
+    wanted: Mapping[str, Any],
+    column: list[str] | None,
+) -> Any:
+    """Return what a command fits, of rows on this machine or at sites."""
+    from piebald.inference.columns import TARGET
+    from piebald.inference.models.clients import asked_tables
+
+    codes, wanted, part = categories_of(options), dict(wanted), options.split or "train"
+    accepts_columns = "columns" in {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    if asks_sites(options):
+        from piebald.inference.experiment import model_of_sites
+
+        refuse_local_flags(options.client, None, None)
+        # "ties" tells Cox's model from curves, which are stratified or not as well
+        if wanted.get("stratified") is False and "ties" in wanted:
+            raise SettingError("--pooled compares rows of different clients, which sites do not show: leave it out")
+        # 0 for commands that have no such option
+        if wanted.get("times", 0) is None:
+            raise SettingError("sites count rows at times that they are asked about: give --times, such as 30:3600:30")
+        if "target" in wanted:
+            wanted["target"] = wanted["target"] or TARGET
+        if accepts_columns:
+            wanted["columns"] = column
+        question: dict[str, Any] = {"split": part, "categories": codes, "secure": options.secure}
+        return model_of_sites(file, site_flags(file, options), options.credentials, fit, kind(**wanted), **question)
+    if options.secure:
+        raise SettingError("--secure is for sites: rows on this machine are all in this process, leave it out")
+    source = asked_rows(file, options)
+    if "target" in wanted:
+        wanted["target"] = wanted["target"] or source.target or TARGET
+    if "weights" in wanted:
+        wanted["weights"] = wanted["weights"] or source.weights
+    columns = column or (source.features if source.columns else None)
+    settings = kind(**wanted, **({"columns": columns} if accepts_columns else {}))
+    with asked_tables(source.source, source.client, settings, part, source.inputs, codes) as clients:
+        return fit(clients, settings)
+
+
 def print_model(options: SharedOptions, model: Any, about: Callable[[Any], str]) -> None:
     """Print what was fitted, and sentences about it."""
+    save_tables(options.save or (), [(model.table(), model.publication())])
     if options.as_json:
         return print_json(model.plain())
     print_table(model.table(), width=WIDTH)
@@ -281,6 +376,8 @@ def _print(answer: FederatedStatistics) -> None:
         columns = list(next(iter(table.values()), {}))
         lines = [(value, *(round(line[name]) for name in columns)) for value, line in table.items()]
         _print_long(lines, (f"{first} by {second}", *columns))
+        if test := answer.tests.get((first, second)):
+            print(f"Independence: chi-square {test.statistic:.4g} on {test.degrees}, p {test.p_value:.3g}.")
     for client, columns_of_client in answer.by_client.items():
         print(f"\n{printable(client)}")
         lines_of_client = [

@@ -222,8 +222,24 @@ class Tabular(ABC):
     def table(self) -> ResultTable:
         """Return the result as a table."""
 
+    def publication(self) -> ResultTable:
+        """Return the table as it is printed in a paper, with fewer digits."""
+        return self.table()
+
     def _repr_html_(self) -> str:
         return self.table().html()
+
+
+def p_text(value: float) -> str:
+    """Return a p-value as papers print it.
+
+    Examples:
+        >>> p_text(0.03456), p_text(0.2), p_text(1e-9), p_text(float("nan"))
+        ('0.035', '0.20', '<0.001', '-')
+    """
+    if value != value:  # NaN
+        return "-"
+    return "<0.001" if value < 0.001 else f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
 
 
 def plain_cell(value: object) -> str:

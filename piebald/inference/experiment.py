@@ -236,8 +236,7 @@ def model_of_sites(
         return ModelColumns(clients, data.features, data.only_target, split, categories, secure, data.client)
 
     def questions(settings: ExperimentSettings, clients: Clients) -> list[Query]:
-        asked = columns(settings, clients)
-        return [options.question(asked)]
+        return options.questions(columns(settings, clients))
 
     masks = (SecureAggregation(bits=64),) if secure else ()
     cluster = options.roles().cluster

@@ -278,10 +278,10 @@ class GlmOptions:
             raise SettingError("a coefficient of each client stands for its intercept: leave random_intercept out")
         return plan, names
 
-    def question(self, asked: ModelColumns) -> Query:
-        """Return the question that terms name."""
+    def questions(self, asked: ModelColumns) -> list[Query]:
+        """Return the questions that terms name."""
         plan, names = self.plan(asked)
-        return asked.query(plan) if self.noise is None else self.noise.question(asked, plan, names, self.target)
+        return [asked.query(plan) if self.noise is None else self.noise.question(asked, plan, names, self.target)]
 
 
 def fit_glm(clients: ModelClients, options: GlmOptions) -> Glm | MixedGlm | PooledGlm | NoisyModel:

@@ -99,8 +99,8 @@ class NoiseOptions:
         try:
             return NoisyModelSumsQuery(
                 plan=plan, ends=tuple(map(float, ends)), masked=columns.secure, split=columns.split,
-                bounds=tuple((0.0, 1.0) if value is not None else bounds_of(name)
-                             for name, (_, value) in zip(names, plan.columns, strict=False)),
+                bounds=tuple((0.0, 1.0) if isinstance(column, tuple) and column[1] is not None else bounds_of(name)
+                             for name, column in zip(names, plan.columns, strict=False)),
                 target=bounds_of(target) if is_number else (0.0, 1.0),
                 # equal Gaussian mechanisms compose exactly, like one with noise less by the root of their number
                 noise=noise_multiplier(self.epsilon, self.delta) * math.sqrt(self.asked(plan)),

@@ -13,7 +13,7 @@ from pydantic_core import to_jsonable_python
 from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError, unknown
 from piebald.core.moments import Floats
-from piebald.core.result_table import ResultTable, Tabular
+from piebald.core.result_table import ResultTable, Tabular, p_text
 from piebald.data.clients.prepared import Standardisation
 from piebald.privacy.accounting import PrivacyBudget
 
@@ -40,6 +40,61 @@ class PooledResult(Tabular):
     def _fewer(self) -> str:
         """The number of clients that are left out, for a line about the result."""
         return f", {len(self.left_out)} left out" if self.left_out else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChiSquare:
+    """A test whose statistic has a chi-square distribution.
+
+    Attributes:
+        statistic, degrees: the statistic, and its degrees of freedom.
+    """
+
+    statistic: float
+    degrees: int
+
+    @property
+    def p_value(self) -> float:
+        """The probability of a statistic as large where nothing differs."""
+        from scipy import stats
+
+        return float(stats.chi2.sf(self.statistic, self.degrees))
+
+    def plain(self) -> dict[str, Any]:
+        """Return the test as JSON values."""
+        values: dict[str, Any] = plain_value({"statistic": self.statistic, "degrees": self.degrees, "p": self.p_value})
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class FTest:
+    """A test whose statistic has an F distribution; NaN where rows do not vary, or are too few.
+
+    Attributes:
+        statistic, degrees, residual_degrees: the statistic, and the degrees of freedom of what it divides.
+    """
+
+    statistic: float
+    degrees: int
+    residual_degrees: float
+
+    @classmethod
+    def of(cls, explained: float, residual: float, degrees: int, residual_degrees: float) -> FTest:
+        """Return the test by two variances: infinite where only the first one is above 0."""
+        statistic = explained / residual if residual > 0 else math.inf if explained > 0 else math.nan
+        return cls(statistic if degrees > 0 and residual_degrees > 0 else math.nan, degrees, residual_degrees)
+
+    @property
+    def p_value(self) -> float:
+        """The probability of a statistic as large where nothing differs."""
+        from scipy import stats
+
+        return float(stats.f.sf(self.statistic, self.degrees, self.residual_degrees))
+
+    def plain(self) -> dict[str, Any]:
+        """Return the test as JSON values."""
+        values = {"statistic": self.statistic, "degrees": [self.degrees, self.residual_degrees], "p": self.p_value}
+        return plain_value(values)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +237,23 @@ class FederatedStatistics(PooledResult):
         by_client = {client: {name: held[name] for name in numbers} for client, held in self.by_client.items()}
         return replace(self, numbers=numbers, texts=texts, by_client=by_client)
 
+    @property
+    def tests(self) -> dict[tuple[str, str], ChiSquare]:
+        """Pearson's test of each contingency table that its columns are independent, without a correction; none with
+        noise, whose counts have another distribution, nor of a table with a single row or column.
+        """
+        from scipy import stats
+
+        tests = {}
+        for pair, table in self.tables.items() if self.privacy is None else ():
+            counts = np.array([[*line.values()] for line in table.values()])
+            # categories that nobody has are expected of nobody
+            counts = counts[counts.sum(1) > 0][:, counts.sum(0) > 0]
+            if min(counts.shape) > 1:
+                found = stats.chi2_contingency(counts, correction=False)
+                tests[pair] = ChiSquare(float(found.statistic), int(found.dof))
+        return tests
+
     def shown(self, name: str, number: float) -> float | str | None:
         """Return a mean or a quantile of a column for tables: dates as 2024-05-31."""
         if name not in self.dates or not math.isfinite(number):
@@ -244,10 +316,14 @@ class FederatedStatistics(PooledResult):
     def plain(self) -> dict[str, Any]:
         """Return the statistics as JSON values."""
         columns: Mapping[str, NumberColumn | TextColumn] = {**self.numbers, **self.texts}
+        tests = self.tests
         return {
             **plain_value({name: getattr(self, name) for name in ("clients", "mode", "rows")}),
             "columns": {name: column.plain() for name, column in columns.items()},
-            "tables": [{"columns": list(pair), "counts": table} for pair, table in self.tables.items()],
+            "tables": [
+                {"columns": list(pair), "counts": table, "test": test.plain() if (test := tests.get(pair)) else None}
+                for pair, table in self.tables.items()
+            ],
             "by_client": {
                 client: {name: column.plain() for name, column in columns.items()}
                 for client, columns in self.by_client.items()
@@ -350,6 +426,18 @@ class Estimates(PooledResult):
         for row, values in list(zip(table, ratios, strict=True))[self.baselines :]:
             row |= dict(zip(names, values, strict=True))
         return table.only(*heading, *names)
+
+    def publication(self) -> ResultTable:
+        """Return a table of the ratios, or of the coefficients where there are none, with 95 % intervals and p."""
+        kind, ratios = self.ratio or "coefficient", self.ratio is not None
+        numbers = np.column_stack([self.coefficients, self.interval()])
+        with np.errstate(over="ignore"):
+            numbers = np.exp(numbers) if ratios else numbers
+        rows = [
+            [name, f"{middle:.3g} ({low:.3g} to {high:.3g})", p_text(p)]
+            for name, (middle, low, high), p in zip(self.names, numbers.tolist(), self.p_values.tolist(), strict=True)
+        ][self.baselines if ratios else 0 :]
+        return ResultTable(rows, ("", f"{kind} (95 % interval)", "p"), notes=self.notes)
 
     def plain(self) -> dict[str, Any]:
         """Return the estimates as JSON values."""

@@ -23,9 +23,10 @@ from piebald.data.preparation.preparation import PrepareSettings
 from piebald.inference.columns import asked_owners
 from piebald.inference.linear_models import ModelOfRows, without
 from piebald.inference.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
+from piebald.inference.models.computed import CLIENT
 from piebald.inference.models.fitting import Maximum
 from piebald.inference.models.likelihood import LogRank, log_rank
-from piebald.inference.models.rows import CLIENT, HEADS, ModelPlan, Ties
+from piebald.inference.models.rows import HEADS, ModelPlan, Ties
 from piebald.inference.models.sums import TABLE, at_risk_of
 from piebald.inference.noisy_models import (
     ROUNDS,
@@ -36,35 +37,11 @@ from piebald.inference.noisy_models import (
     noisy_counts,
     tested_with_noise,
 )
-from piebald.inference.pooled_statistics import Estimates, PooledResult, plain_value
+from piebald.inference.pooled_statistics import ChiSquare, Estimates, PooledResult, plain_value
 from piebald.privacy.accounting import PrivacyBudget
 
 Transform = Literal["identity", "log", "km", "rank"]
 _Z = 1.959963984540054  # of intervals that cover with a probability of 0.95
-
-
-@dataclass(frozen=True, slots=True)
-class ChiSquare:
-    """A test whose statistic has a chi-square distribution.
-
-    Attributes:
-        statistic, degrees: the statistic, and its degrees of freedom.
-    """
-
-    statistic: float
-    degrees: int
-
-    @property
-    def p_value(self) -> float:
-        """The probability of a statistic as large where nothing differs."""
-        from scipy import stats
-
-        return float(stats.chi2.sf(self.statistic, self.degrees))
-
-    def plain(self) -> dict[str, Any]:
-        """Return the test as JSON values."""
-        values: dict[str, Any] = plain_value({"statistic": self.statistic, "degrees": self.degrees, "p": self.p_value})
-        return values
 
 
 @checked_class
@@ -366,11 +343,11 @@ class CoxOptions:
             raise SettingError("a Cox model needs at least one column that hazards depend on")
         return plan, names
 
-    def question(self, asked: ModelColumns) -> Query:
-        """Return the question that terms name."""
+    def questions(self, asked: ModelColumns) -> list[Query]:
+        """Return the questions that terms name."""
         plan, names = self.plan(asked)
         noise = self.noise
-        return asked.query(plan) if noise is None else noise.question(asked, plan, names, self.event, noise.times)
+        return [asked.query(plan) if noise is None else noise.question(asked, plan, names, self.event, noise.times)]
 
 
 def fit_cox(clients: ModelClients, options: CoxOptions) -> Cox | NoisyModel:
@@ -530,11 +507,12 @@ class SurvivalOptions:
         plan, names = planned(asked, "survival", self.roles(), self.columns, self.event_value, **strata)
         return plan, [name.partition("=")[2] for name in names] or ["all"]
 
-    def question(self, asked: ModelColumns) -> Query:
-        """Return the question that terms name."""
+    def questions(self, asked: ModelColumns) -> list[Query]:
+        """Return the questions that terms name."""
         plan, names = self.plan(asked)
         noise = self.noise
-        return asked.query(plan) if noise is None else noise.question(asked, plan, names, self.event, self.times or ())
+        times = self.times or ()
+        return [asked.query(plan) if noise is None else noise.question(asked, plan, names, self.event, times)]
 
 
 def fit_survival(clients: ModelClients, options: SurvivalOptions) -> Survival:

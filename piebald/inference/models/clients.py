@@ -19,7 +19,8 @@ from piebald.core.errors import RuntimeFault, SettingError, shown, unknown
 from piebald.core.moments import Floats
 from piebald.data.preparation.columns import are_classes, in_order
 from piebald.inference.columns import MOST_CODES, TARGET, as_text, check_codes, columns_of
-from piebald.inference.models.rows import CLIENT, MOST_COLUMNS, Ask, ModelPlan, ModelRows, Term, model_rows
+from piebald.inference.models.computed import CLIENT, Column, Computed, Term, terms_of_column
+from piebald.inference.models.rows import MOST_COLUMNS, Ask, ModelPlan, ModelRows, model_rows
 from piebald.inference.queries.columns import (
     MaskedModelSumsQuery,
     ModelSumsQuery,
@@ -105,6 +106,28 @@ class ModelColumns:
         place = self.place(name)
         known = TARGET if place == self._places.get(TARGET) else name  # a class may have two names
         return place, None if value is None else self._columns.codes(known, [value])[0]
+
+    def terms(self, columns: Sequence[str], first: int = 1) -> tuple[list[str], tuple[Term, ...]]:
+        """Return the names and terms of regressors: columns of numbers, then each category from the first on.
+
+        Raises:
+            SettingError: they are too many, or of clients that masks are to hide.
+        """
+        named: list[Term] = [(name, None) for name in columns if name not in self.categories]
+        named += [(name, value) for name in columns for value in [*self.categories.get(name, ())][first:]]
+        if len(named) > MOST_COLUMNS:
+            raise SettingError(f"a model has at most {MOST_COLUMNS} coefficients of columns, got {len(named):,}")
+        terms = tuple(self.term(name, value) for name, value in named)
+        self.check_hidden(terms)
+        return [name if value is None else f"{name}={value}" for name, value in named], terms
+
+    def check_hidden(self, columns: Collection[Column]) -> None:
+        """Refuse coefficients of each client where sums leave under masks."""
+        if self.secure and any(name == CLIENT for column in columns for name, _ in terms_of_column(column)):
+            raise SettingError(
+                "a coefficient of each client is of sums that masks are to hide: leave secure out, or the column of "
+                "clients, and take a random intercept of each client or a stratified model"
+            )
 
     def regressor(self, text: str) -> str:
         """Return the name of a regressor, which may be written as C(name): its values are categories.
@@ -280,11 +303,15 @@ class ModelClients:
         """Return the plan of one client with the rows of all, whose last column is the number of a row's client."""
         owner = str(len(self._clients.features)) if isinstance(self._clients, TableClients) else ""
         numbers = {str(name): str(number) for number, name in enumerate(self._clients.names)}
+
+        def owned(term: Term) -> Term:
+            return (owner, numbers[str(term[1])]) if term[0] == CLIENT else term
+
         return plan.model_copy(update={
             "cluster": owner if plan.cluster == CLIENT else plan.cluster,
             "strata": owner if plan.stratified else None,
-            "columns": tuple((owner, numbers[str(value)]) if name == CLIENT else (name, value)
-                             for name, value in plan.columns),
+            "columns": tuple(column.with_terms(owned) if isinstance(column, Computed) else owned(column)
+                             for column in plan.columns),
         })  # fmt: skip
 
 
@@ -334,7 +361,7 @@ class ColumnRoles:
     """The columns that a model names besides its regressors.
 
     Attributes:
-        target: the column to explain, or of events.
+        target: the column to explain, or of events; "" for none.
         time, entry, offset, weights, cluster: as of `ModelPlan`, by name; a cluster may be the client of a row.
     """
 
@@ -348,7 +375,7 @@ class ColumnRoles:
     @property
     def names(self) -> list[str]:
         """The columns."""
-        return [name for name in (getattr(self, role) for role in _ROLES) if name is not None]
+        return [name for name in (getattr(self, role) for role in _ROLES) if name]
 
 
 class ModelOptions(Protocol):
@@ -361,11 +388,8 @@ class ModelOptions(Protocol):
     def roles(self) -> ColumnRoles:
         """Return the other columns."""
 
-    def plan(self, asked: ModelColumns, /) -> tuple[ModelPlan, list[str]]:
-        """Return the plan of clients' columns, and the names of its regressors."""
-
-    def question(self, asked: ModelColumns, /) -> Query:
-        """Return the question that terms name."""
+    def questions(self, asked: ModelColumns, /) -> list[Query]:
+        """Return the questions that terms name."""
 
 
 def planned(
@@ -400,28 +424,19 @@ def planned(
     # a column that was named twice would make the information singular
     named = {places[name]: name for name in (asked.present if columns is None else columns)}
     regressors = [name for place, name in named.items() if place not in taken - {CLIENT}]
-    if asked.secure and CLIENT in {*named}:
-        raise SettingError(
-            "a coefficient of each client is of sums that masks are to hide: leave secure out, or the column "
-            f"{named[CLIENT]!r}, and take a random intercept of each client or a stratified model"
-        )
-    terms: list[Term] = [(name, None) for name in regressors if name not in asked.categories]
-    first = 0 if family == "survival" else 1  # all groups have a curve, and a first category has no coefficient
-    for name in regressors:
-        terms += [(name, value) for value in list(asked.categories.get(name, ()))[first:]]
-    if len(terms) > MOST_COLUMNS:
-        raise SettingError(f"a model has at most {MOST_COLUMNS} coefficients of columns, got {len(terms):,}")
+    # all groups have a curve, and a first category has no coefficient
+    names, terms = asked.terms(regressors, 0 if family == "survival" else 1)
     if family in ("ordinal", "multinomial"):
         words = asked.levels(roles.target, family == "ordinal")
         target, fields["levels"] = asked.term(roles.target, None), [asked.term(roles.target, word)[1] for word in words]
     else:
         target = _target(asked, family, roles.target, event)
     plan = ModelPlan(
-        family=family, columns=tuple(asked.term(name, value) for name, value in terms), target=target, **fields,
+        family=family, columns=terms, target=target, **fields,
         **{role: None if name is None else asked.place(name) for role, name in numbers.items()},
         cluster=None if roles.cluster is None else asked.place(roles.cluster),
     )  # fmt: skip
-    return plan, [name if value is None else f"{name}={value}" for name, value in terms]
+    return plan, names
 
 
 def _target(asked: ModelColumns, family: str, name: str, event: str | None) -> Term:

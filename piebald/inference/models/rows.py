@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Final, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.inference.columns import ClientColumns
+from piebald.inference.models.computed import CLIENT, Column, Computed, Name, Term, terms_of_column
 
 
 class Scale(NamedTuple):
@@ -48,6 +49,7 @@ class ModelRows:
         cluster: numbers of clusters [n].
         stratum: numbers of strata [n].
         dropped: rows with gaps, or of weight 0, which are left out.
+        steps: results of the operations by which regressors are computed [n, k].
     """
 
     x: Floats
@@ -59,6 +61,7 @@ class ModelRows:
     cluster: Floats
     stratum: Floats
     dropped: int
+    steps: Floats
 
     def design(self, plan: ModelPlan, scale: Scale) -> Floats:
         """Return regressors as standard scores [n, width], after an intercept where the model has one."""
@@ -91,7 +94,8 @@ def model_rows(plan: ModelPlan, table: ClientColumns, refuse: bool = True) -> Mo
     Raises:
         SettingError: a target, time or weight is not what the model takes.
     """
-    x = np.column_stack([_numbers(table, term) for term in plan.columns]) if plan.columns else np.zeros((table.rows, 0))
+    steps, nothing = list[Floats](), np.zeros((table.rows, 0))
+    x = np.column_stack([nothing, *(_regressor(table, column, steps) for column in plan.columns)])
     y = _level_numbers(table, plan) if plan.levels else _numbers(table, plan.target)
     offset = np.zeros(table.rows) if plan.offset is None else table.numbers[plan.offset]
     weight = np.ones(table.rows) if plan.weights is None else table.numbers[plan.weights]
@@ -121,7 +125,19 @@ def model_rows(plan: ModelPlan, table: ClientColumns, refuse: bool = True) -> Mo
     dropped = int(table.rows - whole.sum())
     columns = {"offset": offset, "weight": weight, "time": time, "entry": entry}
     parts = {name: column[whole] for name, column in columns.items()}
-    return ModelRows(x=x[whole], y=y[whole], cluster=cluster[whole], stratum=strata[whole], dropped=dropped, **parts)
+    return ModelRows(
+        x=x[whole], y=y[whole], cluster=cluster[whole], stratum=strata[whole], dropped=dropped, **parts,
+        steps=np.column_stack([nothing, *steps])[whole],
+    )  # fmt: skip
+
+
+def _regressor(table: ClientColumns, column: Column, steps: list[Floats]) -> Floats:
+    """Return a regressor [n], and append to the steps what is computed on the way."""
+    if not isinstance(column, Computed):
+        return _numbers(table, column)
+    results = column.results(lambda term: _numbers(table, term))
+    steps += results
+    return results[-1]
 
 
 def _numbers(table: ClientColumns, term: Term) -> Floats:
@@ -197,15 +213,6 @@ MOST_COLUMNS = 256
 MOST_SUMS = 1 << 20
 
 
-Name = Annotated[str, Field(max_length=300)]
-
-
-Term = tuple[Name, Name | None]  # a column of numbers, or a column and the category that counts as 1
-
-
-CLIENT: Final = ""  # the column that has the name of the client, where a term's category is one
-
-
 class ModelPlan(BaseModel):
     """The columns of a model, and the parts that they play.
 
@@ -234,7 +241,7 @@ class ModelPlan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     family: Family | Literal["cox", "survival"]
-    columns: tuple[Term, ...] = Field(default=(), max_length=MOST_COLUMNS)
+    columns: tuple[Column, ...] = Field(default=(), max_length=MOST_COLUMNS)
     target: Term
     levels: tuple[Name, ...] = Field(default=(), max_length=20)
     power: float = Field(default=1.5, gt=1, lt=2)
@@ -291,7 +298,8 @@ class ModelPlan(BaseModel):
     @property
     def of_clients(self) -> list[int]:
         """The indexes of the regressors that are the same for all rows of a client."""
-        return [index for index, (name, _) in enumerate(self.columns) if name == CLIENT]
+        return [index for index, column in enumerate(self.columns)
+                if all(name == CLIENT for name, _ in terms_of_column(column))]  # fmt: skip
 
     @property
     def parameters(self) -> int:

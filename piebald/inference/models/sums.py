@@ -218,6 +218,9 @@ def check_sums(plan: ModelPlan, ask: Ask, rows: ModelRows, numbers: Floats, rule
     if 3 * plan.parameters_in_clients > len(rows.y) > 0:
         rules.check([np.ones((1, 1))])
     units = rows.cluster if plan.cluster else None
+    # what is computed on the way to a regressor, as if its own sum left: a step may single out one row that the
+    # regressor hides among others, and subtract it in the next question
+    rules.check([rows.steps], units)
     with np.errstate(over="ignore", invalid="ignore"):
         rules.check(_CONTRIBUTIONS[ask](plan, rows, scale, point, rules), units)
 
