@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from piebald.advice.tuning.space import Budget, Cost, has_setting, setting_of, with_settings
-from piebald.advice.tuning.trial_runs import Record, TrialRuns, cost_of, scores_from_json, scores_to_json, words
+from piebald.advice.tuning.trial_runs import Record, TrialRuns, scores_from_json, scores_to_json, words
 from piebald.contracts import Clients, Fleet
 from piebald.core.errors import DeviceLost, PiebaldError, SettingError, unknown
 from piebald.methods.catalog import recipes
@@ -390,16 +390,11 @@ class Race:
 
     def _trained(self, runner: Runner, folder: Path, seed: int, rung: int) -> dict[str, Any]:
         try:
-            run = self.runs.train(runner.recipe, folder, runner.label, seed, rung)
-            scores, cost = self.runs.scores([run], rung), cost_of([run])
-            run.close()
+            scores, cost = self.runs.at_rung(runner.recipe, {seed: folder}, runner.label, rung)
         except DeviceLost:
             raise  # the next run would fail as well
         except PiebaldError as error:
             return {"why": str(error)}
-        # a diverged run has a folder and no score; as a failure it does not stand in rankings
-        if np.isnan(scores.values).all():
-            return {"why": "no client has a finite score on its validation rows"}
         return {"scores": scores_to_json(scores), "cost": asdict(cost)}
 
     def _read(self, place: str, seed: int) -> tuple[Scores | None, Cost, str]:

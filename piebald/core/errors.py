@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any
 
@@ -162,6 +163,23 @@ def shown(value: object, longest: int = 80) -> str:
     except Exception:  # a number of 5,000 digits has no repr, and an object may have a broken one
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= longest else f"{text[:longest]}..."
+
+
+@contextmanager
+def about(what: str) -> Iterator[None]:
+    """Begin the message of a wrong setting with what it is about.
+
+    Examples:
+        >>> with about("trial.toml, line 3"):
+        ...     raise SettingError("lr must be above 0")
+        Traceback (most recent call last):
+            ...
+        piebald.core.errors.SettingError: trial.toml, line 3: lr must be above 0
+    """
+    try:
+        yield
+    except SettingError as error:
+        raise SettingError(f"{what}: {error}") from None
 
 
 def unknown(

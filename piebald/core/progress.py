@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 from piebald.core.plain_text import html_text, printable
@@ -98,9 +97,7 @@ class Bar:
             self._task = self._bar.add_task(self.text, total=self.total, note="")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._in_lines:
             line_clock.end()
         if self._bar is not None:

@@ -16,7 +16,7 @@ from pydantic import PrivateAttr, ValidationError
 from piebald.contracts import Clients
 from piebald.contracts.component import Component, build
 from piebald.core import pytree
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, about
 from piebald.core.references import NOBODY, USERS, Reference, Resolver, Users
 from piebald.data.clients.client_tables import files_of
 from piebald.data.clients.data_source import with_published
@@ -59,10 +59,8 @@ def partition_of(fields: ExperimentFields) -> Component | None:
 def clients_of(fields: ExperimentFields, partition: Component | None) -> Clients:
     """Return the clients with their rows as the source has them, and the rows that all of them have."""
     clients = _own_rows(fields, partition)
-    try:
+    with about(fields.places.at("data", "public")):
         return with_published(clients, fields.data)
-    except SettingError as error:
-        raise SettingError(f"{fields.places.at('data', 'public')}: {error}") from None
 
 
 def _own_rows(fields: ExperimentFields, partition: Component | None) -> Clients:
@@ -122,26 +120,17 @@ def as_the_model_reads(fields: ExperimentFields, clients: Clients) -> Clients:
         seeds = fields.seeds or [fields.seed]
         # clients that any of the seeds holds out, since all runs share one preparation
         held_out = {number for seed in seeds for number in unseen_numbers(clients.names, fields.unseen, seed)}
-        try:
-            return prepared(
-                clients,
-                fields.wanted,
-                fields.data.target or "target",
-                held_out,
-                origin=str(fields.data.source or "the rows"),
-            )
-        except SettingError as error:
-            raise SettingError(f"{at('prepare')}: {error}") from None
+        target, origin = fields.data.target or "target", str(fields.data.source or "the rows")
+        with about(at("prepare")):
+            return prepared(clients, fields.wanted, target, held_out, origin=origin)
     if fields.prepare not in (None, "none") and not fields.rows_at_sites:
         raise SettingError(
             f"{at('prepare')}: prepare is for the columns of tables, and these inputs are arrays: leave it out, or set "
             "standardise = 'federated' in [data]"
         )
     if fields.extractor is not None:
-        try:
+        with about(at("extractor")):
             clients = embedded_by(clients, fields.extractor)
-        except SettingError as error:
-            raise SettingError(f"{at('extractor')}: {error}") from None
     if standardise is None:
         return clients
     if standardise == "federated" and fields.unseen:
@@ -149,10 +138,8 @@ def as_the_model_reads(fields: ExperimentFields, clients: Clients) -> Clients:
             f"{at('unseen')}: unseen holds clients out, whose rows would count in data.standardise = 'federated': give "
             "constants, standardise = { mean = [...], deviation = [...] }, or leave one of them out"
         )
-    try:
+    with about(at("data", "standardise")):
         return standardised(clients, standardise if isinstance(standardise, Standardisation) else None)
-    except SettingError as error:
-        raise SettingError(f"{at('data', 'standardise')}: {error}") from None
 
 
 log = logging.getLogger("piebald.experiments")

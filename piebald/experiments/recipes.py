@@ -19,7 +19,7 @@ from piebald.contracts.component import Component, build, kind_of
 from piebald.contracts.data import rows_with_all_inputs
 from piebald.core import pytree
 from piebald.core.arguments import SeedList
-from piebald.core.errors import SettingError, shown, unknown
+from piebald.core.errors import SettingError, about, shown, unknown
 from piebald.core.objective import speaks_in_unit, unfit_classes
 from piebald.core.randomness import key as rng_key
 from piebald.core.randomness import torch_seed
@@ -166,10 +166,8 @@ class ExperimentFields(RunSettings):
 
     def use_plugins(self) -> None:
         """Import the modules that the file lists."""
-        try:
+        with about(self.places.at("plugins")):
             self._resolver.use(self.plugins)
-        except SettingError as error:
-            raise SettingError(f"{self.places.at('plugins')}: {error}") from None
 
     def component(self, axis: str, section: Kind, **settings: Any) -> Component:
         """Build the component that a section defines, with `settings` that the file does not give."""
@@ -210,10 +208,8 @@ def recipes_of(fields: ExperimentFields) -> dict[str, Recipe]:
                     f"{fields.places.at(*key)}: there are two recipes called {label!r}: give one a label"
                 )
             recipe = _recipe(key, {**table, **changes}, changes, fields.places, fields.resolver)
-            try:
+            with about(fields.places.at("clients")):
                 recipes[label] = recipe.for_clients(fields.client_settings or {})
-            except SettingError as error:
-                raise SettingError(f"{fields.places.at('clients')}: {error}") from None
     return recipes
 
 
@@ -241,10 +237,8 @@ def _recipe(
     from piebald.methods.catalog.registry import lookup, recipes_with
 
     name = table.pop("name")
-    try:
+    with about(places.at(*key, "name")):
         method = lookup(name, resolver)
-    except SettingError as error:
-        raise SettingError(f"{places.at(*key, 'name')}: {error}") from None
     setting_names = tuple(method.defaults)
     # A recipe may have a setting with the name of an axis (hdafl: aggregation = "gradient_norm"); a table still
     # replaces the component.

@@ -14,7 +14,7 @@ from piebald.advice.tuning.space import Budget, Cost, SearchSpace, has_setting, 
 from piebald.advice.tuning.trial_runs import Record, Sampler, Trial, TrialRuns, best_of, words
 from piebald.contracts import Clients
 from piebald.core.arguments import Count, PathLike, Seed, Seeds
-from piebald.core.errors import RunFolderError, SettingError
+from piebald.core.errors import RunFolderError, SettingError, about
 from piebald.core.files import read_json
 from piebald.core.private_files import write_private
 from piebald.core.progress import line_writer
@@ -217,10 +217,8 @@ def spaces_of(methods: Mapping[str, Recipe], space: Mapping[str, Any] | SearchSp
             with_settings(next(iter(methods.values())), {name: None})  # refuses it, with the nearest name
     spaces = {}
     for label, recipe in methods.items():
-        try:
+        with about(f"space of recipe {label!r}"):
             spaces[label] = full_space.of_recipe(recipe)
-        except SettingError as error:
-            raise SettingError(f"space of recipe {label!r}: {error}") from None
     return spaces
 
 

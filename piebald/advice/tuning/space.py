@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from piebald.contracts.component import Component
 from piebald.core.arguments import LARGEST, Fraction, checked, checked_class, settled
-from piebald.core.errors import SettingError, shown, unknown
+from piebald.core.errors import SettingError, about, shown, unknown
 from piebald.core.references import USERS
 from piebald.methods.catalog import recipes
 from piebald.methods.catalog.recipe_help import home
@@ -176,7 +176,7 @@ class SearchSpace:
 
 
 def _values(name: str, values: Any) -> Values:
-    try:
+    with about(f"space of {name}"):
         if isinstance(values, Range | Choices):
             return values
         if isinstance(values, Mapping):
@@ -189,8 +189,6 @@ def _values(name: str, values: Any) -> Values:
                 )
             return Range(**values)
         return Choices(values)
-    except SettingError as error:
-        raise SettingError(f"space of {name}: {error}") from None
 
 
 def has_setting(recipe: Recipe, name: str) -> bool:

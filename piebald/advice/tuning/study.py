@@ -26,13 +26,12 @@ from piebald.advice.tuning.trial_runs import (
     State,
     Trial,
     TrialRuns,
-    cost_of,
     lag_beyond_noise,
     scores_from_json,
     scores_to_json,
     words,
 )
-from piebald.core.errors import DeviceLost, PiebaldError, SettingError
+from piebald.core.errors import DeviceLost, PiebaldError
 from piebald.core.plain_text import errors_alone
 from piebald.core.randomness import generator
 from piebald.methods.recipe import Recipe
@@ -189,12 +188,8 @@ class Study:
         if scores is None:
             recipe = with_settings(self.recipe, self._point(trial.params))
             folder = self.folder / "trials" / folder_name(self.label) / str(trial.number)
-            runs = [self.runs.train(recipe, folder / f"seed-{seed}", self.label, seed, rung) for seed in self.seeds]
-            scores, cost = self.runs.scores(runs, rung), cost_of(runs)
-            for run in runs:
-                run.close()
-            if not scores.present:
-                raise SettingError("no client has a finite score on its validation rows")
+            folders = {seed: folder / f"seed-{seed}" for seed in self.seeds}
+            scores, cost = self.runs.at_rung(recipe, folders, self.label, rung)
             trial.set_user_attr(f"cost/{rung}", asdict(cost))
             trial.set_user_attr(f"scores/{rung}", scores_to_json(scores))
         # a resumed trial may have reported this rung, and Optuna warns of a second report

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from piebald.advice.tuning.space import Cost, Point
 from piebald.contracts import Clients, Rows, RowsAtSites, Split
-from piebald.core.errors import RunFolderError, SettingError
+from piebald.core.errors import RunFolderError, SettingError, about
 from piebald.core.files import json_value, read_bytes
 from piebald.core.objective import Objective
 from piebald.core.private_files import write_private
@@ -214,10 +215,8 @@ class TrialRuns:
         # the metric is a placeholder until the first recipe was judged
         runs = cls(clients, choosing, model, rungs, rungs[0], shared, "", True)
         for label, recipe in methods.items():
-            try:
+            with about(f"recipe {label!r}"):
                 runs = runs.judged_as(recipe, label)
-            except SettingError as error:
-                raise SettingError(f"recipe {label!r}: {error}") from None
         return runs
 
     def judged_as(self, recipe: Recipe, label: str) -> TrialRuns:
@@ -256,6 +255,22 @@ class TrialRuns:
             SettingError: see `WithoutTestRows.on_all_rows`.
         """
         return replace(self, choosing=self.choosing.on_all_rows(), every=0)
+
+    def at_rung(self, recipe: Recipe, folders: Mapping[int, Path], label: str, rung: int) -> tuple[Scores, Cost]:
+        """Train a run in a folder for each seed to a rung, and return their scores and what they have cost.
+
+        Raises:
+            SettingError: no client has a score, as where runs have diverged.
+        """
+        with ExitStack() as stack:
+            runs = [
+                stack.enter_context(self.train(recipe, folder, label, seed, rung)) for seed, folder in folders.items()
+            ]
+            scores, cost = self.scores(runs, rung), cost_of(runs)
+        # a diverged run has a folder and no score; as a failure it does not stand in rankings
+        if not scores.present:
+            raise SettingError("no client has a finite score on its validation rows")
+        return scores, cost
 
     def scores(self, runs: Sequence[History], version: int) -> Scores:
         """The main metric of each client's validation rows after so many server steps, under the seeds of runs."""

@@ -20,7 +20,7 @@ from piebald.contracts import Clients, InMemory, Rows, RowsAtSites, Split
 from piebald.contracts.component import WordedModel
 from piebald.core import pytree
 from piebald.core.arguments import checked, checked_class
-from piebald.core.errors import SettingError, shown
+from piebald.core.errors import SettingError, about, shown
 from piebald.core.moments import Moments, merged
 from piebald.core.objective import Objective, speaks_in_unit
 from piebald.core.tensor_store import blocks, large_array
@@ -318,15 +318,13 @@ def prepared(
     if table is None:
         raise SettingError("prepare is for the columns of tables, and these inputs are arrays: leave it out")
     warn_of_values(clients, table, settings, origin)
-    try:
+    with about(origin):
         if agreed is None:
             agreed = _agreed(clients, table, settings, target, held_out)
             say(agreed.said)
         made = PreparedClients(clients, table, agreed, computed=settings.agreed is None)
         if made.in_memory():
             made.pool()  # now, so that a word among numbers is told with its file
-    except SettingError as error:
-        raise SettingError(f"{origin}: {error}") from None
     return made
 
 

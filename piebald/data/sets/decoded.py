@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from piebald.core.arguments import Whole, checked_class
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, about
 from piebald.core.reading import picture
 
 KINDS = {torch.uint8: np.uint8, torch.float32: np.float32}
@@ -89,11 +89,8 @@ def decode(stored: NDArray[np.uint8], offset: NDArray[np.int64], place: str) -> 
     images: NDArray[np.uint8] | None = None
     for number in range(len(offset) - 1):
         file = io.BytesIO(stored[offset[number] : offset[number + 1]].tobytes())
-        try:
-            with picture(file, "JPEG", "it") as image:
-                pixels = np.asarray(image.convert("RGB"))
-        except SettingError as error:
-            raise SettingError(f"{place}: image {number} cannot be decoded: {error}") from None
+        with about(f"{place}: image {number} cannot be decoded"), picture(file, "JPEG", "it") as image:
+            pixels = np.asarray(image.convert("RGB"))
         if images is None:
             images = np.empty((len(offset) - 1, 3, *pixels.shape[:2]), dtype=np.uint8)
         if pixels.shape[:2] != images.shape[2:]:
