@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from piebald.cli.app import (
-    SharedOptions,
-    command,
-    end_on_term,
-    guarded,
-    load_settings,
-    out_folder,
-    print_json,
-    print_table,
-)
+from piebald.cli import app
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.core.files import read_json
 from piebald.core.plain_text import WIDTH, errors_alone, printable
@@ -40,9 +31,9 @@ _TARGET = typer.Option("--target", help="The column of a table to predict.")
 _Regression = Annotated[bool, typer.Option("--regression", help="The target has amounts and no classes.")]
 
 
-@command("as_json")
+@app.command("as_json")
 def look(
-    options: SharedOptions,
+    options: app.SharedOptions,
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="A .csv, .tsv, .parquet or .sql table, or '*/patients.csv'.")
     ],
@@ -61,13 +52,13 @@ def look(
     if write is not None and seen.experiment:
         write_new(write, seen.experiment)
     if options.as_json:
-        return print_json(seen.plain())
+        return app.print_json(seen.plain())
     classes = list(dict.fromkeys(name for site in seen.sites for name in site[target]))
     counts = [
         [site["site"], site["rows"], f"{site['gaps']:.0%}", *map(site[target].get, classes)] for site in seen.sites
     ]
     heading = ["site", "rows", "gaps", *(f"{target} {name}" for name in classes)]
-    print_table(ResultTable(counts, heading), width=WIDTH)
+    app.print_table(ResultTable(counts, heading), width=WIDTH)
     print()
     for row in seen.columns:
         gaps = f", {row['gaps']} gaps ({row['most gaps']})" if row["gaps"] else ""
@@ -94,9 +85,9 @@ def write_new(path: Path, text: str) -> None:
         raise SettingError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-@command("sets", "scale", "out", "as_json", "quiet", "verbose", "wide", lists_keys=True)
+@app.command("sets", "scale", "out", "as_json", "quiet", "verbose", "wide", lists_keys=True)
 def advise(
-    options: SharedOptions,
+    options: app.SharedOptions,
     file: Annotated[
         Path, typer.Argument(help="A table, or an experiment file, which needs no recipe; those it has are raced too.")
     ],
@@ -109,7 +100,7 @@ def advise(
     more: Annotated[bool, typer.Option("--more", help="Print the whole answer and all that was tried.")] = False,
 ) -> None:
     """Choose a method: whether to train together, how, and who loses by it."""
-    end_on_term()
+    app.end_on_term()
     from piebald.advice.adviser import AdviceSettings
     from piebald.advice.tuning import Budget
     from piebald.data.preparation.written_forms import VALUES_LOG
@@ -119,13 +110,13 @@ def advise(
         limit = Budget.parse(budget)
         flags.append(f"advise.budget={{ {limit.unit} = {limit.amount} }}")
     text = _experiment_of_table(file, client, target, regression, options)
-    settings = _first_fold(load_settings(file, options, flags, AdviceSettings, text))
+    settings = _first_fold(app.load_settings(file, options, flags, AdviceSettings, text))
     with nullcontext() if text is None else errors_alone(VALUES_LOG):  # they have been told of the table
-        _advise(settings, out_folder(settings, settings.label or "advice"), options, more)
+        _advise(settings, app.out_folder(settings, settings.label or "advice"), options, more)
 
 
 def _experiment_of_table(
-    file: Path, client: str | None, target: str | None, regression: bool, options: SharedOptions
+    file: Path, client: str | None, target: str | None, regression: bool, options: app.SharedOptions
 ) -> str | None:
     """Return the experiment that a table means, by the data plan of `piebald look`; None for an experiment file.
 
@@ -157,15 +148,15 @@ def _experiment_of_table(
     return dumps(experiment)
 
 
-@command("sets", "scale", "out", "as_json", "quiet", "verbose", "wide", lists_keys=True)
+@app.command("sets", "scale", "out", "as_json", "quiet", "verbose", "wide", lists_keys=True)
 def tune(
-    options: SharedOptions,
+    options: app.SharedOptions,
     file: Annotated[Path, typer.Argument(help="An experiment file with a recipe or [[recipes]], and maybe [tune].")],
 ) -> None:
     """Choose settings of recipes by validation rows, each recipe with the same budget."""
-    end_on_term()
-    settings = _first_fold(load_settings(file, options))
-    folder = out_folder(settings)
+    app.end_on_term()
+    settings = _first_fold(app.load_settings(file, options))
+    folder = app.out_folder(settings)
     _print(_tuned(settings, settings.plan(), folder, f"piebald resume {folder}", options), folder, options)
 
 
@@ -177,7 +168,9 @@ def _first_fold(settings: _Settings) -> _Settings:
     return settings.model_copy(update={"split": settings.split.with_(fold=0)})
 
 
-def tuned_first(settings: ExperimentSettings, plan: Plan, folder: Path, again: str, options: SharedOptions) -> Tuning:
+def tuned_first(
+    settings: ExperimentSettings, plan: Plan, folder: Path, again: str, options: app.SharedOptions
+) -> Tuning:
     """Tune recipes before a comparison, in a folder beside it: a report on the comparison is not about trials."""
     beside = folder.with_name(f"{folder.name}-tuning")
     tuning = _tuned(settings, plan, beside, again, options)
@@ -187,7 +180,7 @@ def tuned_first(settings: ExperimentSettings, plan: Plan, folder: Path, again: s
     return tuning
 
 
-def resumed_search(folder: Path, options: SharedOptions) -> None:
+def resumed_search(folder: Path, options: app.SharedOptions) -> None:
     """Go on with the search in a folder, from the experiment file that it was started with, which may name plugins."""
     from piebald.advice.adviser import AdviceSettings
     from piebald.core.references import of_folder
@@ -209,12 +202,12 @@ def resumed_search(folder: Path, options: SharedOptions) -> None:
     _print(_tuned(settings, settings.plan(), folder, f"piebald resume {folder}", options), folder, options)
 
 
-def _tuned(settings: ExperimentSettings, plan: Plan, folder: Path, again: str, options: SharedOptions) -> Tuning:
+def _tuned(settings: ExperimentSettings, plan: Plan, folder: Path, again: str, options: app.SharedOptions) -> Tuning:
     from piebald.advice import tuning
     from piebald.experiments.sections import TuneSection
 
     section = settings.tune or TuneSection()
-    with guarded(folder, again, settings):
+    with app.guarded(folder, again, settings):
         return tuning.tune(
             plan.recipes,
             plan.clients,
@@ -229,12 +222,12 @@ def _tuned(settings: ExperimentSettings, plan: Plan, folder: Path, again: str, o
         )
 
 
-def _advise(settings: ExperimentSettings, folder: Path, options: SharedOptions, more: bool = False) -> None:
+def _advise(settings: ExperimentSettings, folder: Path, options: app.SharedOptions, more: bool = False) -> None:
     from piebald import advice
     from piebald.experiments.sections import AdviseSection
 
     section, first, plan = settings.advise or AdviseSection(), settings.first_seed, settings.plan()
-    with guarded(folder, f"piebald resume {folder}", settings):
+    with app.guarded(folder, f"piebald resume {folder}", settings):
         chosen = advice.advise(
             plan.clients,
             plan.model,
@@ -249,13 +242,13 @@ def _advise(settings: ExperimentSettings, folder: Path, options: SharedOptions, 
             | search_options(settings, plan),
         )
     if options.as_json:
-        print_json({**chosen.plain(), "out": str(folder)})
+        app.print_json({**chosen.plain(), "out": str(folder)})
         return
     print(chosen.text(), end="")
     if more:
         columns = ("method", "score", "behind", "error", "lr", "megabytes", "steps", "rounds", "seeds")
         print()
-        print_table(chosen.tried.only(*columns), options.wide)
+        app.print_table(chosen.tried.only(*columns), options.wide)
         print(f"\n{chosen.details()}", end="")
 
 
@@ -285,11 +278,11 @@ def search_options(settings: ExperimentSettings, plan: Plan) -> dict[str, Any]:
     return shared
 
 
-def _print(tuning: Tuning, folder: Path, options: SharedOptions) -> None:
+def _print(tuning: Tuning, folder: Path, options: app.SharedOptions) -> None:
     if options.as_json:
-        print_json({**tuning.plain(), "out": str(folder)})
+        app.print_json({**tuning.plain(), "out": str(folder)})
     elif not options.quiet:
-        print_table(tuning.table(), options.wide)
+        app.print_table(tuning.table(), options.wide)
         print(f"\nchosen by validation rows; all trials are in {folder}")
         for budget in tuning.privacy:
             print(printable(budget["meaning"]))

@@ -16,18 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from piebald.cli.app import (
-    LOG,
-    PAGE,
-    SharedOptions,
-    app,
-    command,
-    load_settings,
-    out_folder,
-    print_facts,
-    print_json,
-    print_table,
-)
+from piebald.cli import app
 from piebald.cli.predicting import federation_flags, locked, page_address, relayed, serving, with_sites
 from piebald.cli.queueing import serve_queue
 from piebald.cli.train import carry_out
@@ -41,13 +30,13 @@ if TYPE_CHECKING:
     from piebald.federation.site.site_rows import SiteClient
 
 _site = typer.Typer(help="A site of a federation, from its startup kit.", no_args_is_help=True)
-app.add_typer(_site, name="site")
+app.app.add_typer(_site, name="site")
 _CREDENTIALS = typer.Argument(metavar="CREDENTIALS", help="A folder that piebald provision made.")
 
 
-@command("as_json")
+@app.command("as_json")
 def provision(
-    options: SharedOptions,
+    options: app.SharedOptions,
     file: Annotated[Path, typer.Argument(metavar="FEDERATION", help="A TOML file: name, host, port, days, sites.")],
     out: Annotated[Path, typer.Option("--out", help="The folder for the credentials.")] = Path("credentials"),
     renew: Annotated[bool, typer.Option("--renew", help="Make new keys and certificates for all parties.")] = False,
@@ -66,8 +55,8 @@ def provision(
         times = {site: f"{at:%Y-%m-%d %H:%M:%S} UTC" for site, at in sorted(revoked.items())}
         if not renew:
             if options.as_json:
-                return print_json({"revoked": times})
-            return print_table(ResultTable(times.items(), ("revoked", "at")))
+                return app.print_json({"revoked": times})
+            return app.print_table(ResultTable(times.items(), ("revoked", "at")))
     kits: dict[str, Path] = {}
 
     def hand_out(credentials: provisioning.Credentials) -> None:
@@ -87,18 +76,18 @@ def provision(
             }
             for p in parties
         ]
-        return print_json({"made": rows, "authority": str(out / "authority")})
+        return app.print_json({"made": rows, "authority": str(out / "authority")})
     lines = [(p.party, f"{p.expires:%Y-%m-%d}", kits.get(p.party, out / p.party)) for p in parties]
-    print_table(ResultTable(lines, ("new credentials of", "expires", "for its machine")))
+    app.print_table(ResultTable(lines, ("new credentials of", "expires", "for its machine")))
     print(
         f"\nGive each kit to its own site only, which starts it with piebald site up KIT; keep {out / 'authority'} in "
         "a safe place: it makes further credentials."
     )
 
 
-@command("sets", "out", "start_from", "plugins", *LOG, *PAGE, "as_json", "quiet", lists_keys=True)
+@app.command("sets", "out", "start_from", "plugins", *app.LOG, *app.PAGE, "as_json", "quiet", lists_keys=True)
 def server(
-    options: SharedOptions,
+    options: app.SharedOptions,
     credentials: Annotated[Path, _CREDENTIALS],
     file: Annotated[
         Path | None, typer.Argument(metavar="EXPERIMENT", help="A TOML file; without one, those of the queue.")
@@ -140,8 +129,8 @@ def server(
         with locked(credentials), at_work("reading the experiment", tell=_to_terminal):
             checks = [*server_machine(party), *server_run(party, file, flags, options.out)]
             raise typer.Exit(_print_checks([*checks, *server_disks(credentials, Path(options.out or "runs"))]))
-    settings = load_settings(file, options, flags)
-    folder = out_folder(settings)
+    settings = app.load_settings(file, options, flags)
+    folder = app.out_folder(settings)
     with serving(credentials, folder, page) as callbacks:
         refuse_crosses(
             [*server_machine(party), *server_disks(credentials, folder)], f"piebald server {credentials} {file} --check"
@@ -149,9 +138,9 @@ def server(
         carry_out(settings, file, options, callbacks, folder)
 
 
-@command(*LOG)
+@app.command(*app.LOG)
 def client(
-    options: SharedOptions,
+    options: app.SharedOptions,
     credentials: Annotated[Path, _CREDENTIALS],
     data: Annotated[
         str | None, typer.Option("--data", help="The site's rows: a file, a folder, my_data.py:load, or mylab:load.")
@@ -183,9 +172,9 @@ def client(
     _end(code)
 
 
-@command(*LOG, name="up", group=_site)
+@app.command(*app.LOG, name="up", group=_site)
 def site_up(
-    options: SharedOptions,
+    options: app.SharedOptions,
     kit: Annotated[Path, typer.Argument(metavar="KIT", help="The archive of this site, or the folder made from it.")],
     into: Annotated[Path | None, typer.Option(help="The folder to unpack it to; beside the kit by default.")] = None,
     data: Annotated[str | None, typer.Option("--data", help="The site's rows, where site.toml names none.")] = None,
@@ -224,7 +213,7 @@ def _take_part(work: SiteWork, stays: bool, parent: int | None = None) -> int:
     return 130 if ended == "stopped" else 0
 
 
-def _checked(work: SiteWork, options: SharedOptions) -> tuple[list[Check], int]:
+def _checked(work: SiteWork, options: app.SharedOptions) -> tuple[list[Check], int]:
     """Look whether a site can take part, print what was found, and return it with the exit code."""
     from piebald.federation.link.supervision import at_work
     from piebald.federation.site.gate import declared, stated_rows
@@ -244,7 +233,7 @@ def _checked(work: SiteWork, options: SharedOptions) -> tuple[list[Check], int]:
         checks = check_site(work, met=met)
     code = _print_checks(checks)
     print(f"\n{title}\n")
-    print_table(ResultTable([line.cells for line in lines], ("release", "about", "mechanism", "when")))
+    app.print_table(ResultTable([line.cells for line in lines], ("release", "about", "mechanism", "when")))
     return checks, code
 
 
@@ -254,9 +243,9 @@ def _end(code: int) -> None:
     os._exit(code)
 
 
-@command("sets", "out", *LOG, "as_json", "quiet", lists_keys=True)
+@app.command("sets", "out", *app.LOG, "as_json", "quiet", lists_keys=True)
 def up(
-    options: SharedOptions,
+    options: app.SharedOptions,
     file: Annotated[Path | None, typer.Argument(help="A TOML file; the built-in experiment without one.")] = None,
     local: Annotated[int | None, typer.Option("--local", help="Sites on this machine, as many as clients.")] = None,
 ) -> None:
@@ -277,16 +266,16 @@ def up(
                 f"the experiment has {count} clients, --local says {local}: give the same number, or leave it out"
             )
     (replace(options, log_level="warning") if options.quiet else options).start_log()
-    settings = load_settings(file, options, flags)
-    settings = settings.model_copy(update={"out": str(out_folder(settings))})
+    settings = app.load_settings(file, options, flags)
+    settings = settings.model_copy(update={"out": str(app.out_folder(settings))})
     shows = options.progress and options.log_level in ("debug", "info")
     with relayed(Path(str(settings.out)), partial(print, file=sys.stderr, flush=True)) if shows else nullcontext():
         carry_out(settings, file, options, [StepLog()])
 
 
-@command("as_json", "wide")
+@app.command("as_json", "wide")
 def status(
-    options: SharedOptions,
+    options: app.SharedOptions,
     folder: Annotated[
         Path, typer.Argument(metavar="RUN|CREDENTIALS", help="A run folder, or a folder of credentials.")
     ],
@@ -300,19 +289,19 @@ def status(
     if check:
         return check_health(folder)
     if options.as_json:
-        return print_json(status_values(folder))
+        return app.print_json(status_values(folder))
     values = read_status(folder)
     sites = values.pop("sites", [])
-    print_facts({"until" if name == "ends" else name: v for name, v in values.items() if v not in (None, [])})
+    app.print_facts({"until" if name == "ends" else name: v for name, v in values.items() if v not in (None, [])})
     if sites:
         names = sorted(sites[0], key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
         print()
-        print_table(ResultTable(sites, names), options.wide)
+        app.print_table(ResultTable(sites, names), options.wide)
 
 
-@command()
+@app.command()
 def stop(
-    _: SharedOptions,
+    _: app.SharedOptions,
     folder: Annotated[
         Path, typer.Argument(metavar="RUN|CREDENTIALS", help="A run folder, or a folder of credentials.")
     ],
@@ -349,7 +338,7 @@ def _to_terminal(line: str) -> None:
 def _print_checks(checks: Sequence[Check]) -> int:
     """Print a table of ticks and crosses, and return the exit code."""
     rows = [(check.mark, check.what, check.told) for check in checks]
-    print_table(ResultTable(rows, ("mark", "what", "told"), headed=False))
+    app.print_table(ResultTable(rows, ("mark", "what", "told"), headed=False))
     return 2 if any(check.fine is False for check in checks) else 0
 
 

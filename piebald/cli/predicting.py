@@ -17,18 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from piebald.cli.app import (
-    LOG,
-    LOOPBACK,
-    PAGE,
-    SharedOptions,
-    check_run,
-    command,
-    end_on_term,
-    kind_of,
-    print_json,
-    print_result,
-)
+from piebald.cli import app
 from piebald.core.errors import SettingError, unknown
 from piebald.core.plain_text import csv_text, printable
 from piebald.core.private_files import write_private
@@ -58,9 +47,9 @@ _Threshold = Annotated[
 _Pooled = Annotated[bool, typer.Option("--pooled", help="Choose one threshold on the rows of all clients.")]
 
 
-@command("plugins", "as_json", "quiet")
+@app.command("plugins", "as_json", "quiet")
 def predict(
-    options: SharedOptions,
+    options: app.SharedOptions,
     folder: Annotated[
         Path,
         typer.Argument(
@@ -77,7 +66,7 @@ def predict(
     out: Annotated[Path | None, typer.Option("--out", help="A CSV file; printed without it.")] = None,
 ) -> None:
     """Predict for the rows of a table: probabilities of the classes, or values in the target's unit."""
-    check_run(folder)
+    app.check_run(folder)
     if out is not None and not out.name.endswith((".csv", ".csv.gz")):
         raise SettingError(f"--out must be a .csv file, got {out}")
     if out is not None and out.resolve() == rows.resolve():
@@ -90,7 +79,7 @@ def predict(
         _write(predictions, out)
     if options.as_json:
         about |= {"out": None if out is None else str(out)}
-        return print_json(about | {"predictions": predictions.to_dict("list")} if out is None else about)
+        return app.print_json(about | {"predictions": predictions.to_dict("list")} if out is None else about)
     if out is None:
         sys.stdout.write(csv_text(predictions))
     else:
@@ -100,9 +89,9 @@ def predict(
     return None
 
 
-@command("plugins", "as_json", "quiet")
+@app.command("plugins", "as_json", "quiet")
 def serve(
-    options: SharedOptions,
+    options: app.SharedOptions,
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that piebald predict takes.")],
     client: _Client = None,
     cluster: _Cluster = None,
@@ -112,23 +101,23 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 for any that is free.")] = 8477,
     host: Annotated[
         str, typer.Option(help="The address to listen on; other than loopback it is HTTPS and needs a token.")
-    ] = LOOPBACK,
+    ] = app.LOOPBACK,
     credentials: Annotated[
         Path | None, typer.Option(help="The folder with certificate.pem, key.pem and the token; RUN by default.")
     ] = None,
 ) -> None:
     """Answer with predictions over HTTP: POST rows as JSON to /predict, which GET /schema.json describes."""
-    check_run(folder)
+    app.check_run(folder)
     from piebald.federation.operate.page_server import PageAddress
     from piebald.federation.operate.prediction_server import serve as serve_model
 
     def tell(about: Mapping[str, Any]) -> None:
         needs = f", with the token in {about['token']}" if "token" in about else ""
-        print_result(options, about, f"predictions of {about['model']} are at {about['url']}predict{needs}")
+        app.print_result(options, about, f"predictions of {about['model']} are at {about['url']}predict{needs}")
         sys.stdout.flush()
 
     model = _answerer(folder, options.plugins or (), client, cluster, calibrate, threshold, pooled)
-    end_on_term()
+    app.end_on_term()
     serve_model(model, PageAddress(host, port), folder if credentials is None else credentials, tell)
 
 
@@ -141,7 +130,7 @@ def _answerer(
 
     if pooled and threshold is None:
         raise SettingError("--pooled says on which rows a threshold is chosen: give --threshold as well")
-    kind = kind_of(folder)
+    kind = app.kind_of(folder)
     if kind == "site":
         if client is not None or cluster is not None or calibrate or threshold:
             raise SettingError(f"{folder} has one model, that of its site: give none of the options that choose one")
@@ -215,7 +204,7 @@ def _runs_in(folder: Path) -> list[Path]:
     """Return the folder of a run, or the runs of a comparison in it."""
     from piebald.storage.schema import DATABASE
 
-    if kind_of(folder) == "search":
+    if app.kind_of(folder) == "search":
         raise SettingError(
             f"{folder} holds a search with runs of many kinds: run its recommended.toml, and name that run"
         )
@@ -314,13 +303,13 @@ def locked(credentials: Path) -> Iterator[None]:
     try:
         # under the lock: without it they could be those of a process that is writing
         clear_parts(credentials)
-        end_on_term()
+        app.end_on_term()
         yield
     finally:
         lock.release()
 
 
-def page_address(options: SharedOptions) -> PageAddress | None:
+def page_address(options: app.SharedOptions) -> PageAddress | None:
     """Return the address of the status page, None where no page is wanted.
 
     Raises:
@@ -329,7 +318,7 @@ def page_address(options: SharedOptions) -> PageAddress | None:
     from piebald.federation.operate.page_server import PageAddress, check_installed
 
     if options.status_port is None:
-        if options.status_host != LOOPBACK:
+        if options.status_host != app.LOOPBACK:
             raise SettingError(f"--status-host is {options.status_host!r} and there is no page: add --status-port PORT")
         return None
     check_installed()
@@ -399,7 +388,7 @@ def name_run(credentials: Path, run: Path) -> None:
 
 
 @contextmanager
-def resumed(run: Path, options: SharedOptions) -> Iterator[list[Callback]]:
+def resumed(run: Path, options: app.SharedOptions) -> Iterator[list[Callback]]:
     """Run the server of a run that goes on, if it is a federation's.
 
     Raises:
@@ -409,7 +398,7 @@ def resumed(run: Path, options: SharedOptions) -> Iterator[list[Callback]]:
 
     credentials = server_credentials(run)
     if credentials is None:
-        if any(getattr(options, name) != getattr(SharedOptions(), name) for name in (*LOG, *PAGE)):
+        if any(getattr(options, name) != getattr(app.SharedOptions(), name) for name in (*app.LOG, *app.PAGE)):
             raise SettingError(
                 f"{run} is not a run of a federation, which --log-... and --status-... are for: leave them out"
             )

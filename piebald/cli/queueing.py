@@ -17,19 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from piebald.cli.app import (
-    Interrupted,
-    SharedOptions,
-    app,
-    check_run,
-    command,
-    free_folder,
-    label_of,
-    print_json,
-    print_result,
-    print_run,
-    print_table,
-)
+from piebald.cli import app
 from piebald.cli.predicting import federation_flags, locked, name_run, sites_flags, with_sites
 from piebald.core.errors import DeviceLost, PiebaldError, SettingError
 from piebald.core.result_table import ResultTable
@@ -44,15 +32,15 @@ _LOOK = 0.5  # seconds between two looks at the queue
 
 log = logging.getLogger("piebald.federation")
 group = typer.Typer(help="Experiments that a federation's server takes one after another.", no_args_is_help=True)
-app.add_typer(group, name="queue")
+app.app.add_typer(group, name="queue")
 
 _SERVER = typer.Argument(metavar="CREDENTIALS", help="The server's credentials.")
 _NUMBER = typer.Argument(metavar="NUMBER", help="Its number in the queue.")
 
 
-@command("sets", "out", "start_from", "as_json", group=group, lists_keys=True)
+@app.command("sets", "out", "start_from", "as_json", group=group, lists_keys=True)
 def add(
-    options: SharedOptions,
+    options: app.SharedOptions,
     credentials: Annotated[Path, _SERVER],
     file: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="A TOML file.")],
 ) -> None:
@@ -66,9 +54,9 @@ def add(
     settings = ExperimentSettings.load(file, federation_flags(file, options.sets, credentials=str(server.folder)))
     if settings.compares:
         raise SettingError(f"{file} describes several runs: add one file for each")
-    label, folders = label_of(settings, "experiment"), {entry.out for entry in queue.entries()}
+    label, folders = app.label_of(settings, "experiment"), {entry.out for entry in queue.entries()}
     # by default beside the queue, where a service can write wherever it keeps its state
-    folder = Path(options.out or settings.out or free_folder(server.folder / "runs", label, folders)).resolve()
+    folder = Path(options.out or settings.out or app.free_folder(server.folder / "runs", label, folders)).resolve()
     refuse_crosses(server_run(server, file, flags, str(folder)), f"piebald server {credentials} {file} --check")
     start = None if options.start_from is None else options.start_from.resolve()
     # a run that is still in the queue is not finished yet, and will be when this one's turn comes
@@ -76,11 +64,11 @@ def add(
         _check_finished(start)
     entry = queue.add(label, settings.model_copy(update={"out": None}).text(), folder, start)
     line = f"experiment {entry.number} of the queue: {entry.label}, to {entry.out}"
-    print_result(options, {"number": entry.number, "run": entry.out}, line)
+    app.print_result(options, {"number": entry.number, "run": entry.out}, line)
 
 
-@command("as_json", "wide", name="list", group=group)
-def list_(options: SharedOptions, credentials: Annotated[Path, _SERVER]) -> None:
+@app.command("as_json", "wide", name="list", group=group)
+def list_(options: app.SharedOptions, credentials: Annotated[Path, _SERVER]) -> None:
     """List the experiments of a server's queue, those that have ended as well."""
     from piebald.federation.operate.status import running_process
 
@@ -99,29 +87,29 @@ def list_(options: SharedOptions, credentials: Annotated[Path, _SERVER]) -> None
         for entry in queue.entries()
     ]
     if options.as_json:
-        return print_json({"server": serves, "experiments": rows})
+        return app.print_json({"server": serves, "experiments": rows})
     if rows:
-        print_table(ResultTable(rows), options.wide)
+        app.print_table(ResultTable(rows), options.wide)
     else:
         print("the queue is empty")
     if not serves and any(row["state"] in ("waiting", "interrupted") for row in rows):
         print(f"\nNo server runs: start it with piebald server {credentials}")
 
 
-@command(group=group)
-def stop(_: SharedOptions, credentials: Annotated[Path, _SERVER], number: Annotated[int, _NUMBER]) -> None:
+@app.command(group=group)
+def stop(_: app.SharedOptions, credentials: Annotated[Path, _SERVER], number: Annotated[int, _NUMBER]) -> None:
     """Stop an experiment of the queue, or take it off before it begins; the server goes on with the next."""
     entry = _opened(credentials)[1].ask_to_stop(number)
     print(f"experiment {number} {'will not begin' if entry.state == 'waiting' else 'is being stopped'}")
 
 
-@command("as_json", group=group)
-def resume(options: SharedOptions, credentials: Annotated[Path, _SERVER], number: Annotated[int, _NUMBER]) -> None:
+@app.command("as_json", group=group)
+def resume(options: app.SharedOptions, credentials: Annotated[Path, _SERVER], number: Annotated[int, _NUMBER]) -> None:
     """Put an experiment that was stopped or has failed at the end again; it goes on where it was."""
     _, queue = _opened(credentials)
     entry = queue.take_up(number)
     line = f"experiment {number} goes on as experiment {entry.number} of the queue"
-    print_result(options, {"number": entry.number, "run": entry.out}, line)
+    app.print_result(options, {"number": entry.number, "run": entry.out}, line)
 
 
 def _opened(credentials: Path) -> tuple[Credentials, ExperimentQueue]:
@@ -139,13 +127,13 @@ def _opened(credentials: Path) -> tuple[Credentials, ExperimentQueue]:
 
 
 def _check_finished(run: Path) -> None:
-    check_run(run)
+    app.check_run(run)
     from piebald.runs.lineage import FinishedRun
 
     FinishedRun.at(run)
 
 
-def serve_queue(credentials: Path, page: PageAddress | None, options: SharedOptions) -> None:
+def serve_queue(credentials: Path, page: PageAddress | None, options: app.SharedOptions) -> None:
     """Take the experiments of the queue, and wait for others, until this process is stopped.
 
     Args:
@@ -167,7 +155,7 @@ def serve_queue(credentials: Path, page: PageAddress | None, options: SharedOpti
                 else:
                     _wait(server, queue)
         except KeyboardInterrupt:
-            raise Interrupted(f"interrupted; the queue goes on with: piebald server {credentials}") from None
+            raise app.Interrupted(f"interrupted; the queue goes on with: piebald server {credentials}") from None
 
 
 def _wait(server: Credentials, queue: ExperimentQueue) -> None:
@@ -181,7 +169,7 @@ def _wait(server: Credentials, queue: ExperimentQueue) -> None:
         time.sleep(_LOOK)
 
 
-def _serve(server: Credentials, queue: ExperimentQueue, entry: Queued, options: SharedOptions) -> None:
+def _serve(server: Credentials, queue: ExperimentQueue, entry: Queued, options: app.SharedOptions) -> None:
     """Carry out one experiment, or the rest of it, and write down how it ended."""
     if queue.stop_wanted(entry):  # while no server was there
         queue.change(entry, state="stopped")
@@ -214,7 +202,7 @@ def _full_disk(server: Credentials, entry: Queued) -> str:
     return next((check.told for check in checks if check.fine is False), "")
 
 
-def _carry_out(server: Credentials, queue: ExperimentQueue, entry: Queued, options: SharedOptions) -> State:
+def _carry_out(server: Credentials, queue: ExperimentQueue, entry: Queued, options: app.SharedOptions) -> State:
     """Carry out an experiment, or go on with it where its run folder holds what was done before.
 
     Returns:
@@ -239,11 +227,11 @@ def _carry_out(server: Credentials, queue: ExperimentQueue, entry: Queued, optio
                 history = resume(
                     folder, progress=options.progress, callbacks=[StepLog()], plugins=options.plugins or ()
                 )
-                print_run(history, options)
+                app.print_run(history, options)
             else:
                 start = replace(options, start_from=Path(entry.start_from) if entry.start_from else None)
                 carry_out(_settings(entry, options, server), None, start, [StepLog()], folder)
-    except (KeyboardInterrupt, Interrupted):
+    except (KeyboardInterrupt, app.Interrupted):
         # Ctrl-C or SIGTERM, which end the server: the experiment stays "running", and the next process goes on with it
         if not watch.interrupted:
             raise KeyboardInterrupt from None
@@ -251,7 +239,7 @@ def _carry_out(server: Credentials, queue: ExperimentQueue, entry: Queued, optio
     return "finished"
 
 
-def _settings(entry: Queued, options: SharedOptions, server: Credentials | None = None) -> ExperimentSettings:
+def _settings(entry: Queued, options: app.SharedOptions, server: Credentials | None = None) -> ExperimentSettings:
     """Return the settings of an experiment, with the credentials and, where it takes any, the sites of a server."""
     from piebald.core.references import Outside
     from piebald.experiments.file import ExperimentSettings

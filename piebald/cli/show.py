@@ -13,18 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from piebald.cli.app import (
-    SharedOptions,
-    check_run,
-    command,
-    kind_of,
-    pair,
-    print_facts,
-    print_json,
-    print_result,
-    print_table,
-    recipe_toml,
-)
+from piebald.cli import app
 from piebald.core.errors import SettingError
 from piebald.core.result_table import ResultTable
 
@@ -35,17 +24,17 @@ if TYPE_CHECKING:
 ExportFormat = Literal["safetensors", "state_dict", "torch_export", "onnx", "huggingface"]  # without importing torch
 
 
-@command("as_json", "quiet")
+@app.command("as_json", "quiet")
 def report(
-    options: SharedOptions,
+    options: app.SharedOptions,
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain them.")],
     out: Annotated[Path, typer.Option("--out", help="The folder for the report.")] = Path("report"),
     target: Annotated[float | None, typer.Option(help="A value of the metric whose cost is shown.")] = None,
 ) -> None:
     """Write an HTML page and figures about one or more runs."""
     for folder in runs:
-        check_run(folder)
-    if len(runs) == 1 and kind_of(runs[0]) == "transfer":
+        app.check_run(folder)
+    if len(runs) == 1 and app.kind_of(runs[0]) == "transfer":
         from piebald.vertical.transfer_results import write_page
 
         files = [str(file) for file in write_page(runs[0], out)]
@@ -53,17 +42,17 @@ def report(
         from piebald.report import write_report
 
         files = [str(file) for file in write_report(runs, out, target)]
-    print_result(options, {"page": files[0], "files": files}, files[0])
+    app.print_result(options, {"page": files[0], "files": files}, files[0])
 
 
-@command("as_json")
+@app.command("as_json")
 def errors(
-    options: SharedOptions,
+    options: app.SharedOptions,
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     client: Annotated[str | None, typer.Option(help="The name of one client; all clients together by default.")] = None,
 ) -> None:
     """Print the right and wrong answers of a run's models by class, and the number of rows."""
-    check_run(folder)
+    app.check_run(folder)
     from piebald.report.tables import History
 
     with History(folder) as history:
@@ -74,7 +63,7 @@ def errors(
                 "evaluations, in a federation only with evaluate.per_class = true and where sites allow it"
             )
         if options.as_json:
-            return print_json(rows)
+            return app.print_json(rows)
         right, count = sum(row["right"] for row in rows), sum(row["rows"] for row in rows)
         print(f"{right:,} of {count:,} {history.split} rows right")
         mistakes = [f"{row['taken_for']} ({row['mistaken']:,})" if row["taken_for"] else "-" for row in rows]
@@ -83,13 +72,13 @@ def errors(
             for row, mistaken in zip(rows, mistakes, strict=True)
         ]
         heading = ("class", "rows", "right", "share", "most often taken for", "others taken for it")
-        print_table(ResultTable(lines, heading))
+        app.print_table(ResultTable(lines, heading))
     return None
 
 
-@command("plugins", "as_json", "quiet")
+@app.command("plugins", "as_json", "quiet")
 def export(
-    options: SharedOptions,
+    options: app.SharedOptions,
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     out: Annotated[Path, typer.Option("--out", help="A new file, or a new folder, which scores raw rows.")],
     client: Annotated[
@@ -104,17 +93,17 @@ def export(
     ] = False,
 ) -> None:
     """Write a run's model to a file that other programs read; the suffix of the file chooses the format."""
-    check_run(folder)
+    app.check_run(folder)
     from piebald.runs.run import opened
 
     run = opened(folder, plugins=options.plugins or (), rows=calibrate)
     path = run.save(out, client, file_format=file_format, calibrate=calibrate)
-    print_result(options, {"file": str(path)}, str(path))
+    app.print_result(options, {"file": str(path)}, str(path))
 
 
-@command("as_json")
+@app.command("as_json")
 def recipes(
-    options: SharedOptions,
+    options: app.SharedOptions,
     name: Annotated[str | None, typer.Argument(help="Print this recipe's settings as TOML.")] = None,
 ) -> None:
     """List the recipes, with their papers and settings."""
@@ -127,17 +116,17 @@ def recipes(
         if not listing:
             raise unknown_recipe(name)
     if options.as_json:
-        print_json(listing)
+        app.print_json(listing)
     elif name is None:
         rows = [[entry["name"], entry["summary"], entry["paper"]] for entry in listing]
-        print_table(ResultTable(rows, ("recipe", "what it does", "paper")))
+        app.print_table(ResultTable(rows, ("recipe", "what it does", "paper")))
     else:
-        print(recipe_toml(listing[0]), end="")
+        print(app.recipe_toml(listing[0]), end="")
 
 
-@command("sets", "as_json")
+@app.command("sets", "as_json")
 def data(
-    options: SharedOptions,
+    options: app.SharedOptions,
     words: Annotated[
         list[str] | None,
         typer.Argument(
@@ -173,35 +162,35 @@ def data(
         raise SettingError("--set, --fleet, --model and --out need a partition: add --partition KIND")
     listing = [_properties(data_set, name is None) for data_set in data_sets.names() if name in (None, data_set)]
     if options.as_json:
-        print_json(listing)
+        app.print_json(listing)
     elif name is None:
         rows = [[entry["name"], entry.get("rows", "-"), entry.get("licence", ""), _origin(entry)] for entry in listing]
-        print_table(ResultTable(rows, ("data set", "rows", "licence", "source")))
+        app.print_table(ResultTable(rows, ("data set", "rows", "licence", "source")))
     else:
-        print_facts(listing[0])
+        app.print_facts(listing[0])
 
 
-def _show(source: DataSource, partition: str | None, options: SharedOptions, **measures: Any) -> None:
+def _show(source: DataSource, partition: str | None, options: app.SharedOptions, **measures: Any) -> None:
     """Print measures of a partitioned data set, and draw pictures."""
     from piebald.experiments.preview import columns, show
 
-    preview = show(source, partition, dict(pair(text) for text in options.sets or ()), **measures)
+    preview = show(source, partition, dict(app.pair(text) for text in options.sets or ()), **measures)
     if options.as_json:
-        return print_json(asdict(preview))
+        return app.print_json(asdict(preview))
     rows = [(measure, number, preview.units[measure]) for measure, number in preview.federation.items()]
-    print_table(ResultTable(rows, ("federation", "", "unit")))
+    app.print_table(ResultTable(rows, ("federation", "", "unit")))
     print()
-    print_table(ResultTable(preview.clients, columns(preview.clients)), most=20)
+    app.print_table(ResultTable(preview.clients, columns(preview.clients)), most=20)
     for path in preview.files:
         print(path)
 
 
-@command("as_json")
-def version(options: SharedOptions) -> None:
+@app.command("as_json")
+def version(options: app.SharedOptions) -> None:
     """Print the version."""
     from piebald.version import __version__
 
-    print_result(options, {"version": __version__}, __version__)
+    app.print_result(options, {"version": __version__}, __version__)
 
 
 def _properties(name: str, only_local: bool) -> dict[str, Any]:
@@ -244,23 +233,23 @@ def _origin(entry: Mapping[str, Any]) -> str:
     return str(entry.get("source") or f"not here: {entry['missing']}")
 
 
-@command("as_json")
+@app.command("as_json")
 def backup(
-    options: SharedOptions,
+    options: app.SharedOptions,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; the run may go on meanwhile.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file, which only you can read.")],
 ) -> None:
     """Write a run folder into one file, without stopping the run."""
-    check_run(run)
+    app.check_run(run)
     from piebald.storage.backup import backup
 
     summary = backup(run, file)
-    print_result(options, summary, f"{summary['file']} holds {run} as of server step {summary['step']}")
+    app.print_result(options, summary, f"{summary['file']} holds {run} as of server step {summary['step']}")
 
 
-@command("as_json")
+@app.command("as_json")
 def restore(
-    options: SharedOptions,
+    options: app.SharedOptions,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that piebald backup wrote.")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that does not exist.")],
 ) -> None:
@@ -270,12 +259,12 @@ def restore(
     summary = restore(file, folder)
     step = summary["step"]
     line = f"{folder} holds the run as of server step {step}; go on with: piebald resume {folder}"
-    print_result(options, summary, line)
+    app.print_result(options, summary, line)
 
 
-@command("as_json")
+@app.command("as_json")
 def approve(
-    options: SharedOptions,
+    options: app.SharedOptions,
     credentials: Annotated[Path, typer.Argument(metavar="CREDENTIALS", help="The credentials of a site.")],
     digest: Annotated[str | None, typer.Argument(help="The digest of the terms to approve; shown without it.")] = None,
 ) -> None:
@@ -287,20 +276,20 @@ def approve(
     read(credentials)
     if digest is not None:
         consent.approve(credentials, digest)
-        return print_result(options, {"approved": digest}, f"approved {digest}")
+        return app.print_result(options, {"approved": digest}, f"approved {digest}")
     waiting = consent.pending(credentials)
     if options.as_json:
-        return print_json({"pending": waiting})
+        return app.print_json({"pending": waiting})
     if waiting is None:
         return print(f"nothing waits for approval in {credentials}")
     waiting["questions"] = waiting["questions"] or "none: nothing is answered, sites only train"
-    print_facts({name: value for name, value in waiting.items() if value})
+    app.print_facts({name: value for name, value in waiting.items() if value})
     print(f"\napprove it with: piebald approve {credentials} {waiting['terms']}")
 
 
-@command("as_json")
+@app.command("as_json")
 def audit(
-    options: SharedOptions,
+    options: app.SharedOptions,
     folder: Annotated[
         Path, typer.Argument(metavar="RUN|CREDENTIALS", help="A run folder, or a folder of credentials.")
     ],
@@ -318,8 +307,8 @@ def audit(
     path, log, agrees = check_log(folder, head, against, archive)
     facts = {"log": str(path), "lines": log.lines, "first": log.first, "last": log.last, "head": log.head}
     if options.as_json:
-        return print_json({**facts, "agrees": agrees})
-    print_facts(facts)
+        return app.print_json({**facts, "agrees": agrees})
+    app.print_facts(facts)
     if not log.lines:
         return print(f"\nNothing has been written yet: {path.parent} has not taken part in anything.")
     print(f"\nThe chain holds{', and agrees with ' if agrees else ''}{'; '.join(agrees)}.")

@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from piebald.cli.app import (
-    SharedOptions,
-    command,
-    end_on_term,
-    free_folder,
-    guarded,
-    print_json,
-    print_result,
-    print_table,
-)
+from piebald.cli import app
 from piebald.core.errors import SettingError
 from piebald.core.progress import Bar
 
@@ -31,9 +22,9 @@ if TYPE_CHECKING:
     from piebald.vertical.transfer_runs import Watcher
 
 
-@command("sets", "scale", "out", "as_json", "quiet")
+@app.command("sets", "scale", "out", "as_json", "quiet")
 def transfer(
-    options: SharedOptions,
+    options: app.SharedOptions,
     file: Annotated[Path, typer.Argument(help="A TOML file that describes vertical training between two parties.")],
     party: Annotated[str | None, typer.Option(help="Run only this party: source or target.")] = None,
     data: Annotated[
@@ -51,7 +42,7 @@ def transfer(
     """Train two parties that have different features of partly the same people, under encryption."""
     from piebald import vertical
 
-    end_on_term()
+    app.end_on_term()
     if party not in (None, "source", "target"):
         raise SettingError(f"--party must be source or target, got {party!r}")
     roles: list[Any] = ["source", "target"] if party is None else [party]
@@ -66,8 +57,8 @@ def transfer(
         from piebald.vertical.raw_tables import check as found
 
         facts = found(settings, roles, key or (), kinds)
-        return print_result(options, facts, "\n".join(f"{name}: {value}" for name, value in facts.items()))
-    folder = Path(settings.out) if settings.out is not None else free_folder(Path("runs"), "transfer")
+        return app.print_result(options, facts, "\n".join(f"{name}: {value}" for name, value in facts.items()))
+    folder = Path(settings.out) if settings.out is not None else app.free_folder(Path("runs"), "transfer")
     if key:
         from piebald.vertical.raw_tables import named
 
@@ -80,9 +71,9 @@ def transfer(
     return _print(result, options)
 
 
-@command("as_json", "quiet")
+@app.command("as_json", "quiet")
 def match(
-    options: SharedOptions,
+    options: app.SharedOptions,
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="This party's table: .csv, .tsv or .parquet.")],
     key: Annotated[list[str], typer.Option(help="A column of the key, in the order that both have agreed on.")],
     credentials: Annotated[Path, typer.Option(help="The folder of this party's credentials.")],
@@ -99,7 +90,7 @@ def match(
     """Find the rows whose keys the other party has as well, without telling it any other key."""
     from piebald import vertical
 
-    end_on_term()
+    app.end_on_term()
     found = vertical.match(
         rows, key, credentials, out, kinds=kind or ["exact"] * len(key), learns=learns, floor=floor, country=country,
         partner=partner, timeout=timeout, tell=_caution,
@@ -107,10 +98,10 @@ def match(
     size = "not shown" if found.size is None else f"{found.size:,}"
     written = str(out) if found.names else None
     line = f"keys that both have: {size}" + (f"; rows with their shared_id: {out}" if written else "")
-    print_result(options, {"size": found.size, "out": written}, line)
+    app.print_result(options, {"size": found.size, "out": written}, line)
 
 
-def resume_transfer(folder: Path, options: SharedOptions) -> None:
+def resume_transfer(folder: Path, options: app.SharedOptions) -> None:
     """Continue an interrupted transfer."""
     from piebald import vertical
     from piebald.vertical.party_store import read_settings
@@ -123,14 +114,14 @@ def resume_transfer(folder: Path, options: SharedOptions) -> None:
 
 @contextmanager
 def _watching(
-    settings: TransferSettings, folder: Path, simulated: bool, options: SharedOptions
+    settings: TransferSettings, folder: Path, simulated: bool, options: app.SharedOptions
 ) -> Iterator[Watcher | None]:
     """Say what a run hides; show its progress, with seconds per step and traffic."""
     from piebald.vertical.transfer_results import secrecy
 
     for name, sentence in secrecy(settings, simulated).items():
         options.say(f"{name}: {sentence}")
-    with guarded(folder, f"piebald resume {folder}"), Bar("", settings.steps, options.progress, unit="step") as bar:
+    with app.guarded(folder, f"piebald resume {folder}"), Bar("", settings.steps, options.progress, unit="step") as bar:
         bar.show(note="generating keys")
 
         def watch(line: dict[str, Any]) -> None:
@@ -145,7 +136,7 @@ def _caution(sentence: str) -> None:
     print(f"warning: {sentence}", file=sys.stderr)
 
 
-def _print(result: TransferResult, options: SharedOptions) -> None:
+def _print(result: TransferResult, options: app.SharedOptions) -> None:
     """Print a result, after writing its page where the target ran."""
     from piebald.vertical.transfer_results import write_page
 
@@ -153,6 +144,6 @@ def _print(result: TransferResult, options: SharedOptions) -> None:
     if folder is not None and (folder / "target").is_dir():
         table.append({"name": "page", "value": str(write_page(folder)[0])})
     if options.as_json:
-        print_json(result.plain())
+        app.print_json(result.plain())
     elif not options.quiet:
-        print_table(table)
+        app.print_table(table)

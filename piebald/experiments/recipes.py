@@ -30,18 +30,8 @@ from piebald.data.clients.prepared import preparation_of
 from piebald.data.clients.sites import RemotePartition
 from piebald.data.partition.split import SplitSettings
 from piebald.data.preparation.preparation import PrepareSettings
+from piebald.experiments import sections
 from piebald.experiments.run_settings import RunSettings
-from piebald.experiments.sections import (
-    AdviseSection,
-    ComparedRecipe,
-    Kind,
-    Named,
-    RecipeSection,
-    RuntimeSection,
-    TuneSection,
-    combinations,
-    own_section,
-)
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipe_settings import check_once
 from piebald.settings.plugins import read
@@ -92,18 +82,18 @@ class ExperimentFields(RunSettings):
     plugins: list[Text] = []  # noqa: RUF012 - a pydantic field
     data: DataSource = DataSource(name="digits")
     prepare: Annotated[Literal["federated", "none"] | PrepareSettings | None, BeforeValidator(_settings)] = None
-    partition: Kind | None = None
+    partition: sections.Kind | None = None
     split: Annotated[SplitSettings | None, BeforeValidator(_split)] = None
-    model: Named
-    recipe: RecipeSection | None = None
-    recipes: list[ComparedRecipe] | None = Field(default=None, min_length=1)
+    model: sections.Named
+    recipe: sections.RecipeSection | None = None
+    recipes: list[sections.ComparedRecipe] | None = Field(default=None, min_length=1)
     client_settings: dict[str, dict[str, Any]] | None = Field(default=None, alias="clients")
     grid: dict[str, Any] | None = None
     extractor: Text | None = None
-    fleet: Kind | None = None
-    runtime: RuntimeSection = RuntimeSection()  # type: ignore[assignment]  # a file has its table
-    tune: TuneSection | None = None
-    advise: AdviseSection | None = None
+    fleet: sections.Kind | None = None
+    runtime: sections.RuntimeSection = sections.RuntimeSection()  # type: ignore[assignment]  # a file has its table
+    tune: sections.TuneSection | None = None
+    advise: sections.AdviseSection | None = None
     trees: dict[str, Any] | None = None
 
     _document: Document = PrivateAttr(default_factory=lambda: Document("", "settings"))
@@ -154,7 +144,7 @@ class ExperimentFields(RunSettings):
         return settings.model_copy(update={"scale": {**settings.scale, **dict.fromkeys(names, "none")}})
 
     @property
-    def recipe_sections(self) -> dict[Key, RecipeSection]:
+    def recipe_sections(self) -> dict[Key, sections.RecipeSection]:
         """The section of each recipe by its key in the file."""
         if self.recipe is not None:
             return {("recipe",): self.recipe}
@@ -162,14 +152,14 @@ class ExperimentFields(RunSettings):
 
     def grid_points(self) -> list[dict[str, Any]]:
         """Return the settings at each point of the grid, by name."""
-        return combinations(self.grid or {}, self._document.origin)
+        return sections.combinations(self.grid or {}, self._document.origin)
 
     def use_plugins(self) -> None:
         """Import the modules that the file lists."""
         with about(self.places.at("plugins")):
             self._resolver.use(self.plugins)
 
-    def component(self, axis: str, section: Kind, **settings: Any) -> Component:
+    def component(self, axis: str, section: sections.Kind, **settings: Any) -> Component:
         """Build the component that a section defines, with `settings` that the file does not give."""
         component = self.component_class(axis, section)
         table = read(section.model_dump(), self._resolver) | {"kind": component.kind}
@@ -178,7 +168,7 @@ class ExperimentFields(RunSettings):
         with self.errors_placed(axis, section):
             return build(axis, table | settings)
 
-    def component_class(self, axis: str, section: Kind) -> type[Component]:
+    def component_class(self, axis: str, section: sections.Kind) -> type[Component]:
         """Return the class of the component that a section defines."""
         with self.errors_placed(axis, section):
             kind = kind_of(read(section.model_dump(), self._resolver)["kind"])
@@ -266,7 +256,7 @@ def _recipe(
 def models_of(
     fields: ExperimentFields,
     clients: Clients,
-    section: Named | None = None,
+    section: sections.Named | None = None,
     key: Key = ("model",),
     shape: pytree.Form | None = None,
 ) -> Model:
@@ -293,13 +283,14 @@ def models_of(
             f'{{ "ward *" = "mlp" }}, got {shown(by_client)}'
         )
     makers = {
-        name: _maker(fields, clients, own_section(model), (*key, name), shape) for name, model in by_client.items()
+        name: _maker(fields, clients, sections.own_section(model), (*key, name), shape)
+        for name, model in by_client.items()
     }
     return {**makers, "*": default}
 
 
 def _maker(
-    fields: ExperimentFields, clients: Clients, section: Named, key: Key, form: pytree.Form | None
+    fields: ExperimentFields, clients: Clients, section: sections.Named, key: Key, form: pytree.Form | None
 ) -> Callable[[int], nn.Module]:
     """Return a function of the seed that makes one model, after a trial with the file's seed."""
     from piebald import models

@@ -19,18 +19,8 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
+from piebald.advice.tuning import trial_runs
 from piebald.advice.tuning.space import Budget, Choices, Cost, Range, SearchSpace, Values, with_settings
-from piebald.advice.tuning.trial_runs import (
-    Record,
-    Sampler,
-    State,
-    Trial,
-    TrialRuns,
-    lag_beyond_noise,
-    scores_from_json,
-    scores_to_json,
-    words,
-)
 from piebald.core.errors import DeviceLost, PiebaldError
 from piebald.core.plain_text import errors_alone
 from piebald.core.randomness import generator
@@ -41,7 +31,7 @@ from piebald.runs.compare import folder_name
 
 FIRST = 5  # trials before TPE learns from them
 _RECORDED = ("value", "params", "user_attrs", "system_attrs", "intermediate_values")  # of a trial
-_STATES: Mapping[TrialState, State] = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "dropped"}
+_STATES: Mapping[TrialState, trial_runs.State] = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "dropped"}
 
 
 @dataclass(frozen=True)
@@ -63,15 +53,15 @@ class Study:
     recipe: Recipe
     space: SearchSpace
     folder: Path
-    record: Record
-    runs: TrialRuns
+    record: trial_runs.Record
+    runs: trial_runs.TrialRuns
     seeds: Sequence[int]
     seed: int
-    sampler: Sampler
+    sampler: trial_runs.Sampler
     factor: int
     say: Callable[[str], None]
 
-    def search(self, budget: Budget) -> list[Trial]:
+    def search(self, budget: Budget) -> list[trial_runs.Trial]:
         """Try settings until the budget is used up."""
         with errors_alone("optuna"):
             study = self._opened()
@@ -191,7 +181,7 @@ class Study:
             folders = {seed: folder / f"seed-{seed}" for seed in self.seeds}
             scores, cost = self.runs.at_rung(recipe, folders, self.label, rung)
             trial.set_user_attr(f"cost/{rung}", asdict(cost))
-            trial.set_user_attr(f"scores/{rung}", scores_to_json(scores))
+            trial.set_user_attr(f"scores/{rung}", trial_runs.scores_to_json(scores))
         # a resumed trial may have reported this rung, and Optuna warns of a second report
         if rung not in study.get_trials(deepcopy=False)[trial.number].intermediate_values:
             trial.report(scores.mean, rung)
@@ -205,7 +195,7 @@ class Study:
         lags = [
             (*lag, rival)
             for rival, table in tables.items()
-            if (lag := lag_beyond_noise(table, own, self.runs.higher_is_better)) is not None
+            if (lag := trial_runs.lag_beyond_noise(table, own, self.runs.higher_is_better)) is not None
         ]
         if not lags:
             return None
@@ -214,18 +204,18 @@ class Study:
 
     # -- reading
 
-    def _tried(self, entry: optuna.trial.FrozenTrial) -> Trial:
+    def _tried(self, entry: optuna.trial.FrozenTrial) -> trial_runs.Trial:
         scores = {rung: table for rung in self.runs.rungs if (table := self._scores_of(entry, rung)) is not None}
         rounds = max(scores, default=0)
         mean, why = scores[rounds].mean if scores else None, str(entry.user_attrs.get("why", ""))
         state = _STATES.get(entry.state, "failed")
-        return Trial(
+        return trial_runs.Trial(
             self.label, entry.number, self._point(entry.params), rounds, mean, state, why, scores, _cost(entry)
         )
 
     def _scores_of(self, trial: Any, rung: int) -> Scores | None:
         recorded = trial.user_attrs.get(f"scores/{rung}")
-        return None if recorded is None else scores_from_json(recorded, self.runs, self.seeds)
+        return None if recorded is None else trial_runs.scores_from_json(recorded, self.runs, self.seeds)
 
     def _point(self, params: Mapping[str, Any]) -> dict[str, Any]:
         values = self.space.values
@@ -233,7 +223,7 @@ class Study:
 
     def _name(self, params: Mapping[str, Any]) -> str:
         """A trial as lines of progress call it."""
-        return f"{self.label} {words(self._point(params))}"
+        return f"{self.label} {trial_runs.words(self._point(params))}"
 
 
 def _cost(trial: optuna.trial.FrozenTrial) -> Cost:

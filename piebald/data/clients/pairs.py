@@ -10,18 +10,8 @@ import numpy as np
 from piebald.contracts import Rows, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown
+from piebald.data.clients import convert
 from piebald.data.clients.client_tables import ClientTable, Reading, coded_owners
-from piebald.data.clients.convert import (
-    Array,
-    Lengths,
-    array,
-    input_arrays,
-    is_several,
-    kind,
-    lengths,
-    padded,
-    target_arrays,
-)
 from piebald.data.clients.owner import Owner, given
 from piebald.data.partition.leakage import SPLITS
 
@@ -38,8 +28,8 @@ def from_pairs(given_by: Sequence[Owner], reading: Reading) -> ClientTable:
     """
     raw_pieces = [_Piece(owner.name or "", owner.split or "train", *owner.pair(), owner.who) for owner in given_by]
     if reading.collate == "pad":
-        to = lengths([(piece.who, piece.x, piece.y) for piece in raw_pieces], reading.length)
-        raw_pieces = [piece.of(*padded((piece.who, piece.x, piece.y), to)) for piece in raw_pieces]
+        to = convert.lengths([(piece.who, piece.x, piece.y) for piece in raw_pieces], reading.length)
+        raw_pieces = [piece.of(*convert.padded((piece.who, piece.x, piece.y), to)) for piece in raw_pieces]
     pieces = [piece.of(*converted(piece.x, piece.y, piece.who, reading.tokens)) for piece in raw_pieces]
     pieces, lacking = _completed(pieces)
     _check_alike(pieces)
@@ -63,10 +53,10 @@ def from_pairs(given_by: Sequence[Owner], reading: Reading) -> ClientTable:
     )
 
 
-def _owner_of_each(value: Any, rows: int) -> Array:
+def _owner_of_each(value: Any, rows: int) -> convert.Array:
     """The owners of rows, as an array of names or numbers [n]."""
     try:
-        owner = array(value, "the data", "owners")
+        owner = convert.array(value, "the data", "owners")
         got = f"{owner.dtype} {list(owner.shape)}"
     except SettingError:
         owner, got = np.empty(0, dtype=object), shown(value)
@@ -134,13 +124,13 @@ def _check_alike(pieces: Sequence[_Piece]) -> None:
 
 
 def _target_kinds(y: Any) -> Any:
-    return (kind(y), y.shape[1:]) if isinstance(y, np.ndarray) else pytree.kinds(y)
+    return (convert.kind(y), y.shape[1:]) if isinstance(y, np.ndarray) else pytree.kinds(y)
 
 
-def pair(member: Any, who: str, tokens: bool, to: Lengths | None = None) -> tuple[Any, Any]:
+def pair(member: Any, who: str, tokens: bool, to: convert.Lengths | None = None) -> tuple[Any, Any]:
     """Inputs and targets of one client, each an array, or a tuple or dict of arrays; filled up to lengths, if given."""
     x, y = given(member, who)
-    return converted(*((x, y) if to is None else padded((who, x, y), to)), who, tokens)
+    return converted(*((x, y) if to is None else convert.padded((who, x, y), to)), who, tokens)
 
 
 def looking_alike(rows: Rows, like: Rows, who: str) -> Rows:
@@ -159,11 +149,11 @@ def looking_alike(rows: Rows, like: Rows, who: str) -> Rows:
 
 def converted(x: Any, y: Any, who: str, tokens: bool) -> tuple[Any, Any]:
     """Inputs and targets as arrays to train on; `tokens` as in `clients_from`."""
-    x = input_arrays(x, who, tokens)
-    if not is_several(y):
-        y = array(y, who, "targets")
-    if kind(y) != "text":
-        y = target_arrays(y, who)  # so that the error about a bad number names its client
+    x = convert.input_arrays(x, who, tokens)
+    if not convert.is_several(y):
+        y = convert.array(y, who, "targets")
+    if convert.kind(y) != "text":
+        y = convert.target_arrays(y, who)  # so that the error about a bad number names its client
     rows, targets = pytree.count(x), pytree.count(y)
     if rows != targets:
         raise SettingError(f"{who} has {rows} inputs but {targets} targets: give each row one of both")

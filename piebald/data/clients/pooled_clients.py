@@ -24,17 +24,7 @@ from piebald.core.arguments import Count, Share, checked, checked_class
 from piebald.core.errors import SettingError, unknown
 from piebald.core.pytree import Tree
 from piebald.core.targets import IGNORED
-from piebald.data.clients.convert import (
-    Collate,
-    check_lengths,
-    class_numbers,
-    count_classes,
-    floats,
-    input_arrays,
-    lengths,
-    padded,
-    target_arrays,
-)
+from piebald.data.clients import convert
 from piebald.data.clients.lists import Lists, Numbered, check_client
 from piebald.data.partition.leakage import SPLITS, check_shares, check_split, three_ways
 from piebald.data.partition.split import Ints, SplitSettings
@@ -150,7 +140,7 @@ class PooledClients:
     @cached_property
     def x(self) -> Tree:
         """Inputs of the whole pool [n, ...] float32; `indices` points into them."""
-        return floats(pytree.take(self._stored, slice(None)))  # type: ignore[no-any-return]
+        return convert.floats(pytree.take(self._stored, slice(None)))  # type: ignore[no-any-return]
 
     @property
     def y(self) -> Tree:
@@ -218,17 +208,17 @@ class PooledClients:
 
     def counts(self, client: int, split: Split) -> list[int] | None:
         """Rows of each class, or None where targets are not classes."""
-        if self.classes is None or (label := class_numbers(self._y)) is None:
+        if self.classes is None or (label := convert.class_numbers(self._y)) is None:
             return None
         check_split(split)
         if split in self._tables:
             check_client(client, len(self))
             return self._tables[split][client].tolist()  # type: ignore[no-any-return]
-        return count_classes(label[self.indices(client, split)], len(self.classes)).tolist()  # type: ignore[no-any-return]
+        return convert.count_classes(label[self.indices(client, split)], len(self.classes)).tolist()  # type: ignore[no-any-return]
 
     def table(self, split: Split) -> Ints | None:
         """Rows of each class of every client [clients, classes] at once; kept, and `counts` reads from it then."""
-        if self.classes is None or (label := class_numbers(self._y)) is None:
+        if self.classes is None or (label := convert.class_numbers(self._y)) is None:
             return None
         check_split(split)
         if split not in self._tables:
@@ -248,7 +238,7 @@ class PooledClients:
     def _gather(self, index: Ints) -> Rows:
         places = torch.from_numpy(index)
         weights = None if self._weights is None else self._weights[places]
-        return Rows(floats(pytree.take(self._stored, places)), pytree.take(self._y, places), weights)
+        return Rows(convert.floats(pytree.take(self._stored, places)), pytree.take(self._y, places), weights)
 
 
 def warn_of_codings(clients: PooledClients, target: str | Sequence[str] | None) -> None:
@@ -335,7 +325,7 @@ class LazyClients:
         seed: int = 0,
         cache: Count = 64,
         tokens: bool = False,
-        collate: Collate = "stack",
+        collate: convert.Collate = "stack",
         length: Count | None = None,
     ) -> None:
         if names is not None and len(names) != count:
@@ -347,7 +337,7 @@ class LazyClients:
         self.server_rows, self.public_rows = server_rows, public_rows
         self._division = SplitSettings(validation=validation, test=test, seed=seed)
         self._tokens, self._collate, self._length = tokens, collate, length
-        check_lengths(collate, length)
+        convert.check_lengths(collate, length)
         self._cache: dict[Hashable, Any] = {}  # least recently used first
         self._room = cache
 
@@ -405,7 +395,7 @@ class LazyClients:
         self._check(rows, who)
         everything = Lists(np.arange(len(rows)), np.array([0, len(rows)]))
         # keyed by the client's number, so that the same rows are held out whenever it is loaded again
-        parts = three_ways(everything, class_numbers(rows.y), self._division, first=client)
+        parts = three_ways(everything, convert.class_numbers(rows.y), self._division, first=client)
         index = {split: torch.from_numpy(lists.values) for split, lists in parts.items()}
         return {split: rows[places] for split, places in index.items()}
 
@@ -422,9 +412,9 @@ class LazyClients:
             raise SettingError(f"{who}: load must return a pair (x, y), got {type(got).__name__}")
         if self._collate == "pad":
             raw = (who, got[0], got[1])
-            got = padded(raw, lengths([raw], self._length))
-        x = floats(pytree.mapped(torch.from_numpy, input_arrays(got[0], who, self._tokens)))
-        y = pytree.mapped(torch.from_numpy, target_arrays(got[1], who, self.classes))
+            got = convert.padded(raw, convert.lengths([raw], self._length))
+        x = convert.floats(pytree.mapped(torch.from_numpy, convert.input_arrays(got[0], who, self._tokens)))
+        y = pytree.mapped(torch.from_numpy, convert.target_arrays(got[1], who, self.classes))
         rows, targets = pytree.count(x), pytree.count(y)
         if rows != targets:
             raise SettingError(f"{who} has {rows} inputs but {targets} targets: give each row one of both")
