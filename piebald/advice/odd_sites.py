@@ -16,15 +16,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
 from piebald.contracts import Clients, Split
-from piebald.core.arguments import Whole, checked
-from piebald.core.errors import SettingError
+from piebald.core.arguments import Fraction, Whole, checked
 from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.page.wording import names, plural, three_digits
 from piebald.report.paired import Difference, Scores
@@ -46,8 +46,9 @@ POINT = 0.01
 
 @checked
 def detectable_difference(
-    rows: Sequence[Whole], disagreement: float = DISAGREEMENT, power: float = POWER, level: float = LEVEL
-) -> float | None:
+    rows: Sequence[Whole], disagreement: Fraction = DISAGREEMENT, power: Annotated[float, Field(ge=0.5, lt=1)] = POWER,
+    level: Annotated[float, Field(gt=0, le=0.5)] = LEVEL,
+) -> float | None:  # fmt: skip
     """The smallest true difference in mean accuracy of two methods that is found with a given probability.
 
     Both methods are scored on the same rows, and every client counts the same, as in tables of this package.  The
@@ -79,10 +80,6 @@ def detectable_difference(
         >>> round(detectable_difference([100] * 10, disagreement=0.4), 4)
         0.056
     """
-    if not 0 < disagreement <= 1:
-        raise SettingError(f"disagreement must be above 0 and at most 1, got {disagreement:g}")
-    if not 0.5 <= power < 1 or not 0 < level <= 0.5:
-        raise SettingError(f"power must be in [0.5, 1) and level in (0, 0.5], got {power:g} and {level:g}")
     held = [count for count in rows if count > 0]
     if not held:
         return None

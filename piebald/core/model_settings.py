@@ -7,14 +7,24 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from pydantic import AfterValidator
 from torch import nn
 
-from piebald.core.arguments import checked_class
+from piebald.core.arguments import Count, checked_class
 from piebald.core.errors import SettingError, shown
 
 M = TypeVar("M", bound=nn.Module)
+
+
+def _two(widths: Sequence[int]) -> Sequence[int]:
+    if len(widths) != 2:
+        raise ValueError(f"must be a list of 2 widths, like [32, 64], got {shown(widths)}")
+    return widths
+
+
+TwoWidths = Annotated[Sequence[Count], AfterValidator(_two)]
 
 
 def checked_network(made: type[M]) -> type[M]:
@@ -72,22 +82,7 @@ def bounded_build(what: str, most: int, tensors: int) -> Iterator[list[int]]:
         handle.remove()
 
 
-def whole(name: str, value: object, least: int = 1) -> int:
-    """Check that a value is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise SettingError(f"{name} must be a whole number, at least {least}, got {shown(value)}")
-    return value
-
-
-def widths(name: str, values: object, count: int | None = None) -> tuple[int, ...]:
-    """Check a sequence of layer widths, with a given length if one is given."""
-    if isinstance(values, str) or not isinstance(values, Sequence) or (count is not None and len(values) != count):
-        how_many = "widths" if count is None else f"{count} widths"
-        raise SettingError(f"{name} must be a list of {how_many}, like {[32, 64][: count or 2]}, got {shown(values)}")
-    return tuple(whole(f"each of {name}", width) for width in values)
-
-
-def shape(model: str, input_shape: object, axes: str, least: int = 1) -> tuple[int, ...]:
+def shape(model: str, input_shape: Sequence[int], axes: str, least: int = 1) -> tuple[int, ...]:
     """Check the shape of one input against the axes that a model reads.
 
     Args:
@@ -96,9 +91,9 @@ def shape(model: str, input_shape: object, axes: str, least: int = 1) -> tuple[i
         axes: names of the axes, e.g. "channels height width"; empty for any shape.
         least: smallest length of all axes but the first.
     """
-    if isinstance(input_shape, str) or not isinstance(input_shape, Sequence) or not len(input_shape):
+    sides = tuple(input_shape)
+    if not sides:
         raise SettingError(f"input_shape must be the shape of one input, like [1, 28, 28], got {shown(input_shape)}")
-    sides = tuple(whole("each side of input_shape", side) for side in input_shape)
     if axes and len(sides) != len(axes.split()):
         raise SettingError(
             f"{model} reads inputs [{', '.join(axes.split())}], got {list(sides)}: reshape them or choose another model"

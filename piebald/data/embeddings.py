@@ -12,11 +12,12 @@ import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -26,7 +27,7 @@ from piebald.core import pytree
 from piebald.core.arguments import Count, checked
 from piebald.core.errors import SettingError, import_extra, unknown
 from piebald.core.files import check_size, read_bytes, regular
-from piebald.core.model_settings import checked_network, whole
+from piebald.core.model_settings import checked_network
 from piebald.core.private_files import replaced
 from piebald.core.progress import Bar
 from piebald.core.references import USERS, Reference
@@ -51,10 +52,9 @@ class LogMel(nn.Module):
         window: samples of the Hann window; successive windows overlap by half.
     """
 
-    def __init__(self, rate: int = 16_000, bands: int = 40, window: int = 512) -> None:
+    def __init__(self, rate: Count = 16_000, bands: Count = 40, window: Annotated[int, Field(ge=16)] = 512) -> None:
         super().__init__()
-        self.rate, self.window = whole("rate", rate), whole("window", window, least=16)
-        whole("bands", bands)
+        self.rate, self.window = rate, window
         if bands > window // 4:
             raise SettingError(f"bands must be at most a quarter of window = {window}, got {bands}")
         self.register_buffer("bank", triangles(rate, bands, window), persistent=False)
@@ -134,10 +134,8 @@ class SqueezeNet(nn.Module):
         side: height and width in pixels: 224 as in training; less is faster and coarser.
     """
 
-    def __init__(self, side: int = 224) -> None:
+    def __init__(self, side: Annotated[int, Field(ge=32)] = 224) -> None:
         super().__init__()
-        if isinstance(side, bool) or not isinstance(side, int) or side < 32:
-            raise SettingError(f"side must be a whole number of pixels, at least 32, got {side!r}")
         self.side = side
         layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, stride=2), nn.ReLU()]
         for place in range(2, 13):

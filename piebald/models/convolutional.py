@@ -7,7 +7,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from piebald.core.model_settings import checked_network, shape, size, whole, widths
+from piebald.core.arguments import Count
+from piebald.core.model_settings import TwoWidths, checked_network, shape, size
 
 
 class FeatureClassifier(nn.Module):
@@ -31,9 +32,9 @@ class Logistic(nn.Module):
         outputs: number of classes, or of numbers to predict.
     """
 
-    def __init__(self, input_shape: Sequence[int], outputs: int) -> None:
+    def __init__(self, input_shape: Sequence[Count], outputs: Count) -> None:
         super().__init__()
-        self.classifier = nn.Linear(size(shape("logistic", input_shape, "")), whole("outputs", outputs))
+        self.classifier = nn.Linear(size(shape("logistic", input_shape, "")), outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs [batch, ...] to logits [batch, outputs]."""
@@ -51,12 +52,12 @@ class Mlp(FeatureClassifier):
         hidden: widths of the hidden layers.
     """
 
-    def __init__(self, input_shape: Sequence[int], outputs: int, hidden: Sequence[int] = (128,)) -> None:
+    def __init__(self, input_shape: Sequence[Count], outputs: Count, hidden: Sequence[Count] = (128,)) -> None:
         super().__init__()
-        sizes = [size(shape("mlp", input_shape, "")), *widths("hidden", hidden)]
+        sizes = [size(shape("mlp", input_shape, "")), *hidden]
         layers = [nn.Sequential(nn.Linear(n_in, n_out), nn.ReLU()) for n_in, n_out in pairwise(sizes)]
         self.features = nn.Sequential(nn.Flatten(), *layers)
-        self.classifier = nn.Linear(sizes[-1], whole("outputs", outputs))
+        self.classifier = nn.Linear(sizes[-1], outputs)
 
 
 def _two_convolutions(
@@ -90,15 +91,15 @@ class Cnn1dBn(FeatureClassifier):
     """
 
     def __init__(
-        self, input_shape: Sequence[int], outputs: int, channels: Sequence[int] = (32, 64), kernel: int = 9
+        self, input_shape: Sequence[Count], outputs: Count, channels: TwoWidths = (32, 64), kernel: Count = 9
     ) -> None:
         super().__init__()
         depth, length = shape("cnn_1d_bn", input_shape, "channels length", least=4)
-        first, second = widths("channels", channels, 2)
+        first, second = channels
         # an even kernel is made longer by one, as only with an odd one this padding keeps the length
-        odd = whole("kernel", kernel) // 2 * 2 + 1
+        odd = kernel // 2 * 2 + 1
         self.features = nn.Sequential(*_two_convolutions(depth, first, second, odd, axes=1, norm=True))
-        self.classifier = nn.Linear(second * (length // 4), whole("outputs", outputs))
+        self.classifier = nn.Linear(second * (length // 4), outputs)
 
 
 @checked_network
@@ -111,15 +112,15 @@ class MlpBn(FeatureClassifier):
         hidden: widths of the hidden layers.
     """
 
-    def __init__(self, input_shape: Sequence[int], outputs: int, hidden: Sequence[int] = (64,)) -> None:
+    def __init__(self, input_shape: Sequence[Count], outputs: Count, hidden: Sequence[Count] = (64,)) -> None:
         super().__init__()
         before, layers = size(shape("mlp_bn", input_shape, "")), []
-        for width in widths("hidden", hidden):
+        for width in hidden:
             # batch norm adds the bias
             layers += [nn.Linear(before, width, bias=False), nn.BatchNorm1d(width), nn.ReLU()]
             before = width
         self.features = nn.Sequential(nn.Flatten(), *layers)
-        self.classifier = nn.Linear(before, whole("outputs", outputs))
+        self.classifier = nn.Linear(before, outputs)
 
 
 @checked_network
@@ -136,17 +137,17 @@ class LeafCnn(FeatureClassifier):
     """
 
     def __init__(
-        self, input_shape: Sequence[int], outputs: int, channels: Sequence[int] = (32, 64), hidden: int = 2048
+        self, input_shape: Sequence[Count], outputs: Count, channels: TwoWidths = (32, 64), hidden: Count = 2048
     ) -> None:
         super().__init__()
         depth, height, width = shape("the network", input_shape, "channels height width", least=4)
-        first, second = widths("channels", channels, 2)
+        first, second = channels
         self.features = nn.Sequential(
             *_two_convolutions(depth, first, second),
-            nn.Linear(second * (height // 4) * (width // 4), whole("hidden", hidden)),
+            nn.Linear(second * (height // 4) * (width // 4), hidden),
             nn.ReLU(),
         )
-        self.classifier = nn.Linear(hidden, whole("outputs", outputs))
+        self.classifier = nn.Linear(hidden, outputs)
 
 
 @checked_network
@@ -163,7 +164,7 @@ class SmallCnn(LeafCnn):
     """
 
     def __init__(
-        self, input_shape: Sequence[int], outputs: int, channels: Sequence[int] = (4, 8), hidden: int = 40
+        self, input_shape: Sequence[Count], outputs: Count, channels: TwoWidths = (4, 8), hidden: Count = 40
     ) -> None:
         super().__init__(input_shape, outputs, channels, hidden)
 
@@ -185,15 +186,15 @@ class MetisCnn(FeatureClassifier):
 
     def __init__(
         self,
-        input_shape: Sequence[int],
-        outputs: int,
-        channels: Sequence[int] = (64, 64),
-        hidden: Sequence[int] = (384, 192),
+        input_shape: Sequence[Count],
+        outputs: Count,
+        channels: TwoWidths = (64, 64),
+        hidden: TwoWidths = (384, 192),
     ) -> None:
         super().__init__()
         depth, height, width = shape("metis_cnn", input_shape, "channels height width", least=4)
-        first, second = widths("channels", channels, 2)
-        wide, narrow = widths("hidden", hidden, 2)
+        first, second = channels
+        wide, narrow = hidden
         self.features = nn.Sequential(
             *_two_convolutions(depth, first, second),
             nn.Linear(second * (height // 4) * (width // 4), wide),
@@ -201,7 +202,7 @@ class MetisCnn(FeatureClassifier):
             nn.Linear(wide, narrow),
             nn.ReLU(),
         )
-        self.classifier = nn.Linear(narrow, whole("outputs", outputs))
+        self.classifier = nn.Linear(narrow, outputs)
 
 
 @checked_network
@@ -216,12 +217,12 @@ class CnnBn(FeatureClassifier):
         channels: channels of the two convolutions.
     """
 
-    def __init__(self, input_shape: Sequence[int], outputs: int, channels: Sequence[int] = (16, 32)) -> None:
+    def __init__(self, input_shape: Sequence[Count], outputs: Count, channels: TwoWidths = (16, 32)) -> None:
         super().__init__()
         depth, height, width = shape("cnn_bn", input_shape, "channels height width", least=4)
-        first, second = widths("channels", channels, 2)
+        first, second = channels
         self.features = nn.Sequential(*_two_convolutions(depth, first, second, 3, norm=True))
-        self.classifier = nn.Linear(second * (height // 4) * (width // 4), whole("outputs", outputs))
+        self.classifier = nn.Linear(second * (height // 4) * (width // 4), outputs)
 
 
 @checked_network
@@ -238,19 +239,19 @@ class Cnn1d(FeatureClassifier):
 
     def __init__(
         self,
-        input_shape: Sequence[int],
-        outputs: int,
-        channels: Sequence[int] = (32, 64),
-        hidden: int = 128,
-        kernel: int = 5,
+        input_shape: Sequence[Count],
+        outputs: Count,
+        channels: TwoWidths = (32, 64),
+        hidden: Count = 128,
+        kernel: Count = 5,
     ) -> None:
         super().__init__()
         depth, length = shape("cnn_1d", input_shape, "channels length", least=4)
-        first, second = widths("channels", channels, 2)
+        first, second = channels
         self.features = nn.Sequential(
-            *_two_convolutions(depth, first, second, whole("kernel", kernel), axes=1),
+            *_two_convolutions(depth, first, second, kernel, axes=1),
             # two poolings, each of which drops an odd position at the end
-            nn.Linear(second * (length // 4), whole("hidden", hidden)),
+            nn.Linear(second * (length // 4), hidden),
             nn.ReLU(),
         )
-        self.classifier = nn.Linear(hidden, whole("outputs", outputs))
+        self.classifier = nn.Linear(hidden, outputs)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from piebald.core.arguments import Count, Share
 from piebald.core.errors import SettingError
-from piebald.core.model_settings import checked_network, shape, size, whole, widths
+from piebald.core.model_settings import TwoWidths, checked_network, shape, size
 from piebald.models.convolutional import FeatureClassifier
 
 
@@ -31,7 +32,6 @@ class Offsets(nn.Module):
 
     def __init__(self, units: int, filter: bool = True, gate: bool = True) -> None:
         super().__init__()
-        whole("units", units)
         self.filter = nn.Parameter(torch.zeros(units)) if filter else None
         self.gate = nn.Parameter(torch.zeros(units)) if gate else None
 
@@ -63,13 +63,13 @@ class Conditioning(Offsets):
 
     client: Tensor | None
 
-    def __init__(self, units: int, filter: bool = True, gate: bool = True, clients: int | None = None) -> None:
+    def __init__(self, units: Count, filter: bool = True, gate: bool = True, clients: Count | None = None) -> None:
         super().__init__(units, filter, gate)
         if clients is not None:
             for vector in (self.filter, self.gate):
                 if vector is not None:
                     # replaced here, so that a client's own vectors and the shared matrices have the same names
-                    vector.data = torch.zeros(units, whole("clients", clients))
+                    vector.data = torch.zeros(units, clients)
         self.register_buffer("client", None if clients is None else torch.zeros(clients))
 
     def _half(self, vector: Tensor | None) -> Tensor | None:
@@ -128,14 +128,14 @@ class GatedUnit(_Gated):
 
     def __init__(
         self,
-        inputs: int,
-        units: int,
+        inputs: Count,
+        units: Count,
         filter: bool = True,
         gate: bool = True,
-        clients: int | None = None,
+        clients: Count | None = None,
         bias: bool | None = None,
     ) -> None:
-        super().__init__(units, whole("inputs", inputs), filter, gate, clients, bias)
+        super().__init__(units, inputs, filter, gate, clients, bias)
         # filter and gate in one matrix product; the offsets are its bias, so that they cost no pass of their own
         self.product = nn.Linear(inputs, 2 * units, bias=False)
 
@@ -162,24 +162,23 @@ class GatedConvolution(_Gated):
 
     def __init__(
         self,
-        inputs: int,
-        units: int,
-        kernel: int = 3,
+        inputs: Count,
+        units: Count,
+        kernel: Count = 3,
         axes: int = 2,
-        dilation: int = 1,
+        dilation: Count = 1,
         filter: bool = True,
         gate: bool = True,
-        clients: int | None = None,
+        clients: Count | None = None,
         bias: bool | None = None,
     ) -> None:
         if axes not in (1, 2):
             raise SettingError(f"axes must be 1 (signals) or 2 (images), got {axes!r}")
-        fan_in = whole("inputs", inputs) * whole("kernel", kernel) ** axes
+        fan_in = inputs * kernel**axes
         super().__init__(units, fan_in, filter, gate, clients, bias)
         layer = nn.Conv1d if axes == 1 else nn.Conv2d
-        reach = whole("dilation", dilation)
         # without a bias here: a shared one beside private vectors would reveal them
-        self.product = layer(inputs, 2 * units, kernel, dilation=reach, padding="same", bias=False)
+        self.product = layer(inputs, 2 * units, kernel, dilation=dilation, padding="same", bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, inputs, length] or [batch, inputs, height, width] to the same with `units` channels."""
@@ -208,23 +207,23 @@ class GatedClassifier(FeatureClassifier):
 
     def __init__(
         self,
-        input_shape: Sequence[int],
-        outputs: int,
-        units: Sequence[int] = (128, 128),
-        dropout: float = 0.5,
+        input_shape: Sequence[Count],
+        outputs: Count,
+        units: Sequence[Count] = (128, 128),
+        dropout: Share = 0.5,
         filter: bool = True,
         gate: bool = True,
-        clients: int | None = None,
+        clients: Count | None = None,
         bias: bool | None = None,
     ) -> None:
         super().__init__()
-        sizes = [size(shape("gated_classifier", input_shape, "")), *widths("units", units)]
+        sizes = [size(shape("gated_classifier", input_shape, "")), *units]
         layers = [
-            nn.Sequential(GatedUnit(n_in, n_out, filter, gate, clients, bias), nn.Dropout(_share(dropout)))
+            nn.Sequential(GatedUnit(n_in, n_out, filter, gate, clients, bias), nn.Dropout(dropout))
             for n_in, n_out in pairwise(sizes)
         ]
         self.features = nn.Sequential(nn.Flatten(), *layers)
-        self.classifier = nn.Linear(sizes[-1], whole("outputs", outputs))
+        self.classifier = nn.Linear(sizes[-1], outputs)
 
 
 @checked_network
@@ -242,20 +241,18 @@ class PlainClassifier(FeatureClassifier):
 
     def __init__(
         self,
-        input_shape: Sequence[int],
-        outputs: int,
-        units: Sequence[int] = (128, 128),
-        dropout: float = 0.5,
+        input_shape: Sequence[Count],
+        outputs: Count,
+        units: Sequence[Count] = (128, 128),
+        dropout: Share = 0.5,
         matched: bool = False,
     ) -> None:
         super().__init__()
-        sizes = [size(shape("plain_classifier", input_shape, "")), *widths("units", units)]
-        whole("outputs", outputs)
+        sizes = [size(shape("plain_classifier", input_shape, "")), *units]
         if matched:
             sizes = _matched(sizes, outputs)
         layers = [
-            nn.Sequential(nn.Linear(n_in, n_out), nn.ReLU(), nn.Dropout(_share(dropout)))
-            for n_in, n_out in pairwise(sizes)
+            nn.Sequential(nn.Linear(n_in, n_out), nn.ReLU(), nn.Dropout(dropout)) for n_in, n_out in pairwise(sizes)
         ]
         self.features = nn.Sequential(nn.Flatten(), *layers)
         self.classifier = nn.Linear(sizes[-1], outputs)
@@ -279,20 +276,20 @@ class GatedCnn(FeatureClassifier):
 
     def __init__(
         self,
-        input_shape: Sequence[int],
-        outputs: int,
-        units: Sequence[int] = (16, 32),
-        kernel: int = 3,
-        dropout: float = 0.0,
+        input_shape: Sequence[Count],
+        outputs: Count,
+        units: TwoWidths = (16, 32),
+        kernel: Count = 3,
+        dropout: Share = 0.0,
         filter: bool = True,
         gate: bool = True,
-        clients: int | None = None,
+        clients: Count | None = None,
         bias: bool | None = None,
     ) -> None:
         super().__init__()
         axes = "channels length" if len(input_shape) == 2 else "channels height width"
         depth, *sides = shape("gated_cnn", input_shape, axes, least=4)
-        first, second = widths("units", units, 2)
+        first, second = units
         pool = nn.MaxPool1d if len(sides) == 1 else nn.MaxPool2d
         self.features = nn.Sequential(
             GatedConvolution(depth, first, kernel, len(sides), 1, filter, gate, clients, bias),
@@ -300,16 +297,9 @@ class GatedCnn(FeatureClassifier):
             GatedConvolution(first, second, kernel, len(sides), 1, filter, gate, clients, bias),
             pool(2),
             nn.Flatten(),
-            nn.Dropout(_share(dropout)),
+            nn.Dropout(dropout),
         )
-        self.classifier = nn.Linear(second * size([side // 4 for side in sides]), whole("outputs", outputs))
-
-
-def _share(dropout: float) -> float:
-    # False is an int in Python and would pass for a share of 0
-    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise SettingError(f"dropout must be a share of at least 0 and below 1, got {dropout!r}")
-    return float(dropout)
+        self.classifier = nn.Linear(second * size([side // 4 for side in sides]), outputs)
 
 
 def _parameters(sizes: Sequence[int], outputs: int, gates: bool) -> int:

@@ -7,7 +7,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from piebald.core.model_settings import checked_network, shape, whole
+from piebald.core.arguments import Count
+from piebald.core.model_settings import checked_network, shape
 from piebald.models.convolutional import FeatureClassifier
 
 Stem = Literal["cifar", "imagenet"]
@@ -68,10 +69,10 @@ class Resnet18(FeatureClassifier):
     blocks = (2, 2, 2, 2)
     bottleneck = False
 
-    def __init__(self, input_shape: Sequence[int], outputs: int, width: int = 64, stem: Stem = "cifar") -> None:
+    def __init__(self, input_shape: Sequence[Count], outputs: Count, width: Count = 64, stem: Stem = "cifar") -> None:
         super().__init__()
         depth, _, _ = shape("the network", input_shape, "channels height width")
-        layers = _stem(depth, whole("width", width), stem)
+        layers = _stem(depth, width, stem)
         depth = width
         for stage, count in enumerate(self.blocks):
             for place in range(count):
@@ -80,7 +81,7 @@ class Resnet18(FeatureClassifier):
                 layers.append(block)
                 depth = block.channels
         self.features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.classifier = nn.Linear(depth, whole("outputs", outputs))
+        self.classifier = nn.Linear(depth, outputs)
 
 
 class Resnet50(Resnet18):
@@ -116,10 +117,9 @@ class Vgg11(FeatureClassifier):
         width: channels of the first convolution; the last have eight times as many.
     """
 
-    def __init__(self, input_shape: Sequence[int], outputs: int, width: int = 64) -> None:
+    def __init__(self, input_shape: Sequence[Count], outputs: Count, width: Count = 64) -> None:
         super().__init__()
         depth, height, length = shape("vgg11", input_shape, "channels height width")
-        whole("width", width)
         layers: list[nn.Module] = []
         side = min(height, length)
         for stage in _STAGES:
@@ -130,4 +130,4 @@ class Vgg11(FeatureClassifier):
                 layers.append(nn.MaxPool2d(2))
                 side //= 2
         self.features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.classifier = nn.Linear(depth, whole("outputs", outputs))
+        self.classifier = nn.Linear(depth, outputs)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from piebald.contracts import RowOutputs
 from piebald.core import pytree
-from piebald.core.arguments import checked, checked_class
+from piebald.core.arguments import Count, Positive, checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import InputHooks
 from piebald.core.parameters import head
@@ -41,14 +42,13 @@ class NearestNeighbours(nn.Module):
 
     @checked
     def __init__(
-        self, module: nn.Module, x: pytree.Tree, y: Tensor, *, k: int = 10, lam: float = 0.5, scale: float = 1.0
-    ) -> None:
+        self, module: nn.Module, x: pytree.Tree, y: Tensor, *, k: Count = 10,
+        lam: Annotated[float, Field(ge=0, le=1)] = 0.5, scale: Positive = 1.0,
+    ) -> None:  # fmt: skip
         super().__init__()
         last = head(module)
         if last is None:
             raise SettingError("module must end with a linear layer behind another one, and this one does not")
-        if k < 1 or not 0 <= lam <= 1 or not scale > 0:
-            raise SettingError(f"k must be at least 1, lam in [0, 1] and scale above 0, got {k}, {lam} and {scale}")
         # evaluation mode: features must not depend on the rows that come along, nor on dropout
         self.module, self.k, self.lam, self.scale, self._last = module.eval(), k, lam, scale, last
         labelled = y >= 0

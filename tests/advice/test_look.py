@@ -50,7 +50,7 @@ def test_more_rows_show_smaller_differences_and_none_show_nothing() -> None:
     assert few == detectable_difference([10, 10])
     assert detectable_difference([0, 0]) is None
     assert detectable_difference([1]) == 1.0  # one row shows nothing that exists
-    with pytest.raises(SettingError, match="disagreement must be above 0"):
+    with pytest.raises(SettingError, match="disagreement must be a finite number above 0"):
         detectable_difference([10], disagreement=0.0)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from piebald.core.errors import SettingError
 from piebald.data.clients.lists import Lists, Numbered
-from piebald.data.partition.leakage import check_shares, three_ways
+from piebald.data.partition.leakage import three_ways
 from piebald.data.partition.split import SplitSettings, hold_out, mixed, places, thin
 
 sizes_of = st.lists(st.integers(0, 30), min_size=1, max_size=12)
@@ -87,9 +87,9 @@ def test_three_ways_loses_nothing(sizes: list[int], test: float, validation: flo
 
 def test_shares_leave_something() -> None:
     with pytest.raises(SettingError, match=r"validation = 0.5 and test = 0.5 leave no rows to train on"):
-        check_shares(0.5, 0.5)
-    with pytest.raises(SettingError, match="test must be a share of a client's rows, at least 0 and below 1, got 20"):
-        check_shares(0.0, 20)
+        SplitSettings(validation=0.5, test=0.5)
+    with pytest.raises(SettingError, match=r"test must be a share of a client's rows, .* got 1.5"):
+        SplitSettings(test=1.5)
 
 
 def test_lists_and_names() -> None:

@@ -148,7 +148,7 @@ def test_any_module_embeds_in_batches_and_only_once(cache: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: SqueezeNet(side=8), "side must be a whole number of pixels, at least 32, got 8"),
+        (lambda: SqueezeNet(side=8), "side must be a whole number of at least 32, got 8"),
         (lambda: SqueezeNet()(torch.zeros(2, 4, 64, 64)), "squeezenet reads images"),
         (lambda: LogMel(bands=200), "bands must be at most a quarter of window = 512, got 200"),
         (lambda: LogMel()(torch.zeros(2, 1, 100)), "log_mel reads recordings"),

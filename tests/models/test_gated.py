@@ -127,11 +127,11 @@ def test_the_convolutional_classifier_reads_signals_and_images(shape: tuple[int,
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: GatedUnit(0, 2), "inputs must be a whole number, at least 1, got 0"),
-        (lambda: GatedUnit(2, 2, clients=0), "clients must be a whole number, at least 1, got 0"),
+        (lambda: GatedUnit(0, 2), "inputs must be a whole number of at least 1, got 0"),
+        (lambda: GatedUnit(2, 2, clients=0), "clients must be a whole number of at least 1, got 0"),
         (lambda: GatedUnit(2, 2, gate="yes"), "gate must be true or false, got 'yes'"),
         (lambda: GatedConvolution(2, 2, axes=3), "axes must be 1 .signals. or 2 .images., got 3"),
-        (lambda: build_model("gated_classifier", (4,), 2, dropout=1.0), "dropout must be a share of at least 0"),
+        (lambda: build_model("gated_classifier", (4,), 2, dropout=1.0), "dropout must be a finite number"),
         (lambda: build_model("gated_cnn", (1, 2), 2), "gated_cnn needs sides of at least 4"),
     ],
 )

@@ -114,7 +114,7 @@ def test_many_models_at_once(name: str) -> None:
         ("mpl", (4,), 2, {}, "there is no model 'mpl': did you mean 'mlp'"),
         ("mlp", (4,), 2, {"hiden": 3}, "no setting of model 'mlp' called 'hiden': did you mean 'hidden'"),
         ("mlp", (4,), 2, {"hidden": 3}, "hidden must be a list"),
-        ("mlp", (4,), 2, {"hidden": (3, 0)}, "each of hidden must be a whole number, at least 1, got 0"),
+        ("mlp", (4,), 2, {"hidden": (3, 0)}, "hidden must be a list whose entries are each"),
         ("mlp", (4,), 0, {}, "outputs must be a whole number of at least 1, got 0"),
         ("mlp", (), 2, {}, "input_shape must be the shape of one input"),
         ("mlp", 4, 2, {}, "input_shape must be a table or a list"),

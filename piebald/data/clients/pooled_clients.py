@@ -26,7 +26,7 @@ from piebald.core.pytree import Tree
 from piebald.core.targets import IGNORED
 from piebald.data.clients import convert
 from piebald.data.clients.lists import Lists, Numbered, check_client
-from piebald.data.partition.leakage import SPLITS, check_shares, check_split, three_ways
+from piebald.data.partition.leakage import SPLITS, check_split, three_ways
 from piebald.data.partition.split import Ints, SplitSettings
 from piebald.data.preparation.columns import CodedTable
 from piebald.data.preparation.written_forms import MOST_COMPARED, warn_of_unlike_classes
@@ -330,7 +330,6 @@ class LazyClients:
     ) -> None:
         if names is not None and len(names) != count:
             raise SettingError(f"names must give one name to each of the {count} clients, got {len(names)}")
-        check_shares(validation, test)
         self._count, self._load = count, load
         self.names: Sequence[str] = Numbered(count) if names is None else names
         self.classes, self.common = classes, common

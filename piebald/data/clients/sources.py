@@ -26,7 +26,7 @@ from piebald.data.clients.owner import ALLOWED, Owner, different_names, given, i
 from piebald.data.clients.pairs import from_pairs, looking_alike, pair
 from piebald.data.clients.pooled_clients import LazyClients, PooledClients, warn_of_codings
 from piebald.data.clients.prepared import PreparedClients, prepared
-from piebald.data.partition.leakage import RowKeys, check_shares, three_ways
+from piebald.data.partition.leakage import RowKeys, three_ways
 from piebald.data.partition.split import Ints, SplitSettings
 from piebald.data.preparation.columns import are_classes, factorized, in_order
 from piebald.data.preparation.preparation import PrepareSettings
@@ -355,7 +355,6 @@ def _parts(
 def _division(split: Any, test: float, validation: float, seed: int) -> SplitSettings:
     """Return how rows are divided, which is said in one place alone."""
     if split is None:
-        check_shares(validation, test)
         return SplitSettings(test=test, validation=validation, seed=seed)
     for name, value, default in (("test", test, 0.2), ("validation", validation, 0.0), ("seed", seed, 0)):
         if value != default:

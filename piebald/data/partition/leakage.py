@@ -377,17 +377,6 @@ def check_split(split: Split) -> None:
         raise unknown("split", split, SPLITS)
 
 
-def check_shares(validation: float, test: float) -> None:
-    """Refuse shares that are out of range or leave nothing to train on."""
-    for name, share in (("validation", validation), ("test", test)):
-        if not isinstance(share, int | float) or not 0 <= share < 1:
-            raise SettingError(f"{name} must be a share of a client's rows, at least 0 and below 1, got {share!r}")
-    if validation + test >= 1:
-        raise SettingError(
-            f"validation = {validation} and test = {test} leave no rows to train on: their sum must be below 1"
-        )
-
-
 def three_ways(
     lists: Lists,
     label: Ints | None,

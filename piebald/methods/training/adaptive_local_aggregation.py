@@ -12,8 +12,7 @@ from torch import Tensor
 
 from piebald.contracts import ClientContext, LocalStep, SgdConfig, StateVector, StepSettings, TrainInput, TrainOutput
 from piebald.contracts.data import ModelSpec
-from piebald.core.arguments import checked_class
-from piebald.core.errors import SettingError, shown
+from piebald.core.arguments import Fraction, checked_class
 from piebald.core.parameters import matching
 from piebald.methods.training.sgd import Sgd
 
@@ -23,11 +22,7 @@ from piebald.methods.training.sgd import Sgd
 class ShareOfRows(LocalStep):
     """Steps on a share of the client's rows, at least two of them, drawn for each run."""
 
-    share: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise SettingError(f"share must be above 0 and at most 1, got {shown(self.share)}")
+    share: Fraction
 
     def seen(self, count: int) -> int | None:
         # batch norm has no variance of a single row

@@ -9,7 +9,6 @@ with the lowest validation loss is the best, unless a shared model is as good by
 from __future__ import annotations
 
 import copy
-import math
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -131,10 +130,6 @@ def fit(run: Run, clients: Clients, client: int = 0, *, epochs: int = EPOCHS, lr
     Raises:
         SettingError: there are no training or validation rows, or they do not fit the model.
     """
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-        raise SettingError(f"epochs must be a whole number, at least 1, got {epochs!r}")
-    if lr is not None and not 0 < lr < math.inf:
-        raise SettingError(f"lr must be above 0, got {lr!r}")
     for split in ("train", "validation"):
         if not len(clients.rows(client, split)):
             raise SettingError(f"the newcomer {clients.names[client]!r} has no {split} rows: give it some")
