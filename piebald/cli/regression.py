@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from piebald.cli import statistics
 from piebald.cli.app import ROWS, SharedOptions, command, print_table
-from piebald.cli.statistics import (
-    Source,
-    Weights,
-    bounds_of,
-    fitted,
-    print_model,
-)
 from piebald.core.errors import SettingError
 from piebald.core.plain_text import WIDTH
 from piebald.core.result_table import ResultTable
@@ -47,7 +41,7 @@ Bounds = Annotated[
 @command(*ROWS, "sets", "runtime", "as_json")
 def glm(
     options: SharedOptions,
-    file: Source,
+    file: statistics.Source,
     target: Annotated[str | None, typer.Option(help="The column to explain; the target by default.")] = None,
     family: Annotated[
         Literal["gaussian", "binomial", "poisson", "negative_binomial", "gamma", "tweedie", "ordinal", "multinomial"]
@@ -59,7 +53,7 @@ def glm(
     ] = None,
     power: Annotated[float, typer.Option(help="Of the mean, for the variance of tweedie.")] = 1.5,
     offset: Offset = None,
-    weights: Weights = None,
+    weights: statistics.Weights = None,
     robust: Robust = False,
     cluster: Cluster = None,
     random_intercept: Annotated[
@@ -81,13 +75,15 @@ def glm(
         "random_intercept": random_intercept, "reml": not max_likelihood, "event": event, "power": power,
         "noise": _noise(epsilon, delta, bounds),
     }  # fmt: skip
-    print_model(options, fitted(options, file, fit_glm, GlmOptions, settings, options.column), _about_glm)
+    statistics.print_model(
+        options, statistics.fitted(options, file, fit_glm, GlmOptions, settings, options.column), _about_glm
+    )
 
 
 @command(*ROWS, "sets", "runtime", "as_json")
 def cox(
     options: SharedOptions,
-    file: Source,
+    file: statistics.Source,
     time: TimeColumn,
     event: EventColumn,
     event_value: EventValue = None,
@@ -95,7 +91,7 @@ def cox(
         str | None, typer.Option(metavar="COLUMN", help="The times after which rows are observed.")
     ] = None,
     offset: Offset = None,
-    weights: Weights = None,
+    weights: statistics.Weights = None,
     pooled: Annotated[
         bool, typer.Option("--pooled", help="One baseline of all clients, on this machine, and not one of each.")
     ] = False,
@@ -120,13 +116,15 @@ def cox(
         "cluster": cluster, "transform": transform, "entry": entry, "weights": weights, "event_value": event_value,
         "noise": _noise(epsilon, delta, bounds, () if times is None else _times(times)),
     }  # fmt: skip
-    print_model(options, fitted(options, file, fit_cox, CoxOptions, settings, options.column), _about_cox)
+    statistics.print_model(
+        options, statistics.fitted(options, file, fit_cox, CoxOptions, settings, options.column), _about_cox
+    )
 
 
 @command(*(name for name in ROWS if name != "column"), "sets", "runtime", "as_json")
 def survival(
     options: SharedOptions,
-    file: Source,
+    file: statistics.Source,
     time: TimeColumn,
     event: EventColumn,
     event_value: EventValue = None,
@@ -147,7 +145,7 @@ def survival(
         "time": time, "event": event, "group": group, "times": None if times is None else _times(times),
         "stratified": stratified, "noise": _noise(epsilon, delta, None), "event_value": event_value,
     }  # fmt: skip
-    model = fitted(options, file, fit_survival, SurvivalOptions, settings, None)
+    model = statistics.fitted(options, file, fit_survival, SurvivalOptions, settings, None)
     for name, curve in ({} if options.as_json else model.curves).items():
         print(name)
         columns = (curve.times, curve.at_risk, curve.events, curve.survival, curve.errors, *curve.interval.T)
@@ -156,14 +154,14 @@ def survival(
         shown = range(0, len(curve.times), max(len(curve.times) // 12, 1))
         print_table(ResultTable([[f"{column[k]:.6g}" for column in columns] for k in shown], heading), width=WIDTH)
         print()
-    print_model(options, model, _about_survival)
+    statistics.print_model(options, model, _about_survival)
 
 
 def _noise(epsilon: float | None, delta: float | None, bounds: list[str] | None, times: Sequence[float] = ()) -> Any:
     """Return the noise that is asked for, None where there is none."""
     from piebald.inference.noisy_models import ROUNDS, NoiseOptions
 
-    return NoiseOptions.of(epsilon, delta, dict(map(bounds_of, bounds or ())), ROUNDS, times)
+    return NoiseOptions.of(epsilon, delta, dict(map(statistics.bounds_of, bounds or ())), ROUNDS, times)
 
 
 def _times(text: str) -> list[float]:

@@ -12,22 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from piebald.cli.app import (
-    LOG,
-    PAGE,
-    SharedOptions,
-    app,
-    check_run,
-    command,
-    end_on_term,
-    guarded,
-    kind_of,
-    load_settings,
-    out_folder,
-    print_json,
-    print_run,
-    print_table,
-)
+from piebald.cli import app
 from piebald.cli.choose import resumed_search, tuned_first
 from piebald.cli.predicting import resumed
 from piebald.core.errors import SettingError
@@ -38,12 +23,12 @@ if TYPE_CHECKING:
     from piebald.report.callbacks import Callback
 
 
-@command(
+@app.command(
     "sets", "scale", "out", "runtime", "deterministic", "start_from", "dry_run", "as_json", "quiet", "verbose",
     lists_keys=True,
 )  # fmt: skip
 def run(
-    options: SharedOptions,
+    options: app.SharedOptions,
     file: Annotated[
         list[Path] | None,
         typer.Argument(help="An experiment file in TOML, or several with --dry-run; the built-in one by default."),
@@ -55,23 +40,23 @@ def run(
         return _dry_run(files, options)
     if len(files) > 1:
         raise SettingError(f"one file is trained at a time, got {len(files)}: --dry-run alone takes several")
-    carry_out(load_settings(files[0], options), files[0], options)
+    carry_out(app.load_settings(files[0], options), files[0], options)
 
 
-app.command("train", hidden=True)(run)  # the word of other programs
+app.app.command("train", hidden=True)(run)  # the word of other programs
 
 
 def carry_out(
     settings: ExperimentSettings,
     file: Path | None,
-    options: SharedOptions,
+    options: app.SharedOptions,
     callbacks: Sequence[Callback] = (),
     folder: Path | None = None,
 ) -> None:
     """Train as the settings say, in a run folder, and print the results."""
-    end_on_term()
+    app.end_on_term()
     if options.start_from is not None:
-        check_run(options.start_from)
+        app.check_run(options.start_from)
     if settings.compares:
         raise SettingError(f"{file or 'the built-in experiment'} describes several runs: use piebald compare")
     if settings.asks_sites:
@@ -88,9 +73,9 @@ def carry_out(
     agreed = preparation_of(plan.clients)
     if agreed is not None and options.progress:
         print(agreed.said)
-    folder = folder or out_folder(settings)
+    folder = folder or app.out_folder(settings)
     label, recipe = next(iter(plan.recipes.items()))
-    with guarded(folder, f"piebald resume {folder}", settings):
+    with app.guarded(folder, f"piebald resume {folder}", settings):
         history = run(
             recipe,
             plan.clients,
@@ -103,34 +88,34 @@ def carry_out(
             start_from=options.start_from,
             **settings.run_keywords(plan),
         )
-    print_run(history, options)
+    app.print_run(history, options)
 
 
-@command(
+@app.command(
     "sets", "scale", "out", "runtime", "deterministic", "dry_run", "as_json", "quiet", "verbose", "wide",
     lists_keys=True,
 )  # fmt: skip
 def compare(
-    options: SharedOptions,
+    options: app.SharedOptions,
     file: Annotated[Path, typer.Argument(help="An experiment file with [[recipes]], [grid] or seeds.")],
     tune: Annotated[
         bool, typer.Option("--tune", help="First choose each recipe's settings by validation rows, see [tune].")
     ] = False,
 ) -> None:
     """Train with several recipes on the same clients and compare the results."""
-    end_on_term()
+    app.end_on_term()
     if options.dry_run:
         return _dry_run([file], options)
-    _compare(load_settings(file, options), file, options, tune)
+    _compare(app.load_settings(file, options), file, options, tune)
 
 
-def _dry_run(files: Sequence[Path | None], options: SharedOptions) -> None:
+def _dry_run(files: Sequence[Path | None], options: app.SharedOptions) -> None:
     """Check experiment files, and print a row for each method that they would train."""
     from piebald.runs.compare import dry_run
 
     rows: list[dict[str, Any]] = []
     for file in files:
-        for settings in load_settings(file, options).divisions():
+        for settings in app.load_settings(file, options).divisions():
             plan = settings.plan()
             rows += [
                 {"file": file and file.name, "division": settings.split and settings.split.title, **row}
@@ -138,9 +123,9 @@ def _dry_run(files: Sequence[Path | None], options: SharedOptions) -> None:
             ]
     known = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     if options.as_json:
-        print_json(rows)
+        app.print_json(rows)
     else:
-        print_table(ResultTable(rows).only(*known))
+        app.print_table(ResultTable(rows).only(*known))
 
 
 def _comparison_of(plan: Plan, settings: ExperimentSettings) -> dict[str, Any]:
@@ -158,12 +143,12 @@ def _comparison_of(plan: Plan, settings: ExperimentSettings) -> dict[str, Any]:
 def _compare(
     settings: ExperimentSettings,
     file: Path | None,
-    options: SharedOptions,
+    options: app.SharedOptions,
     tune: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> None:
     """Train with all recipes, seeds and divisions of the rows, in a folder, and print the results."""
-    folder, divisions = out_folder(settings), settings.divisions()
+    folder, divisions = app.out_folder(settings), settings.divisions()
     if tune and len(divisions) > 1:
         raise SettingError(
             "--tune chooses settings for one division of the rows, and split asks for several: leave it out"
@@ -176,7 +161,7 @@ def _compare(
     for divided in divisions:
         plan, title = divided.plan(), "" if divided.split is None else divided.split.title
         tuned = tuned_first(divided, plan, folder, again, options) if tune else None
-        with guarded(folder, again, divided):
+        with app.guarded(folder, again, divided):
             methods = {} if tuned is None else {"methods": tuned.recipes}
             runs += compare(
                 **{**_comparison_of(plan, divided), **methods},
@@ -202,48 +187,48 @@ def _compare(
             "privacy": comparison.privacy,
             "out": str(folder),
         }
-        print_json(values | ({} if tuned is None else {"tuning": tuned.plain()}))
+        app.print_json(values | ({} if tuned is None else {"tuning": tuned.plain()}))
     elif not options.quiet:
         print_comparison(comparison, options.wide)
         print(f"\nsaved in {folder}; write a report with: piebald report {folder}")
 
 
-@command("plugins", *LOG, *PAGE, "as_json", "quiet")
+@app.command("plugins", *app.LOG, *app.PAGE, "as_json", "quiet")
 def resume(
-    options: SharedOptions,
+    options: app.SharedOptions,
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that was interrupted.")],
     rounds: Annotated[
         int | None, typer.Option(help="Go on to this many server steps, also if the run was finished.")
     ] = None,
 ) -> None:
     """Continue a run that was interrupted."""
-    check_run(folder)
+    app.check_run(folder)
     if not (folder / "run.db").exists() and any(folder.glob("*/seed-*/run.db")):
         raise SettingError(f"{folder} holds a comparison: go on with piebald compare FILE --out {folder}")
-    kind = kind_of(folder)
+    kind = app.kind_of(folder)
     if kind == "transfer":
         if rounds is not None:
             raise SettingError(f"{folder} holds a transfer, whose length is in its file: leave out --rounds")
         from piebald.cli.transfer import resume_transfer  # after this file, so that --help has the commands in order
 
         return resume_transfer(folder, options)
-    end_on_term()
+    app.end_on_term()
     if kind == "search":
         if rounds is not None:
             raise SettingError(f"{folder} holds a search, whose runs have all one length: leave out --rounds")
         return resumed_search(folder, options)
     from piebald.runs.run import resume
 
-    with resumed(folder, options) as callbacks, guarded(folder, f"piebald resume {folder}"):
+    with resumed(folder, options) as callbacks, app.guarded(folder, f"piebald resume {folder}"):
         history = resume(
             folder, rounds=rounds, progress=options.progress, callbacks=callbacks, plugins=options.plugins or ()
         )
-    print_run(history, options)
+    app.print_run(history, options)
 
 
-@command("plugins", "as_json", "quiet")
+@app.command("plugins", "as_json", "quiet")
 def adapt(
-    options: SharedOptions,
+    options: app.SharedOptions,
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     data: Annotated[
         str, typer.Option("--data", help="The new client's rows: .npz, .csv, .parquet, a folder, or my_data.py:load.")
@@ -256,7 +241,7 @@ def adapt(
     out: Annotated[Path | None, typer.Option("--out", help="A file for the adapted model, .safetensors.")] = None,
 ) -> None:
     """Adapt a finished run to a new client and choose the best method."""
-    check_run(folder)
+    app.check_run(folder)
     from piebald.runs.adaptation import from_file
     from piebald.runs.run import adapt, opened
 
@@ -267,11 +252,11 @@ def adapt(
     if out is not None:
         finished.work.layout.save(adapted.vector, out)
     if options.as_json:
-        print_json(adapted.table() | {"out": None if out is None else str(out)})
+        app.print_json(adapted.table() | {"out": None if out is None else str(out)})
     elif not options.quiet:
         columns = ("method", "parameters fitted", "epochs", "validation loss", f"validation {adapted.metric}")
         cells = [[m.name, m.fitted, m.epochs, m.loss, m.validation, m.test, m.gain] for m in adapted.methods]
-        print_table(ResultTable(cells, (*columns, f"test {adapted.metric}", "gain")))
+        app.print_table(ResultTable(cells, (*columns, f"test {adapted.metric}", "gain")))
         print(f"\nbest on the validation rows: {adapted.best}, since {adapted.why}")
 
 
@@ -321,13 +306,13 @@ def _schema_text() -> str:
     return json.dumps(schema(), indent=1) + "\n"
 
 
-@app.command(name="schema")
+@app.app.command(name="schema")
 def print_schema() -> None:
     """Print the JSON schema of experiment files, by which editors complete and check them."""
     print(_schema_text(), end="")
 
 
-@app.command()
+@app.app.command()
 def new(
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],
     kind: Annotated[
@@ -350,6 +335,6 @@ def new(
             (folder / name).write_text(text, "utf-8")
     except OSError as error:
         raise SettingError(f"{folder} cannot be made ({error.strerror}): give the name of a new folder") from None
-    command = "up" if kind == "sites" else "run"
+    word = "up" if kind == "sites" else "run"
     print(f"{folder} has {', '.join(sorted(contents))} and notebook.ipynb; try:")
-    print(f"  cd {folder} && piebald {command} experiment.toml")
+    print(f"  cd {folder} && piebald {word} experiment.toml")
