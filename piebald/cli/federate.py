@@ -18,7 +18,7 @@ import typer
 
 from piebald.cli import app
 from piebald.cli.predicting import federation_flags, locked, page_address, relayed, serving, with_sites
-from piebald.cli.queueing import serve_queue
+from piebald.cli.queueing import print_seen, serve_job, serve_queue
 from piebald.cli.train import carry_out
 from piebald.core.errors import SettingError, shown
 from piebald.core.plain_text import printable
@@ -95,6 +95,7 @@ def server(
     check: Annotated[
         bool, typer.Option("--check", help="Look whether the server can start, print a table, and end.")
     ] = False,
+    job: Annotated[tuple[int, int] | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Train with the sites of a federation, which the server's credentials list."""
     from piebald.federation.credentials.provisioning import read
@@ -109,6 +110,8 @@ def server(
 
     party, page = read(credentials), page_address(options)
     options.start_log()
+    if job is not None:  # the process of an experiment of the queue
+        return serve_job(credentials, *job, options)
     if file is None:
         if (options.sets, options.out, options.start_from) != (None, None, None):
             raise SettingError(
@@ -153,6 +156,8 @@ def client(
     check: Annotated[
         bool, typer.Option("--check", help="Look whether this site can take part, print a table, and end.")
     ] = False,
+    slot: Annotated[int, typer.Option(hidden=True)] = 0,
+    with_parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a site of a federation until the run has ended."""
     from piebald.federation.link.supervision import at_work
@@ -160,15 +165,17 @@ def client(
     from piebald.federation.site.site_check import site_machine
     from piebald.federation.site.site_process import site_work
 
-    work, code = site_work(credentials, data, target, client=client), 0
-    with locked(credentials):
+    work, code = site_work(credentials, data, target, client=client, slot=slot), 0
+    with locked(work.credentials.folder):
         if check:
             code = _checked(work, options)[1]
         else:
             options.start_log()
             with at_work(f"reading the rows {work.source}"):
                 refuse_crosses(site_machine(work), f"piebald client {credentials} --check")
-            code = _take_part(work, stay)
+            own = {"--data": data, "--target": target, "--client": client}
+            words = [word for name, value in own.items() if value is not None for word in (name, value)]
+            code = _take_part(work, stay, with_parent, [*_log_words(options), *words])
     _end(code)
 
 
@@ -200,15 +207,29 @@ def site_up(
         soon = " as soon as the server answers, for which it waits" if "server" in crosses else ""
         print(f"\n{folder} takes part{soon}; Ctrl-C ends it", flush=True)
         options.start_log()
-        code = _take_part(work, with_parent is None, with_parent)
+        own = {"--data": data, "--target": target}
+        words = [word for name, value in own.items() if value is not None for word in (name, value)]
+        code = _take_part(work, with_parent is None, with_parent, [*_log_words(options), *words])
     _end(code)
 
 
-def _take_part(work: SiteWork, stays: bool, parent: int | None = None) -> int:
-    """Run a site as `join` does, print why it ended, and return the exit code."""
-    from piebald.federation.site.site_process import join
+def _log_words(options: app.SharedOptions) -> list[str]:
+    return ["--log-level", options.log_level, *(["--log-json"] if options.log_json else [])]
 
-    ended = join(work, stays, parent)
+
+def _take_part(work: SiteWork, stays: bool, parent: int | None, words: list[str]) -> int:
+    """Run a site as `join` does, print why it ended, and return the exit code.
+
+    Args:
+        work, stays, parent: as of `join`.
+        words: options of the processes of its further runs, which only a site that stays has.
+    """
+    from piebald.federation.site.site_process import OtherSlots, join
+
+    base = [sys.executable, "-P", "-m", "piebald.cli", "client", str(work.credentials.folder), "--stay", *words]
+    slots = range(1, work.settings.policy.jobs.at_once) if stays and parent is None else ()
+    with OtherSlots([[*base, "--slot", str(slot)] for slot in slots]):
+        ended = join(work, stays, parent)
     print(printable(ended))
     return 130 if ended == "stopped" else 0
 
@@ -284,8 +305,11 @@ def status(
     ] = False,
 ) -> None:
     """Show which sites are present, when they were heard last, and what they do."""
+    from piebald.federation.operate.remote import is_person
     from piebald.federation.operate.status import check_health, read_status, status_values
 
+    if is_person(folder):
+        return print_seen(folder, options)
     if check:
         return check_health(folder)
     if options.as_json:

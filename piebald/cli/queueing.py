@@ -1,40 +1,37 @@
-"""The server that takes experiments from its queue, and the commands that fill it: queue add, list, stop, resume."""
+"""The server that takes experiments from its queue, and the commands that fill it, here or from elsewhere."""
 
 from __future__ import annotations
 
 import json
 import logging
-import signal
-import sys
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from piebald.cli import app
 from piebald.cli.predicting import federation_flags, locked, name_run, sites_flags, with_sites
 from piebald.core.errors import DeviceLost, PiebaldError, SettingError
+from piebald.core.plain_text import printable
 from piebald.core.result_table import ResultTable
 
 if TYPE_CHECKING:
     from piebald.experiments.file import ExperimentSettings
     from piebald.federation.credentials.provisioning import Credentials
-    from piebald.federation.operate.experiment_queue import ExperimentQueue, Queued, State
+    from piebald.federation.operate.experiment_queue import ExperimentQueue, Queued
     from piebald.federation.operate.page_server import PageAddress
-
-_LOOK = 0.5  # seconds between two looks at the queue
+    from piebald.federation.operate.remote import Operation
 
 log = logging.getLogger("piebald.federation")
 group = typer.Typer(help="Experiments that a federation's server takes one after another.", no_args_is_help=True)
 app.app.add_typer(group, name="queue")
 
 _SERVER = typer.Argument(metavar="CREDENTIALS", help="The server's credentials.")
+_YOURS = typer.Argument(metavar="CREDENTIALS", help="Your own credentials, from piebald provision.")
 _NUMBER = typer.Argument(metavar="NUMBER", help="Its number in the queue.")
 
 
@@ -43,6 +40,8 @@ def add(
     options: app.SharedOptions,
     credentials: Annotated[Path, _SERVER],
     file: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="A TOML file.")],
+    priority: Annotated[int, typer.Option(help="Greater ones are taken first.")] = 0,
+    by: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Put an experiment at the end of the queue of a server."""
     from piebald.experiments.file import ExperimentSettings
@@ -62,7 +61,7 @@ def add(
     # a run that is still in the queue is not finished yet, and will be when this one's turn comes
     if start is not None and str(start) not in folders:
         _check_finished(start)
-    entry = queue.add(label, settings.model_copy(update={"out": None}).text(), folder, start)
+    entry = queue.add(label, settings.model_copy(update={"out": None}).text(), folder, start, by, priority)
     line = f"experiment {entry.number} of the queue: {entry.label}, to {entry.out}"
     app.print_result(options, {"number": entry.number, "run": entry.out}, line)
 
@@ -79,6 +78,8 @@ def list_(options: app.SharedOptions, credentials: Annotated[Path, _SERVER]) -> 
             "number": entry.number,
             "experiment": entry.label,
             "state": "interrupted" if entry.state == "running" and not serves else entry.state,
+            "priority": entry.priority or None,
+            "by": entry.by or None,
             "added": entry.added,
             "ended": entry.ended or None,
             "run": entry.out,
@@ -112,6 +113,90 @@ def resume(options: app.SharedOptions, credentials: Annotated[Path, _SERVER], nu
     app.print_result(options, {"number": entry.number, "run": entry.out}, line)
 
 
+@app.command("sets", "as_json", lists_keys=True)
+def submit(
+    options: app.SharedOptions,
+    credentials: Annotated[Path, _YOURS],
+    file: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="A TOML file; it names no file of the server.")],
+    priority: Annotated[int, typer.Option(help="Greater ones are taken first.")] = 0,
+) -> None:
+    """Submit an experiment to the queue of a federation's server, from elsewhere."""
+    from piebald.experiments.file import ExperimentSettings
+
+    # also what is wrong at once with the file, before it travels
+    text = ExperimentSettings.load(file, options.sets or ()).text()
+    number = json.loads(_called(credentials, "submit", text.encode(), priority=priority))["number"]
+    app.print_result(options, {"number": number}, f"experiment {number} of the queue")
+
+
+@app.command()
+def logs(_: app.SharedOptions, credentials: Annotated[Path, _YOURS], number: Annotated[int, _NUMBER]) -> None:
+    """Print the end of the log of an experiment at a federation's server, from elsewhere."""
+    for line in _called(credentials, "logs", number=number).decode(errors="replace").splitlines():
+        print(printable(line))
+
+
+@app.command("as_json")
+def abort(options: app.SharedOptions, credentials: Annotated[Path, _YOURS], number: Annotated[int, _NUMBER]) -> None:
+    """Stop an experiment at a federation's server, from elsewhere; its finished steps are kept."""
+    done = json.loads(_called(credentials, "abort", number=number))
+    line = f"experiment {number} {'will not begin' if done['state'] == 'waiting' else 'is being stopped'}"
+    app.print_result(options, {"number": number}, line)
+
+
+@app.command("as_json")
+def fetch(
+    options: app.SharedOptions,
+    credentials: Annotated[Path, _YOURS],
+    number: Annotated[int, _NUMBER],
+    out: Annotated[Path, typer.Option("--out", help="A new file, for piebald restore.")],
+) -> None:
+    """Fetch the run of an experiment from a federation's server, as a backup, from elsewhere."""
+    from piebald.core.private_files import make_private
+
+    if out.exists() or out.is_symlink():
+        raise SettingError(f"{out} exists: choose another name")
+    make_private(out)
+    try:
+        with out.open("r+b") as file:
+            _called(credentials, "fetch", take=file.write, number=number)
+    except BaseException:
+        out.unlink()
+        raise
+    line = f"{out} holds the run of experiment {number}; unpack it with piebald restore {out} FOLDER"
+    app.print_result(options, {"number": number, "file": str(out), "bytes": out.stat().st_size}, line)
+
+
+def print_seen(credentials: Path, options: app.SharedOptions) -> None:
+    """Print the experiments of a server's queue, as a person sees them from elsewhere."""
+    seen = json.loads(_called(credentials, "status"))
+    if options.as_json:
+        return app.print_json(seen)
+    if not seen["experiments"]:
+        return print("the queue is empty")
+    runs = {int(number): run for number, run in seen["runs"].items()}
+    rows = [
+        row | {name: runs.get(row["number"], {}).get(name) for name in ("steps", "rounds", "ends")}
+        for row in seen["experiments"]
+    ]
+    app.print_table(ResultTable(rows), options.wide)
+    return None
+
+
+def _called(credentials: Path, what: Operation, body: bytes = b"", **fields: Any) -> bytes:
+    """Call a server as a person, and return the answer."""
+    from piebald.federation.credentials.provisioning import read
+    from piebald.federation.operate.remote import called, is_person
+
+    person = read(credentials)
+    if not is_person(credentials):
+        raise SettingError(
+            f"{credentials} holds the credentials of {person.party}: calls need those of a person, whom people of "
+            "federation.toml names"
+        )
+    return called(person, what, body, **fields)
+
+
 def _opened(credentials: Path) -> tuple[Credentials, ExperimentQueue]:
     """Return a server's credentials, and its queue."""
     from piebald.federation.credentials.provisioning import read
@@ -134,64 +219,69 @@ def _check_finished(run: Path) -> None:
 
 
 def serve_queue(credentials: Path, page: PageAddress | None, options: app.SharedOptions) -> None:
-    """Take the experiments of the queue, and wait for others, until this process is stopped.
+    """Take the experiments of the queue, each in a process of its own, until this process is stopped.
 
     Args:
         credentials: the server's.
         page: the address of its status page.
         options: of its process; experiments may name the plugins among them.
     """
+    from piebald.federation.operate.job_processes import JobProcesses
     from piebald.federation.operate.machine_checks import check_space, refuse_crosses, server_machine
     from piebald.federation.operate.page_server import serving_page
 
     server, queue = _opened(credentials)
     with locked(credentials), nullcontext() if page is None else serving_page(page, server.folder):
         refuse_crosses([*server_machine(server), check_space(server.folder)], f"piebald server {credentials} --check")
+        jobs = JobProcesses(server, queue, partial(_job_words, options))
         try:
-            while True:
-                entry = queue.next()
-                if entry is not None:
-                    _serve(server, queue, entry, options)
-                else:
-                    _wait(server, queue)
+            jobs.serve()
         except KeyboardInterrupt:
             raise app.Interrupted(f"interrupted; the queue goes on with: piebald server {credentials}") from None
+        finally:
+            jobs.close()
 
 
-def _wait(server: Credentials, queue: ExperimentQueue) -> None:
-    """Wait until there is an experiment."""
-    from piebald.federation.operate.status import give_sign
-
-    log.info("the queue is empty: waiting for piebald queue add %s", server.folder)
-    while queue.next() is None:
-        # the status does not change meanwhile, and a check of health would take the process for ill after a minute
-        give_sign(server.folder)
-        time.sleep(_LOOK)
+def _job_words(options: app.SharedOptions, slot: int) -> list[str]:
+    """Return the options of the process of an experiment, which are those of the server."""
+    words = ["--log-level", options.log_level, *(["--log-json"] if options.log_json else [])]
+    if (file := options.log_file) is not None:  # of its own: two processes cannot rotate one file
+        words += ["--log-file", str(file.with_name(f"{file.stem}.job-{slot}{file.suffix}"))]
+    words += [word for plugin in options.plugins or () for word in ("--plugin", plugin)]
+    return [*words, *(["--json"] if options.as_json else []), *(["--quiet"] if options.quiet else [])]
 
 
-def _serve(server: Credentials, queue: ExperimentQueue, entry: Queued, options: app.SharedOptions) -> None:
-    """Carry out one experiment, or the rest of it, and write down how it ended."""
-    if queue.stop_wanted(entry):  # while no server was there
-        queue.change(entry, state="stopped")
-        return
-    fields = {"event": "experiment", "number": entry.number, "experiment": entry.label, "run": entry.out}
-    log.info("experiment %(number)d of the queue: %(experiment)s, to %(run)s", fields)
-    reason = ""
+def serve_job(credentials: Path, number: int, door: int, options: app.SharedOptions) -> None:
+    """Carry out one experiment of the queue, or the rest of it, and write down how it ended.
+
+    This is the process that `JobProcesses` starts, and ends with it.
+
+    Args:
+        credentials: the server's.
+        number: of the experiment.
+        door: the file over which the connections of sites come.
+        options: of the process.
+    """
+    from piebald.federation.operate.job_processes import end_with_parent, take_connections
+    from piebald.federation.operate.logs import also_log
+
+    server, queue = _opened(credentials)
+    end_with_parent()
+    take_connections(door)
+    also_log(queue.log_file(number))
+    entry, state, reason = queue.entry(number), "finished", ""
     try:
-        state = _carry_out(server, queue, entry, options)
-    except DeviceLost:
-        raise  # the next experiment would fail as well, and this one goes on in a new process
+        _carry_out(server, queue, entry, options)
+    except (KeyboardInterrupt, app.Interrupted, DeviceLost):
+        raise  # it goes on in another process
     except PiebaldError as error:
-        if full_disk := _full_disk(server, entry):
+        if full_disk := _full_disk(server, entry):  # the next experiment would fail as well
             raise SettingError(f"{error} ({full_disk}); then go on with: piebald server {server.folder}") from None
         state, reason = "failed", str(error)
     except Exception as error:  # the next experiment has nothing to do with it
         log.exception("experiment %d of the queue has failed", entry.number)
         state, reason = "failed", f"{type(error).__name__}; the server's log says more"
-    queue.change(queue.entry(entry.number), state=state, why=reason)
-    fields |= {"state": state, "why": reason}
-    sentence = "experiment %(number)d: %(why)s" if reason else "experiment %(number)d of the queue is %(state)s"
-    log.log(logging.WARNING if reason else logging.INFO, sentence, fields)
+    queue.change(queue.entry(number), state=state, why=reason)
 
 
 def _full_disk(server: Credentials, entry: Queued) -> str:
@@ -202,44 +292,27 @@ def _full_disk(server: Credentials, entry: Queued) -> str:
     return next((check.told for check in checks if check.fine is False), "")
 
 
-def _carry_out(server: Credentials, queue: ExperimentQueue, entry: Queued, options: app.SharedOptions) -> State:
-    """Carry out an experiment, or go on with it where its run folder holds what was done before.
-
-    Returns:
-        The state in which it has ended: finished, or stopped.
-    """
+def _carry_out(server: Credentials, queue: ExperimentQueue, entry: Queued, options: app.SharedOptions) -> None:
+    """Carry out an experiment, or go on with it where its run folder holds what was done before."""
     from piebald.cli.train import carry_out
+    from piebald.federation.credentials.slots import slot_folder
     from piebald.federation.link.supervision import at_work
     from piebald.federation.operate.logs import StepLog
     from piebald.runs.run import resume
-    from piebald.storage.run_folder import refuse_occupied
 
-    folder = Path(entry.out)
-    if not entry.begun:
-        refuse_occupied(folder)
-    queue.change(entry, state="running")
-    watch = Watch(lambda: queue.stop_wanted(entry))
-    try:
-        # a stop is asked for by another process, which leaves a file: it ends this block as Ctrl-C would
-        with watch, at_work(f"preparing experiment {entry.number}"):
-            name_run(server.folder, folder)
-            if (folder / "run.db").exists():
-                history = resume(
-                    folder, progress=options.progress, callbacks=[StepLog()], plugins=options.plugins or ()
-                )
-                app.print_run(history, options)
-            else:
-                start = replace(options, start_from=Path(entry.start_from) if entry.start_from else None)
-                carry_out(_settings(entry, options, server), None, start, [StepLog()], folder)
-    except (KeyboardInterrupt, app.Interrupted):
-        # Ctrl-C or SIGTERM, which end the server: the experiment stays "running", and the next process goes on with it
-        if not watch.interrupted:
-            raise KeyboardInterrupt from None
-        return "stopped"
-    return "finished"
+    folder, credentials = Path(entry.out), slot_folder(server.folder, entry.slot or 0)
+    with at_work(f"preparing experiment {entry.number}"):
+        name_run(credentials, folder)
+        if (folder / "run.db").exists():
+            app.end_on_term()
+            history = resume(folder, progress=options.progress, callbacks=[StepLog()], plugins=options.plugins or ())
+            app.print_run(history, options)
+        else:
+            start = replace(options, start_from=Path(entry.start_from) if entry.start_from else None)
+            carry_out(_settings(entry, options, credentials, server.sites()), None, start, [StepLog()], folder)
 
 
-def _settings(entry: Queued, options: app.SharedOptions, server: Credentials | None = None) -> ExperimentSettings:
+def _settings(entry: Queued, options: app.SharedOptions, credentials: Path, sites: Sequence[str]) -> ExperimentSettings:
     """Return the settings of an experiment, with the credentials and, where it takes any, the sites of a server."""
     from piebald.core.references import Outside
     from piebald.experiments.file import ExperimentSettings
@@ -247,60 +320,7 @@ def _settings(entry: Queued, options: app.SharedOptions, server: Credentials | N
 
     author = Outside(options.plugins or (), "allow it with --plugin")
     document = Document(entry.experiment, f"experiment {entry.number} of the queue")
-    if server is not None:
-        document.set(f"runtime.credentials={json.dumps(str(server.folder))}")
-        for flag in sites_flags(ExperimentSettings.of(document, author), server.sites()):
-            document.set(flag)
+    document.set(f"runtime.credentials={json.dumps(str(credentials))}")
+    for flag in sites_flags(ExperimentSettings.of(document, author), sites):
+        document.set(flag)
     return ExperimentSettings.of(document, author)
-
-
-class Watch:
-    """Interrupts the main thread, as Ctrl-C does, once a condition holds while the block runs.
-
-    Args:
-        condition: asked again and again by a thread.
-
-    Attributes:
-        interrupted: whether the block was interrupted by this.
-    """
-
-    def __init__(self, condition: Callable[[], bool]) -> None:
-        self.interrupted = False
-        self._condition, self._over = condition, threading.Event()
-        self._armed = self._raised = False
-        self._thread = threading.Thread(target=self._look, name="queue", daemon=True)
-        self._before: Any = None
-
-    def __enter__(self) -> Self:
-        # the handler before the thread, whose signal would otherwise be taken for Ctrl-C
-        self._before = signal.signal(signal.SIGINT, self._interrupt)
-        self._armed = True
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # first, so that a signal that is under way interrupts nothing behind the block
-        self._armed = False
-        self._over.set()
-        # before the old handler is back, which would take a late signal for Ctrl-C
-        self._thread.join()
-        signal.signal(signal.SIGINT, self._before)
-
-    def _look(self) -> None:
-        while not self._over.wait(_LOOK):
-            if self._condition():
-                self._raised = True
-                if sys.platform == "win32":
-                    return signal.raise_signal(signal.SIGINT)
-                main = threading.main_thread().ident
-                assert main is not None
-                return signal.pthread_kill(main, signal.SIGINT)  # which also ends what it waits for
-
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        """The handler, in the main thread: what comes too late, since the block has ended, is nothing."""
-        if not self._raised:
-            raise KeyboardInterrupt
-        self._raised = False
-        if self._armed:
-            self.interrupted, self._armed = True, False
-            raise KeyboardInterrupt

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,6 @@ import pytest
 
 import piebald
 from piebald.cli import main
-from piebald.cli.queueing import Watch
 from piebald.core.errors import SettingError
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.operate.experiment_queue import ExperimentQueue
@@ -93,9 +92,7 @@ def test_a_queue_goes_on_where_it_was_after_a_kill_a_stop_and_a_failure(
     finally:
         server.process.kill()
         server.process.wait()
-        for path in ExperimentQueue(credentials).folder.iterdir():
-            path.unlink()
-        ExperimentQueue(credentials).folder.rmdir()
+        shutil.rmtree(ExperimentQueue(credentials).folder)
     undisturbed, disturbed = carry_out(long), opened(tmp_path / "a")
     assert disturbed.final["rounds"] == 40
     assert disturbed.final["mean"] == undisturbed.final["mean"]
@@ -200,8 +197,9 @@ def test_an_experiment_for_any_sites_gets_those_that_are_there_when_its_turn_com
     provisioned(server.parent, [*about["sites"], "site-4"], port=about["port"])
     given: list[ExperimentSettings] = []
     monkeypatch.setattr("piebald.cli.train.carry_out", lambda settings, *_, **__: given.append(settings))
-    monkeypatch.setattr("piebald.cli.queueing._wait", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert main(["server", str(server), "--quiet"]) == 130
+    monkeypatch.setattr("piebald.federation.operate.job_processes.end_with_parent", lambda: None)
+    monkeypatch.setattr("piebald.federation.operate.job_processes.take_connections", lambda door: None)
+    assert main(["server", str(server), "--quiet", "--job", "1", "0"]) == 0
     assert ExperimentQueue(server).entry(1).state == "finished"
     assert list(given[0].clients().names) == [*about["sites"], "site-4"]
 
@@ -214,29 +212,6 @@ def test_two_who_add_at_the_same_time_get_two_numbers(server: Path, tmp_path: Pa
     assert second.add("b", "", tmp_path / "b").number == 2
     assert [one.label for one in first.entries()] == ["a", "b"]
     assert {path.name for path in first.folder.iterdir()} == {"0001.json", "0002.json"}
-
-
-def test_a_watch_interrupts_its_block_and_nothing_after_it() -> None:
-    asked = threading.Event()
-    watch = Watch(asked.is_set)
-
-    def block() -> None:
-        with watch:
-            asked.set()
-            threading.Event().wait(300)  # as a run waits for its sites
-
-    with pytest.raises(KeyboardInterrupt):
-        block()
-    assert watch.interrupted
-    late = Watch(lambda: True)
-    with late:
-        late._armed = False  # the block is over, and the signal on its way
-        until(lambda: not late._thread.is_alive())
-    assert not late.interrupted
-    other = Watch(lambda: False)
-    with pytest.raises(KeyboardInterrupt), other:
-        signal.raise_signal(signal.SIGINT)  # Ctrl-C is none of its
-    assert not other.interrupted
 
 
 def test_health_is_a_process_that_gives_signs_of_life(server: Path, capsys: pytest.CaptureFixture[str]) -> None:

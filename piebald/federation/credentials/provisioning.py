@@ -4,6 +4,7 @@
       federation.json        the description that the credentials were made from
       authority/             the authority's own key, which makes further credentials: keep it in a safe place
       server/, site-1/, ...  authority.pem, certificate.pem, key.pem, credentials.json; sites also have site.toml
+      ann/, ...              the same of people, who call the server from elsewhere (`operate.remote`)
 
 Keys are created in their party's folder and are stored nowhere else. Only the owner can read the files (mode 0600).
 """
@@ -22,7 +23,7 @@ from importlib import resources
 from ipaddress import ip_address
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -31,6 +32,7 @@ from piebald.core.files import UnfitFile, read_bytes, read_json, settings_text
 from piebald.core.private_files import write_private
 from piebald.core.reading import DAMAGE, tar_members
 from piebald.federation.credentials.revocation import read_revoked, write_revoked
+from piebald.federation.credentials.slots import slot_of
 from piebald.federation.link.messaging import SERVER
 from piebald.settings.toml_document import Document, of_document
 
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # of the files that are written here
 _CREDENTIALS, _DESCRIPTION = "credentials.json", "federation.json"
-_SITES = "sites.json"
+_SITES, _PEOPLE = "sites.json", "people.json"
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
@@ -57,6 +59,9 @@ def _findable(host: str) -> str:
     return host
 
 
+Role = Literal["researcher", "operator", "administrator"]
+
+
 class Description(BaseModel):
     """Description of a federation, as in `federation.toml`.
 
@@ -65,6 +70,8 @@ class Description(BaseModel):
         host, port: address of the server, as sites see it: a name, or an IP address.
         days: how long certificates are valid.
         sites: names of the sites, in the order of their client numbers.
+        people: who may call the server from elsewhere, by name: a "researcher" submits experiments, and reads, stops
+            and fetches its own; an "operator" reads and stops all; an "administrator" of a site sees how they go.
 
     Examples:
         >>> plan = Description(host="hub.example.org", sites=["north", "south"])
@@ -79,6 +86,12 @@ class Description(BaseModel):
     port: int = Field(default=8400, ge=1, le=65535)
     days: int = Field(default=365, ge=1, le=3650)
     sites: list[str] = Field(min_length=1, max_length=1000)
+    people: dict[str, Role] = Field(default={}, max_length=1000)
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """All that have credentials."""
+        return SERVER, *self.sites, *self.people
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +122,28 @@ class Credentials:
         authority = x509.load_pem_x509_certificate(read_bytes(self.folder / "authority.pem"))
         # its key, since its certificate is renewed
         key = authority.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        return f"{self.federation}/{self.party}/{hashlib.sha256(key).hexdigest()[:16]}"
+        name = f"{self.federation}/{self.party}/{hashlib.sha256(key).hexdigest()[:16]}"
+        slot = slot_of(self.folder)  # whose log is one of its own
+        return f"{name}/{slot}" if slot else name
 
     def sites(self) -> list[str]:
         """The names of the sites, as listed in the server's credentials; empty for those of a site."""
         return _sites(self.folder)
 
+    def people(self) -> dict[str, str]:
+        """The roles of people by name, as listed in the server's credentials; empty for those of others."""
+        return {str(name): str(role) for name, role in _listed(self.folder / _PEOPLE, {}).items()}
+
 
 def _sites(server: Path) -> list[str]:
+    return [str(name) for name in _listed(server / _SITES, [])]
+
+
+def _listed(path: Path, otherwise: Any) -> Any:
     try:
-        return [str(name) for name in read_json(server / _SITES)]
+        return read_json(path)
     except FileNotFoundError:
-        return []
+        return otherwise
 
 
 def describe(path: Path) -> Description:
@@ -134,7 +157,7 @@ def describe(path: Path) -> Description:
         description = Description.model_validate(document.values)
     except ValidationError as error:
         raise of_document(error, document, Description) from None
-    _check_names(path, description.sites)
+    _check_names(path, [*description.sites, *description.people])
     return description
 
 
@@ -143,12 +166,12 @@ def _check_names(path: Path, sites: Sequence[str]) -> None:
         # sites are folders beside those of the server and the authority
         if not _NAME.fullmatch(name) or name in (SERVER, "authority"):
             raise SettingError(
-                f"{path}: sites are named by letters, digits, - and _, at most 63, and not server or authority, "
+                f"{path}: sites and people are named by letters, digits, - and _, at most 63, not server or authority, "
                 f"got {name!r}"
             )
     # names are folders, and some file systems do not tell cases apart
     if len({name.lower() for name in sites}) < len(sites):
-        raise SettingError(f"{path}: two sites have the same name: give each its own")
+        raise SettingError(f"{path}: two sites or people have the same name: give each its own")
 
 
 HandOut = Callable[[Credentials], object]
@@ -173,9 +196,9 @@ def provision(description: Description, out: Path, hand_out: HandOut | None = No
     authority = _authority(description, out)
     known = _sites(out / SERVER)
     credentials = []
-    for party in (SERVER, *description.sites):
+    for party in description.parties:
         there = (out / party / _CREDENTIALS).exists()
-        if not there or (party != SERVER and party not in known):
+        if not there or (party in description.sites and party not in known):
             credentials.append(read(out / party) if there else _issue(authority, description, out, party))
     _finish(description, out, credentials, hand_out)
     return credentials
@@ -201,7 +224,7 @@ def renew(
     Raises:
         SettingError: the folder holds credentials of another federation, or a party is unknown.
     """
-    parties_of_file = (SERVER, *description.sites)
+    parties_of_file = description.parties
     for party in parties:
         if party not in parties_of_file:
             raise unknown("party", party, parties_of_file)
@@ -220,8 +243,8 @@ def revoke(description: Description, out: Path, sites: Sequence[str]) -> dict[st
         SettingError: the folder holds credentials of another federation, or a site is unknown.
     """
     for site in sites:
-        if site not in description.sites:
-            raise unknown("site", site, description.sites)
+        if site not in description.parties[1:]:
+            raise unknown("site", site, description.parties[1:])
     _check_authority(out)
     _check_same(description, out)
     return write_revoked(out / SERVER, list(sites))
@@ -252,7 +275,7 @@ def _issue(authority: Authority, description: Description, out: Path, party: str
     expires = authority.issue(folder, party, description.host, description.days, revoked)
     values = {"format": FORMAT, "federation": description.name, "party": party, "host": description.host}
     values |= {"port": description.port, "expires": expires.isoformat()}
-    if party != SERVER and not (folder / "site.toml").exists():
+    if party in description.sites and not (folder / "site.toml").exists():
         write_private(folder / "site.toml", SITE_TOML)
     # written last: where this file exists, the credentials are complete
     write_private(folder / _CREDENTIALS, json.dumps(values) + "\n")
@@ -262,8 +285,9 @@ def _issue(authority: Authority, description: Description, out: Path, party: str
 def _finish(description: Description, out: Path, credentials: Sequence[Credentials], hand_out: HandOut | None) -> None:
     """Hand out the credentials of sites, and then write down whom the server knows."""
     for issued in credentials:
-        if hand_out is not None and issued.party != SERVER:
+        if hand_out is not None and issued.party in description.sites:
             hand_out(issued)
+    write_private(out / SERVER / _PEOPLE, json.dumps(description.people) + "\n")
     write_private(out / SERVER / _SITES, json.dumps(list(description.sites)) + "\n")
 
 

@@ -223,6 +223,9 @@ class Member:
             "late": self.late,
             "refusals": self.refusals,
             "seconds": None if self.seconds is None else round(self.seconds, 3),
+            "jobs": self.hello.jobs if self.hello else None,
+            "gpus": self.hello.gpus if self.hello else None,
+            "gigabytes": self.hello.gigabytes if self.hello else None,
         }
 
 

@@ -5,12 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from piebald.contracts import Clients, RowsAtSites, Runtime
 from piebald.core.errors import SettingError
 from piebald.methods.client_work import ClientWork
 from piebald.runtimes.base import RuntimeSettings
+
+
+class Needs(BaseModel):
+    """What an experiment takes of each of its sites while it runs.
+
+    Attributes:
+        gpus: graphics cards.
+        gigabytes: of memory.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gpus: int = Field(default=0, ge=0, le=1024)
+    gigabytes: float = Field(default=0.0, ge=0, le=1e6)
 
 
 class Federation(RuntimeSettings):
@@ -27,6 +41,7 @@ class Federation(RuntimeSettings):
         task_timeout: seconds that a task may take at a site that is present; then the server goes on without its
             result, and sends it no more tasks until it delivers.  At the third time it gets no more tasks.
         experiment: the experiment's settings, from which sites rebuild the model; filled in by the command line.
+        needs: what each site must have free for it in a queue: "gpus", and "gigabytes" of memory.
         lineage: number of the run that this one goes on from, by which sites find the state that they kept; filled in
             by `start_from`.
 
@@ -48,6 +63,7 @@ class Federation(RuntimeSettings):
     silence: float = Field(default=5.0, ge=2.0)
     task_timeout: float = Field(default=3600.0, gt=0)
     experiment: dict[str, Any] | None = None
+    needs: Needs = Needs()
     lineage: str | None = None
 
     def going_on_from(self, federation: str | None) -> Federation:

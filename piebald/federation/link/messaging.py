@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import socket
 import ssl
 import threading
 from collections import Counter, defaultdict
@@ -21,7 +22,16 @@ from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.plain_text import printable
 from piebald.federation.credentials.revocation import Admission, name_in
 from piebald.federation.link.frames import Connection, Frame, FrameKind
-from piebald.federation.link.tls import Carry, Listener, RenewedContext, SharedSocket, keep_connecting, reason, refusal
+from piebald.federation.link.tls import (
+    Carry,
+    Door,
+    Listener,
+    RenewedContext,
+    SharedSocket,
+    keep_connecting,
+    reason,
+    refusal,
+)
 from piebald.federation.link.wire_messages import LONGEST, Message, Refused, SomeMessage, decode, encode
 
 SERVER = "server"  # the server's name in its certificate, whatever its host is called
@@ -46,6 +56,7 @@ class Link:
         knows: whether the party of a name may send messages to this one.
         report: called with a sentence about each kind of message that was refused, once.
         carry: takes a connection after its handshake, and returns when it ends, in place of the link's own messages.
+        protocol: that its connections name; a server's that has one passes on those that name another (`tls.Door`).
 
     Attributes:
         received, sent: bytes of messages, by party.
@@ -63,6 +74,7 @@ class Link:
         knows: Callable[[str], bool],
         report: Callable[[str], None],
         carry: Carry | None = None,
+        protocol: str = "",
     ) -> None:
         self.name, self.knows, self._report = name, knows, report
         self._carry = carry or self._carry_messages
@@ -80,7 +92,8 @@ class Link:
         self._replies: dict[int, tuple[Connection, Future[memoryview]]] = {}  # that are waited for
         self._listener: Listener | None = None
         is_server = name == SERVER
-        self._contexts = RenewedContext(credentials, is_server, Connection if carry is None else SharedSocket)
+        kind = Connection if carry is None else SharedSocket
+        self._protocol, self._contexts = protocol, RenewedContext(credentials, is_server, kind, protocol)
         self._admission = Admission(credentials) if is_server else None
         self.last_word = "the server was stopped" if is_server else ""
 
@@ -100,12 +113,21 @@ class Link:
         if self._admission is not None:
             try:
                 # bound in the caller's thread, so that a port in use is an error of `start` and not of a thread
-                self._listener = Listener((host or "0.0.0.0", port), *handlers, self._reject_reason)
+                listen = partial(Door, own=self._protocol) if self._protocol else Listener
+                self._listener = listen((host or "0.0.0.0", port), *handlers, self._reject_reason)
             except OSError as error:
                 why = (error.strerror or str(error)).lower()
                 raise SettingError(f"port {port} cannot be listened on: {why}: end what uses it") from None
             run = partial(self._listener.serve_forever)
         threading.Thread(target=run, name="federation", daemon=True).start()
+
+    def pass_on(self, protocol: str, route: socket.socket | None) -> None:
+        """Pass connections that name a protocol on over a socket from now on, or no more (None)."""
+        assert isinstance(self._listener, Door)
+        if route is None:
+            self._listener.routes.pop(protocol, None)
+        else:
+            self._listener.routes[protocol] = route
 
     def stop(self) -> None:
         """Disconnect.  Requests that still wait for a reply return None."""

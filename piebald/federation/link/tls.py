@@ -26,6 +26,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from piebald.core.errors import SettingError
 from piebald.federation.credentials.party_files import stamp_of
+from piebald.federation.credentials.slots import first_protocol
 
 T = TypeVar("T")
 
@@ -211,6 +212,8 @@ _KEEP_ALIVE = {  # a connection whose other end has vanished without a word is n
     socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4, socket.TCP_USER_TIMEOUT: int(1000 * QUIET),
     socket.TCP_NOTSENT_LOWAT: 1 << 17,  # bytes that may wait in the system's buffer: a hello waits behind them
 }  # fmt: skip
+_HELLO, _PEEK = 1 << 14, 0.02  # bytes of a ClientHello, at most; seconds before its rest is looked for again
+LISTENS, LISTENS_NO_MORE = b"1", b"0"  # said to the process that passes connections on
 _RETRY = (0.2, 1.0)  # seconds between attempts to connect: the first and the longest wait
 _NOT_YET, _EXPIRED = 9, 10  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
 _STRANGE = (18, 19, 20, 21)  # signed by itself or by an authority that is not known here
@@ -226,19 +229,24 @@ Carry = Callable[[Any], None]
 Refusal = Callable[[str, Exception], None]
 
 
-def context(credentials: Path, server: bool, kind: type[SharedSocket] = SharedSocket) -> ssl.SSLContext:
+def context(
+    credentials: Path, server: bool, kind: type[SharedSocket] = SharedSocket, protocol: str = ""
+) -> ssl.SSLContext:
     """Return the TLS context of one end, from its folder of credentials.
 
     Args:
         credentials: the folder.
         server: whether it is the server's end.
         kind: of the connections that it makes.
+        protocol: that its connections name (ALPN), "" for none.
     """
     tls_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     tls_context.sslsocket_class = kind
     tls_context.minimum_version = ssl.TLSVersion.TLSv1_3
     tls_context.check_hostname = False  # parties have names of the federation in their certificates, not those of hosts
     tls_context.verify_mode = ssl.CERT_REQUIRED
+    if protocol:
+        tls_context.set_alpn_protocols([protocol])
     if server:
         tls_context.num_tickets = 0  # sessions are not resumed, so nothing but frames follows the handshake
     authority, certificate, key = _files(credentials)
@@ -257,11 +265,13 @@ class RenewedContext:
     So certificates are renewed without a stop: connections that are open go on, later ones use the new files.
 
     Args:
-        credentials, server, kind: as of `context`.
+        credentials, server, kind, protocol: as of `context`.
     """
 
-    def __init__(self, credentials: Path, server: bool, kind: type[SharedSocket] = SharedSocket) -> None:
-        self._arguments = credentials, server, kind
+    def __init__(
+        self, credentials: Path, server: bool, kind: type[SharedSocket] = SharedSocket, protocol: str = ""
+    ) -> None:
+        self._arguments = credentials, server, kind, protocol
         self._stamp, self._context = self._look(), context(*self._arguments)
 
     def current(self) -> ssl.SSLContext:
@@ -326,6 +336,7 @@ class Listener(ThreadingTCPServer):
     block_on_close = False
     # all sites connect again at once when a server restarts, and socketserver's default is 5
     request_queue_size = 128
+    passed: socket.socket | None = None  # where another process accepts connections, and passes them on over this
 
     def __init__(
         self, address: tuple[str, int], contexts: RenewedContext, carry: Carry, refusal: Refusal,
@@ -334,9 +345,31 @@ class Listener(ThreadingTCPServer):
         self._contexts, self._carry, self._refusal, self._reject_reason = contexts, carry, refusal, reject_reason
         self._looked = time.monotonic()
         self._open = list[SharedSocket]()  # the oldest first
-        self._handshakes = dict[int, SharedSocket]()  # by the thread of its handshake, the oldest first
+        self._handshakes = dict[int, socket.socket]()  # by the thread of its handshake, the oldest first
         self._lock = threading.Lock()
-        super().__init__(address, BaseRequestHandler)
+        super().__init__(address, BaseRequestHandler, bind_and_activate=self.passed is None)
+        if self.passed is not None:
+            self.socket.close()
+            self.socket = self.passed.dup()
+            self.socket.send(LISTENS)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Return the next connection, and the address of the other end."""
+        if self.passed is None:
+            return super().get_request()
+        _, files, *_ = socket.recv_fds(self.socket, 1, 1)
+        if not files:  # the process that passed them on has ended, and so will this one
+            time.sleep(_RETRY[0])
+            raise OSError("no connection was passed on")
+        connection = socket.socket(fileno=files[0])
+        return connection, connection.getpeername()
+
+    def server_close(self) -> None:
+        """Take no further connections."""
+        if self.passed is not None:
+            with suppress(OSError):  # the process that passes them on has ended
+                self.socket.send(LISTENS_NO_MORE)
+        super().server_close()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """Carry a connection, in its own thread, among the few of its certificate: a further one ends the oldest.
@@ -364,7 +397,7 @@ class Listener(ThreadingTCPServer):
         finally:
             self._drop(secured)
 
-    def _begin_handshake(self, secured: SharedSocket) -> None:
+    def _begin_handshake(self, secured: socket.socket) -> None:
         """Count a connection whose handshake begins, and end the oldest where there are too many of them.
 
         Silent strangers would else hold all files that the process may have open; a handshake takes milliseconds.
@@ -401,6 +434,54 @@ class Listener(ThreadingTCPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing where a connection breaks off."""
+
+
+class Door(Listener):
+    """Accepts connections for several processes, and passes each on by the protocol (ALPN) that it names.
+
+    Args:
+        address, contexts, carry, refusal, reject_reason: see `Listener`; for connections of its own protocol.
+        own: the protocol whose connections it carries itself.
+
+    Attributes:
+        routes: the sockets (Unix) over which connections are passed on, by protocol.
+    """
+
+    def __init__(self, address: tuple[str, int], *handlers: Any, own: str) -> None:
+        self.own, self.routes = own, dict[str, socket.socket]()
+        super().__init__(address, *handlers)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Carry a connection, or pass it on before its handshake; one that nobody waits for ends."""
+        protocol = self._protocol(request)
+        if protocol == self.own:
+            return super().finish_request(request, client_address)
+        if (route := self.routes.get(protocol)) is None:
+            return None
+        # never waits: a process that takes none for long loses some, and sites connect again
+        with suppress(OSError):
+            socket.send_fds(route, [b"c"], [request.fileno()], socket.MSG_DONTWAIT)
+            # its own file is closed, and not the connection, which another process has now
+            request.close()
+
+    def _protocol(self, request: socket.socket) -> str:
+        """Return what a connection names, "" where it says nothing in time."""
+        request.settimeout(HANDSHAKE)
+        until, protocol, seen = time.monotonic() + HANDSHAKE, None, 0
+        try:
+            self._begin_handshake(request)
+            while protocol is None and time.monotonic() < until:
+                hello = request.recv(_HELLO, socket.MSG_PEEK)
+                protocol = first_protocol(hello) if hello and len(hello) < _HELLO else ""
+                if protocol is None and len(hello) == seen:
+                    time.sleep(_PEEK)
+                seen = len(hello)
+        except OSError:
+            return "none"
+        finally:
+            with self._lock:
+                self._handshakes.pop(threading.get_ident(), None)
+        return "none" if protocol is None else protocol
 
 
 def keep_connecting(

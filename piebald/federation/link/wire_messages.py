@@ -19,7 +19,7 @@ from piebald.version import __version__
 
 # Of messages and of what terms mean.  Ends with the same number take part with one another, whatever their releases:
 # what a release adds with a higher minor number may be left out, and has a default.
-PROTOCOL, MINOR = 6, 0
+PROTOCOL, MINOR = 6, 1
 PIECE = 1 << 17  # bytes of a body in one message, at most: a hello may have to wait for one on a slow link
 WINDOW = 32 * PIECE  # bytes of a body that are sent before the receiver has confirmed the first of them
 HEAD = 1 << 20  # bytes of a head, at most
@@ -101,6 +101,7 @@ class Hello(Release):
         rows, validation_rows, test_rows: numbers of its rows, -1 where they are not disclosed.  No result may speak of
             more rows than these.
         doing: what keeps it from its other work for long, such as reading its rows, "" where nothing does.
+        jobs, gpus, gigabytes: how many runs it takes part in at once, and what it has for all of them together.
     """
 
     protocol: Annotated[int, Field(ge=0, lt=1 << 31), Leaving.PRESENCE]
@@ -115,6 +116,9 @@ class Hello(Release):
     validation_rows: Annotated[Rows, Leaving.ROW_NUMBERS] = -1
     test_rows: Annotated[Rows, Leaving.ROW_NUMBERS] = -1
     doing: Annotated[ShortText, Leaving.PRESENCE] = ""
+    jobs: Annotated[int, Field(ge=1, le=1024), Leaving.PRESENCE] = 1
+    gpus: Annotated[int, Field(ge=0, le=1024), Leaving.PRESENCE] = 0
+    gigabytes: Annotated[float, Field(ge=0, le=1e6), Leaving.PRESENCE] = 0.0
 
 
 class Welcome(Message):

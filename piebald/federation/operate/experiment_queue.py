@@ -1,9 +1,10 @@
-"""The queue of a federation's server: experiments that it takes one after another, on its credentials.
+"""The queue of a federation's server: experiments that it takes in turn, several at once where its sites can.
 
     <server's credentials>/queue/
       0001.json        an experiment as it was added: its settings, its run folder; never changed
       0001.state.json  how far it is, written by the server alone
       0001.stop        somebody asked that it be stopped
+      0001.log         what its process has logged
 
 Whoever adds an experiment makes a new file, whoever stops one makes another, and only the server changes any.  So no
 two processes write the same file, and a server that is killed finds all that it needs.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +32,7 @@ _NAMED = 3  # experiments of each state that a summary names
 _ENTRY = re.compile(r"\d{4,}\.json")
 
 
+MOST_OPEN = 20  # experiments of one who submits them from elsewhere, at a time
 FORMAT = 2  # of the two files of an experiment, each by itself
 
 
@@ -45,9 +48,14 @@ class Queued:
         start_from: the run whose models it begins with, "" for none.
         added: when it was added.
         again: whether it goes on with what is in the run folder from before.
+        by: who submitted it from elsewhere, "" for a user of this machine.
+        priority: the greater ones are taken first.
         state: how far it is.
         why: why it failed, "" where it did not.
         ended: when it ended, "" before.
+        started: when it was taken last, "" before.
+        slot: the slot that it runs in, or ran in; None before.
+        set_aside: how often it made room for others, since it did not move.
     """
 
     number: int
@@ -57,9 +65,14 @@ class Queued:
     start_from: str
     added: str
     again: bool = False
+    by: str = ""
+    priority: int = 0
     state: State = "waiting"
     why: str = ""
     ended: str = ""
+    started: str = ""
+    slot: int | None = None
+    set_aside: int = 0
 
     @property
     def over(self) -> bool:
@@ -69,11 +82,11 @@ class Queued:
     @property
     def begun(self) -> bool:
         """True if its run folder may hold steps of its own."""
-        return self.again or self.state == "running"
+        return self.again or self.state == "running" or self.set_aside > 0
 
 
-_CHANGES = ("state", "why", "ended")
-_ADDED = ("label", "experiment", "out", "start_from", "added", "again")
+_CHANGES = ("state", "why", "ended", "started", "slot", "set_aside")
+_ADDED = ("label", "experiment", "out", "start_from", "added", "again", "by", "priority")
 
 
 class ExperimentQueue:
@@ -98,19 +111,24 @@ class ExperimentQueue:
 
     # -- for whoever adds and stops experiments
 
-    def add(self, label: str, experiment: str, out: Path, start_from: Path | None = None) -> Queued:
+    def add(
+        self, label: str, experiment: str, out: Path, start_from: Path | None = None, by: str = "", priority: int = 0
+    ) -> Queued:
         """Put an experiment at the end.
 
         Args:
-            label, experiment: see `Queued`.
+            label, experiment, by, priority: see `Queued`.
             out: its run folder.
             start_from: the run whose models it begins with.
 
         Raises:
-            SettingError: an experiment of the queue that has not ended has this run folder.
+            SettingError: an experiment of the queue that has not ended has this run folder, or whoever submits it has
+                so many already that have not ended.
         """
+        if by and sum(entry.by == by and not entry.over for entry in self.entries()) >= MOST_OPEN:
+            raise SettingError(f"{by} has {MOST_OPEN} experiments that have not ended: wait for one, or stop one")
         start = "" if start_from is None else str(start_from)
-        return self._put(Queued(0, label, experiment, str(out), start, ""))
+        return self._put(Queued(0, label, experiment, str(out), start, "", by=by, priority=priority))
 
     def _put(self, entry: Queued) -> Queued:
         """Put an experiment at the end, under the next number."""
@@ -159,7 +177,9 @@ class ExperimentQueue:
         entry = self.entry(number)
         if entry.state not in ("stopped", "failed"):
             raise SettingError(f"experiment {number} is {entry.state}: only one that was stopped or failed goes on")
-        return self._put(replace(entry, again=True, state="waiting", why="", ended=""))
+        # in the slot that its run folder names
+        fresh = self._put(replace(entry, again=True, state="waiting", why="", ended="", started="", set_aside=0))
+        return self.change(fresh) if entry.slot else fresh
 
     # -- for everybody
 
@@ -204,10 +224,30 @@ class ExperimentQueue:
 
     # -- for the server
 
+    def in_turn(self) -> list[Queued]:
+        """Return the experiments that have not ended, in the order in which they are taken.
+
+        First those that a server has begun; then the greater priority, and those that have not been set aside; then
+        whoever has the fewest at work, and had the last turn longest ago.
+        """
+        entries = self.entries()
+        at_work = Counter(entry.by for entry in entries if entry.state == "running")
+        turns = {entry.by: entry.started for entry in sorted(entries, key=lambda entry: entry.started)}
+        return sorted(
+            (entry for entry in entries if not entry.over),
+            key=lambda entry: (
+                entry.state != "running", -entry.priority, entry.set_aside,
+                at_work[entry.by], turns[entry.by], entry.number,
+            ),
+        )  # fmt: skip
+
     def next(self) -> Queued | None:
-        """Return the experiment to go on with: one that a killed server has begun, else the first that waits."""
-        open_entries = [entry for entry in self.entries() if not entry.over]
-        return min(open_entries, key=lambda entry: (entry.state != "running", entry.number), default=None)
+        """Return the first experiment that is to be carried out, or gone on with."""
+        return next(iter(self.in_turn()), None)
+
+    def log_file(self, number: int) -> Path:
+        """Return the file with the log of an experiment."""
+        return self._path(number, ".log")
 
     def stop_wanted(self, entry: Queued) -> bool:
         """Return whether somebody asked that it be stopped."""
@@ -216,7 +256,8 @@ class ExperimentQueue:
     def change(self, entry: Queued, **values: Any) -> Queued:
         """Record the progress of an experiment, and return it as it is then."""
         ended = _now() if values.get("state") in _OVER else entry.ended
-        changed = replace(entry, **values, ended=ended)
+        started = _now() if values.get("state") == "running" else entry.started
+        changed = replace(entry, **values, ended=ended, started=started)
         state = {name: value for name, value in asdict(changed).items() if name in _CHANGES}
         write_table(self._path(entry.number, ".state.json"), {"format": FORMAT, **state})
         return changed

@@ -118,6 +118,13 @@ def start_log(level: Level = "info", as_json: bool = False, file: Path | None = 
     log.setLevel(level.upper())
 
 
+def also_log(file: Path) -> None:
+    """Write the federation's log to a further file, as text, beside where it goes already."""
+    handler = _PrivateFile(file, maxBytes=_BYTES, backupCount=1)
+    handler.setFormatter(OneLine("%(asctime)s %(message)s"))
+    log.addHandler(handler)
+
+
 class StepLog(Callback):
     """Logs each server step and each evaluation."""
 

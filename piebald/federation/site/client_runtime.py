@@ -27,6 +27,7 @@ from piebald.federation.credentials.certificates import CertificateSigner
 from piebald.federation.credentials.party_files import DiskWrites, Ended
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.credentials.revocation import ExpiryWatch
+from piebald.federation.credentials.slots import protocol_of, slot_of
 from piebald.federation.hub.run_terms import read_values
 from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.supervision import Heartbeat, Supervision, repeated
@@ -75,7 +76,8 @@ class FederationClient:
     ) -> None:
         self.credentials, self._policy = credentials, policy
         self._prepare, self._device, self._stays = prepare, device, stays
-        self._incarnation = secrets.token_hex(8)
+        self._incarnation, jobs = secrets.token_hex(8), policy.jobs
+        self._capacity = {"jobs": jobs.at_once, "gpus": jobs.gpus, "gigabytes": jobs.gigabytes}
         self._consent = Consent(credentials.folder, policy)
         self._audit = AuditLog(credentials.folder)
         self.session = ClientSession(credentials.folder / "state")
@@ -93,6 +95,8 @@ class FederationClient:
         self._query_queue: queue.Queue[Task | None] = queue.Queue()
         address = (credentials.host, credentials.port)
         self._address = f"{credentials.host}:{credentials.port}"
+        if slot := slot_of(credentials.folder):
+            make_link = partial(make_link, protocol=protocol_of(slot))
         link = make_link(credentials.party, address, credentials.folder, SERVER.__eq__, log.warning)
         self._link: Connected = link
         self._outlet = Outlet(link)
@@ -180,7 +184,7 @@ class FederationClient:
         """Send a hello, and return the server's welcome, None where none came."""
         # before the request, which clears it once there is an answer
         away = bool(self._link.trouble)
-        changes = {"pending": self._consent.waits, "doing": doing}
+        changes = {"pending": self._consent.waits, "doing": doing, **self._capacity}
         hello = self.session.hello(self._incarnation).model_copy(update=changes)
         answer = self._outlet.hello(hello, ANSWER)
         if answer is None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from piebald.contracts import Hiding, Personalizes, Query, Split, SumDemands, Task
 from piebald.core.errors import unknown
 from piebald.core.parameters import matching
+from piebald.federation.credentials.slots import MOST
 from piebald.federation.site.work_limits import WorkLimits
 from piebald.methods.catalog.registry import find, unknown_recipe
 from piebald.methods.client_work import ClientWork
@@ -61,6 +62,22 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+class Jobs(BaseModel):
+    """Runs at once at this site.  The server's queue starts those that fit.
+
+    Attributes:
+        at_once: how many.
+        gpus: graphics cards for all of them together.
+        gigabytes: memory for all of them together.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    at_once: int = Field(default=1, ge=1, le=MOST)
+    gpus: int = Field(default=0, ge=0, le=1024)
+    gigabytes: float = Field(default=0.0, ge=0, le=1e6)
+
+
 class Policy(BaseModel):
     """A site's privacy policy.  A field that is not set demands nothing.
 
@@ -103,6 +120,7 @@ class Policy(BaseModel):
         secure_aggregation: the least number of clients in a secure aggregation, outside of which no update leaves; or
             a table of all that is demanded of it.  Runs with secure aggregation must meet its defaults in any case.
         work: what one task may cost this site.
+        jobs: how many runs it takes part in at once, and what it has for all of them.
         accept: names of the recipes that this site takes part in; with "ask" among them, or alone, any other experiment
             waits until somebody at the site approves it, and a site answers only questions that the terms name with
             their arguments.  Not set: all.
@@ -141,6 +159,7 @@ class Policy(BaseModel):
     updates: int | None = Field(default=None, ge=1)
     secure_aggregation: Annotated[int, Field(ge=2)] | SumDemands | None = None
     work: WorkLimits = WorkLimits()
+    jobs: Jobs = Jobs()
     accept: Annotated[list[str], BeforeValidator(lambda names: [ASK] if names == ASK else names)] | None = None
     accept_split: bool | None = None
     accept_cleaning: bool | None = None

@@ -6,12 +6,13 @@ import json
 import logging
 import math
 import os
+import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
@@ -32,6 +33,7 @@ from piebald.data.preparation.preparation import PrepareSettings
 from piebald.data.preparation.tokens import cached_file, with_tokenizer
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials.provisioning import Credentials, read
+from piebald.federation.credentials.slots import slot_folder
 from piebald.federation.hub.run_terms import RunTerms
 from piebald.federation.operate.logs import without_message
 from piebald.federation.site.client_runtime import FederationClient
@@ -53,6 +55,9 @@ from piebald.methods.recipe import Recipe
 from piebald.models.weights_folder import cached
 from piebald.settings import plugins
 from piebald.settings.toml_document import Document, of_document
+
+_LOOK, _AGAIN = 0.5, 5.0  # seconds between two looks at a process, and before it is started again
+_ENDING = 15.0  # seconds that a process has to end
 
 log = logging.getLogger("piebald.federation")
 
@@ -425,7 +430,7 @@ def _refusal(reason: str, weights: Path | None) -> SettingError:
 
 
 def site_work(
-    folder: Path, data: str | None, target: str | None, local: bool = False, client: str | None = None
+    folder: Path, data: str | None, target: str | None, local: bool = False, client: str | None = None, slot: int = 0
 ) -> SiteWork:
     """Return a site from its credentials and settings.
 
@@ -433,6 +438,7 @@ def site_work(
         folder: the site's credentials.
         data, target, client: override those of its settings.
         local: whether the server is a process of the same user on this machine, which started the site.
+        slot: of the runs that it takes part in at once, see `credentials.slots`.
 
     Raises:
         SettingError: a setting is wrong, or there is no table that the columns are of.
@@ -443,7 +449,44 @@ def site_work(
     )
     for plugin in filter(is_file, settings.policy.plugins):
         list_file(plugin, folder)
-    return SiteWork(read(folder), settings, folder if data is None else Path(), local)
+    if slot:
+        (folder / "state").mkdir(mode=0o700, exist_ok=True)  # which all slots share
+    credentials = read(folder if slot == 0 else slot_folder(folder, slot))
+    return SiteWork(credentials, settings, folder if data is None else Path(), local)
+
+
+class OtherSlots:
+    """The processes of a site's runs beyond the first, where its policy allows several at once.
+
+    One that ends is started again, until the site itself ends.
+
+    Args:
+        commands: of the processes.
+    """
+
+    def __init__(self, commands: Sequence[Sequence[str]]) -> None:
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._keep, args=(command,), daemon=True) for command in commands]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(_ENDING)
+
+    def _keep(self, command: Sequence[str]) -> None:
+        while not self._over.is_set():
+            process = subprocess.Popen([*command, "--with-parent", str(os.getpid())], stdin=subprocess.DEVNULL)
+            while process.poll() is None and not self._over.wait(_LOOK):
+                pass
+            process.terminate()
+            code = process.wait()
+            if not self._over.wait(_AGAIN):
+                log.error("the process of a further run has ended with code %d, and is started again", code)
 
 
 def join(work: SiteWork, stays: bool, parent: int | None) -> str:
@@ -454,7 +497,7 @@ def join(work: SiteWork, stays: bool, parent: int | None) -> str:
         stays: whether to wait for another run when one has ended.
         parent: a process with which this one ends.
     """
-    if parent is not None:
+    if work.local:
         torch.set_num_threads(1)  # sites on one machine share its cores
     site = FederationClient(
         work.credentials, work, policy=work.settings.policy, device=work.settings.device, stays=stays

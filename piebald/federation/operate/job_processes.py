@@ -1,0 +1,301 @@
+"""The experiments of a queue, each in a process of its own: what crashes, hangs or waits keeps no other from its turn.
+
+This process holds the port, and passes each connection of a site on to the process of the run that it is for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from piebald.core.errors import SettingError
+from piebald.core.files import read_json
+from piebald.federation.credentials.provisioning import Credentials
+from piebald.federation.credentials.slots import MOST, protocol_of, slot_folder
+from piebald.federation.hub.settings import Federation, Needs
+from piebald.federation.link.tls import LISTENS, Listener
+from piebald.federation.operate.experiment_queue import ExperimentQueue, Queued
+from piebald.federation.operate.remote import Desk
+from piebald.federation.operate.status import give_sign, lives
+from piebald.settings.toml_document import Document
+from piebald.storage.run_folder import refuse_occupied
+
+LOOK = 0.5  # seconds between two looks at the queue
+_ENDING = 60.0  # seconds that a process has to end
+_STARTS = 3  # of a process that lost its device, at most
+_IDLE = ("waiting for", "stalled")  # beginnings of the states in which a run makes room for others
+
+log = logging.getLogger("piebald.federation")
+
+
+@dataclass(slots=True)
+class Job:
+    """An experiment that a process works on.
+
+    Attributes:
+        entry: the experiment.
+        process: its process.
+        door: over which it is passed the connections of its sites.
+        needs: what it takes of each site.
+        sites: the sites that it may ask, None for all.
+        patience: seconds that it may wait or stand still while others could run.
+        ends: why it is being ended: "" while it is not, "stopped", or "aside".
+    """
+
+    entry: Queued
+    process: subprocess.Popen[bytes]
+    door: socket.socket
+    needs: Needs
+    sites: list[str] | None
+    patience: float
+    ends: str = ""
+
+
+class JobProcesses:
+    """Starts the experiments of a queue in their turn, as many at once as the sites allow.
+
+    Args:
+        server: the server's credentials.
+        queue: its queue.
+        words: options of the process of an experiment, by its slot.
+    """
+
+    def __init__(self, server: Credentials, queue: ExperimentQueue, words: Callable[[int], list[str]]) -> None:
+        self._server, self._queue, self._words = server, queue, words
+        self._jobs: dict[int, Job] = {}  # by slot
+        self._lost: dict[int, int] = {}  # how often the process of an experiment has ended without a word
+        self._waits = False
+        self._desk = Desk(server, queue)
+        self._desk.link.start()
+
+    def serve(self) -> None:
+        """Take experiments for ever.
+
+        Raises:
+            SettingError: the disk is full, so that the next one would fail as well.
+        """
+        while True:
+            lives(self._server.folder)
+            for slot, job in list(self._jobs.items()):
+                self._look_at(slot, job)
+            self._start_those_that_fit()
+            if 0 not in self._jobs:
+                # the status does not change meanwhile, and a check of health would take the process for ill
+                give_sign(self._server.folder)
+            if not self._jobs and not self._waits:
+                log.info("the queue is empty: waiting for piebald queue add %s", self._server.folder)
+            self._waits = not self._jobs
+            select.select([job.door for job in self._jobs.values() if not job.ends], [], [], LOOK)
+
+    def close(self) -> None:
+        """End all processes; their experiments go on when a server is started again."""
+        self._desk.link.stop()
+        for job in self._jobs.values():
+            job.process.terminate()
+        until = time.monotonic() + _ENDING
+        for job in self._jobs.values():
+            try:
+                job.process.wait(max(0.1, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                job.process.kill()
+                job.process.wait()
+
+    # -- those that run
+
+    def _look_at(self, slot: int, job: Job) -> None:
+        """End an experiment that somebody has stopped, or that stands in the way, and record one that has ended."""
+        with suppress(BlockingIOError):
+            if said := job.door.recv(64, socket.MSG_DONTWAIT):
+                self._desk.link.pass_on(protocol_of(slot), job.door if said[-1:] == LISTENS else None)
+        if (code := job.process.poll()) is not None:
+            self._desk.link.pass_on(protocol_of(slot), None)
+            job.door.close()
+            del self._jobs[slot]
+            return self._settle(job, code)
+        if job.ends:
+            return None
+        if self._queue.stop_wanted(job.entry):
+            job.ends = "stopped"
+        elif self._stands_still(slot, job) and any(
+            entry.number not in self._numbers() and entry.priority >= job.entry.priority
+            for entry in self._queue.in_turn()
+        ):
+            job.ends = "aside"
+        if job.ends:
+            job.process.terminate()
+            threading.Timer(_ENDING, job.process.kill).start()
+        return None
+
+    def _settle(self, job: Job, code: int) -> None:
+        """Record how an experiment has ended."""
+        entry, number = self._queue.entry(job.entry.number), job.entry.number
+        fields = {"event": "experiment", "number": number, "why": "", "state": entry.state}
+        if entry.state == "running" and job.ends:
+            values: dict[str, Any] = {"state": "stopped"}
+            if job.ends == "aside":
+                values = {"state": "waiting", "set_aside": entry.set_aside + 1}
+            entry = self._queue.change(entry, **values)
+        elif entry.state == "running" and code == 2:
+            raise SettingError(f"experiment {number} cannot go on, and the next one could not begin: see above")
+        elif entry.state == "running":
+            self._lost[number] = self._lost.get(number, 0) + 1
+            if self._lost[number] < _STARTS:
+                log.error("the process of experiment %d has ended with code %d, and is started again", number, code)
+                return
+            why = f"its process has ended {_STARTS} times, the last time with code {code}; the server's log says more"
+            entry = self._queue.change(entry, state="failed", why=why)
+        fields |= {"state": entry.state, "why": entry.why}
+        sentence = "experiment %(number)d: %(why)s" if entry.why else "experiment %(number)d of the queue is %(state)s"
+        sentence = "experiment %(number)d makes room for others, and goes on later" if job.ends == "aside" else sentence
+        log.log(logging.WARNING if entry.why or job.ends == "aside" else logging.INFO, sentence, fields)
+
+    def _stands_still(self, slot: int, job: Job) -> bool:
+        """Return whether a run has waited for sites, or not moved, for longer than its patience."""
+        activity = _written(slot_folder(self._server.folder, slot)).get("activity") or {}
+        since = max(float(activity.get("since") or 0.0), _seconds(job.entry.started))
+        return str(activity.get("state")).startswith(_IDLE) and time.time() - since > job.patience
+
+    def _others_wait(self, job: Job) -> bool:
+        """Return whether another experiment of no less priority waits for its turn."""
+        numbers, least = self._numbers(), job.entry.priority
+        return any(entry.number not in numbers and entry.priority >= least for entry in self._queue.in_turn())
+
+    def _numbers(self) -> set[int]:
+        return {job.entry.number for job in self._jobs.values()}
+
+    # -- those that wait
+
+    def _start_those_that_fit(self) -> None:
+        """Start experiments in their turn; one that does not fit now is not overtaken by those of less priority."""
+        least: int | None = None
+        for entry in self._queue.in_turn():
+            if entry.number in self._numbers() or (least is not None and entry.priority < least):
+                continue
+            if self._queue.stop_wanted(entry):  # while no server was there
+                self._queue.change(entry, state="stopped")
+                continue
+            try:
+                runtime, sites = _about(entry)
+                if not entry.begun:
+                    refuse_occupied(Path(entry.out))
+                slot = self._slot_for(entry, runtime.needs, sites)
+            except Exception as error:
+                self._queue.change(entry, state="failed", why=str(error))
+                continue
+            if slot is None and self._jobs:
+                least = entry.priority if least is None else least
+            elif slot is None and not entry.why:
+                why = "a site states less than it needs, or runs fewer at once"
+                self._queue.change(entry, why=why)
+            if slot is None:
+                continue
+            self._start(slot, entry, runtime, sites)
+
+    def _slot_for(self, entry: Queued, needs: Needs, sites: list[str] | None) -> int | None:
+        """Return a free slot in which an experiment fits beside those that run, None where there is none now."""
+        free = [slot for slot in range(MOST) if slot not in self._jobs]
+        if entry.begun and entry.slot is not None:  # its run folder names the credentials of that slot
+            free = [slot for slot in free if slot == entry.slot]
+        rows = self._capacities()
+        asked = self._server.sites() if sites is None else sites
+        for slot in free:
+            if slot and any(rows.get(site, {}).get("jobs", 1) <= slot for site in asked):
+                return None
+            if all(self._has_room(site, rows.get(site), needs) for site in asked):
+                return slot
+        return None
+
+    def _has_room(self, site: str, row: Mapping[str, Any] | None, needs: Needs) -> bool:
+        """Return whether a site has what an experiment needs beside those that run there."""
+        beside = [job.needs for job in self._jobs.values() if job.sites is None or site in job.sites]
+        if row is None:  # nothing is known of it before a first run, which alone may need anything
+            return not beside
+        gpus = needs.gpus + sum(other.gpus for other in beside)
+        gigabytes = needs.gigabytes + sum(other.gigabytes for other in beside)
+        return bool(gpus <= (row.get("gpus") or 0) and gigabytes <= (row.get("gigabytes") or 0.0))
+
+    def _capacities(self) -> dict[str, Mapping[str, Any]]:
+        """Return what sites have said of themselves last, by site."""
+        folder, rows = self._server.folder, dict[str, Mapping[str, Any]]()
+        slots = [slot for slot in range(1, MOST) if (folder / "jobs" / str(slot)).is_dir()]
+        for slot in [*slots, 0]:  # slot 0 has all sites, and its word is the last
+            for row in _written(slot_folder(folder, slot)).get("sites") or ():
+                if row.get("jobs") is not None:
+                    rows[str(row["site"])] = row
+        return rows
+
+    def _start(self, slot: int, entry: Queued, runtime: Federation, sites: list[str] | None) -> None:
+        fields = {"event": "experiment", "number": entry.number, "experiment": entry.label, "run": entry.out}
+        log.info("experiment %(number)d of the queue: %(experiment)s, to %(run)s", fields)
+        slot_folder(self._server.folder, slot)
+        entry = self._queue.change(entry, state="running", slot=slot, why="")
+        door, theirs = socket.socketpair()
+        words = [
+            "server",
+            str(self._server.folder),
+            "--job",
+            str(entry.number),
+            str(theirs.fileno()),
+            *self._words(slot),
+        ]
+        folder = self._queue.folder / "empty"  # no name in settings finds anything there
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "piebald.cli", *words, *self._words(slot)], pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, cwd=folder if entry.by else None, start_new_session=True,
+            )  # fmt: skip
+        self._jobs[slot] = Job(entry, process, door, runtime.needs, sites, runtime.patience)
+
+
+def _about(entry: Queued) -> tuple[Federation, list[str] | None]:
+    """Return the runtime of an experiment, and the sites that it may ask, None for all."""
+    values = Document(entry.experiment, f"experiment {entry.number} of the queue").values
+    runtime = {name: value for name, value in (values.get("runtime") or {}).items() if name in Federation.model_fields}
+    clients = (values.get("partition") or {}).get("clients")
+    return Federation(**runtime), [str(name) for name in clients] if isinstance(clients, list) else None
+
+
+def _written(folder: Path) -> Mapping[str, Any]:
+    try:
+        values = read_json(folder / "status.json")
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _seconds(moment: str) -> float:
+    return datetime.fromisoformat(moment).timestamp() if moment else 0.0
+
+
+# ------------------------------------------------------------------------------------------------ in the other process
+
+
+def take_connections(door: int) -> None:
+    """Take connections over a file that another process passes them on through, in place of listening."""
+    Listener.passed = socket.socket(fileno=door)
+
+
+def end_with_parent() -> None:
+    """End this process as a kill would, once the one that started it has gone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
