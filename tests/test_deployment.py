@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import piebald
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.credentials.provisioning import describe, provision, read
 from piebald.federation.operate.page_server import token_of
+from piebald.federation.operate.run_view import RunView, exposition
+from piebald.federation.operate.status import STATES
 from tests.deployment_files import DEPLOY, LAST, parse
 
 KIT = Path(provisioning.__file__).parent / "kit"
@@ -242,3 +247,98 @@ def test_credentials_of_a_secret_are_copied_as_they_must_be(tmp_path: Path) -> N
     assert not (data / "key.pem").is_symlink()
     assert (data / "audit.jsonl").read_text() == "kept"
     assert token_of(data)
+
+
+# -- Helm
+
+
+def rendered(template: str, values: Mapping[str, Any], namespace: str = "piebald") -> str:
+    """What Helm makes of a template that has nothing but values and one condition around the whole file."""
+    inner = re.fullmatch(r"\{\{- if \.Values\.([\w.]+) \}\}\n(.*)\{\{- end \}\}\n", template, re.DOTALL)
+    assert inner is not None
+
+    def value(path: str) -> Any:
+        return functools.reduce(lambda table, key: table[key], path.split("."), values)
+
+    if not value(inner[1]):
+        return ""
+    text = inner[2].replace("{{ .Release.Namespace }}", namespace)
+    text = re.sub(r"\{\{ \.Values\.([\w.]+) \}\}", lambda match: str(value(match[1])), text)
+    assert "{{" not in text
+    return text
+
+
+def chart_values(**enabled: Any) -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load((DEPLOY / "helm" / "values.yaml").read_text())
+    for party, changes in enabled.items():
+        values[party] |= changes
+    return values
+
+
+@pytest.mark.parametrize("party", ["server", "site"])
+def test_the_chart_makes_the_plain_manifests(party: str) -> None:
+    template = (DEPLOY / "helm" / "templates" / f"{party}.yaml").read_text()
+    plain = list(yaml.safe_load_all((DEPLOY / "kubernetes" / f"{party}.yaml").read_text()))
+    assert rendered(template, chart_values()) == ""
+    assert list(yaml.safe_load_all(rendered(template, chart_values(**{party: {"enabled": True}})))) == plain
+
+
+def test_each_value_of_the_chart_is_used_and_changes_what_it_makes() -> None:
+    folder = DEPLOY / "helm"
+    text = "".join(path.read_text() for path in sorted(folder.glob("templates/*.yaml")))
+    values = chart_values()
+    paths = {name for name, value in values.items() if not isinstance(value, dict)}
+    paths |= {f"{party}.{name}" for party in ("server", "site") for name in values[party]}
+    assert paths == set(re.findall(r"\.Values\.([\w.]+)", text))
+    moved = rendered((folder / "templates" / "site.yaml").read_text(),
+                     chart_values(site={"enabled": True, "name": "west"}), "elsewhere")  # fmt: skip
+    assert {one["metadata"]["name"] for one in yaml.safe_load_all(moved)} == {"west"}
+    assert {one["metadata"]["namespace"] for one in yaml.safe_load_all(moved)} == {"elsewhere"}
+    chart = yaml.safe_load((folder / "Chart.yaml").read_text())
+    assert (chart["apiVersion"], chart["appVersion"]) == ("v2", piebald.__version__)
+    if shutil.which("helm") is not None:
+        said = subprocess.run(["helm", "lint", "--strict", folder], capture_output=True, text=True, check=False)
+        assert said.returncode == 0, said.stdout
+
+
+# -- Prometheus and Grafana
+
+
+def metric_names() -> set[str]:
+    """The metrics of a server whose run has all that a run can have."""
+    site = {
+        "site": "a", "state": "ready", "heard": 1.0, "received": 1, "sent": 1, "finished": 1, "late": 0, "refusals": 0,
+        "absent": 0, "staleness": 0, "seconds": 1.0, "rows": 3,
+    }  # fmt: skip
+    view = RunView(
+        {"state": "training", "steps": 3, "sites": [site]}, {"rounds": 9, "metric": "accuracy"}, [(1, 0.5)],
+        {"global": [(1, 0.5)]}, {0: [(1, 0.5)]}, privacy=({"unit": "client", "epsilon": 1.0, "delta": 1e-5},),
+        disk=1, expires=1.0,
+    )  # fmt: skip
+    return set(re.findall(r"^(\w+)(?:\{| )", exposition(view)[0].decode(), re.MULTILINE)) | {"up"}
+
+
+def metrics_in(expression: str) -> set[str]:
+    return set(re.findall(r"\b(?:piebald|process)_\w+|\bup\b", expression))
+
+
+def test_alerts_and_dashboard_ask_for_metrics_that_there_are(tmp_path: Path) -> None:
+    alerts, there = DEPLOY / "monitoring" / "alerts.yaml", metric_names()
+    (group,) = yaml.safe_load(alerts.read_text())["groups"]
+    for rule in group["rules"]:
+        assert metrics_in(rule["expr"])
+        assert metrics_in(rule["expr"]) <= there, rule["alert"]
+        assert {*rule} <= {"alert", "expr", "for", "labels", "annotations"}
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        states = set(re.findall(r'state="(\w+)"', rule["expr"]))
+        assert states <= set(STATES)
+    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"])
+    board = json.loads((DEPLOY / "monitoring" / "dashboard.json").read_text())
+    for panel in board["panels"]:
+        (target,) = panel["targets"]
+        assert metrics_in(target["expr"])
+        assert metrics_in(target["expr"]) <= there, panel["title"]
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    if shutil.which("promtool") is not None:
+        said = subprocess.run(["promtool", "check", "rules", alerts], capture_output=True, text=True, check=False)
+        assert said.returncode == 0, said.stdout + said.stderr

@@ -141,7 +141,7 @@ def server(
         carry_out(settings, file, options, callbacks, folder)
 
 
-@app.command(*app.LOG)
+@app.command(*app.LOG, *app.PAGE)
 def client(
     options: app.SharedOptions,
     credentials: Annotated[Path, _CREDENTIALS],
@@ -175,11 +175,11 @@ def client(
                 refuse_crosses(site_machine(work), f"piebald client {credentials} --check")
             own = {"--data": data, "--target": target, "--client": client}
             words = [word for name, value in own.items() if value is not None for word in (name, value)]
-            code = _take_part(work, stay, with_parent, [*_log_words(options), *words])
+            code = _take_part(work, stay, with_parent, [*_log_words(options), *words], options)
     _end(code)
 
 
-@app.command(*app.LOG, name="up", group=_site)
+@app.command(*app.LOG, *app.PAGE, name="up", group=_site)
 def site_up(
     options: app.SharedOptions,
     kit: Annotated[Path, typer.Argument(metavar="KIT", help="The archive of this site, or the folder made from it.")],
@@ -209,7 +209,7 @@ def site_up(
         options.start_log()
         own = {"--data": data, "--target": target}
         words = [word for name, value in own.items() if value is not None for word in (name, value)]
-        code = _take_part(work, with_parent is None, with_parent, [*_log_words(options), *words])
+        code = _take_part(work, with_parent is None, with_parent, [*_log_words(options), *words], options)
     _end(code)
 
 
@@ -217,18 +217,22 @@ def _log_words(options: app.SharedOptions) -> list[str]:
     return ["--log-level", options.log_level, *(["--log-json"] if options.log_json else [])]
 
 
-def _take_part(work: SiteWork, stays: bool, parent: int | None, words: list[str]) -> int:
+def _take_part(work: SiteWork, stays: bool, parent: int | None, words: list[str], options: app.SharedOptions) -> int:
     """Run a site as `join` does, print why it ended, and return the exit code.
 
     Args:
         work, stays, parent: as of `join`.
+        options: with the address of the site's own page.
         words: options of the processes of its further runs, which only a site that stays has.
     """
+    from piebald.federation.operate.page_server import serving_page
     from piebald.federation.site.site_process import OtherSlots, join
 
     base = [sys.executable, "-P", "-m", "piebald.cli", "client", str(work.credentials.folder), "--stay", *words]
     slots = range(1, work.settings.policy.jobs.at_once) if stays and parent is None else ()
-    with OtherSlots([[*base, "--slot", str(slot)] for slot in slots]):
+    page = page_address(options)
+    shows = nullcontext() if page is None else serving_page(page, work.credentials.folder)
+    with shows, OtherSlots([[*base, "--slot", str(slot)] for slot in slots]):
         ended = join(work, stays, parent)
     print(printable(ended))
     return 130 if ended == "stopped" else 0

@@ -24,14 +24,18 @@ import pytest
 
 from piebald.cli import main
 from piebald.core.errors import SettingError
+from piebald.core.private_files import write_private
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.local_federation import free_port
+from piebald.federation.hub.server_state import FederationState, Timeouts
+from piebald.federation.link.wire_messages import Hello
 from piebald.federation.operate import page_server, run_view, status
 from piebald.federation.operate.experiment_queue import ExperimentQueue
 from piebald.federation.operate.page_server import PageAddress, serving_page
-from piebald.federation.operate.run_view import RunView, Viewer, exposition
+from piebald.federation.operate.run_view import RunView, Viewer, exposition, page
 from piebald.federation.operate.status import RUN, check_health, killed_process, read_status, status_values
+from piebald.federation.site.client_session import ClientSession
 from piebald.storage.lock import RunLock
 from piebald.storage.store import RunStore
 
@@ -537,3 +541,31 @@ def test_a_server_on_a_full_disk_lives(
         assert Page(port).get("/healthz")[0] == 503
         status.give_sign(credentials)
         assert Page(port).get("/healthz")[0] == 200
+
+
+def test_a_site_shows_the_run_as_the_server_sees_it(tmp_path: Path) -> None:
+    """From the server's answer to a hello to the site's status, its page and its metrics; the texts are bounded."""
+    state = FederationState(["site-1", "site-2"], "ab", Timeouts(None, 60.0, 5.0, 600.0))
+    state.version = 7
+    member, hello = state.members[0], Hello(protocol=6, version="0", incarnation="cd", ready="ab")
+    with state.lock:
+        state.take_hello(member, hello, "")
+        state.activity(True)
+        state.members[1].absent = "<b>" * 200
+        seen = [state.take_hello(one, hello, "") for one in state.members]
+    assert [len(welcome.you) for welcome in seen] == [len("ready"), 300]
+    session = ClientSession(tmp_path / "state")
+    session.take_welcome(seen[0])
+    told = session.status()
+    assert (told["steps"], told["sites_ready"], told["sites_listed"], told["seen_as"]) == (7, 1, 2, "ready")
+    assert told["run_state"] == "training"
+    folder = provisioned(tmp_path / "credentials") / "site-1"
+    session.take_welcome(seen[1])
+    values = {"party": "site-1", "federation": "test", "updates": 4, "sent": 10, "received": 20, "heard": time.time()}
+    write_private(folder / "status.json", json.dumps(values | session.status()))
+    view = Viewer(folder).view()
+    assert "1</" in page(view) or "of 2" in page(view)
+    assert "<b><b>" not in page(view)
+    lines = exposition(view)[0].decode().splitlines()
+    assert {"piebald_steps 7.0", "piebald_sites_ready 1.0", "piebald_sites_listed 2.0", "piebald_updates_sent 4.0",
+            "piebald_sent_bytes_total 10.0", "piebald_received_bytes_total 20.0"} <= set(lines)  # fmt: skip

@@ -102,6 +102,7 @@ class FederationState:
         self._moved = self.began  # when the work that is under way moved last
         self._failed = 0  # tasks that failed one after another
         self._activity = Activity(""), time.time()  # and since when it is so
+        self._ready = 0  # sites that could be sent tasks then
         self._before = 0.0  # seconds of the run's clock before this process began
         self._arrived: deque[Result] = deque()
         self._last_id = self._restored = 0
@@ -187,7 +188,7 @@ class FederationState:
             gathered: true once the run has begun.
         """
         with self.lock:
-            now = self._activity_now(gathered)
+            now, self._ready = self._activity_now(gathered), len(self.ready_clients())
             if now.state != self._activity[0].state:
                 # the first state is no change
                 if self._activity[0].state:
@@ -266,7 +267,14 @@ class FederationState:
             self.changed.notify_all()
         if member.rows is None and hello.ready == self.terms and not refused:
             member.rows = stated_rows(hello)
+        activity, silence = self._activity[0], self.timeouts.silence
         return Welcome(
+            state=activity.state[:300],
+            ends=activity.ends[:300],
+            step=self.version,
+            sites=len(self.members),
+            ready=self._ready,
+            you=(member.absent or member.presence(self.terms, silence))[:300],
             version=__version__,
             run=self.run if self.started or self.dismissed else "",
             epoch=self.epoch,

@@ -133,6 +133,10 @@ class Welcome(Message):
         last_id: highest id of a training task so far.
         unsaved: ids of this site's training tasks, up to `last_id`, that are not in a checkpoint yet.
         over: whether the run has ended, so that the site may leave.
+        state, ends: what the server does, and what would end that state.
+        step: server steps made.
+        sites, ready: how many sites the run has, and how many of them can be sent tasks.
+        you: how the server sees the site that it answers.
     """
 
     version: VersionText
@@ -143,6 +147,12 @@ class Welcome(Message):
     last_id: Id = 0
     unsaved: Annotated[list[Id], Field(max_length=MOST_IDS)] = []
     over: bool = False
+    state: ShortText = ""
+    ends: ShortText = ""
+    step: Id = 0
+    sites: Id = 0
+    ready: Id = 0
+    you: ShortText = ""
 
 
 class Piece(Release):

@@ -192,14 +192,21 @@ def _state(view: RunView) -> Markup:
 
 def _top(view: RunView) -> str:
     shown, sites = MetricFormat(str(view.meta.get("metric") or "accuracy")), view.status.get("sites", ())
-    ready = sum(row.get("state") == "ready" for row in sites)
+    listed = view.status.get("sites_listed", len(sites))  # as the server tells a site
+    ready = view.status.get("sites_ready", sum(row.get("state") == "ready" for row in sites))
     rounds, steps = view.meta.get("rounds"), view.status.get("steps", 0)
     end = "no fixed end" if rounds is None else f"of {rounds:,}"
     tiles: list[tuple[str, Cell]] = [
         ("State", _state(view)),
         ("Server steps", markup.small(f"{steps:,}", end)),
-        ("Sites ready", markup.small(f"{ready:,}", f"of {len(sites):,}")),
+        ("Sites ready", markup.small(f"{ready:,}", f"of {listed:,}")),
     ]
+    if state := view.status.get("run_state"):
+        ends = view.status.get("run_until")
+        tiles.append(
+            ("At the server", markup.small(printable(state, 80), f"until {printable(ends, 200)}" if ends else ""))
+        )
+        tiles.append(("Seen there as", markup.small(printable(view.status.get("seen_as") or "", 200), "")))
     if view.loss:
         tiles.append(("Loss of training", markup.small(f"{view.loss[-1][1]:.3g}", f"at step {view.loss[-1][0]:,}")))
     for model, curve in view.scores.items():
@@ -348,6 +355,15 @@ _OF_SITES = {  # metric: field of a site's status, whether it only grows, help
 }
 
 
+_OF_ONE_SITE = {  # metric at a site: field of its status, help
+    "piebald_sites_ready": ("sites_ready", "Sites that can be sent tasks, as the server says."),
+    "piebald_sites_listed": ("sites_listed", "Sites of the run, as the server says."),
+    "piebald_updates_sent": ("updates", "Updates that have left about these rows, in all runs."),
+    "piebald_outbox": ("outbox", "Results that the server has not received yet."),
+    "piebald_working": ("working", "Tasks that are under way."),
+}
+
+
 def exposition(view: RunView) -> tuple[bytes, str]:
     """Return the metrics of a federation now, and their media type.
 
@@ -378,7 +394,7 @@ class _Collector:
             "version": printable(status.get("version", "")),
             "recipe": printable(self._view.meta.get("label", "")),
         }
-        yield InfoMetricFamily("piebald", "The federation's server.", value=labels)
+        yield InfoMetricFamily("piebald", "This process of a federation.", value=labels)
         state = GaugeMetricFamily("piebald_state", "1 for the state of the run, 0 for the others.", labels=["state"])
         for name in STATES:
             state.add_metric([name], float(str(status.get("state")).partition(" ")[0] == name))
@@ -407,6 +423,28 @@ class _Collector:
             expires = "When the server's certificate expires, in seconds since 1970."
             yield GaugeMetricFamily("piebald_certificate_expires_seconds", expires, value=self._view.expires)
         yield from self._of_sites(status.get("sites", ()))
+        if "sites_listed" in status:
+            yield from self._of_this_site(status)
+
+    def _of_this_site(self, status: Mapping[str, Any]) -> Iterable[Any]:
+        """Yield the metrics of a site's own process."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        for name, (column, description) in _OF_ONE_SITE.items():
+            if status.get(column) is not None:
+                value = status[column]
+                yield GaugeMetricFamily(
+                    name, description, value=float(len(value) if isinstance(value, list) else value)
+                )
+        if status.get("heard") is not None:
+            word = "Seconds since the server was heard."
+            yield GaugeMetricFamily(
+                "piebald_server_last_word_seconds", word, value=max(0, time.time() - status["heard"])
+            )
+        for way in ("received", "sent"):
+            yield CounterMetricFamily(
+                f"piebald_{way}_bytes", f"Bytes of messages {way}.", value=float(status.get(way) or 0)
+            )
 
     def _of_sites(self, sites: Iterable[Mapping[str, Any]]) -> Iterable[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

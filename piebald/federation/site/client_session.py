@@ -347,12 +347,17 @@ class ClientSession:
         return ", ".join(doing) if trains else "; ".join([*doing, waits])
 
     def status(self) -> dict[str, Any]:
-        """Return the session's status as plain values."""
+        """Return the session's status as plain values, with the run as the server sees it."""
         with self.lock:
-            done = self.store.done if self.store else []
+            done, said = self.store.done if self.store else [], self.welcome
+            seen = {} if said is None else {
+                "run_state": said.state or None, "run_until": said.ends or None, "steps": said.step,
+                "sites_listed": said.sites, "sites_ready": said.ready, "seen_as": said.you or None,
+            }  # fmt: skip
             return {
-                "server_version": self.welcome.version if self.welcome else None,
-                "run": self.welcome.run if self.welcome else None,
+                "server_version": said.version if said else None,
+                "run": said.run if said else None,
+                **seen,
                 "refused": self.refused or None,
                 "working": sorted(self._jobs),
                 "outbox": [finished.id for finished in done if finished.id not in self._delivered],
