@@ -11,8 +11,11 @@ import pytest
 import piebald
 from piebald.advice.table_look import look_at_table
 from piebald.core.errors import SettingError
+from piebald.data.clients.prepared import preparation_of
 from piebald.data.preparation.agreement import fitted
+from piebald.data.preparation.answers import ValuesQuestion, answer
 from piebald.data.preparation.units import CONVERSIONS, Spread, conversion_of, units_at_sites
+from piebald.privacy.ledger import DisclosureRules
 
 pd = pytest.importorskip("pandas")
 RNG = np.random.default_rng(4)
@@ -112,6 +115,89 @@ def test_single_rows_far_outside_are_counted() -> None:
     rows.loc[[4, 9], "glucose"] = [109.0, 900.0]
     (told,) = agreed.unlike_training(rows)
     assert "in 2 of 30 rows, such as 109 in row 5" in told
+
+
+def hit(numbers: np.ndarray, huge: float = 1e7) -> np.ndarray:
+    """The numbers, of which one is huge."""
+    return np.concatenate([numbers[:-1], [huge]])
+
+
+@pytest.mark.parametrize("huge", [1e4, 1e7, -1e9])
+def test_one_huge_value_neither_hides_nor_feigns_another_unit(huge: float) -> None:
+    usual = {name: Spread.of(drawn("glucose", 60, seed=n)) for n, name in enumerate(("north", "south", "east"))}
+    skewed = {name: Spread.of(np.exp(drawn("marker", 60, seed=n) / 2)) for n, name in enumerate("abc")}
+    odd = Spread.of(hit(drawn("glucose", 60, True, 9), huge))
+    (told,) = units_at_sites({"glucose": usual | {"berlin": odd}})
+    assert "has at berlin" in told
+    assert "mg/dl for mmol/l" in told
+    clean = {"glucose": usual | {"berlin": Spread.of(hit(drawn("glucose", 60, seed=9), huge))},
+             "marker": skewed | {"berlin": Spread.of(hit(np.exp(drawn("marker", 60, seed=9) / 2), huge))}}  # fmt: skip
+    assert list(units_at_sites(clean)) == []
+
+
+@pytest.mark.parametrize("scale", ["standard", "log", "power", "rank", "none"])
+@pytest.mark.parametrize("huge", [None, 1e6])
+def test_what_is_outside_of_training_rows_does_not_depend_on_one_value(scale: str, huge: float | None) -> None:
+    numbers = drawn("glucose", 300)
+    training = pd.DataFrame({"glucose": numbers if huge is None else hit(numbers, huge), "x": np.arange(300.0)})
+    agreed = fitted(training, scale={"glucose": scale})
+    assert list(agreed.unlike_training(pd.DataFrame({"glucose": drawn("glucose", 80, seed=1), "x": 3.0}))) == []
+    (told,) = agreed.unlike_training(pd.DataFrame({"glucose": drawn("glucose", 80, True, 1), "x": 3.0}))
+    assert "80 of 80 rows" in told
+    assert "mg/dl for mmol/l" in told
+    (single,) = agreed.unlike_training(pd.DataFrame({"glucose": [109.0], "x": 3.0}))
+    assert "1 of 1 rows" in single
+
+
+def test_skewed_columns_are_no_alarm() -> None:
+    """Their long side is measured by itself: a mean and a deviation take a waiting time of 200 for another unit."""
+    rng = np.random.default_rng(0)
+    for draw in (lambda n: rng.exponential(30, n), lambda n: rng.lognormal(0, 1, n), lambda n: rng.poisson(0.3, n)):
+        agreed = fitted(pd.DataFrame({"wait": draw(2000).astype(float), "x": np.arange(2000.0)}))
+        (column, other), rows = agreed.columns, [draw(200).astype(float) for _ in range(20)]
+        bare = column.model_copy(update={"values": column.values.model_copy(update={"range": []})})
+        told, by_moments = (
+            sum(len(list(plan.unlike_training(pd.DataFrame({"wait": wait, "x": 3.0})))) for wait in rows)
+            for plan in (agreed, agreed.model_copy(update={"columns": [bare, other]}))
+        )
+        assert told <= by_moments
+
+
+@pytest.mark.parametrize("gaps", [0.0, 0.4])
+@pytest.mark.parametrize("sites", [1, 3])
+def test_ranges_are_the_quantiles_of_all_rows(gaps: float, sites: int) -> None:
+    rng = np.random.default_rng(1)
+    for numbers in (rng.normal(5, 2, 501), rng.lognormal(0, 2, 301), hit(rng.normal(size=60), 1e8), rng.poisson(3, 90)):
+        column = np.where(rng.random(len(numbers)) < gaps, np.nan, numbers)
+        split = rng.permutation(len(column)) < 20  # whose rows are not those of training
+        frame = pd.DataFrame(
+            {
+                "a": column,
+                "site": rng.integers(0, sites, len(column)).astype(str),
+                "y": rng.random(len(column)),
+                "test": np.where(split, "test", "train"),
+            }
+        )
+        clients = piebald.clients_from(
+            frame, client="site", target="y", regression=True, split={"column": "test"}, prepare="federated"
+        )
+        (learnt,) = (column.values for column in preparation_of(clients).columns)
+        low, high = np.nanquantile(column[~split], [0.05, 0.95])
+        assert learnt.range == pytest.approx([low, high], abs=2 * learnt.error + 1e-12)
+
+
+def test_a_constant_column_has_no_range() -> None:
+    for numbers in (np.full(50, 3.0), np.concatenate([np.zeros(99), [7.0]])):
+        learnt = fitted(pd.DataFrame({"a": numbers, "x": np.arange(float(len(numbers)))})).columns[0].values
+        assert learnt.range == []
+
+
+def test_sites_tell_no_quantile_since_it_is_the_value_of_a_row() -> None:
+    frame = pd.DataFrame({"a": drawn("glucose", 100)})
+    question = ValuesQuestion(kinds={"a": "number"})
+    assert len(answer(question, frame).numbers["a"].quantiles) == 3
+    for rules in (DisclosureRules(), DisclosureRules(least=1, largest_share=1.0)):
+        assert answer(question, frame, rules=rules).numbers["a"].quantiles == []
 
 
 def test_a_word_among_numbers_is_no_error_of_units(tmp_path: Path) -> None:

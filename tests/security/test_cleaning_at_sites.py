@@ -12,6 +12,7 @@ import pytest
 import piebald
 from piebald import recipes
 from piebald.core.errors import SettingError
+from piebald.data.preparation.cleaning import Cleaning
 from piebald.data.preparation.preparation import PrepareSettings
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials import provisioning
@@ -99,4 +100,23 @@ def test_a_value_that_no_rule_reads_is_told_to_nobody_else(tmp_path: Path, caplo
     ],
 )  # fmt: skip
 def test_a_policy_says_whose_rules_clean(policy: dict[str, Any], protects: bool, refused: bool) -> None:
-    assert (Policy.model_validate(policy).cleaning_reject_reason(protects) is not None) == refused
+    rules = Cleaning.model_validate(COUNT)
+    assert (Policy.model_validate(policy).cleaning_reject_reason(protects, rules) is not None) == refused
+    assert Policy.model_validate(policy).cleaning_reject_reason(protects, None) is None
+
+
+def test_a_site_takes_only_the_rules_whose_digest_it_has_pinned(tmp_path: Path) -> None:
+    """A run with others is refused, also with none, since rows would then be taken in another unit."""
+    digest = Cleaning.model_validate(COUNT).sha256
+    for pin in (digest, digest[:12]):
+        for recipe in ("fedavg", "dp_sgd"):
+            assert offered(tmp_path, recipe, COUNT, False, {"accept_cleaning": pin}) == "[28, 8]"
+    turned = {"absent": {**COUNT["absent"]}, "duplicates": "keep"}  # the same, written otherwise
+    assert offered(tmp_path, "fedavg", turned, False, {"accept_cleaning": digest}) == "[28, 8]"
+    for other in ({"absent": {"ill": ["no"]}}, {**COUNT, "duplicates": "drop"}, {}):
+        told = offered(tmp_path, "fedavg", other, False, {"accept_cleaning": digest[:12]})
+        assert f"cleaned by the rules {digest[:12]} and by no others" in told
+    assert "has none" in told
+    for odd in (digest[:11], digest.upper(), ""):
+        with pytest.raises(ValueError, match="accept_cleaning"):
+            Policy.model_validate({"accept_cleaning": odd})

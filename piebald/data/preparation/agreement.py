@@ -51,6 +51,7 @@ from piebald.data.preparation.column_models import (
 from piebald.data.preparation.columns import are_labels, classes_of, in_order, numbers_of
 from piebald.data.preparation.preparation import Preparation, PrepareSettings
 from piebald.data.preparation.tokens import text_column
+from piebald.data.preparation.units import LEVELS as COMPARED
 from piebald.data.preparation.units import Spread, units_at_sites
 from piebald.data.preparation.written_forms import VALUES_LOG, common_units, warn_of_like_names, warn_of_unlike_classes
 
@@ -130,7 +131,9 @@ def _shrunk(count: Floats, place: Floats, spread: Floats) -> tuple[Floats, Float
 
 Ask = Callable[[Question], Sequence[Any]]
 LEVELS = np.linspace(0.0, 1.0, 101)  # of the quantiles that ranks are read from
+_MOST_RANGES = 256  # columns of which more than the median is asked for, as answers have a longest length
 _RESOLUTION = 2.0**-25  # of the interval in which a median is looked for
+_FURTHER = 4  # questions about columns whose quantiles lie nearer to one another than that
 _EXPONENTS, _ZOOMS = 21, 7  # exponents in a question, and questions, each of which looks ten times closer
 _CLOSEST = (-4.0, 4.0)
 
@@ -181,9 +184,11 @@ def agree(
     of_target = [held.target.moments for held in answers if held.target is not None]
     numeric = {column: moments_of[column] for column, kind in kinds.items() if kind == "number"}
     units = common_units({**numeric, **({name: of_target} if of_target else {})}, held_units)
-    by_client = {column: dict(zip(held_units, map(Spread.of_moments, of), strict=True))
-                 for column, of in (numeric | ({name: of_target} if of_target else {})).items()
-                 if len(of) == len(held_units)}  # fmt: skip
+    told_of = {column: [held.numbers[column] for held in answers] for column in numeric}
+    told_of |= {name: [held.target for held in answers if held.target is not None]} if of_target else {}
+    by_client = {column: dict(zip(held_units, (Spread.of_moments(told.moments, told.quantiles) for told in of),
+                                  strict=True))
+                 for column, of in told_of.items() if len(of) == len(held_units)}  # fmt: skip
     for told in units_at_sites(by_client):
         logging.getLogger(VALUES_LOG).warning("%s", told)
     lines: Lines = {}
@@ -341,7 +346,8 @@ class _Numbers(dict[str, Numbers]):
         truths = {name for name, kind in question.kinds.items() if kind == "boolean"}
         names = [name for name in pooled if name not in truths]
         ranked = {name for name in names if question.scale.get(name) == "rank"}
-        levels = {name: LEVELS if name in ranked else np.array([0.5]) for name in names if name not in changed}
+        usual = np.array(COMPARED if len(names) <= _MOST_RANGES else [0.5])
+        levels = {name: LEVELS if name in ranked else usual for name in names if name not in changed}
         plain = _unlogged(ask, question, pooled, names)
         order_statistics = quantiles(
             lambda limits: ask(
@@ -352,23 +358,30 @@ class _Numbers(dict[str, Numbers]):
         )
         order_statistics |= {name: _Intervals(pooled[name], np.array([0.5])).values() for name in changed}
         super().__init__()
+        ranges = dict[str, list[float]]()
         for name in names:
             values, error = order_statistics[name]
             scale: Scale = question.scale.get(name, "standard")
             # the middle is the level 0.5, of 101 levels as of one
             median = float(values[len(values) // 2])
+            low, high = float(values[len(values) // 20]), float(values[-1 - len(values) // 20])
+            # without counts the intervals are as wide as the column
+            ranges[name] = [low, high] if error < high - low else []
             if scale in ("standard", "log"):
                 # the logarithm keeps the order, so that of the median is the median of the logarithms
                 filled = _filled(pooled[name], math.log1p(median) if scale == "log" else median)
-                self[name] = _scores(median, filled, error, scale=scale)
+                self[name] = _scores(median, filled, error, scale=scale, range=ranges[name])
             elif scale == "rank":
-                self[name] = Numbers(median=median, scale=scale, quantiles=values.tolist(), error=error)
+                self[name] = Numbers(
+                    median=median, scale=scale, quantiles=values.tolist(), error=error, range=ranges[name]
+                )
             elif scale == "none":
-                self[name] = Numbers(median=median, scale=scale, error=error)
+                self[name] = Numbers(median=median, scale=scale, error=error, range=ranges[name])
         powers = {name: order_statistics[name] for name in names if question.scale.get(name) == "power"}
         for name, (exponent, step, moments) in _powers(ask, question, pooled, powers).items():
             values, error = powers[name]
-            self[name] = _scores(float(values[0]), moments, max(step, error), scale="power", exponent=exponent)
+            about: dict[str, Any] = {"scale": "power", "exponent": exponent, "range": ranges[name]}
+            self[name] = _scores(float(values[len(values) // 2]), moments, max(step, error), **about)
         for name in [name for name in self if ": " in name and name not in question.kinds]:
             if not name.endswith(": days") and self[name].deviation == 1.0 and not pooled[name].scatter[0]:
                 del self[name]  # a part of the date that is the same in all rows, such as the hour
@@ -412,9 +425,9 @@ def quantiles(
 ) -> dict[str, tuple[Floats, float]]:  # fmt: skip
     """Return quantiles of each column, and the most by which they may be off, from counts below thresholds.
 
-    Every number is within sqrt(n - 1) deviations of the mean (Samuelson 1968), and the median within one.  Each
-    question divides the interval of an order statistic, until it has the stated width; of the numbers in there the one
-    with the fewest digits is taken, so that columns with few digits have exact quantiles.
+    Order statistics lie within a number of deviations of the mean that their rank allows (Wolkowicz, Styan 1979), the
+    median within one.  Each question divides the interval of an order statistic, until it has the stated width; of the
+    numbers in there the one with the fewest digits is taken, so that columns with few digits have exact quantiles.
 
     Args:
         count: asks all clients for their counts of numbers that are at most thresholds, by column.
@@ -424,10 +437,14 @@ def quantiles(
     intervals: dict[str, _Intervals] = {}
     for name, shares in levels.items():
         intervals[name] = _Intervals(moments[name], shares)
-    # 2 * 101 * 8 thresholds stay within the 2048 of a question; one median may have more parts and so fewer questions
-    parts = 8 if any(len(shares) > 1 for shares in levels.values()) else 32
-    for _ in range(math.ceil(math.log(1 / _RESOLUTION, parts)) if intervals else 0):
-        limits = {name: interval.thresholds(parts) for name, interval in intervals.items()}
+    # 2 * 101 * 8 thresholds stay within the 2048 of a question; a few levels may have more parts and so fewer questions
+    parts = 8 if any(len(shares) == len(LEVELS) for shares in levels.values()) else 32
+    steps = math.ceil(math.log(1 / _RESOLUTION, parts))
+    for step in range(steps + _FURTHER):
+        asked = {name: interval for name, interval in intervals.items() if step < steps or interval.is_open}
+        if not asked:
+            break
+        limits = {name: interval.thresholds(parts) for name, interval in asked.items()}
         try:
             answers = count({name: thresholds.ravel().tolist() for name, thresholds in limits.items()})
         except Unanswered as error:
@@ -435,7 +452,7 @@ def quantiles(
             if parts == 8:
                 raise SettingError(f"ranks need counts of each client: {error}") from None
             break  # the middle of an interval, whose ends are known
-        for name, interval in intervals.items():
+        for name, interval in asked.items():
             counts = np.sum([held.counts[name] for held in answers], axis=0)
             interval.narrow(limits[name], counts.reshape(limits[name].shape))
     return {name: interval.values() for name, interval in intervals.items()}
@@ -444,26 +461,32 @@ def quantiles(
 class _Intervals:
     """Intervals that hold the two order statistics around each quantile of a column.
 
-    Of several quantiles, these are of the column with gaps filled in: its median lies in the middle as often as there
+    Of ranks, these are of the column with gaps filled in: its median lies in the middle as often as there
     are gaps.
     """
 
     def __init__(self, moments: Moments, shares: Floats) -> None:
         rows, mean = int(moments.present[0]), float(moments.mean[0])
-        gaps = int(moments.missing[0]) if len(shares) > 1 else 0
+        gaps = int(moments.missing[0]) if len(shares) == len(LEVELS) else 0
         deviation = math.sqrt(float(moments.scatter[0]) / rows) if rows else 0.0
-        reach = deviation * (1.0 if len(shares) == 1 else math.sqrt(max(rows - 1, 1)))
-        # a little more, for what rounding takes away
-        reach = reach * (1 + 1e-9) + abs(mean) * 1e-12
         places = max(rows + gaps - 1, 0) * shares
         self._part = places - np.floor(places)
         ranks, half = np.stack([np.floor(places), np.ceil(places)]).astype(np.int64), (rows + 1) // 2
         self._filled = (ranks >= half) & (ranks < half + gaps)
         middle = np.array([[(rows - 1) // 2], [rows // 2]])
         self._ranks = np.where(ranks < half, ranks, np.where(self._filled, middle, ranks - gaps))
-        self._low = np.full(self._ranks.shape, mean - reach)
-        self._high = np.full(self._ranks.shape, mean + reach)
+        after = np.maximum(rows - self._ranks, 1)  # numbers that are at least as large
+        reach = deviation * np.sqrt(np.maximum(np.maximum((after - 1) / (self._ranks + 1), self._ranks / after), 1.0))
+        # a little more, for what rounding takes away
+        reach = reach * (1 + 1e-9) + abs(mean) * 1e-12
+        self._low, self._high = mean - reach, mean + reach
         self._narrowed = False
+
+    @property
+    def is_open(self) -> bool:
+        """True if several quantiles are not told apart, as where one huge number makes the interval of all."""
+        values, error = self.values()
+        return 1 < len(values) < len(LEVELS) and not error < values[-1] - values[0]
 
     def thresholds(self, parts: int) -> Floats:
         """Return what divides each interval into equal parts, with its end [2, quantiles, parts]."""
@@ -523,7 +546,8 @@ def _powers(
         exponents = {name: np.linspace(*span, _EXPONENTS).tolist() for name, span in spans.items()}
         answers = ask(PowersQuestion(gaps=question.gaps, exponents=exponents))
         for name, tried in exponents.items():
-            gaps, filler = int(pooled[name].missing[0]), np.array([float(medians[name][0][0])])
+            values = medians[name][0]
+            gaps, filler = int(pooled[name].missing[0]), np.array([float(values[len(values) // 2])])
             logarithms = sum(held.logarithms[name] for held in answers) + gaps * signed_logarithms(filler)
             # a constant column has no likelihood, and keeps the exponent 0
             best = (-math.inf, 0.0, pooled[name])

@@ -40,6 +40,7 @@ from piebald.data.preparation.columns import (
     truths_of,
     units_of,
 )
+from piebald.data.preparation.units import LEVELS
 from piebald.data.preparation.written_forms import OR, Units
 
 if TYPE_CHECKING:
@@ -105,12 +106,17 @@ class ValuesQuestion(_Message):
 
 
 class NumbersAnswer(_Message):
-    """Counts of present and missing numbers, and the mean and squared deviations of those that are present."""
+    """Counts of present and missing numbers, and the mean and squared deviations of those that are present.
+
+    Attributes:
+        quantiles: those of `units.LEVELS`, which are values of single rows, and which no site tells.
+    """
 
     present: Count
     missing: Count
     mean: Finite
     scatter: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    quantiles: Annotated[list[Finite], Field(max_length=len(LEVELS))] = []
 
     @property
     def moments(self) -> Moments:
@@ -273,14 +279,17 @@ def answer(
         return CountsAnswer(counts={name: below.tolist() for name, below in counts.items()})
     least_rows = max(question.least_rows, 1 if rules is None else rules.least_rows)
     moments: dict[str, list[Moments]] = {}
+    spreads: dict[str, list[NDArray[np.float64]]] = {}
     for columns in parsed:
         for name, values in columns.items():
+            if rules is None and (present := values[~np.isnan(values)]).size:
+                spreads.setdefault(name, []).append(np.quantile(present, LEVELS))
             logged = _logged(name, values, question.scale)
             moments.setdefault(name, []).append(Moments.of(logged[:, None]))
             if rules is not None:
                 check_moments(logged, rules)
     return ValuesAnswer(
-        numbers={name: _told(merged(parts), rules) for name, parts in moments.items()},
+        numbers={name: _told(merged(parts), rules, spreads.get(name, ())) for name, parts in moments.items()},
         categories={
             name: _categories(frame, name, question.gaps, least_rows)
             for name, kind in question.kinds.items()
@@ -387,7 +396,8 @@ def _moments(values: Floats, rules: Disclosure | None) -> NumbersAnswer:
     return _told(merged(Moments.of(values[rows, None]) for rows in blocks(len(values), _ROWS)), rules)
 
 
-def _told(moments: Moments, rules: Disclosure | None) -> NumbersAnswer:
+def _told(moments: Moments, rules: Disclosure | None, spreads: Sequence[Floats] = ()) -> NumbersAnswer:
+    """Return what is told of a column, with the middle of the quantiles of blocks of its rows."""
     present, missing = int(moments.present[0]), int(moments.missing[0])
     # a few gaps are told as numbers like all others: their count would be about few rows
     if rules is not None and missing < rules.least_rows <= present:
@@ -395,8 +405,9 @@ def _told(moments: Moments, rules: Disclosure | None) -> NumbersAnswer:
     elif rules is not None:
         rules.check_counts(np.array([present, missing]))
     return NumbersAnswer(
-        present=present, missing=missing, mean=float(moments.mean[0]), scatter=float(moments.scatter[0])
-    )
+        present=present, missing=missing, mean=float(moments.mean[0]), scatter=float(moments.scatter[0]),
+        quantiles=np.median(spreads, axis=0).tolist() if len(spreads) else [],
+    )  # fmt: skip
 
 
 def _categories(frame: pd.DataFrame | CodedRows, name: str, gaps: list[str], least_rows: int) -> CategoriesAnswer:

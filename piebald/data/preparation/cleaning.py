@@ -107,8 +107,13 @@ class Cleaning(Rules):
     @property
     def digest(self) -> str:
         """What names the version: the same for the same rules, in whatever order they are written."""
+        return self.sha256[:12]
+
+    @property
+    def sha256(self) -> str:
+        """The whole digest, for those whom others must not deceive."""
         text = json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def as_written(self) -> frozenset[str]:

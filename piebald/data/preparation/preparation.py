@@ -457,17 +457,23 @@ def _outside(column: NumericColumn, frame: pd.DataFrame, gaps: Sequence[str]) ->
     """Yield a sentence where numbers of a column lie far outside of those of training rows."""
     learnt, numbers = column.values, numbers_of(frame[column.name], gaps)
     # the means of logarithms and powers are those of other numbers
-    if learnt.scale != "standard" or not np.isfinite(numbers).any():
+    if (learnt.scale != "standard" and not learnt.range) or not np.isfinite(numbers).any():
         return
     usual = Spread(len(numbers) + FEWEST, learnt.mean, learnt.deviation)
+    known = f"mean {usual.mean:.4g}, deviation {usual.deviation:.4g}"
+    if learnt.range:
+        low, high = learnt.range
+        known = f"nine tenths of them from {low:.4g} to {high:.4g}"
+        deviation = learnt.deviation if learnt.scale == "standard" else math.inf
+        usual = usual._replace(deviation=deviation, quantiles=(low, learnt.median, high))
     far, words = unlike_training(numbers, usual, column.name)
     if far.any():
         # per cents are read as shares of 1, so numbers without the sign are 100 times as large
         words = f"{words[:-1]}, or without %?" if words and column.unit == PERCENT else words
+        row = row_number(frame, int(np.argmax(far)))
         yield (
-            f"column {shown(column.name, 40)} has numbers outside of those of training rows (mean {usual.mean:.4g}, "
-            f"deviation {usual.deviation:.4g}) in {int(far.sum())} of {len(numbers)} rows, such as "
-            f"{numbers[far][0]:.6g} in row {row_number(frame, int(np.argmax(far)))}{words}"
+            f"column {shown(column.name, 40)} has numbers outside of those of training rows ({known}) in "
+            f"{int(far.sum())} of {len(numbers)} rows, such as {numbers[far][0]:.6g} in row {row}{words}"
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,35 +18,79 @@ from piebald.core.errors import shown
 from piebald.core.moments import Moments
 
 FEWEST = 5  # numbers whose mean and deviation tell something
+LEVELS = (0.05, 0.5, 0.95)  # of the quantiles by which numbers are compared
+_NORMAL = 1.6448536269514722  # deviations of a normal distribution that have these levels around them
 _FAR, _FARTHEST = 4.0, 10.0  # deviations from the mean: of numbers in another known unit, and of any
+_BENT = 3.0  # times the deviation that the quantiles of normal numbers have
 _LARGE = 5.0  # factor that unlike sites hardly have in mean and deviation alike
 _UNKNOWN = 10.0  # factor from which on another unit is supposed without a known one
 _NEAR, _ALIKE = math.log(1.12), math.log(1.7)  # of ratios of sizes and of deviations to those of a unit
 
 
 class Spread(NamedTuple):
-    """How many numbers there are, their mean, and their deviation."""
+    """How many numbers there are, and where they lie.
+
+    Attributes:
+        rows: how many.
+        mean, deviation: of all, which a single huge one may decide.
+        quantiles: those of 5, 50 and 95 per cent, which it may not; None where they are not known.
+    """
 
     rows: int
     mean: float
     deviation: float
+    quantiles: tuple[float, float, float] | None = None
 
     @classmethod
-    def of_moments(cls, moments: Moments) -> Spread:
-        """Return that of the first column of moments."""
+    def of_moments(cls, moments: Moments, quantiles: Sequence[float] = ()) -> Spread:
+        """Return that of the first column of moments, with its quantiles where there are any."""
         rows = int(moments.present[0])
-        return cls(rows, float(moments.mean[0]), math.sqrt(float(moments.scatter[0]) / max(rows, 1)))
+        low, middle, high = quantiles or (math.nan,) * 3
+        deviation = math.sqrt(float(moments.scatter[0]) / max(rows, 1))
+        return cls(rows, float(moments.mean[0]), deviation, (low, middle, high) if quantiles else None)
 
     @classmethod
     def of(cls, numbers: NDArray[np.float64]) -> Spread:
         """Return that of numbers [n], without gaps."""
         present = numbers[np.isfinite(numbers)]
-        return cls(len(present), float(present.mean()), float(present.std())) if len(present) else cls(0, 0.0, 0.0)
+        if not len(present):
+            return cls(0, 0.0, 0.0)
+        low, middle, high = np.quantile(present, LEVELS).tolist()
+        return cls(len(present), float(present.mean()), float(present.std()), (low, middle, high))
+
+    @property
+    def robust(self) -> Spread:
+        """The same with the median and the deviation of normal numbers that have these quantiles, where they differ."""
+        if self.quantiles is None or not self.quantiles[0] < self.quantiles[2]:
+            return self._replace(quantiles=None)
+        low, middle, high = self.quantiles
+        return self._replace(mean=middle, deviation=(high - low) / (2 * _NORMAL))
+
+    @property
+    def is_bent(self) -> bool:
+        """True if a few numbers, far from the others, make most of the deviation."""
+        return self.quantiles is not None and self.deviation > _BENT * self.robust.deviation
 
     @property
     def size(self) -> float:
         """The root mean square."""
         return math.hypot(self.mean, self.deviation)
+
+    def scores(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return how many deviations numbers [n] are from the middle, on each side by its own quantile."""
+        usual = self.robust
+        below = above = usual.deviation
+        if usual.quantiles is not None:  # a skewed column reaches farther on one side
+            below, above = ((usual.mean - usual.quantiles[0]) / _NORMAL or below,
+                            (usual.quantiles[2] - usual.mean) / _NORMAL or above)  # fmt: skip
+        return np.abs(numbers - usual.mean) / np.where(numbers < usual.mean, below, above)
+
+
+def _alike(own: Spread, usual: Spread) -> tuple[Spread, Spread]:
+    """Return both by quantiles where one is bent and both have some that differ, else by moments, which vary less."""
+    pair = own.robust, usual.robust
+    bent = (own.is_bent or usual.is_bent) and all(spread.quantiles is not None for spread in pair)
+    return pair if bent else (own._replace(quantiles=None), usual._replace(quantiles=None))
 
 
 class Conversion(NamedTuple):
@@ -106,6 +150,7 @@ def conversion_of(own: Spread, usual: Spread, name: str) -> Conversion | None:
         usual: of the others.
         name: the column.
     """
+    own, usual = _alike(own, usual)
     if min(own.deviation, usual.deviation, own.size, usual.size) <= 0:
         return None
     best: tuple[float, Conversion] | None = None
@@ -135,6 +180,7 @@ def other_unit(own: Spread, usual: Spread, name: str, whose: str) -> str | None:
         own, usual, name: see `conversion_of`.
         whose: the others', such as "those of training rows".
     """
+    own, usual = _alike(own, usual)
     if min(own.rows, usual.rows) < FEWEST or min(own.size, usual.size) <= 0:
         return None
     ratio = own.size / usual.size
@@ -168,7 +214,9 @@ def units_at_sites(spreads: Mapping[str, Mapping[str, Spread]]) -> Iterator[str]
 
 def _in_the_middle(spreads: Collection[Spread]) -> Spread:
     """Return the one that stands for most of them, however far the others are off."""
-    return sorted(spreads, key=lambda spread: spread.size)[(len(spreads) - 1) // 2]
+    return sorted(spreads, key=lambda spread: (spread.robust if spread.is_bent else spread).size)[
+        (len(spreads) - 1) // 2
+    ]
 
 
 def odd_units(spreads: Mapping[str, Spread], name: str) -> Iterator[tuple[str, Conversion]]:
@@ -195,7 +243,7 @@ def unlike_training(numbers: NDArray[np.float64], usual: Spread, name: str) -> t
     """
     if (words := other_unit(Spread.of(numbers), usual, name, "those of training rows")) is not None:
         return np.isfinite(numbers), f": {words}"
-    scores = np.abs(numbers - usual.mean) / usual.deviation
+    scores, usual = usual.scores(numbers), usual.robust if usual.is_bent else usual
     # marks of rare things are far from their mean by nature
     far = (scores > _FAR) & ~np.isin(numbers, (0, 1))
     known = min(filter(lambda conversion: _fits(conversion, name), CONVERSIONS), default=None,

@@ -406,7 +406,7 @@ SITE_TOML = """\
 # secure_aggregation = 3        # updates leave only inside secure aggregation of at least this many clients
 # accept = ["fedavg", "ask"]    # the recipes that this site takes part in; others are refused, or wait for approval
 # accept_split = false          # runs whose terms say how rows are divided are refused; true takes part beside noise
-# accept_cleaning = false       # runs whose terms have rules of cleaning are refused; true takes part beside noise
+# accept_cleaning = false       # runs with rules of cleaning are refused; true takes part beside noise; or a digest
 # carry = false                 # runs that go on from an earlier one begin without the private layers kept here
 """
 

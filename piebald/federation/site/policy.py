@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from piebald.contracts import Hiding, Personalizes, Query, Split, SumDemands, Task
 from piebald.core.errors import unknown
 from piebald.core.parameters import matching
+from piebald.data.preparation.cleaning import Cleaning
 from piebald.federation.credentials.slots import MOST
 from piebald.federation.site.work_limits import WorkLimits
 from piebald.methods.catalog.registry import find, unknown_recipe
@@ -126,8 +127,9 @@ class Policy(BaseModel):
             their arguments.  Not set: all.
         accept_split: whether the run's [split] may say how this site's rows are divided.  Not set: where nothing
             protects, since rows that one run trains on could be those that another one scores.
-        accept_cleaning: whether the run's [prepare] may have rules of cleaning.  Not set: where nothing protects, since
-            whether a value can be read, and how many rows are left, may tell of a single row that the rules name.
+        accept_cleaning: whether the run's [prepare] may have rules of cleaning; or the digest of those that it must
+            have, at least 12 of its digits.  Not set: where nothing protects, since whether a value can be read, and
+            how many rows are left, may tell of a single row that the rules name.
         carry: whether a run may go on with the private layers and the state that this site kept of an earlier run.
 
     Examples:
@@ -162,7 +164,7 @@ class Policy(BaseModel):
     jobs: Jobs = Jobs()
     accept: Annotated[list[str], BeforeValidator(lambda names: [ASK] if names == ASK else names)] | None = None
     accept_split: bool | None = None
-    accept_cleaning: bool | None = None
+    accept_cleaning: bool | Annotated[str, Field(pattern="^[0-9a-f]{12,64}$")] | None = None
     carry: bool = True
 
     @model_validator(mode="before")
@@ -284,12 +286,24 @@ class Policy(BaseModel):
             "takes part if its policy says accept_split = true, or if the terms have no [split]"
         )
 
-    def cleaning_reject_reason(self, protects: bool) -> str | None:
+    def cleaning_reject_reason(self, protects: bool, rules: Cleaning | None) -> str | None:
         """Return the reason why a run's rules of cleaning are not applied, or None.
 
         Args:
             protects: whether the run hides rows or updates.
+            rules: those of the run, None where it has none.
         """
+        rules = None if rules is None or rules.is_empty else rules
+        if isinstance(self.accept_cleaning, str) and (
+            rules is None or not rules.sha256.startswith(self.accept_cleaning)
+        ):
+            has = "none" if rules is None else f"those of the digest {rules.sha256}"
+            return (
+                f"this site's rows are cleaned by the rules {self.accept_cleaning} and by no others, and the run has "
+                f"{has}: look at its [prepare], and write its digest in accept_cleaning of [policy] if you agree"
+            )
+        if rules is None:
+            return None
         if self.accept_cleaning is False:
             return "this site cleans its rows itself, and takes part in no run whose terms have rules of cleaning"
         if self.accept_cleaning or not (protects or self.demanded):

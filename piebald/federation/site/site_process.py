@@ -160,8 +160,8 @@ class SiteWork:
             reason := _name_reason(terms, settings, author, terms.clients[number])
         ):
             raise SettingError(reason)
-        cleans = isinstance(settings.prepare, PrepareSettings) and settings.prepare.cleaning is not None
-        if cleans and (reason := self.settings.policy.cleaning_reject_reason(terms.protects)):
+        rules = settings.prepare.cleaning if isinstance(settings.prepare, PrepareSettings) else None
+        if reason := self.settings.policy.cleaning_reject_reason(terms.protects, rules):
             raise SettingError(reason)  # before rows are read
         clients, objective = self._rows_and_objective(terms, settings, number)
         terms.check_public(rows_digest(clients.public_rows))
