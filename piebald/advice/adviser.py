@@ -237,7 +237,7 @@ def advise(
         refit = Refit(runs, folder, answer_budget, spent, say)
         is_dear = save_traffic or limit.unit == "bytes"
         left_out, kept_folder = {**unusable, **failed}, None if out is None else folder
-        advice, chosen = _answer(raced, runs, left_out, spent, seeds, kept_folder, settings, folder, is_dear, refit)
+        advice, chosen = _answer(raced, runs, left_out, seeds, kept_folder, settings, folder, is_dear, refit)
         if more_data:
             gains_of_more, cost = train_with_parts(chosen, runs, folder, limit, advice.spent, say)
             advice = replace(advice, more=gains_of_more, spent=advice.spent + cost)
@@ -326,7 +326,6 @@ def _answer(
     raced: Sequence[Runner],
     runs: TrialRuns,
     unusable: Mapping[str, str],
-    spent: Cost,
     seeds: Sequence[int],
     kept_folder: Path | None,
     settings: Mapping[str, Any] | None,
@@ -344,7 +343,7 @@ def _answer(
     for number, runner in enumerate(finished):
         if runner.recipe.name == ALONE:
             finished[number], cost = _stopped_early(runner, runs, folder)
-            spent += cost
+            refit.spent += cost
     by_label = {runner.label: runner for runner in finished}
     alone, together = (next((x for x in finished if x.entrant.recipe.name == name), None) for name in (ALONE, TOGETHER))
     label_alone = None if alone is None else alone.label
@@ -397,7 +396,7 @@ def _answer(
         tried=_tried([by_label.get(runner.label, runner) for runner in runners], best, runs),
         curve=_curve(chosen),
         cost=chosen.run or Cost(),
-        spent=spent + refit.cost,
+        spent=refit.spent + refit.cost,
         tested=tested,
         clients=client_gains(tested, chosen.label, label_alone, runs),
         unusable=unusable,

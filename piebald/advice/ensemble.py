@@ -185,11 +185,12 @@ class Refit:
         say: takes a line for each event.
 
     Attributes:
+        spent: by all other runs so far.
         cost: of what was trained.
     """
 
     def __init__(self, runs: TrialRuns, folder: Path, budget: Budget, spent: Cost, say: Callable[[str], None]) -> None:
-        self._folder, self._budget, self._spent, self._say = folder / "all-rows", budget, spent, say
+        self._folder, self._budget, self.spent, self._say = folder / "all-rows", budget, spent, say
         self.cost = Cost()
         try:
             self._runs: TrialRuns | None = runs.on_all_rows()
@@ -201,7 +202,7 @@ class Refit:
         runner, runs = member.runner, self._runs
         folder = self._folder / folder_name(runner.name)
         # what an interrupted search has begun is finished: its cost was already spent
-        if runs is None or not (folder.exists() or self._budget.has_room(self._spent + self.cost, runs.rungs[-1])):
+        if runs is None or not (folder.exists() or self._budget.has_room(self.spent + self.cost, runs.rungs[-1])):
             return None
         try:
             run = runs.train(runner.recipe, folder, runner.label, runner.last.seeds[0], runs.rungs[-1])

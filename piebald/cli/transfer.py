@@ -37,6 +37,9 @@ def transfer(
     kind: Annotated[
         list[str] | None, typer.Option(help="How each column is written alike: exact, text, date or phone.")
     ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Simulate with so many seeds, each with other held-out rows, and compare.")
+    ] = 1,
     check: Annotated[bool, typer.Option("--check", help="Check settings and tables, meet nobody, and end.")] = False,
 ) -> None:
     """Train two parties that have different features of partly the same people, under encryption."""
@@ -45,6 +48,8 @@ def transfer(
     app.end_on_term()
     if party not in (None, "source", "target"):
         raise SettingError(f"--party must be source or target, got {party!r}")
+    if seeds > 1 and party is not None:
+        raise SettingError(f"--seeds repeats a simulation of both parties, and --party {party} runs one: leave one out")
     roles: list[Any] = ["source", "target"] if party is None else [party]
     if bool(data) != bool(key) or (data and len(data) != len(roles)):
         need = "one table each of source and target" if party is None else "one table"
@@ -64,6 +69,11 @@ def transfer(
 
         settings = named(settings, roles, key, kinds, folder, _caution)
     with _watching(settings, folder, party is None, options) as watch:
+        if seeds > 1:
+            together = vertical.compare(settings, range(settings.seed, settings.seed + seeds), folder, watch, _caution)
+            if options.as_json:
+                return app.print_json(together.plain())
+            return None if options.quiet else app.print_table(together.table())
         if party is None:
             result = vertical.run(settings, out=folder, watch=watch, tell=_caution)
         else:

@@ -87,6 +87,7 @@ class Scores:
         errors: by seed and client the standard error of the value for other rows, where single rows are not known.
         moments: by seed and client what is told of single rows that are not known.
         counted: whether each value is the share of rows that are right, so that its noise follows from `sizes`.
+        redrawn: whether each seed has drawn its rows anew: then no row of one seed is paired with one of another.
 
     Raises:
         SettingError: shapes do not fit, names repeat, or a value is infinite.
@@ -106,6 +107,7 @@ class Scores:
     errors: Mapping[tuple[int, str], float] = field(default_factory=dict)
     moments: Mapping[tuple[int, str], RowMoments] = field(default_factory=dict)
     counted: bool = False
+    redrawn: bool = False
 
     def __post_init__(self) -> None:
         try:

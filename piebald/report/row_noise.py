@@ -155,7 +155,8 @@ def _of_client(a: Scores, b: Scores, seeds: list[int], name: str, mean: float) -
     gaps = [x - y for x, y in pairs if x is not None and y is not None and len(x) == len(y)]
     if len(gaps) == len(pairs):
         # of the same rows the mean over seeds is what varies; of others no less than their mean variance
-        tables = [np.mean(gaps, axis=0)] if len({len(gap) for gap in gaps}) == 1 else gaps
+        same = len({len(gap) for gap in gaps}) == 1 and not a.redrawn
+        tables = [np.mean(gaps, axis=0)] if same else gaps
         rows, disagreement = min(map(len, tables)), float(np.mean([(gap**2).mean() for gap in tables]))
         covariance = np.cov(gaps) / rows if len(tables) < len(gaps) and rows > 1 else np.zeros((1, 1))
         variance = float(np.mean([_variance(gap, mean) for gap in tables]))

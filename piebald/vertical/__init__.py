@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from piebald.vertical.party_data import PartyHolding as PartyHolding
     from piebald.vertical.prediction import TransferPredictor as TransferPredictor
     from piebald.vertical.prediction import predict as predict
+    from piebald.vertical.transfer_results import TransferComparison as TransferComparison
     from piebald.vertical.transfer_results import TransferResult as TransferResult
     from piebald.vertical.transfer_results import result as result
+    from piebald.vertical.transfer_runs import compare as compare
     from piebald.vertical.transfer_runs import resume as resume
     from piebald.vertical.transfer_runs import run as run
     from piebald.vertical.transfer_runs import run_party as run_party

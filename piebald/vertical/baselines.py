@@ -80,13 +80,25 @@ def scored(found: Mapping[str, Tensor], labels: Tensor, version: int) -> list[di
     ]  # fmt: skip
 
 
-def verdict_of(rows: Sequence[Mapping[str, Any]], seed: int) -> ScoreVerdict | None:
-    """Return the verdict on the transfer and its baselines, from rows of the table `row_score`; None without any."""
-    tables = dict[str, Scores]()
-    for row in rows:
-        values = unpacked_values(row["row_values"])
-        value, of_rows = np.array([[row["value"]]]), {(seed, "target"): values}
-        tables[row["model"]] = Scores(value, ["target"], [seed], sizes=[len(values)], rows=of_rows)
+def tables_of(judged: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, Scores]:
+    """Return the scores of each model that all runs have, by its name.
+
+    Args:
+        judged: rows of the table `row_score` of each run, by its seed, which has drawn the held-out rows.
+    """
+    cells = {(row["model"], seed): row for seed, rows in judged.items() for row in rows}
+    names = [name for name in dict.fromkeys(name for name, _ in cells) if all((name, x) in cells for x in judged)]
+    tables = {}
+    for name in names:
+        of_rows = {(seed, "target"): unpacked_values(cells[name, seed]["row_values"]) for seed in judged}
+        values = np.array([[cells[name, seed]["value"]] for seed in judged])
+        sizes = [min(map(len, of_rows.values()))]
+        tables[name] = Scores(values, ["target"], list(judged), sizes=sizes, rows=of_rows, redrawn=True)
+    return tables
+
+
+def verdict_of(tables: Mapping[str, Scores]) -> ScoreVerdict | None:
+    """Return the verdict on the transfer and its baselines, from scores by name; None without any."""
     naive = {name: table for name, table in tables.items() if name == CONSTANT}
     rivals = {name: table for name, table in tables.items() if name not in (CONSTANT, JOINED)}
     alone = OWN if OWN in rivals else None

@@ -18,8 +18,9 @@ from piebald.core.private_files import write_private
 from piebald.core.result_table import ResultTable, Tabular
 from piebald.report.page import markup
 from piebald.report.page.markup import document
+from piebald.report.paired import Scores
 from piebald.storage.schema import explained
-from piebald.vertical.baselines import TRANSFER, verdict_of
+from piebald.vertical.baselines import JOINED, METRIC, TRANSFER, tables_of, verdict_of
 from piebald.vertical.disclosure_ledger import DisclosureLedger
 from piebald.vertical.party import Party
 from piebald.vertical.party_store import PartyStore, opened, read_settings, read_steps
@@ -118,6 +119,42 @@ class TransferResult(Tabular):
         return asdict(self) | {"folder": None if self.folder is None else str(self.folder)}
 
 
+@checked_class
+@dataclass(frozen=True, slots=True)
+class TransferComparison(Tabular):
+    """A simulated transfer with several seeds, each with other held-out rows and other co-occurring ones.
+
+    Attributes:
+        results: of the runs, in the order of their seeds.
+        scores: AUC of the transfer, and of what it must beat, under each seed, by name.
+        verdict: whether the transfer pays beside them, in a sentence; "" without labels of held-out rows.
+        folder: the folder of the runs, if there is one.
+    """
+
+    results: Sequence[TransferResult]
+    scores: dict[str, Scores]
+    verdict: str
+    folder: Path | None
+
+    def table(self) -> ResultTable:
+        """Return the mean AUC of each model over seeds, and its mean difference to the transfer's."""
+        ours = self.scores[TRANSFER].values if TRANSFER in self.scores else np.zeros((1, 1))
+        rows = [
+            {"model": name, METRIC: float(table.values.mean()), "least": float(table.values.min()),
+             "largest": float(table.values.max()), "minus the transfer": float((table.values - ours).mean())}
+            for name, table in sorted(self.scores.items(), key=lambda item: -item[1].values.mean())
+        ]  # fmt: skip
+        notes = [f"{JOINED} is what no transfer is expected to reach"] if JOINED in self.scores else []
+        return ResultTable(rows, title=f"AUC over {len(self.results)} seeds", notes=[*notes, self.verdict])
+
+    def plain(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        values = {name: table.values[:, 0].tolist() for name, table in self.scores.items()}
+        seeds = [list(table.seeds) for table in self.scores.values()][:1]
+        return {"auc": values, "seeds": seeds[0] if seeds else [], "verdict": self.verdict,
+                "folder": None if self.folder is None else str(self.folder)}  # fmt: skip
+
+
 @checked
 def result(folder: PathLike) -> TransferResult:
     """Return the result of a finished run, from both parties' folders."""
@@ -162,7 +199,7 @@ def result_of(settings: TransferSettings, stores: Mapping[Role, PartyStore], fol
         statements = [settings.method.statement(one, count) for one, count in sorted(releases.items())]
         scored = {row["metric"]: row["value"] for row in stores[role].rows("score")}
         judged = stores[role].rows("row_score")
-        verdict = verdict_of(judged, settings.seed)
+        verdict = verdict_of(tables_of({settings.seed: judged}))
         finished = TransferResult(
             score=TransferScore(**scored) if scored else None,
             first=watched[0]["losses"] if watched else {},

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from piebald.core.arguments import PathLike, checked
+from piebald.core.arguments import PathLike, Seeds, checked
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.core.plain_text import csv_text
 from piebald.core.private_files import write_private
@@ -32,7 +32,7 @@ from piebald.vertical.party_store import SCORES, PartyStore, read_settings, writ
 from piebald.vertical.prediction import predict
 from piebald.vertical.protocol import ROLES, PartySession, Role
 from piebald.vertical.transfer_methods import Ftl, Method, Smmd
-from piebald.vertical.transfer_results import TransferResult, result_of, score_rows
+from piebald.vertical.transfer_results import TransferComparison, TransferResult, result_of, score_rows
 from piebald.vertical.transfer_settings import TransferSettings
 
 Watcher = Callable[[dict[str, Any]], None]
@@ -65,9 +65,24 @@ def run(
         SettingError: the settings cannot work.
         RuntimeFault: one party ended, or is gone; with a run folder, `resume` continues the run.
     """
+    return _trained(_simulated(settings), holdings, None if out is None else Path(out), watch, tell)[0]
+
+
+def _simulated(settings: TransferSettings) -> TransferSettings:
+    """Return settings of a simulation; those of one party of two processes are refused."""
     if settings.runtime.credentials is not None:
         raise SettingError("credentials belong to one party: choose it with --party source or --party target")
-    folder = None if out is None else Path(out)
+    return settings
+
+
+def _trained(
+    settings: TransferSettings,
+    holdings: Mapping[Role, PartyHolding] | None,
+    folder: Path | None,
+    watch: Watcher | None,
+    tell: Teller,
+) -> tuple[TransferResult, list[dict[str, Any]]]:
+    """Return the result of a simulation, and the scores of its models with those of single rows."""
     if folder is not None:
         write_settings(folder, settings)
     holdings = holdings or _load(settings, ROLES)
@@ -76,7 +91,41 @@ def run(
         stores: dict[Role, PartyStore] = {role: opened.enter_context(PartyStore.of(folder, role)) for role in ROLES}
         target = _two_threads(settings, holdings, stores, watch)
         _compare(target, {role: holdings[role] for role in ROLES}, stores["target"])
-        return result_of(settings, stores, folder)
+        return result_of(settings, stores, folder), stores["target"].rows("row_score")
+
+
+@checked
+def compare(
+    settings: TransferSettings,
+    seeds: Seeds = (0, 1, 2),
+    out: PathLike | None = None,
+    watch: Watcher | None = None,
+    tell: Teller = warn,
+) -> TransferComparison:
+    """Simulate a transfer with several seeds, each with other held-out rows, and say over all of them whether it pays.
+
+    One run says nothing of another split of the same people; from three seeds on the verdict holds for others.
+
+    Args:
+        settings: settings of the transfer, in which the seed is replaced.
+        seeds: of the runs; they must differ.
+        out: a folder for the run folders; finished runs in it are not repeated, interrupted ones are continued.
+        watch, tell: see `run`, for each run.
+
+    Raises:
+        SettingError: the settings cannot work, or belong to one party of two processes.
+    """
+    folder = None if out is None else Path(out)
+    results, judged = [], {}
+    for seed in seeds:
+        place = None if folder is None else folder / f"seed-{seed}"
+        again = settings.model_copy(update={"seed": seed, "out": None})
+        one, judged[seed] = _trained(_simulated(again), None, place, watch, tell)
+        results.append(one)
+    tables = baselines.tables_of(judged)
+    verdict = baselines.verdict_of(tables)
+    said = "" if verdict is None else f"{verdict.sentence()}. {verdict.meaning()}"
+    return TransferComparison(results, tables, said, folder)
 
 
 @checked
@@ -248,7 +297,9 @@ def _finish(party: Party, store: PartyStore) -> None:
 
 def _compare(target: Party, data: Mapping[Role, PartyHolding], store: PartyStore) -> None:
     """Record what the transfer must beat: models of the data at hand, and in a simulation runs without alignment."""
-    if not len(labels := target.data.test_y):
+    judged = store.rows("row_score")
+    # those of a run that was finished before are not trained again
+    if not len(labels := target.data.test_y) or any(row["version"] == target.done for row in judged):
         return
     found = {baselines.TRANSFER: target.predict(target.data.test)} | baselines.plain_models(data)
     others = target.settings.runtime.compare and len(data) == len(ROLES)

@@ -169,6 +169,24 @@ def test_seeds_on_the_same_rows_are_averaged_before_rows_vary() -> None:
     assert again.error == pytest.approx(once.error)
 
 
+def test_rows_that_each_seed_draws_anew_are_not_paired_with_those_of_another() -> None:
+    """Draws of one table have rows in common, so that two seeds do not halve the noise: equal methods stay equal."""
+    rng, called = np.random.default_rng(3), {False: 0, True: 0}
+    for _ in range(400):
+        pool = rng.normal(size=90)  # differences of single rows, of which the mean is 0 elsewhere
+        draws = [rng.permutation(pool)[:45] for _ in range(4)]
+        for redrawn in called:
+            ours, theirs = (
+                Scores([[draw.mean() * on] for draw in draws], ["table"], sizes=[45], redrawn=redrawn,
+                       rows={(seed, "table"): on * draw for seed, draw in enumerate(draws)})
+                for on in (1, 0)
+            )  # fmt: skip
+            gap = row_difference(ours, theirs)
+            called[redrawn] += gap is not None and gap.p < 0.05
+    assert called[True] <= 0.05 * 400
+    assert called[False] > 0.05 * 400  # as if the draws had nothing in common
+
+
 def test_a_client_without_rows_or_scores_does_not_count() -> None:
     ours, alone = table([[0.9, 0.5, np.nan]], [50, 0, 50]), table([[0.5, 0.9, 0.1]], [50, 0, 50])
     found = row_difference(ours, alone)

@@ -11,7 +11,19 @@ from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 from piebald import vertical
-from piebald.vertical.baselines import COMMON, CONSTANT, JOINED, OWN, SHARED, TRANSFER, plain_models, scored, verdict_of
+from piebald.core.errors import SettingError
+from piebald.vertical.baselines import (
+    COMMON,
+    CONSTANT,
+    JOINED,
+    OWN,
+    SHARED,
+    TRANSFER,
+    plain_models,
+    scored,
+    tables_of,
+    verdict_of,
+)
 from piebald.vertical.party_data import load, load_files
 from piebald.vertical.party_store import PartyStore
 from piebald.vertical.transfer_runs import run
@@ -69,7 +81,7 @@ def test_the_verdict_is_the_packages_over_rows_and_leaves_the_joined_table_out()
     }
     with PartyStore.of(None, "target") as store:
         store.row_scores(rows)
-        verdict = verdict_of(store.rows("row_score"), seed=0)
+        verdict = verdict_of(tables_of({0: store.rows("row_score")}))
     assert verdict.leader == TRANSFER
     assert verdict.behind == [SHARED]
     assert verdict.beats_naive
@@ -79,7 +91,7 @@ def test_the_verdict_is_the_packages_over_rows_and_leaves_the_joined_table_out()
 
 def test_labels_of_one_kind_alone_say_nothing():
     assert scored({TRANSFER: torch.ones(4)}, torch.ones(4), 1) == []
-    assert verdict_of([], 0) is None
+    assert verdict_of(tables_of({0: []})) is None
 
 
 def test_a_simulation_prints_what_it_is_without_alignment_and_by_ftl(tmp_path):
@@ -93,6 +105,30 @@ def test_a_simulation_prints_what_it_is_without_alignment_and_by_ftl(tmp_path):
     printed = {row["name"]: row["value"] for row in made.table()}
     assert printed[f"AUC of {SHARED}"] == f"{made.baselines[SHARED]:.4f}"
     assert printed["does it pay"] == made.verdict
+
+
+def test_several_seeds_are_so_many_runs_with_one_verdict_and_finished_ones_are_not_trained_again(tmp_path):
+    settings, steps = small(steps=2, watch_every=1, seed=5), []
+    found = vertical.compare(settings, (0, 3), tmp_path / "runs", watch=steps.append)
+    alone = [run(small(steps=2, watch_every=1, seed=seed)) for seed in (0, 3)]
+    for place, one in enumerate(alone):
+        assert found.scores[TRANSFER].values[place, 0] == pytest.approx(one.score.auc, abs=1e-6)
+        assert found.scores[SHARED].values[place, 0] == pytest.approx(one.baselines[SHARED], abs=1e-12)
+    by_name = {row["model"]: row for row in found.table()}
+    assert by_name[SHARED]["minus the transfer"] == pytest.approx(
+        sum(one.baselines[SHARED] - one.score.auc for one in alone) / 2, abs=1e-6
+    )
+    assert (by_name[CONSTANT]["AUC"], found.plain()["seeds"]) == (0.5, [0, 3])
+    count = len(steps)
+    assert count == 4
+    again = vertical.compare(settings, (0, 3), tmp_path / "runs", watch=steps.append)
+    assert (again.verdict, len(steps)) == (found.verdict, count)
+
+
+def test_one_party_alone_is_not_repeated_with_seeds(tmp_path):
+    settings = small(runtime={"credentials": str(tmp_path)})
+    with pytest.raises(SettingError, match="credentials belong to one party"):
+        vertical.compare(settings, (0, 1))
 
 
 def test_a_target_with_labels_of_its_own_is_told_what_these_alone_give(folder):  # noqa: F811
