@@ -168,11 +168,6 @@ class JobProcesses:
         since = max(float(activity.get("since") or 0.0), _seconds(job.entry.started))
         return str(activity.get("state")).startswith(_IDLE) and time.time() - since > job.patience
 
-    def _others_wait(self, job: Job) -> bool:
-        """Return whether another experiment of no less priority waits for its turn."""
-        numbers, least = self._numbers(), job.entry.priority
-        return any(entry.number not in numbers and entry.priority >= least for entry in self._queue.in_turn())
-
     def _numbers(self) -> set[int]:
         return {job.entry.number for job in self._jobs.values()}
 
