@@ -297,11 +297,8 @@ class Predictor:
         agreed = None if raw.preparation is None else raw.preparation.for_client(raw.client)
         text = None if agreed is None else agreed.text
         preparation = None if raw.preparation is None else raw.preparation.model_dump(mode="json")
-        if agreed is not None and agreed.cleaning is not None:
-            _log.warning(
-                "what is exported takes rows that are clean already: the rules %s of [prepare] are not in it",
-                agreed.cleaning.digest,
-            )  # fmt: skip
+        if preparation is not None and agreed is not None and agreed.cleaning is not None:
+            preparation["cleaned"] = agreed.cleaning.as_table(raw.client)
         if preparation is not None and text is not None:
             preparation["columns"][0]["tokenizer"] = TOKENIZER  # which is exported beside it
         features = None if raw.features is None else list(raw.features)

@@ -276,12 +276,14 @@ def test_rows_stay_named_by_what_the_file_holds(tmp_path: Path, caplog: pytest.L
     assert "of berlin: mg/dl -> mmol/l in 40 of 40 rows" in caplog.text
 
 
-def test_an_export_says_that_it_takes_clean_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    clients = piebald.clients_from(raw(), target="ill", prepare=RULES)
+def test_onnx_says_that_it_takes_clean_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("skl2onnx", reason="needs the extra: pip install '.[onnx]'")
+    rows = raw().drop(columns="visit") if "visit" in raw() else raw()
+    clients = piebald.clients_from(rows, target="ill", prepare=RULES)
     inputs = len(clients.preparation.feature_names_out)
     run = piebald.run("fedavg", clients, piebald.models.build_model("logistic", (inputs,), 2), rounds=1)
-    run.predictor().scoring()
-    assert f"takes rows that are clean already: the rules {Cleaning(**RULES).digest} of [prepare]" in caplog.text
+    run.save(tmp_path / "model.onnx")
+    assert "rules of [prepare] are not in it" in caplog.text or "to clean and prepare them" in caplog.text
 
 
 def test_rules_of_thousands_of_sites_cost_one_look() -> None:

@@ -19,7 +19,7 @@ from pydantic import Field, field_validator, model_validator
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.data.preparation.column_models import Fields, Finite, Name
 from piebald.data.preparation.columns import ROWS, factorized, is_numeric, unusable
-from piebald.data.preparation.units import change_of_unit
+from piebald.data.preparation.units import UNIT_NAMES, change_of_unit, unit_called
 from piebald.data.preparation.written_forms import DATE_FORMS, dates_in_form, numbers_with_units
 
 if TYPE_CHECKING:
@@ -133,6 +133,33 @@ class Cleaning(Rules):
     def of_site(self, site: str | None) -> Rules:
         """Return the rules of one site, None for one without a name."""
         return Rules.model_construct(**_merged(self, self.by_site.get(site or "", Rules())))
+
+    def as_table(self, site: str | None) -> dict[str, Any]:
+        """Return one site's rules as plain values for programs without this package, by column.
+
+        Units are resolved: each that can be converted has its factor and offset.
+        """
+        rules, table = self.of_site(site), dict[str, Any]()
+        for name in rules.changed:
+            unit, form = rules.unit.get(name), rules.parse.get(name)
+            changes = dict[str, Any]()
+            if isinstance(unit, UnitChange):
+                changes = {"*": [unit.factor, unit.offset]}
+            elif unit is not None:
+                before, arrow, after = (word.strip() for word in unit.partition(ARROW))
+                before, after = (before, after) if arrow else (after, before)
+                changes = {
+                    own: change for own in UNIT_NAMES if (change := change_of_unit(own, after, name)) is not None
+                }
+                changes |= {unit_called(after): (1.0, 0.0)}
+                changes |= {"": change_of_unit(before, after, name) or (1.0, 0.0)}
+            elif form in NUMBERS:
+                changes = {"*": (1.0, 0.0)}
+            table[name] = {
+                "map": rules.map.get(name, {}), "absent": rules.absent.get(name, []),
+                "form": NUMBERS.get(form or "number", form), "units": changes, "alike": unit is None,
+            }  # fmt: skip
+        return table
 
     def applied(
         self, frame: pd.DataFrame, sites: Sequence[str] | str | None = None, *, every_row: bool = False

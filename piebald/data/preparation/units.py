@@ -271,6 +271,10 @@ _PARTS = (
 )  # fmt: skip
 
 
+# names of units in small letters
+UNIT_NAMES = [*_CALLED, *(name for known in (*CONVERSIONS, *_PARTS) for name in (known.unit, known.usual))]
+
+
 def unit_called(word: str) -> str:
     """Return the name of a unit, of which there are several: "lb" for "lbs", "celsius" for "°C".
 

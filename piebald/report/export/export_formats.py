@@ -149,7 +149,7 @@ def _onnx(exported: Exported, path: Path) -> None:
         check_raw_rows(scoring.preparation)
     except SettingError as error:
         beside = path.with_suffix(".preparation.json")
-        log.warning("%s takes rows as %s says to prepare them: %s", path.name, beside.name, error)
+        log.warning("%s takes rows as %s says to clean and prepare them: %s", path.name, beside.name, error)
         _onnx_of_inputs(exported, path)
         preparation = dict(scoring.preparation)
         if scoring.tokenizer is not None:
@@ -158,6 +158,8 @@ def _onnx(exported: Exported, path: Path) -> None:
             preparation["columns"] = [{**column, "tokenizer": words.name} for column in preparation["columns"]]
         beside.write_text(json.dumps(preparation, indent=1) + "\n", encoding="utf-8")
         return
+    if "cleaned" in scoring.preparation:
+        log.warning("%s takes rows that are clean already: the rules of [prepare] are not in it", path.name)
     import onnx
 
     answering = replace(exported, module=Answering(exported.module, scoring.answers).eval())

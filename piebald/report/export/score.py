@@ -43,6 +43,9 @@ DATE_FORMS = {
 DATE = re.compile(
     r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ](\d{1,2}):(\d{2})(?::(\d{2})(\.\d+)?)?(Z|([+-])(\d{2}):?(\d{2}))?)?"
 )
+NUMBER_WITH_UNIT = re.compile(
+    r"([$€£¥]?)\s*([+-]?[\d.,'\u2019 \u00a0\u202f]*\d(?:[.,]|[eE][+-]?\d+)?)(\s*(?:[%€$£¥°]|[^\W\d])\S*)?"
+)
 DECIMAL_COMMA = re.compile(r"[+-]?\d*,(\d{1,2}|\d{4,})")
 
 
@@ -98,6 +101,9 @@ class Scorer:
         text = next(filter(lambda column: column["kind"] == "text", (self.preparation or {}).get("columns", ())), None)
         if isinstance(table, np.ndarray):
             return table.astype(np.float32 if text is None else np.int64)
+        rules = (self.preparation or {}).get("cleaned", {})
+        # what is there, and no more, as a column that is not there may be one of gaps
+        table = {name: _cleaned(table, name, rules[name]) if name in rules else table[name] for name in table}
         if text is not None:
             cells = _column(table, text["name"])
             gaps = GAPS.union(self.preparation["gaps"] if self.preparation else ())
@@ -115,6 +121,58 @@ class Scorer:
 
         tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
         return np.array([tokenizer.encode(text).ids for text in texts], dtype=np.int64).reshape(len(texts), length)
+
+
+def _cleaned(table: Any, name: str, rule: Mapping[str, Any]) -> list[str]:
+    """Return the cells of a column after what clients agreed on is done to them: gaps, spellings, forms and units."""
+    form, units, values = rule["form"], rule["units"], list(table[name])
+    texts = any(isinstance(value, str) for value in values)
+    # text that a rule says how to read stays as it is written, of which 1.250 may be 1250
+    cells = [str(value).strip() for value in values] if texts and units else _column(table, name)
+    folded = {_folded(spelling): word for spelling, word in rule["map"].items()}
+    absent = {_folded(word) for word in rule["absent"]}
+    cells = ["" if cell in GAPS or _folded(cell) in absent else rule["map"].get(cell, folded.get(_folded(cell), cell))
+             for cell in cells]  # fmt: skip
+    if units:
+        read = [_with_unit(cell, form if texts else ".", name, row) for row, cell in enumerate(cells)]
+        if rule["alike"] and len(different := sorted({unit for _, unit in read} - {""})) > 1:
+            raise ValueError(
+                f"column {name!r} has numbers in {', '.join(different)}, and no rule makes one unit of them"
+            )
+        return [_in_unit(number, unit, units, name, row) for row, (number, unit) in enumerate(read)]
+    for row, cell in enumerate(cells):
+        if form and cell and not DATE.fullmatch(cell):
+            cells[row] = _read_dates({cell}, DATE_FORMS[form]).get(cell, "")
+            if not cells[row]:
+                raise UnfitValue(f"column {name!r} must have a date of the form {form} in each row, got {cell!r}", row)
+    return cells
+
+
+def _with_unit(cell: str, point: str, name: str, row: int) -> tuple[float, str]:
+    """Return a number, NaN for a gap, and the unit that it is written with in small letters; 12 % is 0.12."""
+    match = NUMBER_WITH_UNIT.fullmatch(cell.replace("\u2212", "-"))
+    number = match[2] if match else ""
+    if point:
+        number = re.sub(f"[{'.,'.replace(point, '')}'\u2019 \u00a0\u202f]", "", number).replace(",", ".")
+    try:
+        value = float(number) if cell else np.nan
+    except ValueError:
+        raise UnfitValue(f"column {name!r} must have a number in each row, got {cell!r}", row) from None
+    unit = re.sub("[°º.]", "", match[1] + (match[3] or "")).strip().lower() if match else ""
+    unit = unit.replace("\u00b5", "u").replace("\u03bc", "u")
+    return (value / 100, "") if unit == "%" else (value, unit)
+
+
+def _in_unit(number: float, unit: str, units: Mapping[str, Any], name: str, row: int) -> str:
+    """Return a number in the unit of training rows as text, "" for a gap."""
+    change = units.get("*") or units.get(unit)
+    if change is None:
+        raise UnfitValue(f"column {name!r} has a number in {unit!r}, which no rule converts,", row)
+    return "" if np.isnan(number) else repr(float(change[0] * number + change[1]))
+
+
+def _folded(word: str) -> str:
+    return " ".join(word.split()).casefold()
 
 
 def prepared(preparation: Mapping[str, Any], table: Any, client: str | None = None) -> np.ndarray:
@@ -320,8 +378,13 @@ def _torch(path: Path) -> Callable[[np.ndarray], np.ndarray]:
     return lambda inputs: np.asarray(module(torch.from_numpy(inputs)).detach().numpy())
 
 
-def read(path: str | Path) -> Any:
-    """Return the columns of a table of text, or the array x of an .npz file."""
+def read(path: str | Path, as_written: Collection[str] = ()) -> Any:
+    """Return the columns of a table of text, or the array x of an .npz file.
+
+    Args:
+        path: of the file.
+        as_written: columns whose commas stay as they are, since rules of cleaning say how they are read.
+    """
     if str(path).endswith(".npz"):
         return np.load(path)["x"]
     opened = gzip.open(path, "rb") if str(path).endswith(".gz") else open(path, "rb")  # noqa: SIM115 - closed below
@@ -335,6 +398,7 @@ def read(path: str | Path) -> Any:
     commas = separator == ";"  # of decimals, in files with semicolons
     columns = zip(*rows, strict=True) if rows else [[] for _ in names]
     return {name: [re.sub(r"^([+-]?\d+),(\d+)$", r"\1.\2", cell) if commas else cell for cell in cells]
+            if name not in as_written else [*cells]
             for name, cells in zip(names, columns, strict=True)}  # fmt: skip
 
 
@@ -343,7 +407,10 @@ def main() -> None:
     if len(sys.argv) != 2:
         sys.exit("give the file of rows: python score.py rows.csv")
     try:
-        predictions = Scorer(Path(__file__).parent).predict(read(sys.argv[1]))
+        scorer = Scorer(Path(__file__).parent)
+        rules = (scorer.preparation or {}).get("cleaned", {})
+        as_written = {name for name, rule in rules.items() if rule["units"] or rule["form"]}
+        predictions = scorer.predict(read(sys.argv[1], as_written))
     except UnfitValue as error:
         sys.exit(f"{sys.argv[1]}: {error.sentence(2)}")  # after the names of the columns
     except (OSError, ValueError) as error:
