@@ -308,11 +308,11 @@ class PartialSum:
     [s] and plain sums of the other named vectors, in float64 where single updates are float32.
 
     `masked` where the updates came masked: then no number of a single one is known, and `loss` is their weighted
-    mean training loss.
+    mean training loss.  The server takes "model" out of them once it has the average.
     """
 
     weight: float
-    vectors: Mapping[str, Tensor]
+    vectors: dict[str, Tensor]
     masked: bool = False
     loss: float | None = None
 

@@ -205,6 +205,12 @@ class Layout:
             view.copy_(tensor)
         return vector
 
+    def taken(self, module: nn.Module) -> Tensor:
+        """The same, in which the module's parameters lie from then on, see `lend`."""
+        vector = self.flatten(module)
+        self.lend(module, vector)
+        return vector
+
     def load(self, module: nn.Module, vector: Tensor) -> None:
         """Write a vector [size] into a module, in place."""
         if vector.dim() != 1:

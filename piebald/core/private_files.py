@@ -5,28 +5,28 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PART = re.compile(r".+\.(\d+)\.part")  # what is written first (`_part`), with the process that does
 
 
-def write_private(path: Path, text: str | bytes, lasting: bool = True) -> None:
+def write_private(path: Path, text: str | bytes | Sequence[memoryview], lasting: bool = True) -> None:
     """Write a file with mode 0600, either completely or not at all.
 
     Args:
         path: the file, which is replaced if it exists.
-        text: the new content.
+        text: the new content, or its pieces.
         lasting: whether to flush it to the disk, so that it survives a power failure.
     """
-    data = text.encode() if isinstance(text, str) else text
+    pieces = [text.encode()] if isinstance(text, str) else [text] if isinstance(text, bytes) else text
     temporary = _part(path)
     # with its mode from the beginning: a file that is narrowed later could be opened in between
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines(pieces)
             file.flush()
             if lasting:
                 # before the file has its name: else a power failure could leave the name with nothing in it

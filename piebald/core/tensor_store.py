@@ -246,6 +246,22 @@ class Place:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+def tensor_in(memory: bytes | bytearray | memoryview | mmap.mmap, place: Place) -> Tensor:
+    """A tensor that lies in memory: there where it may be written to and its numbers are aligned, else a copy.
+
+    Raises:
+        ValueError: the memory is shorter.
+    """
+    stop = place.start + place.nbytes
+    if not place.nbytes or isinstance(memory, bytes | memoryview) or place.start % place.dtype.itemsize:
+        copied = bytearray(memoryview(memory)[place.start : stop])
+        return (torch.frombuffer(copied, dtype=place.dtype) if copied else torch.empty(0, dtype=place.dtype)).view(
+            place.shape
+        )
+    count = place.nbytes // place.dtype.itemsize
+    return torch.frombuffer(memory, dtype=place.dtype, count=count, offset=place.start).view(place.shape)
+
+
 class StoredVectors(Mapping[str, Tensor]):
     """Vectors in a file.  Each access reads anew and makes a new tensor, which its user should not keep.
 
@@ -271,7 +287,10 @@ class StoredVectors(Mapping[str, Tensor]):
         return cls(file, places)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.part(name, slice(None)).view(self._places[name].shape)
+        place = self._places[name]
+        if place.nbytes > MOST_IN_MEMORY and place.start % place.dtype.itemsize == 0:
+            return tensor_in(self._file.pages(), place)
+        return self.part(name, slice(None)).view(place.shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -370,8 +389,16 @@ class NamelessFile:
         Raises:
             OSError: the file cannot be mapped.
         """
-        # mmap duplicates the handle, so the tensor may outlive this object
-        return torch.frombuffer(mmap.mmap(self._handle, 0), dtype=dtype)
+        return torch.frombuffer(self.pages(), dtype=dtype)
+
+    def pages(self) -> mmap.mmap:
+        """All of it as memory, which reads the file when it is read; what is written there does not reach the file.
+
+        Raises:
+            OSError: the file cannot be mapped.
+        """
+        # mmap duplicates the handle, so the memory may outlive this object
+        return mmap.mmap(self._handle, 0, access=mmap.ACCESS_COPY)
 
     def read_into(self, room: memoryview, start: int) -> None:
         """Fill some room with its bytes from an offset on.

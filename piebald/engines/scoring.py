@@ -69,17 +69,25 @@ class ScoringEngine:
     bfloat16: bool
     module: nn.Module
     vector: Tensor
+    _owned: bool  # whether the vector is this engine's own, and not the run's first one
     _integers: Mapping[str, Tensor]  # the module's buffers that are in no vector
     _conv2d: bool
 
     def _load(self, vector: Tensor) -> None:
         """Load a vector into the resident module, and reset its integer buffers."""
+        self._own()
         with torch.no_grad():
             self.vector.copy_(vector)
             if self._integers:
                 buffers = dict(self.module.named_buffers())
                 for name, value in self._integers.items():
                     buffers[name].copy_(value)
+
+    def _own(self) -> None:
+        """Have a vector that may be written to."""
+        if not self._owned:
+            self.vector, self._owned = torch.empty_like(self.vector), True
+            bind(self.module, self.work.layout, self.vector)
 
     def shaped(self, x: Any) -> Any:
         """On the CPU, images in channels-last format, on which torch's pooling and convolution are much faster there.
@@ -299,10 +307,10 @@ class ScoringEngine:
 def bind(module: nn.Module, layout: Layout, vector: Tensor) -> list[Tensor]:
     """Make a module's tensors views of `vector`, and return its parameters in the layout's order."""
     fit_to_device(module, vector.device)
-    named = dict(module.named_parameters())
+    named, views = dict(module.named_parameters()), layout.views(vector)
     parameters: list[Tensor] = []
     for slot in layout.slots:
-        view = layout.views(vector)[slot.name]
+        view = views[slot.name]
         if slot.buffer:
             path, _, leaf = slot.name.rpartition(".")
             module.get_submodule(path)._buffers[leaf] = view

@@ -55,6 +55,7 @@ from piebald.engines.sgd_step import (
 from piebald.engines.static_buffers import StaticBuffers, StepTables, padded, vectors_of
 from piebald.methods.client_work import ClientWork
 
+LARGE = 1 << 24  # parameters of a model whose memory counts more than the time to take it
 MOST_LANES = 16  # clients that one engine trains side by side, one after another's step
 _NOWHERE = np.zeros(0, dtype=np.int64)
 
@@ -103,8 +104,7 @@ class SequentialEngine(ClippingEngine):
         self.copies = CohortCopies(device)
         self.module = copied(work.model, device)
         self.loss = for_training(work.objective.loss)
-        self.vector = moved(work.initial.clone(), device)
-        self.parameters = bind(self.module, work.layout, self.vector)
+        self.parameters = self._let_go()
         # in no model vector, so each client has to begin with the template's (`_load`)
         self._integers = {
             name: value.clone() for name, value in self.module.named_buffers() if not value.dtype.is_floating_point
@@ -118,6 +118,12 @@ class SequentialEngine(ClippingEngine):
         self._beside: list[SequentialEngine] = []  # what trains on further lanes
         self._trained: nn.Module = self.module  # in training: the module, or what it was compiled to
         self._conv2d = any(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
+
+    def _let_go(self) -> list[Tensor]:
+        """Give up the vector, and return the module's parameters: until a model is loaded they are the run's first."""
+        self.vector = moved(self.work.initial, self.device)
+        self._owned = self.vector is not self.work.initial
+        return bind(self.module, self.work.layout, self.vector)
 
     @cached_property
     def _gradient(self) -> Tensor:
@@ -164,12 +170,16 @@ class SequentialEngine(ClippingEngine):
 
     def run_sgd(self, run: SgdRun) -> SgdOutcome:
         """Train the clients of the stack one after another."""
-        count = len(run.clients)
-        end = torch.empty(count, self.work.layout.size, device=self.device)
+        count, tables = len(run.clients), self.reads_tables(run)
+        # what was trained in place is handed over, without a copy
+        alone = count == 1 and not tables and self.device.type == "cpu" and self.work.layout.size > LARGE
+        if alone:
+            self._own()
+        end = self.vector[None] if alone else torch.empty(count, self.work.layout.size, device=self.device)
         gathered = self.row_loader.for_training(run.clients, run.config)
         planned = [planned_steps(rows, run.config, self.traits.mixes, run.only_step) for rows in gathered.places]
         stepper, keys = self.stepper(run, end, planned), self._step_keys(run, planned)
-        if self.reads_tables(run):
+        if tables:
             return self._train_on_lanes(run, gathered, stepper, end)
         rows, losses, skipped = self._batches(run, gathered), list[Tensor](), [0] * count
         for row, steps in enumerate(planned):
@@ -178,7 +188,10 @@ class SequentialEngine(ClippingEngine):
                 # `rows` runs on from client to client: a batch too many here would shift those of all later ones
                 client_batches = itertools.islice(rows, steps)
                 losses.append(self._train_one(run, row, gathered, client_batches, keys[row], stepper, dropout, scale))
-            end[row].copy_(self.vector)
+            if alone:
+                self._let_go()
+            else:
+                end[row].copy_(self.vector)
             skipped[row] = 0 if scale is None else scale.skipped
         counts = torch.tensor([steps - lost for steps, lost in zip(planned, skipped, strict=True)], dtype=torch.float32)
         return SgdOutcome(end, moved(counts, self.device), torch.stack(losses), stepper.ended(counts))

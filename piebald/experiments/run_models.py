@@ -94,7 +94,8 @@ class GivenModels:
                 raise SettingError(
                     f"clients' models must have outputs of one shape, got {list(spec.outputs)} and {list(outputs)}"
                 )
-            models.append(ClientModel(copied_for_run(module), layout, layout.flatten(module), outputs))
+            module = copied_for_run(module)
+            models.append(ClientModel(module, layout, layout.taken(module), outputs))
         return ClientModels(tuple(models), tuple(number - 1 if number else None for number in self.numbers))
 
 

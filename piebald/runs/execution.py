@@ -78,7 +78,9 @@ def _client_rows(clients: Clients, runtime: Any) -> Iterator[dict[str, Any]]:
 
 def with_mapped_start(plan: PreparedRun, folder: Path | None) -> PreparedRun:
     """The same run, whose first numbers lie in a file where they are long (`RuntimeSettings.map_above`)."""
-    return replace(plan, work=replace(plan.work, initial=_keep(plan, folder)(plan.work.initial)))
+    initial = _keep(plan, folder)(plan.work.initial)
+    plan.work.layout.lend(plan.work.model, initial)
+    return replace(plan, work=replace(plan.work, initial=initial))
 
 
 def _keep(plan: PreparedRun, folder: Path | None) -> Keep:

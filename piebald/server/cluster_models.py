@@ -298,6 +298,8 @@ class ClusterModels:
                 matrix[:, -away.shape[1] :] += away
                 members = dataclasses.replace(members, matrix=matrix)
         average, shares = aggregated(recipe.aggregation, members, context)
+        if (pool := members.updates[0].partial_sum) is not None:
+            pool.vectors.pop("model", None)  # it would lie beside the new model, and is twice as large
         average, shares = with_capped_shares(average, shares, members, recipe.aggregation, self.max_weight)
         whole = sum(shares)
         if not math.isfinite(whole) or infinite_reason({"average": average}):

@@ -238,7 +238,7 @@ class RunTerms(BaseModel):
         self.check_frozen(module)
         if lacking:
             return part_without(module, layout, outputs, lacking, frozenset(self.lacks))
-        return ClientModel(module, layout, layout.flatten(module), outputs)
+        return ClientModel(module, layout, layout.taken(module), outputs)
 
     def _training_of(self, name: str) -> dict[str, Any]:
         """Return the trainer's table for the client of this name, without the settings of others."""

@@ -84,7 +84,6 @@ class FederationServer:
         lineage: str | None = None,
     ) -> None:
         self.work, self._clients, self._local = work, clients, local
-        work.layout.lend(work.model, work.initial)
         return_freed_memory()
         open_many_files()
         self.credentials = provisioning.read(folder)

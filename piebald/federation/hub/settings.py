@@ -65,6 +65,8 @@ class Federation(RuntimeSettings):
     experiment: dict[str, Any] | None = None
     needs: Needs = Needs()
     lineage: str | None = None
+    # below that of other runtimes: a server's disk needs room for results of this size anyhow
+    map_above: int = Field(default=64 << 20, ge=0)
 
     def going_on_from(self, federation: str | None) -> Federation:
         """See `runtimes.base.RuntimeSettings`."""

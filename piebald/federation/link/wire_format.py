@@ -12,14 +12,12 @@ from typing import Annotated, Any, NewType, NoReturn
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from piebald.contracts import MOST_ROWS, Query, ResultForm, Task, Update
 from piebald.contracts.component import build
 from piebald.core.parameters import nbytes
-from piebald.core.tensor_store import NamelessFile, Place, StoredVectors, raw
+from piebald.core.tensor_store import NamelessFile, Place, StoredVectors, raw, tensor_in
 from piebald.federation.link.wire_messages import HEAD, Id, Leaving, Refused, Release, ShortText
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 
@@ -85,6 +83,7 @@ class Body:
 
     def __init__(self, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         text = json.dumps(values).encode()
+        text += b" " * (-(4 + len(text)) % 8)  # so that numbers can be used where they lie
         head, raws = _tensor_head(tensors)
         first = b"".join((struct.pack("<I", len(text)), text, struct.pack("<Q", len(head)), head))
         self._parts = [memoryview(first), *(part for part in raws if len(part))]
@@ -115,15 +114,33 @@ class Body:
         return str(hasher.hexdigest())
 
 
-def _tensor_head(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[memoryview]]:
+def file_of(tensors: Mapping[str, Tensor | bytes], metadata: Mapping[str, str]) -> list[memoryview]:
+    """A file of safetensors as the pieces that it consists of; the numbers, and bytes in place of some, are not
+    copied.
+    """
+    head, raws = _tensor_head(tensors, {"__metadata__": dict(metadata)})
+    return [memoryview(struct.pack("<Q", len(head)) + head), *raws]
+
+
+def _tensor_head(
+    tensors: Mapping[str, Tensor | bytes], more: Mapping[str, Any] | None = None
+) -> tuple[bytes, list[memoryview]]:
     """The head of tensors as safetensors has it, and their bytes in its order."""
+
+    def width(name: str) -> int:
+        tensor = tensors[name]
+        return tensor.element_size() if isinstance(tensor, Tensor) else 1
+
     # wide elements first keeps every tensor aligned; then by name, so that equal tensors give equal bytes
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    entries, raws, start = dict[str, Any](), list[memoryview](), 0
-    for name in order:
-        raws.append(raw(tensors[name]))
-        kind, stop = _NAMES[tensors[name].dtype], start + len(raws[-1])
-        entries[name] = {"dtype": kind, "shape": list(tensors[name].shape), "data_offsets": [start, stop]}
+    entries, raws, start = dict(more or {}), list[memoryview](), 0
+    for name in sorted(tensors, key=lambda name: (-width(name), name)):
+        tensor = tensors[name]
+        raws.append(raw(tensor) if isinstance(tensor, Tensor) else memoryview(tensor))
+        kind, shape = (
+            (_NAMES[tensor.dtype], list(tensor.shape)) if isinstance(tensor, Tensor) else ("U8", [len(tensor)])
+        )
+        stop = start + len(raws[-1])
+        entries[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(entries, separators=(",", ":")).encode()
     # padded as by safetensors, so that the data begin at a multiple of 8
@@ -177,14 +194,15 @@ def unpack(body: bytes | bytearray | memoryview | StoredBody) -> tuple[dict[str,
     try:
         text, head, start = _heads(body)
         values = json.loads(text, parse_constant=_no_constant)
-        # before safetensors reads a byte, also where the tensors are in memory
         places = _places(head, start, len(body))
         tensors: Mapping[str, Tensor]
         tensors = (
-            body.vectors(places) if isinstance(body, StoredBody) else load(bytes(memoryview(body)[4 + len(text) :]))
+            body.vectors(places)
+            if isinstance(body, StoredBody)
+            else {name: tensor_in(body, place) for name, place in places.items()}
         )
     # RecursionError: JSON that is nested deeply. Whatever it is, the message ends and the server does not
-    except (ValueError, RecursionError, SafetensorError, KeyError, TypeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise Refused(f"a body that cannot be read: {type(error).__name__}") from None
     if not isinstance(values, dict) or len(tensors) > MOST_TENSORS:
         raise Refused(f"a body of {len(tensors)} tensors, where at most {MOST_TENSORS} are allowed, or without values")

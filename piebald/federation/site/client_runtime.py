@@ -344,7 +344,7 @@ class FederationClient:
             update, failure, state = self._trained(started)
         client_session.trained(started, failure, time.monotonic() - began)
         body = started.runner.gate.result(started.task, update, failure)
-        steps = 0 if update is None else update.steps
+        steps, update = 0 if update is None else update.steps, None  # its numbers are in the body
         self._disk.insist("a result", lambda: self.session.finish_training(job, started, body, state, steps))
 
     def _trained(self, started: StartedTask) -> tuple[Update | None, str | None, dict[str, Tensor] | None]:

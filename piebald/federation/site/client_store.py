@@ -21,7 +21,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save
 from torch import Tensor
 
 from piebald.contracts import MOST_REMEMBERED, Clients, shown_digest
@@ -31,7 +30,7 @@ from piebald.core.parameters import frozen_digest
 from piebald.core.private_files import write_private
 from piebald.core.reading import opened_tensors
 from piebald.data.clients.owner import Owner
-from piebald.federation.link.wire_format import ResultBody
+from piebald.federation.link.wire_format import ResultBody, file_of
 from piebald.federation.site.site_rows import SPLITS, UnpreparedRows
 from piebald.methods.client_work import ClientWork
 
@@ -109,7 +108,7 @@ class ClientStore:
         # a site that restarts must not fall back behind what it has trained in this run
         if self._base is not None or self._chain:
             return False
-        write_private(self.folder / _BASE, save(dict(state), {"trained": "[]", "lineage": lineage}))
+        write_private(self.folder / _BASE, file_of(state, {"trained": "[]", "lineage": lineage}))
         self._base = dict(state)
         return True
 
@@ -138,7 +137,7 @@ class ClientStore:
             if state is not None:
                 trained = [*self._trained, (done.rng_version, done.steps)]
                 metadata = {"id": str(number), "trained": json.dumps(trained)}
-                write_private(self.folder / _BASE, save(dict(state), metadata))
+                write_private(self.folder / _BASE, file_of(state, metadata))
                 self._base, self._trained = state, trained
             del self._chain[number]
             self._path(number).unlink(missing_ok=True)
@@ -156,7 +155,7 @@ class ClientStore:
 
     def save_secrets(self, secrets: Mapping[str, Tensor]) -> None:
         """Replace the site's secrets for secure aggregation."""
-        write_private(self._secrets, save({name: tensor.contiguous() for name, tensor in secrets.items()}))
+        write_private(self._secrets, file_of(secrets, {}))
 
     # -- files
 
@@ -168,13 +167,11 @@ class ClientStore:
         return self.folder / f"done-{id}.safetensors"
 
     def _write(self, done: FinishedTask, result: bytes, state: Mapping[str, Tensor] | None) -> None:
-        # a bytearray, as torch warns of memory that cannot be written
-        tensors = {"result": torch.frombuffer(bytearray(result), dtype=torch.uint8)}
-        tensors |= {_STATE + name: tensor.contiguous() for name, tensor in (state or {}).items()}
+        tensors = {"result": result} | {_STATE + name: tensor for name, tensor in (state or {}).items()}
         # `has_state`: a state without tensors and an unchanged one look alike in the file
         values = {"id": done.id, "digest": done.digest, "epoch": done.epoch, "has_state": state is not None}
         values |= {"rng_version": done.rng_version, "steps": done.steps}
-        write_private(self._path(done.id), save(tensors, {"about": json.dumps(values)}))
+        write_private(self._path(done.id), file_of(tensors, {"about": json.dumps(values)}))
 
     def _open(self, path: Path) -> tuple[FinishedTask, dict[str, Tensor] | None]:
         try:
@@ -259,7 +256,7 @@ class RowMemory:
             sources = {str(number): [*entry[:3]] for number, entry in self._entries.items()}
             tensors = {str(number): entry[3].contiguous() for number, entry in self._entries.items()}
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            write_private(self._path, save(tensors, {"sources": json.dumps(sources)}))
+            write_private(self._path, file_of(tensors, {"sources": json.dumps(sources)}))
         newest_first = reversed(self._entries.items())
         return numbers, {number: vector for number, (of, *_, vector) in newest_first if of == rows}
 

@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
 from torch import Tensor
 
 from piebald.contracts import OwnChoice
 from piebald.core.private_files import write_private
 from piebald.core.reading import opened_tensors
+from piebald.federation.link.wire_format import file_of
 from piebald.federation.site.client_store import ClientStore
 from piebald.federation.site.task_runner import TaskRunner
 
@@ -55,9 +55,7 @@ def leave(store: ClientStore, terms: bytes, version: int, models: Mapping[str, T
         models: "model" [s], the last model of the site's cluster, and "global" [s] where there are other clusters.
     """
     metadata = {"terms": terms.decode(), "version": str(version)}
-    # copies, as safetensors refuses tensors that share memory
-    tensors = {name: tensor.contiguous().clone() for name, tensor in models.items()}
-    write_private(store.folder / LEFT, save(tensors, metadata))
+    write_private(store.folder / LEFT, file_of(models, metadata))
 
 
 def pending_choices(folder: Path) -> list[Path]:

@@ -208,6 +208,8 @@ class _Worker:
     def release(self, part: int) -> None:
         """Let another message use a part of the shared memory."""
         self._free.append(part)
+        for arena in (self.inbox, self.outbox):
+            arena.give_back(part)
         self._send()
 
     def _send(self) -> None:

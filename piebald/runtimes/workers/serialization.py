@@ -29,6 +29,7 @@ from piebald.methods.client_work import ClientWork
 
 PARTS = 2  # of an arena: one is written while the other is read
 _ALIGN = 64
+_LARGE = 1 << 27  # bytes of a part whose pages are not worth keeping
 _SMALL = 1 << 16  # numbers of a tensor, up to which a copy costs less than a call
 _DTYPES = {
     str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
@@ -51,8 +52,9 @@ class Arena:
     """
 
     def __init__(self, size: int) -> None:
-        self.size = size // PARTS // _ALIGN * _ALIGN  # of a part
-        self._bytes = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+        self.size = size // PARTS // mmap.PAGESIZE * mmap.PAGESIZE  # of a part
+        self._memory = mmap.mmap(-1, size)
+        self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._free = self._stop = self._part = 0
         self._folders: dict[int, Path] = {}  # of files, by part
         # of the folders and not of the arena itself, which this reference would keep alive
@@ -67,6 +69,11 @@ class Arena:
             shutil.rmtree(self._folders.pop(part))
         self._stored.clear()
         self._alive.clear()
+
+    def give_back(self, part: int) -> None:
+        """Give the system the memory of a large part whose message nobody reads any more (Linux)."""
+        if self.size > _LARGE and hasattr(mmap, "MADV_REMOVE"):
+            self._memory.madvise(mmap.MADV_REMOVE, part * self.size, self.size)
 
     def put(self, tensor: Tensor) -> list[Any]:
         """Store a tensor; returns its place."""
