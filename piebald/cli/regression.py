@@ -31,6 +31,9 @@ Cluster = Annotated[
 TimeColumn = Annotated[str, typer.Option(metavar="COLUMN", help="The time to an event, or to the end of observation.")]
 EventColumn = Annotated[str, typer.Option(metavar="COLUMN", help="Whether it was an event: 1 or 0.")]
 EventValue = Annotated[str | None, typer.Option(metavar="VALUE", help="The value that is one, the second by default.")]
+FormulaText = Annotated[
+    str | None, typer.Option("--formula", metavar="TEXT", help="Of columns, as 'ill ~ C(site) + age * sex'.")
+]
 Epsilon = Annotated[float | None, typer.Option(help="Hide single rows by noise: the budget of this call.")]
 Delta = Annotated[float | None, typer.Option(help="The delta of that budget.")]
 Bounds = Annotated[
@@ -43,6 +46,7 @@ def glm(
     options: SharedOptions,
     file: statistics.Source,
     target: Annotated[str | None, typer.Option(help="The column to explain; the target by default.")] = None,
+    formula: FormulaText = None,
     family: Annotated[
         Literal["gaussian", "binomial", "poisson", "negative_binomial", "gamma", "tweedie", "ordinal", "multinomial"]
         | None,
@@ -69,14 +73,16 @@ def glm(
 ) -> None:
     """Fit a generalised linear model to the rows of all clients, as if they were pooled."""
     from piebald.inference.linear_models import GlmOptions, fit_glm
+    from piebald.inference.models.formula import with_formula
 
+    parsed, columns, target = with_formula(formula, options.column, target)
     settings: dict[str, Any] = {
         "target": target, "family": family, "offset": offset, "weights": weights, "robust": robust, "cluster": cluster,
         "random_intercept": random_intercept, "reml": not max_likelihood, "event": event, "power": power,
-        "noise": _noise(epsilon, delta, bounds),
+        "noise": _noise(epsilon, delta, bounds), "formula": parsed,
     }  # fmt: skip
     statistics.print_model(
-        options, statistics.fitted(options, file, fit_glm, GlmOptions, settings, options.column), _about_glm
+        options, statistics.fitted(options, file, fit_glm, GlmOptions, settings, columns), _about_glm
     )
 
 
@@ -87,6 +93,7 @@ def cox(
     time: TimeColumn,
     event: EventColumn,
     event_value: EventValue = None,
+    formula: FormulaText = None,
     entry: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="The times after which rows are observed.")
     ] = None,
@@ -109,15 +116,17 @@ def cox(
     ] = None,
 ) -> None:
     """Fit Cox's proportional-hazards model to the rows of all clients, stratified by client."""
+    from piebald.inference.models.formula import with_formula
     from piebald.inference.survival import CoxOptions, fit_cox
 
+    parsed, columns, _ = with_formula(formula, options.column)
     settings: dict[str, Any] = {
         "time": time, "event": event, "offset": offset, "stratified": not pooled, "ties": ties, "robust": robust,
         "cluster": cluster, "transform": transform, "entry": entry, "weights": weights, "event_value": event_value,
-        "noise": _noise(epsilon, delta, bounds, () if times is None else _times(times)),
+        "noise": _noise(epsilon, delta, bounds, () if times is None else _times(times)), "formula": parsed,
     }  # fmt: skip
     statistics.print_model(
-        options, statistics.fitted(options, file, fit_cox, CoxOptions, settings, options.column), _about_cox
+        options, statistics.fitted(options, file, fit_cox, CoxOptions, settings, columns), _about_cox
     )
 
 

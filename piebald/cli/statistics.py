@@ -311,7 +311,7 @@ def fitted(
     fit: Callable[[Any, Any], Any],
     kind: Callable[..., Any],
     wanted: Mapping[str, Any],
-    column: list[str] | None,
+    column: Sequence[str] | None,
 ) -> Any:
     """Return what a command fits, of rows on this machine or at sites."""
     from piebald.inference.columns import TARGET
@@ -342,7 +342,7 @@ def fitted(
         wanted["target"] = wanted["target"] or source.target or TARGET
     if "weights" in wanted:
         wanted["weights"] = wanted["weights"] or source.weights
-    columns = column or (source.features if source.columns else None)
+    columns = (source.features if source.columns else None) if column is None else column
     settings = kind(**wanted, **({"columns": columns} if accepts_columns else {}))
     with asked_tables(source.source, source.client, settings, part, source.inputs, codes) as clients:
         return fit(clients, settings)

@@ -23,6 +23,7 @@ from piebald.data.preparation.preparation import PrepareSettings
 from piebald.inference.columns import TARGET, asked_owners
 from piebald.inference.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
 from piebald.inference.models.fitting import Maximum, maximised, normal_mixed, quadrature_mixed
+from piebald.inference.models.formula import Formula, with_formula
 from piebald.inference.models.likelihood import Likelihood
 from piebald.inference.models.rows import DISPERSED, HEADS, Ask, Family, ModelPlan, Scale
 from piebald.inference.noisy_models import ROUNDS, NoiseOptions, NoisyModel, fit_noisy
@@ -148,6 +149,7 @@ def glm(
     *,
     target: str | None = None,
     columns: Sequence[str] | None = None,
+    formula: str | None = None,
     family: Family | None = None,
     event: str | None = None,
     power: float = 1.5,
@@ -179,6 +181,8 @@ def glm(
             classes, or `event` and all others; under "poisson" and "negative_binomial" counts.
         columns: the columns to explain it by, all others by default.  The column `client`, which may also be called
             "client", has a coefficient of each client but the first; "C(name)" takes numbers as categories.
+        formula: in place of target and columns, as in R and statsmodels: "died ~ C(site) + age * sex + bs(age, df=4)".
+            Knots, means and categories are of the rows of all clients; nothing in it is run as code.
         family: the distribution of targets: "gaussian" (identity link), "binomial" (logit), "poisson" or
             "negative_binomial" (log), whose dispersion is estimated; "gamma" or "tweedie" (log), of amounts above or
             from 0; "ordinal", for proportional odds of levels in the order of their numbers, or of `categories`; or
@@ -219,9 +223,10 @@ def glm(
         >>> dict(zip(model.names, model.coefficients.round(2).tolist()))
         {'(intercept)': 1.03, 'dose': 1.98}
     """
+    parsed, columns, target = with_formula(formula, columns, target)
     options = GlmOptions(
         target or TARGET, columns, family, offset, weights, robust, cluster, random_intercept, reml, max_iterations,
-        NoiseOptions.of(epsilon, delta, bounds, rounds), event, power,
+        NoiseOptions.of(epsilon, delta, bounds, rounds), event, power, parsed,
     )  # fmt: skip
     owners = asked_owners(clients, client, prepare, (client,))
     with asked_tables(owners, client, options, split, features, categories) as asked:
@@ -245,6 +250,7 @@ class GlmOptions:
     noise: NoiseOptions | None = None
     event: str | None = None
     power: float = 1.5
+    formula: Formula | None = None
 
     def family_of(self, asked: ModelColumns) -> Family:
         """Return the family, by default what the target is, as far as it is known before the first question."""
@@ -273,7 +279,7 @@ class GlmOptions:
         family = self.family_of(asked)
         if self.event is not None and family != "binomial":
             raise SettingError(f"event names a class of a binomial target, got the family {family!r}: leave one out")
-        plan, names = planned(asked, family, self.roles(), self.columns, self.event, power=self.power)
+        plan, names = planned(asked, family, self.roles(), self.columns, self.event, self.formula, power=self.power)
         if self.random_intercept and plan.of_clients:
             raise SettingError("a coefficient of each client stands for its intercept: leave random_intercept out")
         return plan, names

@@ -19,6 +19,7 @@ from piebald.core.arguments import checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.inference.models.clients import ModelClients, ModelColumns
+from piebald.inference.models.computed import is_share
 from piebald.inference.models.likelihood import log_rank
 from piebald.inference.models.noisy_sums import NoisyScore
 from piebald.inference.models.rows import ModelPlan, Scale
@@ -99,7 +100,7 @@ class NoiseOptions:
         try:
             return NoisyModelSumsQuery(
                 plan=plan, ends=tuple(map(float, ends)), masked=columns.secure, split=columns.split,
-                bounds=tuple((0.0, 1.0) if isinstance(column, tuple) and column[1] is not None else bounds_of(name)
+                bounds=tuple((0.0, 1.0) if is_share(column) else bounds_of(name)
                              for name, column in zip(names, plan.columns, strict=False)),
                 target=bounds_of(target) if is_number else (0.0, 1.0),
                 # equal Gaussian mechanisms compose exactly, like one with noise less by the root of their number

@@ -25,6 +25,7 @@ from piebald.inference.linear_models import ModelOfRows, without
 from piebald.inference.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
 from piebald.inference.models.computed import CLIENT
 from piebald.inference.models.fitting import Maximum
+from piebald.inference.models.formula import Formula, with_formula
 from piebald.inference.models.likelihood import LogRank, log_rank
 from piebald.inference.models.rows import HEADS, ModelPlan, Ties
 from piebald.inference.models.sums import TABLE, at_risk_of
@@ -230,6 +231,7 @@ def cox(
     event: str,
     event_value: str | None = None,
     columns: Sequence[str] | None = None,
+    formula: str | None = None,
     entry: str | None = None,
     offset: str | None = None,
     weights: str | None = None,
@@ -261,6 +263,7 @@ def cox(
         event_value: the class that is an event, by default the second of two: the larger number, or by alphabet.
         columns: the columns that hazards depend on, all others by default.  The column `client`, or "client", has a
             coefficient of each client but the first, where these have no baselines of their own.
+        formula: in place of columns, without a left side, see `glm`: "arm * age + bs(dose, df=4)".
         entry: a column of the times after which rows are observed (left truncation): they are in no risk set before.
         offset: a column that is added to the log hazard.
         weights: a column of weights of rows, as in R's survival: tied events share their mean weight.
@@ -297,9 +300,10 @@ def cox(
         >>> model.events, model.stratified
         (6, True)
     """
+    parsed, columns, _ = with_formula(formula, columns)
     options = CoxOptions(
         time, event, columns, offset, stratified, ties, robust, cluster, transform, max_iterations, entry, weights,
-        NoiseOptions.of(epsilon, delta, bounds, rounds, times or ()), event_value,
+        NoiseOptions.of(epsilon, delta, bounds, rounds, times or ()), event_value, parsed,
     )  # fmt: skip
     owners = asked_owners(clients, client, prepare, (client,))
     with asked_tables(owners, client, options, split, features, categories) as asked:
@@ -324,6 +328,7 @@ class CoxOptions:
     weights: str | None = None
     noise: NoiseOptions | None = None
     event_value: str | None = None
+    formula: Formula | None = None
 
     def roles(self) -> ColumnRoles:
         """Return the other columns."""
@@ -335,8 +340,10 @@ class CoxOptions:
         Raises:
             SettingError: there are none.
         """
+        if self.formula is not None and self.formula.target is not None:
+            raise SettingError("time and event name what is explained: leave out the left side of the formula")
         fields: dict[str, Any] = {"ties": self.ties, "stratified": self.stratified}
-        plan, names = planned(asked, "cox", self.roles(), self.columns, self.event_value, **fields)
+        plan, names = planned(asked, "cox", self.roles(), self.columns, self.event_value, self.formula, **fields)
         if self.stratified:  # where each client has a baseline of its own, and a coefficient would say nothing
             plan, names = without(plan, names, plan.of_clients)
         if not names:
@@ -503,8 +510,9 @@ class SurvivalOptions:
         # the sum is finite only if each of them is, and one that occurs twice is not in its sorted set
         if times is not None and (not len(times) or not math.isfinite(sum(times)) or list(times) != sorted({*times})):
             raise SettingError("times must be increasing numbers, at least one")
-        strata = {"stratified": self.stratified}
-        plan, names = planned(asked, "survival", self.roles(), self.columns, self.event_value, **strata)
+        plan, names = planned(
+            asked, "survival", self.roles(), self.columns, self.event_value, stratified=self.stratified
+        )
         return plan, [name.partition("=")[2] for name in names] or ["all"]
 
     def questions(self, asked: ModelColumns) -> list[Query]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,10 +17,13 @@ from torch import Tensor
 
 from piebald.contracts import Clients, Query, Runtime, Split
 from piebald.core.errors import RuntimeFault, SettingError, shown, unknown
-from piebald.core.moments import Floats
+from piebald.core.moments import Floats, merged
+from piebald.data.clients.prepared import preparation_of
+from piebald.data.preparation.column_models import NumericColumn
 from piebald.data.preparation.columns import are_classes, in_order
 from piebald.inference.columns import MOST_CODES, TARGET, as_text, check_codes, columns_of
 from piebald.inference.models.computed import CLIENT, Column, Computed, Term, terms_of_column
+from piebald.inference.models.formula import Formula
 from piebald.inference.models.rows import MOST_COLUMNS, Ask, ModelPlan, ModelRows, model_rows
 from piebald.inference.queries.columns import (
     MaskedModelSumsQuery,
@@ -31,10 +35,11 @@ from piebald.inference.queries.columns import (
 from piebald.inference.queries.columns import columns as rows_columns
 from piebald.inference.request import STEP
 from piebald.inference.simulated import AskedSites, TableClients, simulated
-from piebald.inference.statistics_at_sites import AskedColumns
+from piebald.inference.statistics_at_sites import AskedColumns, ExactAnswers
 from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation
 
+T = TypeVar("T", bound=Column)
 log = logging.getLogger("piebald.statistics")
 _MOST_LEVELS = 20  # of a target
 _CODED = re.compile(r"C\((.+)\)")  # a column whose values are categories, as in formulas of R and statsmodels
@@ -115,19 +120,23 @@ class ModelColumns:
         """
         named: list[Term] = [(name, None) for name in columns if name not in self.categories]
         named += [(name, value) for name in columns for value in [*self.categories.get(name, ())][first:]]
-        if len(named) > MOST_COLUMNS:
-            raise SettingError(f"a model has at most {MOST_COLUMNS} coefficients of columns, got {len(named):,}")
-        terms = tuple(self.term(name, value) for name, value in named)
-        self.check_hidden(terms)
-        return [name if value is None else f"{name}={value}" for name, value in named], terms
+        names = [name if value is None else f"{name}={value}" for name, value in named]
+        return names, self.checked([self.term(name, value) for name, value in named])
 
-    def check_hidden(self, columns: Collection[Column]) -> None:
-        """Refuse coefficients of each client where sums leave under masks."""
+    def checked(self, columns: Sequence[T]) -> tuple[T, ...]:
+        """Return the regressors of a model.
+
+        Raises:
+            SettingError: they are too many, or of clients that masks are to hide.
+        """
+        if len(columns) > MOST_COLUMNS:
+            raise SettingError(f"a model has at most {MOST_COLUMNS} coefficients of columns, got {len(columns):,}")
         if self.secure and any(name == CLIENT for column in columns for name, _ in terms_of_column(column)):
             raise SettingError(
                 "a coefficient of each client is of sums that masks are to hide: leave secure out, or the column of "
                 "clients, and take a random intercept of each client or a stratified model"
             )
+        return tuple(columns)
 
     def regressor(self, text: str) -> str:
         """Return the name of a regressor, which may be written as C(name): its values are categories.
@@ -139,14 +148,54 @@ class ModelColumns:
         if coded is None or text in self._places:
             return text
         name = coded[1].strip()
-        if self.place(name) != CLIENT and name not in self.categories:
-            if not isinstance(self._clients, TableClients):
-                raise SettingError(f"sites do not list values of {name!r}: name them, categories={{{name!r}: [...]}}")
-            words = in_order(as_text(self._clients.values(name)).tolist())
-            if len(words) > MOST_CODES:
-                raise SettingError(f"{text} has {len(words):,} categories, at most {MOST_CODES} are allowed")
-            self.categories[name] = words
+        self.categories[name] = self.values_of(name)
         return name
+
+    def values_of(self, name: str) -> Sequence[str]:
+        """Return the categories of a column, in order, also where they are numbers.
+
+        Raises:
+            SettingError: it holds numbers that nobody here can list, or too many.
+        """
+        if self.place(name) == CLIENT or name in self.categories:
+            return self.categories[name]
+        if not isinstance(self._clients, TableClients):
+            raise SettingError(f"sites do not list values of {name!r}: name them, categories={{{name!r}: [...]}}")
+        words = in_order(as_text(self._clients.values(name)).tolist())
+        if len(words) > MOST_CODES:
+            raise SettingError(f"{name!r} has {len(words):,} different values, at most {MOST_CODES} are categories")
+        return words
+
+    def pooled(self, name: str, shares: Sequence[float]) -> tuple[float, float, Floats]:
+        """Return the mean and the deviation of a column over all clients, as scikit-learn's, and quantiles.
+
+        Args:
+            name: the column.
+            shares: of the quantiles; sites tell none.
+
+        Raises:
+            SettingError: there are none, or sites have not agreed on them before the first question.
+        """
+        place = self.place(name)
+        if isinstance(self._clients, TableClients):
+            with simulated(self._clients) as (runtime, work):
+                answers = ExactAnswers(AskedSites(runtime, work, self._clients.names), "train", 0)
+                moments, index = merged(answers.moments), int(place)
+                if not (count := int(moments.present[index])):
+                    raise SettingError(f"column {name!r} has no numbers: leave it out of the formula")
+                deviation = math.sqrt(float(moments.scatter[index]) / count)
+                return float(moments.mean[index]), deviation, answers.quantiles(moments.present, shares)[index]
+        agreed = preparation_of(self._clients)
+        for column in () if agreed is None or len(shares) else agreed.columns:
+            if isinstance(column, NumericColumn) and column.name == name:
+                values = column.values
+                # where gaps are filled the mean is another
+                if not column.gaps and values.scale == "standard":
+                    return values.mean, values.deviation, np.zeros(0)
+        raise SettingError(
+            f"sites tell no mean and no quantiles of {name!r} before the first question: write the numbers, as in "
+            f"I({name} - 50), or bs({name}, knots=(40, 60), lower_bound=18, upper_bound=100)"
+        )
 
     def is_binary(self, name: str) -> bool:
         """Return whether a target is known to have two values."""
@@ -394,7 +443,7 @@ class ModelOptions(Protocol):
 
 def planned(
     asked: ModelColumns, family: Any, roles: ColumnRoles, columns: Sequence[str] | None, event: str | None = None,
-    **fields: Any,
+    formula: Formula | None = None, **fields: Any,
 ) -> tuple[ModelPlan, list[str]]:  # fmt: skip
     """Return the plan of a model and the names of its regressors, of which a category's is "column=value".
 
@@ -404,6 +453,7 @@ def planned(
         roles: other columns.
         columns: the regressors; all others by default.
         event: the class of the target that counts as 1, see `ModelColumns.event`.
+        formula: says what is made of the columns; by default they are the regressors.
         fields: further fields of the plan.
 
     Raises:
@@ -425,14 +475,15 @@ def planned(
     named = {places[name]: name for name in (asked.present if columns is None else columns)}
     regressors = [name for place, name in named.items() if place not in taken - {CLIENT}]
     # all groups have a curve, and a first category has no coefficient
-    names, terms = asked.terms(regressors, 0 if family == "survival" else 1)
+    first = 0 if family == "survival" else 1
+    names, terms = asked.terms(regressors, first) if formula is None else formula.columns(asked)
     if family in ("ordinal", "multinomial"):
         words = asked.levels(roles.target, family == "ordinal")
         target, fields["levels"] = asked.term(roles.target, None), [asked.term(roles.target, word)[1] for word in words]
     else:
         target = _target(asked, family, roles.target, event)
     plan = ModelPlan(
-        family=family, columns=terms, target=target, **fields,
+        family=family, columns=asked.checked(terms), target=target, **fields,
         **{role: None if name is None else asked.place(name) for role, name in numbers.items()},
         cluster=None if roles.cluster is None else asked.place(roles.cluster),
     )  # fmt: skip

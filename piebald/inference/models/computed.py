@@ -6,6 +6,7 @@ nothing in them is run as code.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, Self
@@ -99,6 +100,15 @@ class Computed(BaseModel):
         """The columns that it is computed from."""
         return tuple(step for step in self.steps if isinstance(step, tuple))
 
+    @property
+    def is_share(self) -> bool:
+        """Whether it lies between 0 and 1, as a product of categories and splines."""
+        return all(
+            step == "multiply" or isinstance(step, Spline)
+            or (isinstance(step, tuple) and (step[1] is not None or isinstance(after, Spline)))
+            for step, after in itertools.pairwise((*self.steps, None))
+        )  # fmt: skip
+
     def with_terms(self, change: Callable[[Term], Term]) -> Computed:
         """Return the same of other columns."""
         steps = (change(step) if isinstance(step, tuple) else step for step in self.steps)
@@ -129,6 +139,11 @@ Column = Term | Computed
 def terms_of_column(column: Column) -> tuple[Term, ...]:
     """Return the columns that a regressor is made of."""
     return column.terms if isinstance(column, Computed) else (column,)
+
+
+def is_share(column: Column) -> bool:
+    """Return whether a regressor lies between 0 and 1 whatever the rows are."""
+    return column.is_share if isinstance(column, Computed) else column[1] is not None
 
 
 def _taken(step: Step) -> int:
