@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -260,6 +260,21 @@ def survival_loss(outputs: Tensor, targets: Any, weights: Tensor | None = None) 
     no client's rows are compared with those of another one, and larger batches come closer to the likelihood of all of
     a client's rows.  A row of weight w counts as w rows: in the sum over events, in risk sets and in E.
     """
+    event, terms = _survival_terms(outputs, targets, weights)
+    # a batch without events has the loss 0 and still a gradient, so that every engine can take its step
+    total = outputs.to(torch.promote_types(outputs.dtype, torch.float32)).sum() * 0.0
+    for block in terms:
+        total = total + block.sum()
+    return total / nonzero(event.sum())
+
+
+def survival_terms(outputs: Tensor, targets: Any, weights: Tensor | None = None) -> Tensor:
+    """Return what each row's event adds to the numerator of `survival_loss` [batch], 0 of one without an event."""
+    return torch.cat([*_survival_terms(outputs, targets, weights)[1]])
+
+
+def _survival_terms(outputs: Tensor, targets: Any, weights: Tensor | None = None) -> tuple[Tensor, Iterator[Tensor]]:
+    """Return how much each row's event counts [batch], and the terms of all rows in blocks."""
     time, event = survival_pair(targets)
     counted = known(time) & known(event)
     event = event * counted
@@ -268,15 +283,16 @@ def survival_loss(outputs: Tensor, targets: Any, weights: Tensor | None = None) 
     risk = hazard
     if weights is not None:
         event, risk = event * weights, hazard + weights.clamp(min=1e-30).log()  # a weight of 0 is in no risk set
-    # a batch without events has the loss 0 and still a gradient, so that every engine can take its step
-    total = hazard.sum() * 0.0
-    for block in torch.split(torch.arange(len(time), device=hazard.device), _LOSS_BLOCK):
-        # all pairs of a batch at once would take its square in memory
-        at_risk = (time.unsqueeze(0) >= time[block].unsqueeze(1)) & counted
-        at_risk |= ~counted[block].unsqueeze(1)  # of an unknown row, which counts nowhere: no empty risk set
-        rest = torch.where(at_risk, risk.unsqueeze(0), -torch.inf).logsumexp(1)
-        total = total + (event[block] * (rest - hazard[block])).sum()
-    return total / nonzero(event.sum())
+
+    def blocks() -> Iterator[Tensor]:
+        for block in torch.split(torch.arange(len(time), device=hazard.device), _LOSS_BLOCK):
+            # all pairs of a batch at once would take its square in memory
+            at_risk = (time.unsqueeze(0) >= time[block].unsqueeze(1)) & counted
+            at_risk |= ~counted[block].unsqueeze(1)  # of an unknown row, which counts nowhere: no empty risk set
+            rest = torch.where(at_risk, risk.unsqueeze(0), -torch.inf).logsumexp(1)
+            yield event[block] * (rest - hazard[block])
+
+    return event, blocks()
 
 
 # -- whatever the model says

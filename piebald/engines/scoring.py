@@ -13,9 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from piebald.contracts import PLAIN_PASSES, PassSettings, Split
 from piebald.core import pytree
-from piebald.core.errors import SettingError
 from piebald.core.machine import moved
-from piebald.core.metrics import REPLICATES, Loss, mean_over_rows, weighed
+from piebald.core.metrics import REPLICATES, Loss, mean_over_rows, survival_terms, weighed
 from piebald.core.objective import METRICS, OBJECTIVES, accumulates, has_value_for_each
 from piebald.core.parameters import Layout
 from piebald.core.targets import IGNORED, TargetDomain, parted
@@ -131,12 +130,9 @@ class ScoringEngine:
 
     def row_losses(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         """The loss of each row, as `contracts.ClientContext.row_losses` describes."""
-        if self.work.objective.compares_rows:
-            raise SettingError(
-                f"the loss {self.work.objective.name!r} compares rows and has no value for a single one, which is "
-                "needed here to choose among models: use another loss"
-            )
         (outputs,), targets, sizes = self._outputs(clients, [model], split)
+        if self.work.objective.compares_rows:  # of which each event has a term
+            return self._of_each_row(survival_terms, outputs, targets, sizes, _terms)
         return self._of_each_row(self.work.objective.loss, outputs, targets, sizes, weighted_losses)
 
     def row_scores(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
@@ -328,6 +324,11 @@ def _channels_last(x: Tensor) -> Tensor:
     if channels == 1:  # both formats are the same with one channel: the strides tell torch which one is meant
         return x.as_strided(x.shape, (height * width, 1, width, 1))
     return x.contiguous(memory_format=torch.channels_last)
+
+
+def _terms(measure: Any, outputs: Any, targets: Any) -> Tensor:
+    terms: Tensor = measure(pytree.logits(outputs), *parted(targets))
+    return terms
 
 
 def value_of(measure: object, outputs: Any, targets: Any) -> Tensor:

@@ -138,10 +138,14 @@ class ExperimentFields(RunSettings):
         settings = self.prepare if isinstance(self.prepare, PrepareSettings) else PrepareSettings()
         target = self.data.target
         names = [target] if isinstance(target, str) else target or []
-        of_survival = self.loss is None and isinstance(target, TimeAndEvent)
-        if {*names} & {*settings.scale} or not (of_survival or speaks_in_unit(self.loss)):
+        if {*names} & {*settings.scale} or not speaks_in_unit(self.chosen_loss):
             return settings
         return settings.model_copy(update={"scale": {**settings.scale, **dict.fromkeys(names, "none")}})
+
+    @property
+    def chosen_loss(self) -> Any:
+        """The loss that the file names, or that of survival where the target is a time and an event."""
+        return "survival" if self.loss is None and isinstance(self.data.target, TimeAndEvent) else self.loss
 
     @property
     def recipe_sections(self) -> dict[Key, sections.RecipeSection]:
@@ -308,6 +312,8 @@ def _maker(
     if problem := unfit_classes(fields.loss, clients.classes):
         raise SettingError(f"{places.at('loss')}: {problem}")
     outputs = math.prod(y[0].shape[1:]) if clients.classes is None else len(clients.classes)
+    if fields.chosen_loss == "survival":
+        outputs = 1  # the risk, of which time and event are together
 
     agreed = preparation_of(clients) or fields.wanted.agreed
     embedded, agreed_width = ({}, 0) if agreed is None else (agreed.embedded, len(agreed.feature_names_out))

@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import piebald
+from piebald.cli import main
 from piebald.core.errors import SettingError
+from piebald.core.metrics import survival_loss, survival_terms
 from piebald.experiments.file import ExperimentSettings
 from piebald.models import build_model
 from tests.fakes import simulate
@@ -95,3 +98,35 @@ def test_small_batches_of_few_events_are_no_impossible_claim() -> None:
     for recipe in (piebald.recipes.fednova(lr=0.1, batch=5), piebald.recipes.fedavg(lr=0.1, batch=5)):
         run = simulate(recipe, clients, build_model("mlp", (2,), 1, hidden=[]), rounds=2, evaluate_every=0)
         assert {row["status"] for row in run.results} == {"ok"}
+
+
+@pytest.mark.long  # processes of sites
+def test_an_experiment_file_trains_one_output_and_alike_at_sites(tmp_path: Path) -> None:
+    """Before, the network of a file had an output for the time and one for the event, and a site knew no such loss."""
+    lives(words=True).to_csv(tmp_path / "lives.csv", index=False)
+    (tmp_path / "experiment.toml").write_text(
+        'rounds = 2\ndata = { source = "lives.csv", client = "site", target = { time = "days", event = "died" } }\n'
+        'partition = { kind = "by_owner", owner = "site" }\n'
+        'model = { name = "mlp", hidden = [] }\nrecipe = { name = "fedavg", lr = 0.5, steps = 2, batch = 1000 }\n'
+    )
+    scores = []
+    for runtime in ("simulator", "federation"):
+        words = ("--runtime", runtime, "--out", str(tmp_path / runtime), "--quiet")
+        assert main(["run", str(tmp_path / "experiment.toml"), *words]) == 0
+        scores.append(piebald.open(tmp_path / runtime).score)
+    assert [score.name for score in scores] == ["concordance"] * 2
+    assert scores[1].value == pytest.approx(scores[0].value, abs=1e-3)
+    assert 0.6 < scores[0].value <= 1
+    assert list(piebald.open(tmp_path / "simulator").predictor().predict(lives()[["x", "z"]])) == ["risk"]
+
+
+def test_terms_of_events_add_up_to_the_loss_that_the_rules_of_a_site_look_at() -> None:
+    rng = np.random.default_rng(3)
+    time, event = torch.tensor(rng.integers(1, 9, 40).astype(np.float32)), torch.tensor(rng.random(40) < 0.6).float()
+    outputs, weights = torch.tensor(rng.normal(size=40)).float(), torch.tensor(rng.integers(0, 3, 40)).float()
+    targets = torch.stack([time, event], 1)
+    for counts in (None, weights):
+        terms = survival_terms(outputs, targets, counts)
+        events = float((event if counts is None else event * counts).sum())
+        assert float(terms.sum()) / events == pytest.approx(float(survival_loss(outputs, targets, counts)), rel=1e-5)
+        assert not terms[event == 0].any()

@@ -313,7 +313,7 @@ class _OtherForm(SettingError):
 def _objective(terms: RunTerms, settings: ExperimentSettings, rows: Rows) -> Objective:
     """Return the run's loss and metrics, for the site's own rows."""
     agreed = settings.prepare.agreed if isinstance(settings.prepare, PrepareSettings) else None
-    named = plugins.objective_named(rows.y, settings.loss, settings.evaluate.metrics)
+    named = plugins.objective_named(rows.y, settings.chosen_loss, settings.evaluate.metrics)
     objective = in_own_unit(named, agreed)
     if objective.name != terms.objective or pytree.form(rows.x) != terms.own_shape:
         raise _OtherForm(
