@@ -111,8 +111,6 @@ def network(
 ) -> nn.Module:
     """`build_model`, where a name is one of `names()` or a reference, and other text names nothing."""
     make, accepted = _maker(name)
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise SettingError(f"seed must be a whole number, got {seed!r}")
     derived: dict[str, Any] = {"input_shape": input_shape, "outputs": outputs, "seed": seed}
     if name in _MODELS and name != "pretrained" and not pytree.is_single(pytree.formed(input_shape)):
         raise SettingError(

@@ -244,7 +244,7 @@ def test_published_test_rows_go_to_the_nearest_region() -> None:
     ("wrong", "message"),
     [
         (lambda: Skewed(ratio=1), "ratio must be above 1"),
-        (lambda: Explicit(rows=(3, 0)), "rows must be at least 1 for each client, got 0"),
+        (lambda: Explicit(rows=(3, 0)), "rows.1 must be at least 1, got 0"),
         (lambda: Iid(clients=2, sizes=Explicit(rows=(3, 1, 1))).split(even()), "each of the 2 clients, got 3"),
         (
             lambda: Iid(clients=2, sizes=Explicit(rows=(900, 200))).split(even()),

@@ -19,7 +19,7 @@ from torch import Tensor
 from piebald.contracts import Clients, InMemory, Rows, RowsAtSites, Split
 from piebald.contracts.component import WordedModel
 from piebald.core import pytree
-from piebald.core.arguments import checked, checked_class
+from piebald.core.arguments import Positive, checked, checked_class
 from piebald.core.errors import SettingError, about, shown
 from piebald.core.moments import Moments, merged
 from piebald.core.objective import Objective, speaks_in_unit
@@ -419,14 +419,12 @@ class Standardisation(WordedModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     mean: list[float] = Field(min_length=1)
-    deviation: list[float] = Field(min_length=1)
+    deviation: list[Positive] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(self.mean) != len(self.deviation):
             raise ValueError(f"mean and deviation must be as long, got {len(self.mean)} and {len(self.deviation)}")
-        if not all(number > 0 for number in self.deviation):
-            raise ValueError(f"deviation must be above 0, got {min(self.deviation)}")
         return self
 
     def applied(self, x: Any) -> Tensor:

@@ -33,7 +33,7 @@ from piebald.data.partition.split import (
 from piebald.data.preparation.columns import LARGEST, is_called_identifier, row_number
 from piebald.data.preparation.written_forms import date_readings
 
-PARTS = ("train", "validation", "test")
+SPLITS: tuple[Split, ...] = get_args(Split)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,7 +178,7 @@ def _refuse_cut(series: Any, name: str, group: Ints, groups: Sequence[str]) -> N
     if cut.any():
         # the first rows of the file, whatever the order of the groups' codes
         rows = min(sorted(order[place : place + 2].tolist()) for place in np.flatnonzero(cut))
-        here, there = (f"{PARTS[part[row]]} in row {row_number(series, row)}" for row in rows)
+        here, there = (f"{SPLITS[part[row]]} in row {row_number(series, row)}" for row in rows)
         raise SettingError(
             f"column {name!r} says {here} and {there}, which are one group by {shown(', '.join(groups), 40)}: correct "
             "it, or leave column or group out of [split]"
@@ -188,7 +188,7 @@ def _refuse_cut(series: Any, name: str, group: Ints, groups: Sequence[str]) -> N
 def _parts(series: Any, name: str) -> Ints:
     _refuse_gaps(series, name)
     words = series.astype(str).str.strip().str.lower()
-    part = words.map({word: place for place, word in enumerate(PARTS)})
+    part = words.map({word: place for place, word in enumerate(SPLITS)})
     if part.isna().any():
         row = int(np.flatnonzero(part.isna().to_numpy())[0])
         raise SettingError(
@@ -367,7 +367,6 @@ def leaks(parts: Mapping[Split, Lists], keys: RowKeys) -> Iterator[str]:
             )
 
 
-SPLITS: tuple[Split, ...] = get_args(Split)
 NO_KEYS = RowKeys()
 
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from piebald.contracts.component import Component
+from piebald.core.arguments import Count
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.randomness import generator, key
 from piebald.data.clients.convert import class_numbers
@@ -420,13 +421,7 @@ class Explicit(Sizes):
         rows: number of rows of each client, at least 1 each.
     """
 
-    rows: tuple[int, ...] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _check(self) -> Explicit:
-        if min(self.rows) < 1:
-            raise ValueError(f"rows must be at least 1 for each client, got {min(self.rows)}")
-        return self
+    rows: tuple[Count, ...] = Field(min_length=1)
 
     def counts(self, clients: int, rows: int, rng: Generator) -> Ints:
         if len(self.rows) != clients:

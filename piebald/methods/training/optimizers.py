@@ -11,6 +11,7 @@ from torch import Tensor
 
 from piebald.contracts import StateVector, StepSettings, UpdateRule
 from piebald.contracts.component import Component
+from piebald.core.arguments import Share
 from piebald.core.errors import SettingError
 from piebald.core.machine import float64_device
 
@@ -136,15 +137,9 @@ class AdamOptimizer(Optimizer):
     decoupled: ClassVar[bool] = False
     in_torch: ClassVar[type[torch.optim.Optimizer] | None] = torch.optim.Adam
 
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Share, Share] = (0.9, 0.999)
     eps: float = Field(default=1e-8, ge=0)
     amsgrad: bool = False
-
-    @model_validator(mode="after")
-    def _check_betas(self) -> Self:
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas must be two numbers of at least 0 and below 1, got {list(self.betas)}")
-        return self
 
     def state_vectors(self, momentum: float) -> tuple[StateVector, ...]:
         vectors = (StateVector("exp_avg"), StateVector("exp_avg_sq", squares=True))
