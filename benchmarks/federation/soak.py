@@ -2,9 +2,10 @@
 
 Sites and server are killed, stopped for seconds, left without free descriptors, doubled by a second process, and their
 clocks jump, at random.  Afterwards the run is repeated in this process with the same attendance, which the disturbed
-run has recorded: whoever took part in a step takes part in it again.  Each step must be the same, bit by bit: the loss
-and the length of each update, and the last model.  Writes soak.json beside this file, or to --out; fails where a step
-differs, a process does not come back, or an audit log's chain is broken.
+run has recorded: whoever took part in a step takes part in it again.  Each step must be the same, bit by bit: the
+length and the weight of each update, which follow from the model before and from the state of its site.  Writes
+soak.json beside this file, or to --out; fails where a step differs, an update counts twice, the run stops moving, or an
+audit log's chain is broken.
 
 --recipe scaffold   with state at sites and at the server (default)
 --seed 0            of the disturbances
@@ -37,11 +38,12 @@ from piebald.contracts import Clients, Result, Task
 from piebald.core.references import USERS
 from piebald.experiments.file import ExperimentSettings
 from piebald.methods.client_work import ClientWork
-from piebald.runs.run import opened
+from piebald.report.tables import History
 from piebald.runtimes.simulation.simulation import Simulation
 
 HERE = Path(__file__).parent
 SITES = 4
+_COMPARED = ("norm", "weight", "examples")  # of each update; its loss leaves a site with four digits
 _STUCK = 300.0  # seconds without two rounds after which a disturbance has stopped the run
 CLOCK = """\
 import os, time
@@ -195,7 +197,7 @@ class SameAttendance(piebald.Simulator):
 
 def compared(out: Path, made: ExperimentSettings) -> dict[str, Any]:
     """Repeat a run with its attendance, and count the steps that differ."""
-    disturbed = opened(out)
+    disturbed = History(out)  # it was stopped, and not finished
     rows = [row for row in disturbed.results if row["kind"] == "train"]
     steps = len(disturbed.rounds)
     came = [[row for row in rows if row["version"] == step and row["status"] == "ok"] for step in range(1, steps + 1)]
@@ -212,8 +214,8 @@ def compared(out: Path, made: ExperimentSettings) -> dict[str, Any]:
         row["version"]
         for row in rows
         if row["status"] == "ok"
-        and [row[name] for name in ("loss", "norm", "weight")]
-        != [theirs.get((row["version"], row["client"]), {}).get(name) for name in ("loss", "norm", "weight")]
+        and [row[name] for name in _COMPARED]
+        != [theirs.get((row["version"], row["client"]), {}).get(name) for name in _COMPARED]
     }
     counts = Counter((row["version"], row["client"]) for step in came for row in step)
     twice = [key for key, count in counts.items() if count > 1]
@@ -227,7 +229,6 @@ def compared(out: Path, made: ExperimentSettings) -> dict[str, Any]:
         "steps without all sites": sum(len(step) < SITES for step in attendance),
         "absent": dict(absent),
         "other failures": dict(Counter(row["reason"] for row in rows if row["status"] not in ("ok", "absent"))),
-        "last model equal": bool(torch.equal(disturbed.cluster_models[0], calm.cluster_models[0])),
     }
 
 
@@ -256,7 +257,7 @@ def main() -> None:
         found |= compared(soak.here.out, made) | {"audit logs that do not hold": broken}
     given.out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
-    if found["steps that differ"] or found["updates counted twice"] or broken or not found["last model equal"]:
+    if found["steps that differ"] or found["updates counted twice"] or broken:
         sys.exit("the disturbed run is not the calm one with the same attendance")
 
 

@@ -95,6 +95,9 @@ def server(
     check: Annotated[
         bool, typer.Option("--check", help="Look whether the server can start, print a table, and end.")
     ] = False,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait until no other server has the credentials, and take over.")
+    ] = False,
     job: Annotated[tuple[int, int] | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Train with the sites of a federation, which the server's credentials list."""
@@ -120,7 +123,9 @@ def server(
         if check:
             with locked(credentials):
                 raise typer.Exit(_print_checks([*server_machine(party), check_space(credentials)]))
-        return serve_queue(credentials, page, options)
+        return serve_queue(credentials, page, options, standby)
+    if standby:
+        raise SettingError("--standby is for a server that takes experiments from its queue: leave the file out")
     if options.plugins is not None:
         raise SettingError(
             "--plugin is for experiments of the queue: leave it out, or add the file with piebald queue add"

@@ -218,19 +218,22 @@ def _check_finished(run: Path) -> None:
     FinishedRun.at(run)
 
 
-def serve_queue(credentials: Path, page: PageAddress | None, options: app.SharedOptions) -> None:
+def serve_queue(credentials: Path, page: PageAddress | None, options: app.SharedOptions, standby: bool = False) -> None:
     """Take the experiments of the queue, each in a process of its own, until this process is stopped.
 
     Args:
         credentials: the server's.
         page: the address of its status page.
         options: of its process; experiments may name the plugins among them.
+        standby: whether to wait until no other process has the credentials, in place of an error.
     """
-    from piebald.federation.operate.job_processes import JobProcesses
+    from piebald.federation.operate.job_processes import JobProcesses, await_writer
     from piebald.federation.operate.machine_checks import check_space, refuse_crosses, server_machine
     from piebald.federation.operate.page_server import serving_page
 
     server, queue = _opened(credentials)
+    if standby:
+        await_writer(credentials)
     with locked(credentials), nullcontext() if page is None else serving_page(page, server.folder):
         refuse_crosses([*server_machine(server), check_space(server.folder)], f"piebald server {credentials} --check")
         jobs = JobProcesses(server, queue, partial(_job_words, options))
@@ -262,7 +265,7 @@ def serve_job(credentials: Path, number: int, door: int, options: app.SharedOpti
         door: the file over which the connections of sites come.
         options: of the process.
     """
-    from piebald.federation.operate.job_processes import end_with_parent, take_connections
+    from piebald.federation.operate.job_processes import LEFT, await_writer, end_with_parent, take_connections
     from piebald.federation.operate.logs import also_log
 
     server, queue = _opened(credentials)
@@ -271,6 +274,7 @@ def serve_job(credentials: Path, number: int, door: int, options: app.SharedOpti
     also_log(queue.log_file(number))
     entry, state, reason = queue.entry(number), "finished", ""
     try:
+        await_writer(Path(entry.out), LEFT)  # the process of a server that was killed may outlive it for a moment
         _carry_out(server, queue, entry, options)
     except (KeyboardInterrupt, app.Interrupted, DeviceLost):
         raise  # it goes on in another process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 import threading
@@ -16,6 +17,7 @@ import torch
 from piebald.cli import main
 from piebald.contracts import Task
 from piebald.core.errors import SettingError
+from piebald.experiments.file import ExperimentSettings
 from piebald.federation.hub.server_state import FederationState, Timeouts
 from piebald.federation.link.messaging import Unwelcome
 from piebald.federation.link.wire_messages import Hello
@@ -27,6 +29,7 @@ from tests.security.server_entry import Entry, packed
 
 from .conftest import SITES, Server, Sites, carry_out, provisioned, settings, until
 
+ROOT = Path(__file__).parents[2]
 FEDAVG = {"name": "fedavg"}
 
 
@@ -255,3 +258,38 @@ def test_each_absence_is_in_results_status_page_log_and_report(sites: Sites, tmp
     events = [line["event"] for line in lines if line["event"] in ("absent", "takes part") and line["site"] == "site-3"]
     assert events[-2:] == ["absent", "takes part"]
     assert "rounds go on without site-3 from step" in server.log.read_text()
+
+
+@pytest.mark.full
+def test_a_listed_site_joins_a_running_run_at_the_start_of_a_round(tmp_path: Path, monkeypatch: Any) -> None:
+    """Earlier rounds count it absent, and all is bit-equal to a calm run with the same attendance."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "federation"))
+    compared = importlib.import_module("soak").compared
+    sites = Sites(provisioned(tmp_path / "credentials"))
+    made = settings({"name": "scaffold"}, rounds=100_000, evaluate={"every": 0})
+    there = {"kind": "federation", "wait_for": 2, "silence": 2.0}
+    server = Server(
+        ExperimentSettings.of_table(made.table() | {"runtime": there}, "it"), sites.folder / "server", tmp_path / "run"
+    )
+    try:
+        for name in SITES[:2]:
+            sites.start(name)
+        until(lambda: server.version() >= 3)
+        sites.start(SITES[2])
+        until(lambda: "site-3 takes part from step" in server.log.read_text())
+        now = server.version()
+        until(lambda: server.version() > now + 2)
+        main(["stop", str(server.out)])
+        server.process.wait(60)
+    finally:
+        server.close()
+        sites.close()
+    rows = [row for row in History(server.out).results if row["client"] == 2]
+    absent = [row["version"] for row in rows if row["status"] == "absent"]
+    came = [row["version"] for row in rows if row["status"] == "ok"]
+    assert absent == [*range(1, len(absent) + 1)]
+    assert came
+    assert min(came) == len(absent) + 1
+    found = compared(server.out, made)
+    assert (found["steps that differ"], found["updates counted twice"]) == (0, 0)
+    assert found["updates"] == 2 * len(absent) + 3 * len(came)

@@ -7,6 +7,7 @@ import os
 import signal
 import ssl
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -206,3 +207,39 @@ def test_settings_that_cannot_be_read_fail_alone(text: str, jobs: JobProcesses, 
     jobs._queue.add("good", "rounds = 1", tmp_path / "good")
     assert in_slots(jobs) == {0: "good"}
     assert jobs._queue.entry(1).state == "failed"
+
+
+@pytest.mark.full
+def test_a_second_server_takes_over_in_the_middle_of_a_step_and_never_before(sites: Sites, tmp_path: Path) -> None:
+    """While the first one only hangs, the second writes nothing; once it is killed, the run goes on where it was."""
+    made, credentials = queued(sites, tmp_path, "a", 60), sites.folder / "server"
+    first = Process(credentials, tmp_path / "first")
+    second = None
+    try:
+        until(lambda: "experiment 1 of the queue" in first.log.read_text())
+        second = Process(credentials, tmp_path / "second", "--standby")
+        until(lambda: "standing by until process" in second.log.read_text() and version(tmp_path / "a") > 2)
+        sites.running["site-1"].send_signal(signal.SIGSTOP)  # so a step is under way
+        before = version(tmp_path / "a")
+        first.process.send_signal(signal.SIGSTOP)
+        time.sleep(2)
+        assert "experiment 1 of the queue" not in second.log.read_text()
+        assert version(tmp_path / "a") <= before + 1
+        first.process.kill()
+        first.process.wait()
+        until(lambda: "experiment 1 of the queue" in second.log.read_text())
+        sites.running["site-1"].send_signal(signal.SIGCONT)
+        until(lambda: ExperimentQueue(credentials).entry(1).state == "finished")
+    finally:
+        for process in (first, second):
+            if process is not None and process.process.poll() is None:
+                process.process.send_signal(signal.SIGCONT)
+                process.end(signal.SIGTERM)
+    run = opened(tmp_path / "a")
+    trained = [
+        (row["version"], row["client"]) for row in run.results if row["kind"] == "train" and row["status"] == "ok"
+    ]
+    assert trained == [(step, client) for step in range(1, 61) for client in range(3)]
+    calm = carry_out(made)
+    torch.testing.assert_close(run.cluster_models[0], calm.cluster_models[0], atol=1e-4, rtol=1e-4)
+    assert main(["audit", str(credentials)]) in (None, 0)

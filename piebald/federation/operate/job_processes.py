@@ -6,6 +6,7 @@ This process holds the port, and passes each connection of a site on to the proc
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import signal
@@ -29,11 +30,12 @@ from piebald.federation.hub.settings import Federation, Needs
 from piebald.federation.link.tls import LISTENS, Listener
 from piebald.federation.operate.experiment_queue import ExperimentQueue, Queued
 from piebald.federation.operate.remote import Desk
-from piebald.federation.operate.status import give_sign, lives
+from piebald.federation.operate.status import give_sign, lives, running_process
 from piebald.settings.toml_document import Document
 from piebald.storage.run_folder import refuse_occupied
 
 LOOK = 0.5  # seconds between two looks at the queue
+LEFT = 120.0  # seconds for which a lock may outlive its process on a shared disk
 _ENDING = 60.0  # seconds that a process has to end
 _STARTS = 3  # of a process that lost its device, at most
 _IDLE = ("waiting for", "stalled")  # beginnings of the states in which a run makes room for others
@@ -274,6 +276,25 @@ def _written(folder: Path) -> Mapping[str, Any]:
 
 def _seconds(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp() if moment else 0.0
+
+
+def await_writer(folder: Path, most: float = math.inf) -> None:
+    """Wait until no process has the lock of a folder.
+
+    The system gives a lock back when its process has ended, however that was, and not before: so a process that only
+    hangs, or is cut off, is never a second writer beside the one that waits here.
+
+    Args:
+        folder: credentials, or a run folder.
+        most: seconds to wait.
+    """
+    until, told = time.monotonic() + most, None
+    while (process := running_process(folder)) is not None and time.monotonic() < until:
+        if process != told:
+            fields = {"event": "standby", "process": process, "folder": str(folder)}
+            log.info("standing by until process %(process)d, which has %(folder)s, has ended", fields)
+        told = process
+        time.sleep(LOOK)
 
 
 # ------------------------------------------------------------------------------------------------ in the other process
