@@ -32,7 +32,14 @@ from piebald.inference.request import STEP, Bins, NoiseAt, Quantiles, Statistics
 from piebald.inference.simulated import MOST_CATEGORIES, AskedSites, TableClients, simulated
 from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation
-from piebald.privacy.ledger import Ledger, budget
+from piebald.privacy.ledger import Ledger, Withheld, budget
+
+log = logging.getLogger("piebald.statistics")
+
+
+class CountsWithheld(RuntimeFault):
+    """Counts at thresholds that a site's rules of disclosure keep."""
+
 
 _SECTIONS = 16  # of the numbers that are left: 2 would take 64 questions in place of 16
 
@@ -71,10 +78,12 @@ class ExactAnswers:
         answers = [self._sites.ask(query, self.clients) for query in queries]
         # quantiles are a bisection over all rows: counts of fewer clients would lead it astray
         if lost := [client for client in self.clients if not all(client in answer for answer in answers)]:
-            raise RuntimeFault(
-                f"client {lost[0] + 1} answered the first question and not the next one, about the counts of numbers "
-                f"that quantiles come from ({self._sites.refused[lost[0]]}): the log of a site that "
-                "refuses names the column: leave that out, ask for no quantiles, or ask again"
+            reason = self._sites.refused.get(lost[0], "it is away")
+            kind = CountsWithheld if reason.endswith(Withheld.sentence) else RuntimeFault
+            raise kind(
+                f"{self._sites.names[lost[0]]} answered the first question and not the next one, about the counts of "
+                f"numbers that quantiles come from ({reason}): the log of a site that refuses names the column: leave "
+                "that out, ask for no quantiles, or ask again"
             )
         counts = [[answer[client].vectors["counts"] for answer in answers] for client in self.clients]
         return torch.stack([torch.cat(parts, 1) for parts in counts]).numpy().astype(np.int64)
@@ -106,8 +115,9 @@ class ExactAnswers:
         return np.where(part == 0, lower, between)
 
     def columns(
-        self, names: Sequence[str], clients: Sequence[str], request: StatisticsRequest, few_questions: bool = False
-    ) -> tuple[dict[str, NumberColumn], dict[str, dict[str, NumberColumn]]]:
+        self, names: Sequence[str], clients: Sequence[str], request: StatisticsRequest, few_questions: bool = False,
+        say: Callable[[str], None] = log.warning,
+    ) -> tuple[dict[str, NumberColumn], dict[str, dict[str, NumberColumn]]]:  # fmt: skip
         """Return the columns of numbers over all clients, and each client's own where the request asks for them.
 
         Args:
@@ -115,13 +125,19 @@ class ExactAnswers:
             clients: names of those who take part.
             request: what is asked for.
             few_questions: whether quantiles come from the histogram, whose counts are the only ones that are asked for.
+            say: called with a sentence about quantiles that sites do not tell, which are left out.
         """
         if not names:
             return {}, {}
         pooled, shares = merged(self.moments), request.quantiles
         quantiles = np.full((len(names), len(shares)), np.nan)
         if not few_questions:
-            quantiles = self.quantiles(pooled.present, shares)
+            try:
+                quantiles = self.quantiles(pooled.present, shares)
+            except CountsWithheld as error:
+                # an exact quantile ends at a row, which a site with a floor never tells
+                say(f"quantiles are left out: {error}; bins, with bounds of all columns, give those of histograms")
+                quantiles, shares = quantiles[:, :0], ()
         edges: Floats | None = None
         counts = np.zeros((len(self.moments), len(names), 0), dtype=np.int64)
         if request.bins is not None:
@@ -201,9 +217,6 @@ def _moments(vectors: Floats) -> Moments:
     # each row is present, missing or infinite in the first column
     rows = int(vectors[:3, 0].sum()) if vectors.shape[1] else 0
     return Moments(rows, **counts, mean=parts["mean"], scatter=parts["scatter"])
-
-
-log = logging.getLogger("piebald.statistics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,15 +356,19 @@ def _exact(
     request, few = _few_questions(clients, columns, request)
     answers = ExactAnswers(sites, request.split, columns.targets)
     taking_part, tables = [sites.names[client] for client in answers.clients], dict[tuple[str, str], Table]()
-    numbers, by_client = answers.columns(columns.names, taking_part, request, few)
+    numbers, by_client = answers.columns(columns.names, taking_part, request, few, say)
     if request.categories or request.tables:
         categories = {**columns.categories, **request.categories}
         query, plan = _sums_question(columns, replace(request, bins=None, bounds={}, categories=categories))
         texts, tables = _categorical(plan, sites.sums(query, None)[1])
     else:
-        texts = _category_counts(answers, columns, _counted(columns, request, few))
+        try:
+            texts = _category_counts(answers, columns, _counted(columns, request, few))
+        except CountsWithheld as error:
+            say(f"categories are left out: {str(error).replace('that quantiles come from', 'that categories have')}")
+            texts = {}
     apart = {name for name in columns.categories if name in texts or name != TARGET}
-    if uncounted := sorted(apart - {*texts}):
+    if (uncounted := sorted(apart - {*texts})) and request.bins is not None:
         say(f"categories of {', '.join(uncounted)} are not told beside histograms: ask for them without bins")
     return FederatedStatistics(
         taking_part, "exact", [moments.rows for moments in answers.moments], _without(numbers, apart), texts, tables,

@@ -48,7 +48,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -617,9 +617,11 @@ _SLACK = 1e-9  # three equal rows have a third each, whatever rounding says
 class Withheld(Declined):
     """Sums that a site does not tell, since few rows decide them."""
 
+    # one sentence for all reasons: which rule a sum breaks may tell of the rows
+    sentence: ClassVar = "too few rows contribute to a sum, or one of them has a large share of it"
+
     def __init__(self) -> None:
-        # one sentence for all reasons: which rule a sum breaks may tell of the rows
-        super().__init__("too few rows contribute to a sum, or one of them has a large share of it")
+        super().__init__(self.sentence)
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,3 +127,26 @@ def test_categories_of_prepared_sites_are_counted_under_masks(agreed: tuple[Site
     wanted = statistics_request((), None, bounds, categories={"ward": ["a", "z"]}, secure=True)
     with pytest.raises(piebald.SettingError, match="'z'"):
         statistics_at_sites(asked, ready.work, ready.clients, wanted)  # type: ignore[arg-type]
+
+
+def test_what_sites_with_a_floor_keep_is_named_and_the_rest_is_told(
+    agreed: tuple[Sites, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    sites, preparation = agreed
+    ready = sites.ready(sites.settings.with_agreed(preparation), ())
+    policies = [Policy(queries=["statistics"], least_rows=3, questions={"statistics": 100})] * 3
+    asked = InProcess(ready, policies, None, None)
+    asked._sites = [TaskRunner(site, policies[k], "cpu", asked._signers[k]) for k, site in enumerate(sites.at(ready))]
+    said: list[str] = []
+    told = statistics_at_sites(asked, ready.work, ready.clients, statistics_request((0.5,), None, {}), say=said.append)  # type: ignore[arg-type]
+    expected = piebald.statistics(here(sites), quantiles=())
+    assert {name: column.mean for name, column in told.numbers.items()} == {
+        name: column.mean for name, column in expected.numbers.items()
+    }
+    assert all(not column.quantiles for column in told.numbers.values())
+    left = next(line for line in said if line.startswith("quantiles are left out: "))
+    assert any(f": {name} answered" in left for name in NAMES)
+    # the site's own log has the name of the column, and what is sent has not
+    names = [line for line in caplog.text.splitlines() if "; column" in line]
+    assert any(name in line for line in names for name in ("pay", "age", "smoker", "seen"))
+    assert not any(name in line for line in said for name in ("pay", "'age'", "smoker", "seen"))

@@ -22,6 +22,7 @@ from piebald.core.private_files import make_private, write_private
 from piebald.core.references import files
 from piebald.federation.credentials.provisioning import SITE_TOML, Description, provision, read
 from piebald.federation.link.messaging import SERVER
+from piebald.privacy.ledger import Withheld
 
 log = logging.getLogger("piebald.federation")
 
@@ -124,6 +125,13 @@ class LocalFederation:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        # the sites are this user's own, who may read which column they told nothing about
+        for name in self._sites:
+            with contextlib.suppress(OSError):
+                lines = read_bytes(self._folder / name / "log.txt", most=None).decode(errors="replace").splitlines()
+                kept = (line.partition(Withheld.sentence) for line in lines)
+                for column in dict.fromkeys(after for _, sentence, after in kept if sentence and after):
+                    log.warning("the log of %s: %s%s", name, Withheld.sentence, column)
         if self._temporary:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, model_validator
 
 from piebald.contracts import Clients, Rows, Split
-from piebald.contracts.data import public_rows_of
+from piebald.contracts.data import column_names, public_rows_of
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.objective import Objective
@@ -22,7 +22,7 @@ from piebald.core.tensor_store import blocks
 from piebald.data.clients.client_tables import files_of
 from piebald.data.clients.data_source import NO_SOURCE, DataSource, RunRows, client_among, with_published
 from piebald.data.clients.owner import Owner, cleaned, counted_records, read_owners, records_of
-from piebald.data.clients.prepared import PreparedClients, coded_rows, columns_of, warn_of_values
+from piebald.data.clients.prepared import PreparedClients, coded_rows, columns_of, preparation_of, warn_of_values
 from piebald.data.clients.row_identity import UNKNOWN, Digests
 from piebald.data.clients.table_files import AsWritten
 from piebald.data.embeddings import embedded_by
@@ -121,6 +121,7 @@ class SiteRows:
         records: digests of these rows as the site has them, each once; none where nothing identifies them.
         rows_per_person: the most rows of one person, 1 where nothing says whose a row is.
         division: how the run says that they are divided, None where it does not.
+        features: the names of the inputs, None where they have none.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class SiteRows:
     ):
         self.names, self.classes, self.division = names, classes, division
         self.common: Rows | None = None
+        self.features: Sequence[str] | None = None
         self.public_rows, self.records, self.rows_per_person = public, records, 1
         self._number, self._rows = number, rows
         # no rows, but with the shapes and types of rows
@@ -192,7 +194,15 @@ def rows_of_one(clients: Clients, number: int) -> SiteRows:
     rows = {split: clients.rows(number, split) for split in SPLITS}
     names = [str(clients.names[n]) for n in range(len(clients))]
     records = records_of([Owner(None, clients)], names[number])
-    return SiteRows(names, number, rows, clients.classes, public_rows_of(clients), records, division_of(clients))
+    own = SiteRows(names, number, rows, clients.classes, public_rows_of(clients), records, division_of(clients))
+    own.features = _features(clients)
+    return own
+
+
+def _features(clients: Clients) -> Sequence[str] | None:
+    """Return the names of inputs, for the site's own log, which names the column of a sum that is not told."""
+    agreed = preparation_of(clients)
+    return column_names(clients)[0] if agreed is None else agreed.feature_names_out
 
 
 def own_rows(
@@ -239,7 +249,9 @@ def _rows_for_run(
         if none.weight is not None:
             whole = replace(whole, weight=torch.cat([part.weight for part in parts if part.weight is not None]))
         rows = {"train": none, "validation": none, "test": whole}
-    return SiteRows(names, number, rows, run.classes, public_rows_of(clients), division=run.split)
+    own = SiteRows(names, number, rows, run.classes, public_rows_of(clients), division=run.split)
+    own.features = _features(clients)
+    return own
 
 
 def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
