@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.contracts import Cohort, ServerContext
-from piebald.core.cohort_matrix import too_many_pairs
+from piebald.core.cohort_matrix import squared_distances, too_many_pairs
 from piebald.methods.clustering.base import Clustering
 
 
@@ -57,9 +57,7 @@ class Attentive(Clustering):
 
     def weights(self, parameters: Tensor) -> Tensor:
         """The weights [n, n] of clients' parameters [n, t] in what each of them is sent; rows sum to 1."""
-        # float32 would lose the differences of models that are nearly alike
-        wide = parameters.double()
-        apart = torch.cdist(wide, wide, compute_mode="donot_use_mm_for_euclid_dist").square()
+        apart = squared_distances(parameters)
         shares = (self.alpha / self.sigma * torch.exp(-apart / self.sigma)).fill_diagonal_(0)
         # scaled down only where they exceed 1, which keeps a client's own weight at 0 or above
         shares = shares / shares.sum(1, keepdim=True).clamp(min=1)
