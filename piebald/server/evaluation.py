@@ -22,9 +22,11 @@ from piebald.methods.queries.row_scores import (
     NaiveScores,
     RowScores,
     TrainingTotals,
+    class_totals,
     constant,
     constant_of,
     known_targets,
+    row_weights,
 )
 from piebald.methods.queries.scores import Confusion, counted
 from piebald.methods.queries.threshold_scores import AT_THRESHOLD, ThresholdCounts, ThresholdScores
@@ -270,14 +272,21 @@ def row_query(work: ClientWork, clients: Clients, split: Split, asked: int, simu
 
 def _of_all(clients: Clients, naive: Naive | None) -> tuple[float, ...]:
     """The outputs of the constant answer from all clients' training rows, which are on this machine; empty for none."""
+    first = clients.rows(0, "train").weight if naive not in (None, "equal") and clients.classes is not None else None
+    if naive == "classes" and first is not None:
+        classes = len(clients.classes or ())
+        sums_of = [class_totals(clients.rows(client, "train"), classes) for client in range(len(clients))]
+        return tuple(constant(naive, torch.stack(sums_of).sum(0)).tolist())
     if naive == "classes":
         counts = [clients.counts(client, "train") for client in range(len(clients))]
         sums = [*map(sum, zip(*[row for row in counts if row], strict=True))] if None not in counts else []
         return tuple(constant(naive, torch.tensor(sums).double()).tolist())
     if naive in (None, "equal") or len(clients) > MOST_CLIENTS:
         return ()
-    targets = [known_targets(clients.rows(client, "train")) for client in range(len(clients))]
-    return tuple(constant_of(naive, torch.cat([values for values in targets if len(values)])).tolist())
+    held = [rows for client in range(len(clients)) if len(rows := clients.rows(client, "train"))]
+    targets, weights = torch.cat([*map(known_targets, held)]), torch.cat([*map(row_weights, held)])
+    some = any(rows.weight is not None for rows in held)
+    return tuple(constant_of(naive, targets, weights if some else None).tolist())
 
 
 def totals_query(rows: RowScores | None, work: ClientWork) -> TrainingTotals | None:

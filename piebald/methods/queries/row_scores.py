@@ -80,15 +80,19 @@ class RowScores(ScoringQuery):
         """The outputs [c, k] that are the same for all rows of a client, by name."""
         if self.naive is None:
             return {}
+        held = context.rows("train")
         if self.naive == "classes":
             counts = context.label_counts()
+            if any(rows.weight is not None for rows in held):
+                counts = torch.stack([class_totals(rows, counts.shape[1]) for rows in held]).to(counts.device)
             outputs, rows_known = constant(self.naive, counts.double()).float(), counts.sum(1, keepdim=True)
         elif self.naive == "equal":
             # equal hazards: any constant would do, as survival losses compare rows
             return {NAIVE: torch.zeros(len(context.rows("train")), 1)}
         else:
-            targets = [known_targets(rows) for rows in context.rows("train")]
-            outputs = torch.stack([constant_of(self.naive, values) for values in targets])
+            targets = [known_targets(rows) for rows in held]
+            each = [None if rows.weight is None else row_weights(rows) for rows in held]
+            outputs = torch.stack([constant_of(self.naive, *pair) for pair in zip(targets, each, strict=True)])
             rows_known = torch.stack([(~values.isnan()).any() for values in targets])[:, None]
         if not self.of_all:
             return {NAIVE: outputs}
@@ -174,6 +178,7 @@ class TrainingTotals(Query):
         return cls(naive=naive, edges=(*(-edge for edge in reversed(powers)), *powers))
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        # numbers of rows and no weights, since the rules of a site go by them
         if self.naive == "classes":
             totals = context.label_counts()
         else:
@@ -248,16 +253,42 @@ def known_targets(rows: Rows) -> Tensor:
     return torch.where(values == -100, torch.nan, values)
 
 
-def totals_of(targets: Tensor) -> Tensor:
-    """The sums of targets [n, k] and the numbers of rows that have them [2 * k]."""
-    return torch.cat([targets.nansum(0), (~targets.isnan()).sum(0)])
+def row_weights(rows: Rows) -> Tensor:
+    """How much each row counts [n], 1 where all count alike."""
+    return torch.ones(len(rows), dtype=torch.float64) if rows.weight is None else rows.weight.double()
 
 
-def constant_of(naive: Naive, targets: Tensor) -> Tensor:
-    """The outputs [k] that are the same for all rows, from targets [n, k]; 0 without any."""
+def class_totals(rows: Rows, classes: int) -> Tensor:
+    """The sums of the weights of each class's rows [classes]."""
+    labels, weights = known_targets(rows), row_weights(rows)
+    known, each = ~labels.isnan(), weights.to(labels.device)[:, None].expand_as(labels)
+    return torch.bincount(labels[known].long(), each[known], classes)
+
+
+def totals_of(targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The sums of targets [n, k] and the numbers of rows that have them [2 * k], or the sums of their weights [n]."""
+    each = torch.ones(len(targets), dtype=targets.dtype) if weights is None else weights
+    each = each.to(targets)[:, None]
+    return torch.cat([(targets * each).nansum(0), (~targets.isnan() * each).sum(0)])
+
+
+def constant_of(naive: Naive, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The outputs [k] that are the same for all rows, from targets [n, k] and weights [n]; 0 without any."""
     if naive != "median":
-        return constant(naive, totals_of(targets)).float()
+        return constant(naive, totals_of(targets, weights)).float()
+    if weights is not None:
+        return torch.stack([_weighted_median(column, weights) for column in targets.T]).float()
     return (targets.nanmedian(0).values if len(targets) else targets.new_zeros(targets.shape[1])).nan_to_num().float()
+
+
+def _weighted_median(targets: Tensor, weights: Tensor) -> Tensor:
+    """The least target [n] at which half of the weight is reached, 0 without any."""
+    known = ~targets.isnan()
+    values, order = targets[known].sort()
+    reached = weights.to(targets)[known][order].cumsum(0)
+    if not len(values):
+        return targets.new_zeros(())
+    return values[torch.searchsorted(reached, reached[-1] / 2).clamp_max(len(values) - 1)]
 
 
 def constant(naive: Naive, totals: Tensor) -> Tensor:
