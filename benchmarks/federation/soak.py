@@ -7,7 +7,8 @@ length and the weight of each update, which follow from the model before and fro
 soak.json beside this file, or to --out; fails where a step differs, an update counts twice, the run stops moving, or an
 audit log's chain is broken.
 
---recipe scaffold   with state at sites and at the server (default)
+--recipe scaffold   with state at sites and at the server (default); a site whose result came too late keeps the state
+                    of that training, so from then on its steps differ from those of the calm run
 --seed 0            of the disturbances
 """
 
@@ -84,8 +85,8 @@ class Soak:
 
     def go_on(self, minutes: float) -> None:
         """Disturb it for so long, and leave it in peace at the end until all sites are back."""
-        until = time.monotonic() + 60 * minutes
         self._moves_on("the start")
+        until = time.monotonic() + 60 * minutes
         kinds = [self.kill_site, self.kill_server, self.stop_site, self.stop_server, self.cut, self.double,
                  self.no_descriptors, self.jump]  # fmt: skip
         while time.monotonic() < until:
