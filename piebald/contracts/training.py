@@ -615,8 +615,12 @@ class ClientContext(Protocol):
         At a site of a federation it comes from the operating system's randomness, in a simulation from the run's seed.
         """
 
-    def label_counts(self) -> Tensor:
-        """Training rows of each class [c, classes], for classification with one label for each row."""
+    def label_counts(self, weighted: bool = False) -> Tensor:
+        """Training rows of each class [c, classes], for classification with one label for each row.
+
+        Args:
+            weighted: whether rows count by their weights, where they have some.
+        """
 
     def class_features(self, model: Tensor) -> tuple[Tensor, Tensor]:
         """The mean over each class' training rows of what goes into the last linear layer [c, classes, d], 0 for a

@@ -169,15 +169,17 @@ class EngineContext:
         ]
         return [long_key("answer", *rng_key_of_task) for rng_key_of_task in keys]
 
-    def label_counts(self) -> Tensor:
+    def label_counts(self, weighted: bool = False) -> Tensor:
         (classes,), gathered = self.engine.work.outputs, self.engine.row_loader.gather(self.stack.clients, "train")
         sizes = [len(places) for places in gathered.places]
         rows = moved(torch.from_numpy(np.concatenate(gathered.places)), self.engine.device)
-        labels = pytree.single(parted(gathered.take(rows).y)[0], "counting labels").long()
+        targets, weights = parted(gathered.take(rows).y)
+        labels = pytree.single(targets, "counting labels").long()
         owners = moved(torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)), self.engine.device)
-        counts = torch.zeros(len(sizes) * classes, dtype=torch.int64, device=self.engine.device)
         # an unknown class, -100, adds 0 in its client's first place: a mask would make the host wait
-        counts.scatter_add_(0, owners * classes + labels.clamp_min(0), (labels >= 0).long())
+        each = (labels >= 0).long() if weights is None or not weighted else (labels >= 0) * weights.double()
+        counts = torch.zeros(len(sizes) * classes, dtype=each.dtype, device=self.engine.device)
+        counts.scatter_add_(0, owners * classes + labels.clamp_min(0), each)
         return counts.view(len(sizes), classes)
 
     def class_features(self, model: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from piebald.core.cohort_matrix import divided, weighted_mean, weighted_sum
 from piebald.core.parameters import Layout
 from piebald.core.randomness import key
 from piebald.core.tensor_store import TensorStore
+from piebald.engines.sequential import LARGE
 from piebald.methods.aggregation.base import Aggregator, aggregated
 from piebald.methods.aggregation.linear import Linear
 from piebald.methods.clustering.base import assigned
@@ -298,7 +299,8 @@ class ClusterModels:
                 matrix[:, -away.shape[1] :] += away
                 members = dataclasses.replace(members, matrix=matrix)
         average, shares = aggregated(recipe.aggregation, members, context)
-        if (pool := members.updates[0].partial_sum) is not None:
+        pool = members.updates[0].partial_sum
+        if pool is not None and len(cluster.model) > LARGE:
             pool.vectors.pop("model", None)  # it would lie beside the new model, and is twice as large
         average, shares = with_capped_shares(average, shares, members, recipe.aggregation, self.max_weight)
         whole = sum(shares)

@@ -97,7 +97,7 @@ LINES = {
     "data name of others": ("data emnist", "there is no data set 'emnist': femnist has EMNIST's letters and digits"),
     "option value": ("run --out", "Option '--out' requires an argument"),
     "no file": ("compare", "Missing argument"),
-    "too many": ("run a.toml b.toml", "Got unexpected extra argument"),
+    "too many": ("compare a.toml b.toml", "Got unexpected extra argument"),
     "file missing": ("run nowhere.toml", "nowhere.toml cannot be read: no such file or directory"),
     "file is a folder": ("run .", ". cannot be read: it is a directory, and only files are read"),
     "set no value": ("run experiment.toml --set rounds", "--set needs key=value, like --set recipe.lr=0.1, got 'rounds'"),

@@ -231,12 +231,15 @@ def test_a_queue_ends_at_a_full_disk_and_keeps_the_experiment(tmp_path: Path, mo
     monkeypatch.setattr(queueing, "_carry_out", part)
     lacks = Check("disk", False, "1 MB are free in /srv, 105 MB may be needed")
     monkeypatch.setattr("piebald.federation.operate.machine_checks.check_space", lambda _: lacks)
+    jobs = "piebald.federation.operate.job_processes"
+    for name in ("end_with_parent", "take_connections"):  # which this process is not to do
+        monkeypatch.setattr(f"{jobs}.{name}", lambda *_: None)
     with pytest.raises(SettingError, match=r"step 3 could not be .*1 MB are free in /srv.* piebald server"):
-        queueing._serve(own, waiting, first, SharedOptions(quiet=True))
+        queueing.serve_job(own.folder, 1, 0, SharedOptions(quiet=True))
     assert waiting.entry(1).state == "running"  # which the next start goes on with
-    monkeypatch.undo()
-    monkeypatch.setattr(queueing, "_carry_out", part)
-    queueing._serve(own, waiting, first, SharedOptions(quiet=True))
+    room = Check("disk", True, "there is room")
+    monkeypatch.setattr("piebald.federation.operate.machine_checks.check_space", lambda _: room)
+    queueing.serve_job(own.folder, 1, 0, SharedOptions(quiet=True))
     assert waiting.entry(1).state == "failed"  # where there is room, it was something else
 
 

@@ -192,7 +192,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "no layer before",
     ),
     "no classes": (lambda: run(loss=lambda out, y: out.square().sum(1)), "needs classification with one label"),
-    "k": (lambda: NearestNeighbours(network(), X, Y, k=0), "k must be at least 1"),
+    "k": (lambda: NearestNeighbours(network(), X, Y, k=0), "k must be a whole number of at least 1"),
     "one layer": (lambda: NearestNeighbours(nn.Linear(5, 4), X, Y), "must end with a linear layer"),
     "nothing": (lambda: NearestNeighbours(network(), X, Y - 10), "nothing can be remembered"),
 }

@@ -64,6 +64,8 @@ COMMANDS = {
     "look": "look rows.csv --client hospital --target ill",
     "transfer": "transfer t.toml --out moved --quiet",
     "match": "",  # by `transfer`: it takes a second party, and the link is the same
+    "serve": "",  # by `predict`, whose function it is; it ends when it is stopped
+    **dict.fromkeys(("submit", "logs", "abort", "fetch"), ""),  # the link of `client`, to a server that runs
     "statistics": "statistics rows.csv --client hospital",
     "glm": "glm rows.csv --client hospital --target dose",
     "cox": "cox rows.csv --client hospital --time days --event dead",

@@ -83,7 +83,7 @@ def test_rows_from_python_are_scored_by_the_names_of_their_features(tmp_path):
         (["predict", "run", "words.csv"], "column 'basket' must have a number in each row, got 'many'"),
         (
             ["predict", "run", "shop.csv", "--client", "3"],
-            "holds a transfer, with one model: give no options but --out",
+            "holds a transfer, with one model: give none of the options that choose one",
         ),
         (["predict", "source alone", "shop.csv"], "holds no target that has finished"),
     ],

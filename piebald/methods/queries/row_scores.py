@@ -80,16 +80,14 @@ class RowScores(ScoringQuery):
         """The outputs [c, k] that are the same for all rows of a client, by name."""
         if self.naive is None:
             return {}
-        held = context.rows("train")
         if self.naive == "classes":
-            counts = context.label_counts()
-            if any(rows.weight is not None for rows in held):
-                counts = torch.stack([class_totals(rows, counts.shape[1]) for rows in held]).to(counts.device)
+            counts = context.label_counts(weighted=True)
             outputs, rows_known = constant(self.naive, counts.double()).float(), counts.sum(1, keepdim=True)
         elif self.naive == "equal":
             # equal hazards: any constant would do, as survival losses compare rows
             return {NAIVE: torch.zeros(len(context.rows("train")), 1)}
         else:
+            held = context.rows("train")
             targets = [known_targets(rows) for rows in held]
             each = [None if rows.weight is None else row_weights(rows) for rows in held]
             outputs = torch.stack([constant_of(self.naive, *pair) for pair in zip(targets, each, strict=True)])

@@ -52,7 +52,8 @@ class Arena:
     """
 
     def __init__(self, size: int) -> None:
-        self.size = size // PARTS // mmap.PAGESIZE * mmap.PAGESIZE  # of a part
+        unit = mmap.PAGESIZE if size // PARTS > _LARGE else _ALIGN  # the system takes whole pages back
+        self.size = size // PARTS // unit * unit  # of a part
         self._memory = mmap.mmap(-1, size)
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._free = self._stop = self._part = 0
