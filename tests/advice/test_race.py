@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from piebald import recipes
 from piebald.advice.race import KEPT, REPEATED, Entrant, Race, Runner, methods_of
 from piebald.advice.tuning import Budget
-from piebald.advice.tuning.trial_runs import TRIALS
+from piebald.advice.tuning.trial_runs import TRIALS, TrialRuns
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.report.paired import Scores
 
@@ -26,6 +27,7 @@ class FakeRuns:
 
     rungs, metric, higher_is_better = (4, 8, 16), "accuracy", True
     names = choosing = NAMES
+    at_rung = TrialRuns.at_rung
 
     def __init__(self, levels: Mapping[float, Sequence[float]]) -> None:
         self.levels, self.trained = levels, list[tuple[str, float, int, int]]()
@@ -37,7 +39,8 @@ class FakeRuns:
         self.trained.append((label, rate, seed, rounds))
         final = {"rounds": rounds, "bytes_down": 0, "bytes_up": 10 * rounds, "wall": 60.0, "seconds": 0.0}
         level = self.levels[rate][min(seed, len(self.levels[rate]) - 1)] / (2 if label == "fedavg" else 1)
-        return SimpleNamespace(level=level, seed=seed, final=final, results=[], close=lambda: None)
+        made = SimpleNamespace(level=level, seed=seed, final=final, results=[], close=lambda: None)
+        return nullcontext(made)
 
     def scores(self, runs: Sequence[Any], version: int) -> Scores:
         return self.table(np.array([[run.level] * 2 for run in runs]), [run.seed for run in runs])

@@ -315,7 +315,8 @@ def test_contributions_add_up_to_the_sums_that_leave() -> None:
     x, y = (part.astype(float) for part in rows())
     nothing = np.zeros(ROWS)
     parts = {"offset": nothing, "weight": np.linspace(0.5, 2, ROWS), "time": x[:, 3], "entry": nothing - np.inf}
-    labels = {"cluster": np.arange(ROWS).astype(object), "stratum": np.zeros(ROWS, dtype=int), "dropped": 0}
+    labels = {"cluster": np.arange(ROWS).astype(object), "stratum": np.zeros(ROWS, dtype=int), "dropped": 0,
+              "steps": np.zeros((ROWS, 0))}  # fmt: skip
 
     def checked(family: str, target: Any, ask_for: Ask, point: Any) -> None:
         timed = {"time": "3"} if family == "cox" else {}
