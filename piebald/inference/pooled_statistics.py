@@ -254,6 +254,7 @@ class FederatedStatistics(PooledResult):
                 tests[pair] = ChiSquare(float(found.statistic), int(found.dof))
         return tests
 
+    @checked
     def shown(self, name: str, number: float) -> float | str | None:
         """Return a mean or a quantile of a column for tables: dates as 2024-05-31."""
         if name not in self.dates or not math.isfinite(number):

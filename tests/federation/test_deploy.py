@@ -185,7 +185,7 @@ def test_what_is_wrong_with_a_sites_rows_stays_at_the_site(tmp_path: Path, caplo
     rebuild = SiteWork(credentials, SiteSettings.model_validate({"data": {"source": "patients-of-dr-x.csv"}}), tmp_path)
     terms = {
         "protocol": PROTOCOL, "minor": MINOR, "piebald": piebald.__version__,
-        "experiment": described("fedavg").table(), "training": {}, "transforms": [],
+        "experiment": described("fedavg").table(), "training": {"kind": "sgd"}, "transforms": [],
         "private": [], "layout": [], "objective": "classification", "metrics": [], "seed": 0, "shape": [30],
         "outputs": [2], "classes": ["0", "1"], "clients": ["north"], "sites": ["north"],
     }  # fmt: skip

@@ -63,10 +63,9 @@ def test_rows_that_a_policy_closes_stay_closed() -> None:
 def test_the_log_of_a_site_names_the_column_that_few_rows_decide(caplog: pytest.LogCaptureFixture) -> None:
     """The server is told no column: which one it is may tell of rows."""
     runtime = InProcess(PLAN, [Policy(queries=["statistics"], least_rows=5)] * 3)
-    with pytest.raises(PiebaldError, match="names the column: leave that out") as refused:
-        asked(runtime, quantiles=(0.5,))
+    found = asked(runtime, quantiles=(0.5,))
+    assert not found.numbers["x0"].quantiles  # each is the value of a row
     assert re.search(r"task \d+: too few rows contribute to a sum, or .*; column (1|'x0')", caplog.text)
-    assert "x0" not in str(refused.value)
     assert not any(b"column" in body for body in runtime.bodies)
 
 

@@ -44,7 +44,7 @@ def rows(x: Any, y: Any, time: Any) -> ModelRows:
     return ModelRows(
         x=np.asarray(x, dtype=float), y=np.asarray(y, dtype=float), offset=0 * ones, weight=ones,
         time=np.asarray(time, dtype=float), entry=-np.inf * ones, cluster=np.arange(count).astype(object),
-        stratum=np.zeros(count), dropped=0,
+        stratum=np.zeros(count), dropped=0, steps=np.zeros((count, 0)),
     )  # fmt: skip
 
 

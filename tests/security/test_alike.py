@@ -225,6 +225,9 @@ SAME_FOR_ALL = frozenset(
     [
         "about",
         "absent",
+        "knots",
+        "range",
+        "steps",
         "adaptive_layers",
         "aggregation",
         "augmentation",

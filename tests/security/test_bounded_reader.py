@@ -182,7 +182,7 @@ def test_what_is_no_file_is_one_sentence_wherever_it_is_met(
 ) -> None:
     """A command that has no words of its own for it names it all the same."""
     put("pipe", tmp_path / "odd")
-    monkeypatch.setattr("piebald.cli.train.check_run", lambda _: files.read_bytes(tmp_path / "odd"))
+    monkeypatch.setattr("piebald.cli.app.check_run", lambda _: files.read_bytes(tmp_path / "odd"))
     assert main(["resume", "run"]) == 2
     assert capsys.readouterr().err == f"{tmp_path / 'odd'}: it is a pipe, and only files are read\n"
 

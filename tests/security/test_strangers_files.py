@@ -111,7 +111,9 @@ def test_no_cell_and_no_heading_is_a_formula(
 ) -> None:
     """Before, headings of predicted.csv began as classes do, and what `score.py` prints of an exported folder."""
     table = pd.DataFrame({f"{begin}1+1": [f"{begin}HYPERLINK(1)", "plain"], "n": [-1.5, 2.0]})
-    monkeypatch.setattr(score, "Scorer", lambda folder: SimpleNamespace(preparation=None, predict=lambda rows: dict(table)))
+    monkeypatch.setattr(
+        score, "Scorer", lambda folder: SimpleNamespace(preparation=None, predict=lambda rows: dict(table))
+    )
     monkeypatch.setattr(score, "read", lambda file, as_written: str(file))
     monkeypatch.setattr("sys.argv", ["score.py", "rows.csv"])
     score.main()
