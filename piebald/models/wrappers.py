@@ -51,6 +51,8 @@ class NearestNeighbours(nn.Module):
             raise SettingError("module must end with a linear layer behind another one, and this one does not")
         # evaluation mode: features must not depend on the rows that come along, nor on dropout
         self.module, self.k, self.lam, self.scale, self._last = module.eval(), k, lam, scale, last
+        if not pytree.leaves(x):
+            raise SettingError("x must have the inputs of rows, and has none")
         labelled = y >= 0
         if not bool(labelled.any()):
             raise SettingError("y must have the class of at least one row, and has none: nothing can be remembered")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from piebald.contracts import Clients, HoldsRows
-from piebald.core.arguments import PathLike, Seeds
+from piebald.core.arguments import PathLike, Seeds, checked
 from piebald.core.errors import RunFolderError, SettingError, check_names
 from piebald.core.result_table import ResultTable
 from piebald.data.clients.prepared import rows_of_recipe
@@ -260,6 +260,7 @@ def folder_name(label: str) -> str:
     return name or "run"
 
 
+@checked
 def open(folder: PathLike, *, plugins: Sequence[str] = ()) -> Run | History | Comparison:
     """Open what is kept of runs, for reading, without their clients and their rows.
 
