@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class KnownClients:
 
 
 @dataclass(frozen=True)
-class KnownRun:
+class KnownRun(AbstractContextManager["KnownRun"]):
     """A run that is in the truth, trained for so many rounds."""
 
     entry: Entry
@@ -69,6 +70,9 @@ class KnownRun:
 
     def close(self) -> None:
         """Nothing is open."""
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 @dataclass(frozen=True, kw_only=True)
