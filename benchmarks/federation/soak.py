@@ -7,8 +7,8 @@ length and the weight of each update, which follow from the model before and fro
 soak.json beside this file, or to --out; fails where a step differs, an update counts twice, the run stops moving, or an
 audit log's chain is broken.
 
---recipe scaffold   with state at sites and at the server (default); a site whose result came too late keeps the state
-                    of that training, so from then on its steps differ from those of the calm run
+--recipe scaffold   with state at sites and at the server (default); a site whose result came too late goes back to its
+                    state before that training
 --seed 0            of the disturbances
 """
 

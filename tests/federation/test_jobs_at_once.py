@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import ssl
 import struct
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +30,7 @@ from piebald.federation.hub.settings import Federation
 from piebald.federation.operate.experiment_queue import ExperimentQueue, Queued
 from piebald.federation.operate.job_processes import Job, JobProcesses
 from piebald.federation.operate.status import status_values
+from piebald.federation.site.site_process import OtherSlots
 from piebald.runs.run import opened
 
 from .conftest import SITES, Sites, carry_out, provisioned, settings, until
@@ -55,6 +60,25 @@ def queued(
     out = ["--out", str(tmp_path / name)]
     assert main(["queue", "add", str(sites.folder / "server"), str(tmp_path / f"{name}.toml"), *out, *more]) == 0
     return settings({"name": recipe}, rounds=rounds, evaluate={"every": 0})
+
+
+def test_the_process_of_a_further_run_is_started_again_also_after_an_error_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a free descriptor no process starts: its thread must not end unseen while the site looks healthy."""
+    started, real = list[int](), subprocess.Popen
+
+    def popen(command: Any, **more: Any) -> Any:
+        started.append(len(started))
+        if len(started) == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real([sys.executable, "-c", "import time; time.sleep(60)"], **more)
+
+    monkeypatch.setattr("piebald.federation.site.site_process.subprocess.Popen", popen)
+    with OtherSlots([["any"]]):
+        until(lambda: len(started) > 1)
+    assert "too many open files" in caplog.text
+    assert not any(thread.name.startswith("the process of run") for thread in threading.enumerate())
 
 
 @pytest.mark.long

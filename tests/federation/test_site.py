@@ -50,9 +50,11 @@ def body(site: FederationClient, id: int, fill: float = 0.0) -> bytes:
     return bytes(task_body(Task(id, 0, 0, {"model": model})))
 
 
-def bring(site: FederationClient, epoch: str, id: int, whole: bytes) -> str:
+def bring(site: FederationClient, epoch: str, id: int, whole: bytes, counted: int = -1) -> str:
     """Bring a task of one piece; returns the site's reply."""
-    piece = Piece(run=RUN, epoch=epoch, id=id, trains=True, start=0, size=len(whole), digest=digest(whole))
+    piece = Piece(
+        run=RUN, epoch=epoch, id=id, trains=True, start=0, size=len(whole), digest=digest(whole), counted=counted
+    )
     reply = site._on_task_piece("server", piece, memoryview(whole))
     assert isinstance(reply, Reply)
     return reply.status
@@ -114,6 +116,44 @@ def test_what_the_checkpoint_knew_is_delivered_again_and_what_it_held_is_dropped
     state = site.session.store.state(before=100)
     assert state is not None
     assert state["private"].tolist() == [7.0]
+
+
+def state_after(site: FederationClient) -> list[float]:
+    assert site.session.store is not None
+    state = site.session.store.state(before=100)
+    return [] if state is None else state["private"].tolist()
+
+
+def test_work_that_was_given_up_is_delivered_once_and_never_happened(site: FederationClient) -> None:
+    """Before, its site kept the state that it led to: control variates moved by an update that never counted."""
+    finished(site, 3, body(site, 3), "aa")
+    site._on_welcome(welcome("aa", last_id=7, unsaved=[7], counted=3))
+    finished(site, 7, body(site, 7), "aa")
+    site._on_welcome(welcome("aa", last_id=7, counted=3))
+    found = site.session.next_delivery()
+    assert found == (7, True, b"abc")  # so that the server knows that the site is free again
+    assert waiting(site) == [(7, "aa")]
+    site.session.mark_delivered(found, "aa")
+    site._on_welcome(welcome("aa", last_id=7, counted=3))
+    assert (waiting(site), state_after(site)) == ([], [3.0])
+
+
+def test_the_next_task_says_what_was_given_up_before_a_welcome_does(site: FederationClient) -> None:
+    finished(site, 3, body(site, 3), "aa")
+    finished(site, 7, body(site, 7), "aa")
+    assert bring(site, "aa", 8, body(site, 8), counted=3) == "done"
+    assert (waiting(site), state_after(site)) == ([(3, "aa")], [3.0])
+
+
+def test_work_under_way_is_not_taken_for_given_up(site: FederationClient) -> None:
+    finished(site, 7, body(site, 7), "aa")
+    site._on_welcome(welcome("aa", last_id=7, unsaved=[7], counted=3))
+    assert waiting(site) == [(7, "aa")]
+    site._on_welcome(welcome("aa", last_id=7, counted=7))
+    assert (waiting(site), state_after(site)) == ([], [7.0])
+    finished(site, 9, body(site, 9), "aa")
+    site._on_welcome(welcome("aa", last_id=9))  # of a release that does not say what counted
+    assert (waiting(site), state_after(site)) == ([], [9.0])
 
 
 def test_another_run_begins_with_nothing(site: FederationClient) -> None:

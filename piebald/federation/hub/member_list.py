@@ -78,6 +78,7 @@ class Member:
         refused: why it does not take part, "" where it does.
         late: number of results that arrived twice, or too late to count.
         finished: number of results that brought an update.
+        counted: the last training task whose update counted, 0 before the first, -1 where that is not known.
         version: version of the global model that its last finished task started from.
         assembly: the result that is arriving.
         rows: how many rows of each split the site stated when it joined, None before.
@@ -105,6 +106,7 @@ class Member:
     refused: str = ""
     late: int = 0
     finished: int = 0
+    counted: int = 0
     version: int | None = None
     assembly: Assembly = field(default_factory=Assembly)
     rows: dict[Split, int] | None = None

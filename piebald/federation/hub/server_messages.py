@@ -301,6 +301,7 @@ class ServerMessages:
             start=0,
             size=len(body),
             digest=body.digest(),
+            counted=member.counted if open_task.trains else -1,
         )
         began = time.monotonic()
         status = send_body(

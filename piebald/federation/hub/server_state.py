@@ -257,6 +257,8 @@ class FederationState:
         self.now = max(self.now, result.time)
         if result.task.query is None:
             self._returned[result.task.id] = result.task.client
+            if result.update is not None:
+                self.members[result.task.client].counted = result.task.id
         return result
 
     # -- hellos
@@ -282,6 +284,7 @@ class FederationState:
             restored=self._restored,
             last_id=self._last_id,
             unsaved=self._unsaved(member),
+            counted=member.counted,
             over=self.dismissed,
         )
 
@@ -308,6 +311,7 @@ class FederationState:
         values = {"run": self.run, "now": self.clock(), "last_id": self._last_id, "open": sorted(under_way)}
         values["rows"] = [member.rows for member in self.members]
         values["belong"] = [member.belongs for member in self.members]
+        values["counted"] = [member.counted for member in self.members]
         return Checkpoint({}, values)
 
     def restore(self, checkpoint: Checkpoint, tasks: Mapping[int, Task]) -> None:
@@ -320,6 +324,10 @@ class FederationState:
             member.rows = rows
         for member, belongs in zip(self.members, values.get("belong", ()), strict=False):
             member.belongs = belongs
+        for member in self.members:
+            member.counted = -1  # where an older release has written the checkpoint
+        for member, counted in zip(self.members, values.get("counted", ()), strict=False):
+            member.counted = int(counted)
         for id, sent in values["open"]:
             self.members[tasks[id].client].open[id] = OpenTask(tasks[id], float(sent))
 

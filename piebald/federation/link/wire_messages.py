@@ -28,6 +28,7 @@ MOST_IDS = 10_000
 
 # what a reader of JSON that computes in doubles holds exactly
 Id = Annotated[int, Field(ge=0, lt=1 << 53)]
+Counted = Annotated[int, Field(ge=-1, lt=1 << 53)]  # the last training task of a site whose update counted, -1 unknown
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]  # a digest or a random number, in hexadecimal
 ShortText = Annotated[str, Field(max_length=300), AfterValidator(printable)]  # it ends up in logs, tables, terminals
 VersionText = Annotated[str, Field(max_length=40), AfterValidator(printable)]
@@ -132,6 +133,8 @@ class Welcome(Message):
         restored: highest id of a training task in the checkpoint that this process resumed from, 0 for none.
         last_id: highest id of a training task so far.
         unsaved: ids of this site's training tasks, up to `last_id`, that are not in a checkpoint yet.
+        counted: the last of this site's training tasks whose update counted, 0 before the first: what it trained for
+            later ones, which are under way no longer, was given up.  -1 where the server does not say.
         over: whether the run has ended, so that the site may leave.
         state, ends: what the server does, and what would end that state.
         step: server steps made.
@@ -146,6 +149,7 @@ class Welcome(Message):
     restored: Id = 0
     last_id: Id = 0
     unsaved: Annotated[list[Id], Field(max_length=MOST_IDS)] = []
+    counted: Counted = -1
     over: bool = False
     state: ShortText = ""
     ends: ShortText = ""
@@ -166,6 +170,7 @@ class Piece(Release):
         start: offset of its first byte.
         size: bytes of the whole body.
         digest: BLAKE2b digest of the whole body, 32 bytes in hexadecimal.
+        counted: of a training task, see `Welcome`: the client's state before the task is that after this one.
     """
 
     run: Annotated[Hex, Leaving.PRESENCE]
@@ -175,6 +180,7 @@ class Piece(Release):
     start: Annotated[Id, Leaving.SIZES]
     size: Annotated[Id, Leaving.SIZES]
     digest: Annotated[Hex, Leaving.SIZES]
+    counted: Annotated[Counted, Leaving.PRESENCE] = -1
 
 
 class CheckRequest(Release):

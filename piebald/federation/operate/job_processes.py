@@ -240,14 +240,7 @@ class JobProcesses:
         slot_folder(self._server.folder, slot)
         entry = self._queue.change(entry, state="running", slot=slot, why="")
         door, theirs = socket.socketpair()
-        words = [
-            "server",
-            str(self._server.folder),
-            "--job",
-            str(entry.number),
-            str(theirs.fileno()),
-            *self._words(slot),
-        ]
+        words = ["server", str(self._server.folder), "--job", str(entry.number), str(theirs.fileno())]
         folder = self._queue.folder / "empty"  # no name in settings finds anything there
         folder.mkdir(mode=0o700, exist_ok=True)
         with theirs:

@@ -189,6 +189,10 @@ class ClientSession:
         for done in self.store.done:
             if _forgotten(done, welcome) or done.id in welcome.unsaved:
                 break  # later tasks depend on this one
+            if 0 <= welcome.counted < done.id <= welcome.last_id:  # the server gave it up, and its update never counts
+                if done.id in self._delivered:  # before, the server could think that it is still owed
+                    self.store.discard(done.id)
+                break
             if done.id <= welcome.last_id:
                 self.store.confirm(done.id)
 
@@ -216,6 +220,8 @@ class ClientSession:
             # the body is what counts: `_has` and the server's books went by what the piece claims of it
             if task.client != runner.client or (task.query is None) != piece.trains:
                 raise Refused("a task that is not for this site")
+            if task.query is None and piece.counted >= 0:  # the welcome that would say so may not have arrived yet
+                store.discard(piece.counted + 1)
             self._accept(task, piece.digest, welcome.epoch)
             return reply, task
 

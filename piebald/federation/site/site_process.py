@@ -6,11 +6,13 @@ import json
 import logging
 import math
 import os
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,6 +37,7 @@ from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials.provisioning import Credentials, read
 from piebald.federation.credentials.slots import slot_folder
 from piebald.federation.hub.run_terms import RunTerms
+from piebald.federation.link.supervision import Supervision
 from piebald.federation.operate.logs import without_message
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
@@ -465,18 +468,21 @@ class OtherSlots:
     """
 
     def __init__(self, commands: Sequence[Sequence[str]]) -> None:
-        self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._keep, args=(command,), daemon=True) for command in commands]
+        self._commands, self._over, self._threads = commands, threading.Event(), list[threading.Thread]()
+        # the site waits for the server in `join`, so a failure ends it as its service would
+        self._supervision = Supervision(self._over.wait, partial(os.kill, os.getpid(), signal.SIGTERM))
 
     def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
+        for number, command in enumerate(self._commands, 1):
+            name = f"the process of run {number + 1} at once"
+            self._threads.append(self._supervision.start(name, partial(self._keep, command)))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         for thread in self._threads:
             thread.join(_ENDING)
+        self._supervision.check()
 
     def _keep(self, command: Sequence[str]) -> None:
         while not self._over.is_set():
