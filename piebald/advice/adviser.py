@@ -165,7 +165,8 @@ def advise(
     training rows is held out.  Local has as many settings as any other recipe, and is stopped where validation rows are
     best; for tables scikit-learn fits plain models to each client's rows as well, and whether training together pays
     is said against the best of all these.  At the end test rows are opened once: for the leader and the recommendation,
-    Local, FedAvg, the best plain model, and an ensemble of what was trained to the end.
+    Local, FedAvg, the best plain model, and an ensemble of what was trained to the end, whose members are trained once
+    more on validation rows as well, for which 15 % of the budget is kept.
 
     The recommendation is the method with the best mean.  Where traffic is dear (`save_traffic`, or a budget in bytes)
     and another one within one standard error of it, and within one point (one hundredth of the best, where the metric
@@ -375,7 +376,7 @@ def _answer(
     if together is None and alone is not None:  # one model for all may have been dropped because of such sites
         at_odds += odd_sites(*_same_rung(alone, runners), {}, runs.metric, higher)
     at_odds += _misfits(together or _one_model(runners), runs, folder / "fit")
-    joined = ensemble([runner for runner in raced if runner.state == "finished"], chosen, tested, runs, refit)
+    averaged = ensemble([runner for runner in raced if runner.state == "finished"], chosen, tested, runs, refit)
     if better_alone:
         better = [*better, f"Better off alone, beyond chance: {names(better_alone, 12)}."]
     advice = Advice(
@@ -412,7 +413,7 @@ def _answer(
         odd=[*far_targets(runs.clients, runs.names), *at_odds],
         best_rounds=best_rounds,
         plain_alone=plain_alone,
-        ensemble=joined,
+        ensemble=averaged,
         # held-out rows are the search's own: another run has none to choose by
         keep="best_for_each" if better_alone and not runs.choosing.held_out else None,
     )

@@ -70,10 +70,10 @@ def transfer(
         settings = named(settings, roles, key, kinds, folder, _caution)
     with _watching(settings, folder, party is None, options) as watch:
         if seeds > 1:
-            together = vertical.compare(settings, range(settings.seed, settings.seed + seeds), folder, watch, _caution)
+            compared = vertical.compare(settings, range(settings.seed, settings.seed + seeds), folder, watch, _caution)
             if options.as_json:
-                return app.print_json(together.plain())
-            return None if options.quiet else app.print_table(together.table())
+                return app.print_json(compared.plain())
+            return None if options.quiet else app.print_table(compared.table())
         if party is None:
             result = vertical.run(settings, out=folder, watch=watch, tell=_caution)
         else:

@@ -81,9 +81,9 @@ class ExactAnswers:
             reason = self._sites.refused.get(lost[0], "it is away")
             kind = CountsWithheld if reason.endswith(Withheld.sentence) else RuntimeFault
             raise kind(
-                f"{self._sites.names[lost[0]]} answered the first question and not the next one, about the counts of "
-                f"numbers that quantiles come from ({reason}): the log of a site that refuses names the column: leave "
-                "that out, ask for no quantiles, or ask again"
+                f"{self._sites.names[lost[0]]} answered the first question and not the next one, which counts rows by "
+                f"their values ({reason}): the log of a site that refuses names the column: leave that out, ask for "
+                "no quantiles, or ask again"
             )
         counts = [[answer[client].vectors["counts"] for answer in answers] for client in self.clients]
         return torch.stack([torch.cat(parts, 1) for parts in counts]).numpy().astype(np.int64)
@@ -365,7 +365,7 @@ def _exact(
         try:
             texts = _category_counts(answers, columns, _counted(columns, request, few))
         except CountsWithheld as error:
-            say(f"categories are left out: {str(error).replace('that quantiles come from', 'that categories have')}")
+            say(f"categories are left out: {error}")
             texts = {}
     apart = {name for name in columns.categories if name in texts or name != TARGET}
     if (uncounted := sorted(apart - {*texts})) and request.bins is not None:

@@ -118,10 +118,10 @@ def compare(
     folder = None if out is None else Path(out)
     results, judged = [], {}
     for seed in seeds:
-        place = None if folder is None else folder / f"seed-{seed}"
-        again = settings.model_copy(update={"seed": seed, "out": None})
-        one, judged[seed] = _trained(_simulated(again), None, place, watch, tell)
-        results.append(one)
+        run_folder = None if folder is None else folder / f"seed-{seed}"
+        of_seed = settings.model_copy(update={"seed": seed, "out": None})
+        finished, judged[seed] = _trained(_simulated(of_seed), None, run_folder, watch, tell)
+        results.append(finished)
     tables = baselines.tables_of(judged)
     verdict = baselines.verdict_of(tables)
     said = "" if verdict is None else f"{verdict.sentence()}. {verdict.meaning()}"
