@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from piebald.core.arguments import PathLike, checked
+from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import RunFolderError
 from piebald.data.clients.table_files import read_table
 from piebald.data.preparation.preparation import Tell, warn
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
+@checked_class
 @dataclass(frozen=True, eq=False)
 class TransferPredictor:
     """The target's trained network and the translator that the source handed over.
