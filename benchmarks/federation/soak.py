@@ -104,7 +104,12 @@ class Soak:
         version, end = self.here.version(), time.monotonic() + _STUCK
         while self.here.version() < version + 2:
             if self.here.server.poll() is not None:
-                raise SystemExit(f"the server has ended after {after}: {self.folder / 'server.log'}")
+                logs = [
+                    self.folder / f"{word}.log" for word in ("resume", "server")
+                ]  # of its processes, the last first
+                lines = next(log for log in logs if log.exists()).read_text().splitlines()
+                last = "\n".join(lines[-30:])
+                raise SystemExit(f"the server has ended after {after}:\n{last}")
             if time.monotonic() > end:
                 raise SystemExit(f"no two rounds after {after}: {self.folder}")
             time.sleep(0.1)

@@ -14,18 +14,23 @@ Whenever the process dies, the database names complete files only; other files a
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
+import re
 import secrets
 import sqlite3
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from safetensors import SafetensorError
 from torch import Tensor
 
 from piebald.contracts import Checkpoint
@@ -36,7 +41,9 @@ from piebald.storage.lock import RunLock
 from piebald.storage.run_folder import START, UNFINISHED, check_meta, existing, missing, refuse_occupied, remove_again
 from piebald.storage.schema import DATABASE, explained, packed_values
 
+log = logging.getLogger("piebald.runs")
 KEPT = 2  # checkpoints; the second one is used if the first cannot be read
+_WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # seconds, until a process without a free file descriptor has one again
 _JSON = {"client": ("counts", "device"), "note": ("value",)}
 
 
@@ -191,7 +198,8 @@ class RunStore:
             self._check_writable()
             written = None
             if checkpoint is not None and self.path is not None:
-                written = tensor_files.write_checkpoint(self._db, self.path, version, checkpoint)
+                write = partial(tensor_files.write_checkpoint, self._db, self.path, version, checkpoint)
+                written = _once_files_can_be_opened(write)
             with schema.transaction(self._db, durable=written is not None):  # older files are deleted afterwards
                 if version <= self._version:
                     self._forget_from(version)
@@ -423,6 +431,24 @@ class RunStore:
         for table in ("score", "confusion", "row_score", "failure"):
             self._db.execute(f"DELETE FROM {table} WHERE version > ?", (version,))
         tensor_files.drop_empty(self._db)
+
+
+def _once_files_can_be_opened(write: Callable[[], tensor_files.WrittenCheckpoint]) -> tensor_files.WrittenCheckpoint:
+    """Write a checkpoint, and wait where the process has no free file descriptor, which others soon give back.
+
+    Anything else that fails does so at once: a full disk needs somebody who makes room.
+    """
+    for seconds in _WAITS:
+        try:
+            return write()
+        except (OSError, SafetensorError) as error:
+            # safetensors gives Rust's errors as text: 23 and 24 are too many open files
+            code = error.errno if isinstance(error, OSError) else None
+            if code not in (errno.EMFILE, errno.ENFILE) and not re.search(r"os error 2[34]\b", str(error)):
+                raise
+            log.warning("a checkpoint waits for %g seconds: this machine lets no further file be opened", seconds)
+            time.sleep(seconds)
+    return write()
 
 
 def _checked(folder: Path, read_only: bool) -> sqlite3.Connection:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 
 from piebald.contracts import Checkpoint, Device
 from piebald.core.errors import RunFolderError, SettingError
@@ -356,6 +357,31 @@ def test_a_failing_disk_costs_one_step_and_nothing_before_it(store, monkeypatch,
     store.commit({"version": 3}, results(3), state(3, [(0, 3.0)]))  # there is room again
     assert store.last_checkpoint()[0] == 3
     assert len(store.rows("result")) == 9
+
+
+@pytest.mark.parametrize("where", ["os.fsync", "save_file"])
+def test_a_step_waits_for_a_file_descriptor_that_others_give_back(store, monkeypatch, where):
+    """Before, a federation's run failed where the server had none for some seconds."""
+    owner = {"os": os, "save_file": tensor_files}[where.split(".")[0]]
+    name = where.rpartition(".")[2]
+    real, tried, waited = getattr(owner, name), [], []
+
+    def fail(*arguments, **named):
+        tried.append(name)
+        if len(tried) <= 2:
+            raise (
+                SafetensorError("I/O error: Too many open files (os error 24)")
+                if name == "save_file"
+                else OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            )
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, fail)
+    monkeypatch.setattr("piebald.storage.store.time.sleep", waited.append)
+    store.commit({"version": 1}, results(1), state(1, [(0, 1.0)]))
+    assert waited == [0.5, 1.0]
+    assert store.last_checkpoint()[1].tensors["client_state/0/private"][0] == 1.0
+    assert not list(store.path.glob("*.part"))
 
 
 def test_a_disk_that_is_full_for_the_database(store):
