@@ -37,7 +37,7 @@ class PretrainedNetwork(nn.Module):
     """A network of transformers that maps rows to scores.
 
     Its frozen parameters are mapped from their file: all copies that a run makes share them, also those of worker
-    processes, so they must not be changed.
+    processes, so they must not be changed.  They have the precision of the file, what is trained has float32.
 
     Attributes:
         network: the network, or peft's with adapters around it.
@@ -48,6 +48,7 @@ class PretrainedNetwork(nn.Module):
         super().__init__()
         self.network, self.source = network, source
         self._reads, self._padding = reads, padding
+        self._adapted = hasattr(network, "peft_config")
 
     def forward(self, x: Tensor | None = None, **inputs: Tensor) -> Tensor:
         """Token ids [n, length] or images [n, channels, height, width] to logits [n, outputs], or of each token.
@@ -58,6 +59,9 @@ class PretrainedNetwork(nn.Module):
         # `x` is what engines pass, and the name that the network reads it by is transformers'
         if x is not None:
             inputs[self._reads] = x
+        images = inputs.get("pixel_values")
+        if images is not None and self._adapted:
+            inputs["pixel_values"] = images.to(self.network.get_base_model().dtype)  # type: ignore[operator]
         ids = inputs.get("input_ids")
         if ids is not None:
             if ids.dtype.is_floating_point:
@@ -67,7 +71,7 @@ class PretrainedNetwork(nn.Module):
             if self._padding is not None and "attention_mask" not in inputs:
                 inputs["attention_mask"] = (ids != self._padding).long()
         logits: Tensor = self.network(**inputs).logits
-        return logits
+        return logits.float()  # a frozen network of half precision computes in it, losses do not
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -109,6 +113,7 @@ def pretrained(
     dropout: Share | None = None,
     targets: str | Sequence[str] | None = None,
     task: NetworkTask = "sequence_classification",
+    dtype: Literal["auto", "float32"] = "auto",
     revision: str | None = None,
     seed: Seed = 0,
 ) -> PretrainedNetwork:
@@ -136,6 +141,9 @@ def pretrained(
             loss = "token_classification") and "causal_lm" (logits [n, length, vocabulary], for
             loss = "language_modelling"; its head is frozen with the rest where there are adapters) read token ids,
             "image_classification" reads images.
+        dtype: of the frozen weights beside adapters: "auto" for the one that they are stored in, if it is one for all,
+            so that bfloat16 takes half the memory and is mapped from its file; "float32" converts them at loading.
+            What is trained has float32.
         revision: branch, tag or commit on the Hub.
         seed: seed of the adapters and of a new head.
 
@@ -155,11 +163,12 @@ def pretrained(
     most, tensors = 2 * stored + (outputs or 0) * _WIDEST + _NEW_HEAD, min(stored // 20, _TENSORS) + 1000
     bounded = bounded_build(f"the network in {source.path}", most, tensors)
     with torch_seed(key(seed, "model", "pretrained") >> 1), _quiet(), bounded:
-        network = _network(transformers, source, task, outputs)
+        network = _network(transformers, source, task, outputs, as_stored=adapter is not None and dtype == "auto")
         reads, padding = network.main_input_name, network.config.to_dict().get("pad_token_id")
         if adapter is not None:
             options = (rank or _LORA_RANK, alpha or rank or _LORA_RANK, dropout or 0.0, targets or "attention")
             network = with_lora(network, _head(network), _TASKS[task][1], *options)
+            _train_in_float32(network)
             _name_base(network, source)
     return PretrainedNetwork(network.train(), source, reads, padding)
 
@@ -169,8 +178,8 @@ def _installed() -> Any:
     return import_extra("transformers", "hf", MISSING)
 
 
-def _network(transformers: Any, source: WeightsFolder, task: str, outputs: int | None) -> Any:
-    """The network with the weights of a folder; on the meta device, without them."""
+def _network(transformers: Any, source: WeightsFolder, task: str, outputs: int | None, *, as_stored: bool) -> Any:
+    """The network with the weights of a folder, as stored or in float32; on the meta device, without them."""
     values = read_config(source.path)
     kind = values.pop("model_type")
     if kind not in transformers.CONFIG_MAPPING:
@@ -198,16 +207,18 @@ def _network(transformers: Any, source: WeightsFolder, task: str, outputs: int |
     # only shapes are asked for, and reading gigabytes of weights would fill no tensor
     if torch.get_default_device().type == "meta":
         return network_class(config)
-    return _loaded(network_class, config, source)
+    return _loaded(network_class, config, source, as_stored=as_stored)
 
 
-def _loaded(network_class: Any, config: Any, source: WeightsFolder) -> Any:
+def _loaded(network_class: Any, config: Any, source: WeightsFolder, *, as_stored: bool) -> Any:
+    tensors = mapped_tensors(source.path)
+    stored = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     try:
         network, report = network_class.from_pretrained(
             None,
             config=config,
-            state_dict=mapped_tensors(source.path),
-            dtype=torch.float32,
+            state_dict=tensors,
+            dtype=stored.pop() if as_stored and len(stored) == 1 else torch.float32,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
@@ -225,6 +236,20 @@ def _loaded(network_class: Any, config: Any, source: WeightsFolder) -> Any:
                 f"the weights in {source.path} do not fit their config.json: {name} is missing or has another shape"
             )
     return network
+
+
+def _train_in_float32(network: nn.Module) -> None:
+    """Give a head that is trained on a network of half precision float32, as peft gives its adapters."""
+    from peft.utils import ModulesToSaveWrapper
+
+    for layer in network.modules():
+        if isinstance(layer, ModulesToSaveWrapper):
+            for head in layer.modules_to_save.values():
+                head.float().register_forward_pre_hook(_in_float32)
+
+
+def _in_float32(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(one.float() if isinstance(one, Tensor) and one.is_floating_point() else one for one in inputs)
 
 
 def _head(network: Any) -> list[str]:

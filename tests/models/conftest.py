@@ -21,3 +21,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(1)
         transformers.DistilBertForSequenceClassification(config).save_pretrained(made)
     return made
+
+
+@pytest.fixture(scope="session", params=["float32", "bfloat16", "float16"])
+def stored(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same network, stored in each precision."""
+    from safetensors.torch import load_file, save_file
+
+    made = tmp_path_factory.mktemp("weights") / request.param
+    made.mkdir()
+    (made / "config.json").write_bytes((folder / "config.json").read_bytes())
+    dtype, weights = getattr(torch, request.param), load_file(folder / "model.safetensors")
+    save_file({name: one.to(dtype) for name, one in weights.items()}, made / "model.safetensors", {"format": "pt"})
+    return made

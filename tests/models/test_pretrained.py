@@ -57,6 +57,21 @@ def test_a_folder_gives_the_logits_that_transformers_gives(folder: Path) -> None
     assert not torch.allclose(theirs(input_ids=x).logits, wanted)  # so padding is masked
 
 
+def test_a_frozen_body_keeps_the_precision_of_its_file(stored: Path) -> None:
+    """What is trained has float32, so that small steps are not lost."""
+    dtype = getattr(torch, stored.name)
+    x, _ = rows(4, 0)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(stored, dtype=dtype).eval()
+    ours, wide = models.pretrained(stored, adapter="lora"), models.pretrained(stored, adapter="lora", dtype="float32")
+    for model, wanted in ((ours, dtype), (wide, torch.float32), (models.pretrained(stored), torch.float32)):
+        assert {one.dtype for one in model.parameters() if one.requires_grad} == {torch.float32}
+        assert {one.dtype for one in model.parameters() if not one.requires_grad} <= {wanted}
+        assert model(x).dtype == torch.float32
+    logits = theirs(input_ids=x, attention_mask=(x != 0).long()).logits.float()
+    precision = torch.finfo(dtype).eps  # theirs has the head in half precision, too
+    torch.testing.assert_close(ours.eval()(x), logits, atol=2 * precision, rtol=2 * precision)
+
+
 def test_only_adapters_and_head_are_in_the_vector_and_travel(folder: Path) -> None:
     model = models.pretrained(folder, outputs=2, adapter="lora", rank=4)
     adapters, head = 2 * 2 * 2 * 4 * 16, 16 * 16 + 16 + 16 * 2 + 2  # queries and values of two layers, A and B
@@ -72,9 +87,9 @@ def frozen(model: nn.Module) -> dict[str, int]:
     return {name: one.data_ptr() for name, one in model.named_parameters() if not one.requires_grad}
 
 
-def test_frozen_weights_are_in_memory_once(folder: Path) -> None:
+def test_frozen_weights_are_in_memory_once(stored: Path) -> None:
     """All copies that a run makes share them, and they lie in the file's own pages, which processes share."""
-    model = models.pretrained(folder, outputs=2, adapter="lora")
+    model = models.pretrained(stored, outputs=2, adapter="lora")
     run = trained(model)
     engine = make_engine("sequential", run.work, some_clients(), torch.device("cpu"), False)
     body = {name: place for name, place in frozen(model).items() if "original_module" not in name}
@@ -83,7 +98,7 @@ def test_frozen_weights_are_in_memory_once(folder: Path) -> None:
     if sys.platform == "linux":
         maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
         spans = [
-            [int(end, 16) for end in row[0].split("-")] for row in maps if row[-1] == str(folder / "model.safetensors")
+            [int(end, 16) for end in row[0].split("-")] for row in maps if row[-1] == str(stored / "model.safetensors")
         ]
         assert all(any(low <= place < high for low, high in spans) for place in body.values())
 
@@ -169,8 +184,8 @@ def test_checkpointed_blocks_have_the_same_gradients_and_masks(tmp_path: Path, m
 
 @pytest.mark.full
 @pytest.mark.parametrize("training", [None, DpSgd(lr=0.1, batch=5, clip=0.5, noise=0.0)], ids=["sgd", "dp_sgd"])
-def test_engines_and_workers_agree_on_adapters(folder: Path, training: DpSgd | None) -> None:
-    model = models.pretrained(folder, outputs=2, adapter="lora", rank=2)
+def test_engines_and_workers_agree_on_adapters(stored: Path, training: DpSgd | None) -> None:
+    model = models.pretrained(stored, outputs=2, adapter="lora", rank=2)
     recipe = piebald.recipes.make("fedavg", lr=0.1, batch=5)
     recipe = recipe if training is None else recipe.model_copy(update={"training": training})
     expected = trained(model, recipe, "reference").start()
@@ -206,20 +221,22 @@ def test_what_needs_layers_that_a_transformer_lacks_says_so(folder: Path, recipe
         trained(models.pretrained(folder, outputs=2, adapter="lora"), recipe)
 
 
-def test_exports_are_read_by_peft_and_come_back(folder: Path, tmp_path: Path) -> None:
-    model = models.pretrained(folder, outputs=2, adapter="lora", rank=2)
+def test_exports_are_read_by_peft_and_come_back(stored: Path, tmp_path: Path) -> None:
+    model = models.pretrained(stored, outputs=2, adapter="lora", rank=2)
     run = trained(model, evaluate_every=1, out=tmp_path / "run")
     saved = run.save(tmp_path / "card")
     assert {"adapter_config.json", "adapter_model.safetensors", "README.md"} <= {one.name for one in saved.iterdir()}
     assert "federated-learning" in (saved / "README.md").read_text()
-    assert str(folder) not in (saved / "adapter_config.json").read_text()  # no path of this machine
+    assert str(stored) not in (saved / "adapter_config.json").read_text()  # no path of this machine
     assert (saved / "adapter_model.safetensors").stat().st_size < 4 * run.work.layout.size + 5000
     base = transformers.AutoModelForSequenceClassification.from_pretrained(
-        folder, num_labels=2, ignore_mismatched_sizes=True
+        stored, num_labels=2, ignore_mismatched_sizes=True, dtype=getattr(torch, stored.name)
     )
     again = peft.PeftModel.from_pretrained(base, saved).eval()
     x, _ = rows(4, 9)
-    torch.testing.assert_close(again(input_ids=x, attention_mask=(x != 0).long()).logits, run.model()(x))
+    logits = again(input_ids=x, attention_mask=(x != 0).long()).logits.float()
+    precision = 2 * torch.finfo(getattr(torch, stored.name)).eps  # peft reads the head in half precision, too
+    torch.testing.assert_close(logits, run.model()(x), atol=precision, rtol=precision)
     whole = run.save(tmp_path / "whole.safetensors")
     assert torch.equal(piebald.load_weights(copy.deepcopy(model), whole)(x), run.model()(x))
 
