@@ -19,12 +19,19 @@ from numpy.typing import NDArray
 
 from piebald.advice.answer import ENSEMBLE, Advice
 from piebald.advice.ensemble import Refit, ensemble
-from piebald.advice.evidence import check, client_gains, losers, own_methods, strongest_plain, whether_it_pays
+from piebald.advice.evidence import (
+    check,
+    client_gains,
+    losers,
+    own_methods,
+    strongest_plain,
+    under_seeds,
+    whether_it_pays,
+)
 from piebald.advice.first_look import look as look_at
 from piebald.advice.more_data import SHARE, outlook
 from piebald.advice.more_data import more_data as train_with_parts
 from piebald.advice.odd_sites import far_targets, in_points, misfits, nearness, odd_sites, over_rows
-from piebald.advice.plain_models import PlainModels
 from piebald.advice.race import ALONE, TOGETHER, Race, Runner, check_training, entrants, lag_behind, methods_of
 from piebald.advice.tuning.search import ROUNDS, claim, spent_together
 from piebald.advice.tuning.space import Budget, Cost, rungs_of
@@ -47,6 +54,7 @@ from piebald.report.row_noise import COUNTED, imbalance
 from piebald.report.tables import History
 from piebald.report.verdict import ScoreVerdict
 from piebald.runs.compare import folder_name, model_of, recipes_by_label
+from piebald.runs.plain_models import PlainModels
 from piebald.runs.prepare import Model
 from piebald.runs.run import opened as opened_run
 from piebald.runtimes.base import SimulatesDevices
@@ -351,14 +359,16 @@ def _answer(
     by_label = {runner.label: runner for runner in finished}
     alone, together = (next((x for x in finished if x.entrant.recipe.name == name), None) for name in (ALONE, TOGETHER))
     label_alone = None if alone is None else alone.label
-    chosen, verdict = choose(finished, label_alone, naive, runs, is_dear)
+    plain_alone = strongest_plain(alone, _plain_models(finished[0], runs), runs)
+    chosen, verdict = choose(
+        finished, label_alone, naive, runs, is_dear, {} if plain_alone is None else plain_alone.validation
+    )
     best, scores = by_label[verdict.leader], {label: by_label[label].last for label in verdict.leads}
     # a method without common seeds and clients has no difference whose chance could be drawn
     paired = {label: table for label, table in scores.items() if difference(table, chosen.last) is not None}
     probability = probability_within(paired, chosen.label, nearness(runs.metric, best.mean), higher)
     tested = check([*dict.fromkeys(filter(None, (chosen, best, alone, together)))], runs, folder / "check")
     opened = {checked.label: checked.scores for checked in tested}
-    plain_alone = strongest_plain(alone, _plain_models(best, runs), runs)
     evidence = whether_it_pays(finished, alone, best, tested, runs, plain_alone)
     plain = runs.naive(tested[0].folders) if chosen.label in opened else naive
     histories = [History(place) for checked in tested for place in checked.folders.values()]
@@ -460,7 +470,7 @@ def _plain_models(runner: Runner, runs: TrialRuns) -> PlainModels | None:
     """The plain models that fit these clients' rows, by the metric of a run."""
     folder = next(iter(runner.folders.values()))
     with opened_run(folder, runs.choosing, runs.model_of(runner.label), recipe=runner.recipe, **runs.objective) as run:
-        models = PlainModels(runs, run.work.objective)
+        models = PlainModels(runs.choosing, run.work.objective)
     return models if models.makers else None
 
 
@@ -519,6 +529,7 @@ def choose(
     naive: Mapping[str, Scores],
     runs: TrialRuns,
     is_dear: bool = False,
+    plain_alone: Mapping[str, Scores] | None = None,
 ) -> tuple[Runner, ScoreVerdict]:
     """Return the recommendation, and the verdict on the methods that were repeated, if any were.
 
@@ -528,13 +539,16 @@ def choose(
         naive: scores of answers that need no model.
         runs: the settings by which they were scored.
         is_dear: whether what is sent counts: the leader is recommended where it does not.
+        plain_alone: scores of plain models that each client fits alone, where one is better than Local.
     """
     # a method that was lucky once does not win over those that were repeated
     repeated = {runner.label: runner for runner in finished if len(runner.last.seeds) > 1}
     by_label = repeated or {runner.label: runner for runner in finished}
     scores = {label: runner.last for label, runner in by_label.items()}
     sent = {label: float(_traffic(runner)) for label, runner in by_label.items()}
-    verdict = ScoreVerdict.of(scores, runs.metric, runs.higher_is_better, alone, naive, sent)
+    seeds = sorted({seed for table in scores.values() for seed in table.seeds})
+    plain = {name: under_seeds(table, seeds) for name, table in (plain_alone or {}).items()}
+    verdict = ScoreVerdict.of(scores, runs.metric, runs.higher_is_better, alone, naive, sent, plain_alone=plain)
     assert verdict is not None  # what was finished has scores
     leader = by_label[verdict.leader]
     return (recommended([by_label[label] for label in verdict.near], leader, runs) if is_dear else leader), verdict

@@ -20,16 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.advice.odd_sites import nearness
-from piebald.advice.plain_models import PlainModels
 from piebald.advice.race import Runner
 from piebald.advice.tuning.trial_runs import TrialRuns
-from piebald.contracts import Split
+from piebald.contracts import Clients, Split
 from piebald.core.result_table import ResultTable
 from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.paired import Scores, difference
 from piebald.report.row_noise import row_differences
 from piebald.report.verdict import compared
 from piebald.runs.compare import folder_name
+from piebald.runs.plain_models import PlainModels
 from piebald.runs.run import resume
 from piebald.storage.store import RunStore
 
@@ -98,7 +98,7 @@ class PlainAlone:
     test: Scores | None
 
 
-def _under(scores: Scores, seeds: Sequence[int]) -> Scores:
+def under_seeds(scores: Scores, seeds: Sequence[int]) -> Scores:
     """The scores of a plain model, the same under every seed of others."""
     rows = {(seed, name): values for seed in seeds for (_, name), values in scores.rows.items()}
     return replace(scores, values=np.repeat(scores.values, len(seeds), axis=0), seeds=seeds, trained=None, rows=rows)
@@ -141,13 +141,13 @@ def whether_it_pays(
     if best is not alone and best.label in opened:
         measure = opened.get(alone.label) if plain is None else plain.test
         if measure is not None:
-            measure = measure if plain is None else _under(measure, opened[best.label].seeds)
+            measure = measure if plain is None else under_seeds(measure, opened[best.label].seeds)
             return replace(_compared(opened[best.label], measure, "test", runs), label=best.label, against=against)
     # all are judged on the seeds of all, and one seed may have been luck
     rivals = [runner for runner in rivals if len(runner.last.seeds) > 1] or rivals
     ours = _left_out([runner.last for runner in rivals], runs.higher_is_better)
     plain_scores = () if plain is None else plain.validation.values()
-    by_itself = [alone.last, *(_under(scores, alone.last.seeds) for scores in plain_scores)]
+    by_itself = [alone.last, *(under_seeds(scores, alone.last.seeds) for scores in plain_scores)]
     measure = _left_out(by_itself, runs.higher_is_better)
     evidence = replace(_compared(ours, measure, "validation", runs), label=best.label, against=against)
     is_little = evidence.high is not None and evidence.high < nearness(runs.metric, measure.mean)
@@ -160,12 +160,18 @@ def strongest_plain(alone: Runner | None, models: PlainModels | None, runs: Tria
     if models is None or alone is None:
         return None
     sign = 1 if runs.higher_is_better else -1
-    tables = models.scores(runs.choosing, "validation")
+    tables = {name: _plain_scores(models, name, runs.choosing, "validation", runs) for name in models.makers}
+    tables = {name: table for name, table in tables.items() if table.present}
     name = max(tables, key=lambda name: sign * tables[name].mean, default=None)
     if name is None or sign * tables[name].mean <= sign * alone.last.mean:
         return None
-    test = models.scores_of(name, runs.choosing.opened(), "test")
+    test = _plain_scores(models, name, runs.choosing.opened(), "test", runs)
     return PlainAlone(name, tables, test if test.present else None)
+
+
+def _plain_scores(models: PlainModels, name: str, clients: Clients, split: Split, runs: TrialRuns) -> Scores:
+    judged = (models.judged(name, client, clients.rows(client, split)) for client in range(len(clients)))
+    return runs.scored(judged, 0, split)
 
 
 def _compared(ours: Scores, alone: Scores, rows: Split, runs: TrialRuns) -> Evidence:

@@ -59,6 +59,8 @@ def _narrow(
         body.append([row["label"], _mean(shown, row), f"{against}{star}", shown.value(row["worst_decile"]), sent])
     for name, table in comparison.naive.items():
         body.append([name.removeprefix("the "), shown.value(table.mean), "", "", ""])
+    for name, table in comparison.plain_alone.items():
+        body.append([f"{name} alone", shown.value(table.mean), "", "", ""])
     base_name = "alone" if base == comparison.made_by("local") else base
     head = ["label", shown.name, f"against {base_name}", "worst tenth", "MB"]
     return ResultTable([[_plain(cell) for cell in cells] for cells in body], head)

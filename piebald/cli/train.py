@@ -183,6 +183,7 @@ def _compare(
             "paired": comparison.paired(base_of(comparison)),
             "verdict": None if comparison.verdict is None else comparison.verdict.plain(),
             "naive": {name: table.mean for name, table in comparison.naive.items()},
+            "plain_alone": {name: table.mean for name, table in comparison.plain_alone.items()},
             "work": work_by_label(comparison),
             "privacy": comparison.privacy,
             "out": str(folder),

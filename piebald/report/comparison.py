@@ -18,7 +18,7 @@ from piebald.core.result_table import ResultTable, Tabular
 from piebald.privacy.spending import together
 from piebald.report.chart import Axis, Band, Over, Point, band_of, bands_of
 from piebald.report.paired import Difference, Level, RowMoments, Scores, level, ranking
-from piebald.report.row_noise import COUNTED, answers
+from piebald.report.row_noise import COUNTED, PLAIN, answers
 from piebald.report.tables import History, mean
 from piebald.report.verdict import ScoreVerdict, compared
 
@@ -123,12 +123,21 @@ class Comparison(Tabular):
         """The verdict of the scores on the labels; None where no client was evaluated."""
         alone = self.made_by("local")
         sent = {row["label"]: 1e6 * (row["mb_up"] + row["mb_down"]) for row in self.summary()}
-        return ScoreVerdict.of(self.scores, self.metric, self.higher_is_better, alone, self.naive, sent, self.labels)
+        return ScoreVerdict.of(
+            self.scores, self.metric, self.higher_is_better, alone, self.naive, sent, self.labels, self.plain_alone
+        )
 
     @cached_property
     def naive(self) -> dict[str, Scores]:
         """Scores of answers that need no model, on the same rows, by name; see `report.naive`."""
         return answers(self.runs, scores_of)
+
+    @cached_property
+    def plain_alone(self) -> dict[str, Scores]:
+        """Scores of plain models that each client fits alone, by name, which `compare` keeps beside a run of Local."""
+        runs = self.by_label.get(self.made_by("local") or "", [])
+        kept = dict.fromkeys(row["model"] for run in runs for row in run.row_scores if row["model"].startswith(PLAIN))
+        return {model.removeprefix(PLAIN): scores_of(runs, model) for model in kept}
 
     def table(self) -> ResultTable:
         """Return the finding, and the main columns of the summary."""

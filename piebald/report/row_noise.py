@@ -245,6 +245,7 @@ def _cells(scores: Scores, seeds: list[int], names: list[str]) -> Floats:
     return np.asarray(scores.cells()[np.ix_(*places)])
 
 
+PLAIN = "alone/"  # begins the name of a plain model's scores beside those of a run, see `runs.plain_models`
 DOMINANT = 0.7  # share of the judged rows from which one class dominates
 _TYPICAL = dict.fromkeys(("regression", "l1", "huber"), "the typical value")
 _NAMES = {**_TYPICAL, "multilabel": "the most frequent labels", "survival": "the Kaplan-Meier curve"}

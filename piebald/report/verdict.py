@@ -97,6 +97,17 @@ def not_clearly_behind(scores: Mapping[str, Scores], higher_is_better: bool = Tr
     return [label for label in order if label not in behind]
 
 
+def _over_all(rivals: Mapping[str, Scores], leader: Scores, comparisons: int) -> Difference | None:
+    """The leader's mean minus that of the first rival, with the largest p of those against all of them.
+
+    The best of them by its mean need not be the hardest to beat beyond chance: the leader beats all of them only if it
+    beats each (an intersection-union test), which counts as one comparison.
+    """
+    gaps = [compared(leader, table, comparisons) for table in rivals.values()]
+    largest = max((gap.p for gap in gaps if gap is not None), default=1.0)
+    return replace(gaps[0], p=largest) if gaps and gaps[0] is not None else None
+
+
 @dataclass(frozen=True)
 class ScoreVerdict:
     """The verdict of scores on methods.
@@ -106,6 +117,10 @@ class ScoreVerdict:
         leads: of the leader, the first one, over each method, see `leads`.
         best: the mean of the leader.
         alone: the label of training alone, None where it was not tried.
+        strong: the name and the mean of the best plain model that each client fits alone, where it is better than
+            training alone; None where none is.
+        over_alone: the leader's mean minus that of the best of those that are alone; its p is the largest of those
+            against training alone and all plain models.  None where the leader is the best of them.
         naive: the name and the mean of the best answer that needs no model, None where there is none.
         over_naive: the leader's mean minus that answer's; its p is the largest of those against all such answers.
         below_naive: the methods whose mean is worse than that answer's, with their means.
@@ -120,6 +135,8 @@ class ScoreVerdict:
     leads: Mapping[str, Difference | None]
     best: float
     alone: str | None = None
+    strong: tuple[str, float] | None = None
+    over_alone: Difference | None = None
     naive: tuple[str, float] | None = None
     over_naive: Difference | None = None
     below_naive: Mapping[str, float] = field(default_factory=dict)
@@ -138,6 +155,7 @@ class ScoreVerdict:
         naive: Mapping[str, Scores] | None = None,
         sent: Mapping[str, float | None] | None = None,
         tried: Sequence[str] = (),
+        plain_alone: Mapping[str, Scores] | None = None,
     ) -> ScoreVerdict | None:
         """The verdict on scores by label; None where there are none.
 
@@ -146,28 +164,32 @@ class ScoreVerdict:
             metric, higher_is_better, alone, sent: see the attributes.
             naive: scores of answers that need no model, by their names.
             tried: all methods, also those that are not in `scores`.
+            plain_alone: scores of plain models that each client fits alone, by their names; they count beside `alone`.
         """
         plain = {name: table for name, table in (naive or {}).items() if table.present}
-        # every answer that needs no model must be beaten, so they count as one comparison (Berger 1982)
         over = leads(scores, higher_is_better, extra=min(1, len(plain)))
         if not over:
             return None
-        leader, order = next(iter(over)), ranking(plain, higher_is_better)
+        leader = next(iter(over))
         means = {label: scores[label].mean for label in over}
-        best_naive = (order[0], plain[order[0]].mean) if order else None
+        plain = {name: plain[name] for name in ranking(plain, higher_is_better)}
+        best_naive = next(((name, table.mean) for name, table in plain.items()), None)
         sign = 1 if higher_is_better else -1
         worse = {} if best_naive is None else {x: m for x, m in means.items() if sign * m < sign * best_naive[1]}
+        # every answer that needs no model must be beaten, so they count as one comparison, as those that are alone do
         comparisons = _all_pairs(len(over), min(1, len(plain)))
-        # against each answer, since the best of them by its mean need not be the hardest to beat beyond chance
-        gaps = [compared(scores[leader], plain[name], comparisons) for name in order]
-        # an intersection-union test: the leader beats all answers only if it beats each of them
-        largest = max((gap.p for gap in gaps if gap is not None), default=1.0)
-        gap = replace(gaps[0], p=largest) if gaps and gaps[0] is not None else None
         alone = alone if alone in over else None
+        by_itself = {} if alone is None else {alone: scores[alone], **(plain_alone or {})}
+        by_itself = {name: by_itself[name] for name in ranking(by_itself, higher_is_better)}
+        best_alone = next(iter(by_itself), None)
+        strong = None if best_alone is None or best_alone == alone else (best_alone, by_itself[best_alone].mean)
+        # where Local leads, what is better than it alone is all that can be asked of it
+        rivals = {} if best_alone == leader else {x: table for x, table in by_itself.items() if x != leader}
         unscored = [label for label in dict.fromkeys([*scores, *tried]) if label not in over]
         return cls(
-            metric, higher_is_better, over, means[leader], alone, best_naive, gap, worse,
-            _clearly_behind(scores, list(over), comparisons), comparisons, sent or {}, unscored,
+            metric, higher_is_better, over, means[leader], alone, strong,
+            _over_all(rivals, scores[leader], comparisons), best_naive, _over_all(plain, scores[leader], comparisons),
+            worse, _clearly_behind(scores, list(over), comparisons), comparisons, sent or {}, unscored,
         )  # fmt: skip
 
     @property
@@ -184,11 +206,6 @@ class ScoreVerdict:
     def incomparable(self) -> list[str]:
         """The methods that share no client and seed with the leader, of which nothing can be said beside it."""
         return [label for label, lead in self.leads.items() if lead is None and label != self.leader]
-
-    @property
-    def over_alone(self) -> Difference | None:
-        """The leader's mean minus that of training alone, None where one of them is missing or leads."""
-        return None if self.alone in (None, self.leader) else self.leads[self.alone or ""]
 
     @property
     def beats_naive(self) -> bool | None:
@@ -239,12 +256,19 @@ class ScoreVerdict:
             return f"No method is clearly better than {' or '.join(rivals)}"
         if self.too_few:
             return f"{self.leader} leads at {value}; {self._near_clause()}"
-        lead, base = self.over_alone, "training alone"
+        lead, base = self.over_alone, self._alone_name
         if lead is None or not self._is_gain(lead):
             lead, base = self.over_naive, f"always {self.naive[0]}" if self.naive else ""
         gain = f", {shown.size(abs(lead.mean))}{shown.points} better than {base}{self._runs}" if lead else ""
         verb = "leads" if len(self.leads) > 1 and self.behind else "ends"
         return f"{self.leader} {verb} at {value}{gain}"
+
+    @property
+    def _alone_name(self) -> str:
+        """The best of those that are alone, in words."""
+        if self.strong is None:
+            return "training alone"
+        return f"{self.strong[0]} of each client alone ({MetricFormat(self.metric).value(self.strong[1])})"
 
     def _is_gain(self, lead: Difference | None) -> bool:
         """Return whether the leader is clearly better, by a difference to another."""
@@ -252,7 +276,7 @@ class ScoreVerdict:
 
     def _alone_clause(self, shown: MetricFormat) -> str:
         lead = self.over_alone
-        return f"{_size(lead, shown)} better than training alone" if lead and self._is_gain(lead) else ""
+        return f"{_size(lead, shown)} better than {self._alone_name}" if lead and self._is_gain(lead) else ""
 
     def _naive_gain(self, shown: MetricFormat) -> str:
         if self.naive is None or self.over_naive is None or not self.beats_naive:
@@ -275,7 +299,7 @@ class ScoreVerdict:
         rivals = []
         beside = self.alone is not None and self.alone not in self.incomparable and len(self.leads) > 1
         if beside and not self._is_gain(self.over_alone) and not self.too_few:
-            rivals.append("training alone")
+            rivals.append(self._alone_name)
         if self.naive is not None and not self.beats_naive:
             rivals.append(f"always {self.naive[0]} ({shown.value(self.naive[1])})")
         return rivals
@@ -331,6 +355,7 @@ class ScoreVerdict:
             "clearly_behind": self.behind,
             "naive": None if self.naive is None else {"answer": self.naive[0], self.metric: self.naive[1]},
             "beats_naive": self.beats_naive,
+            "strong_alone": None if self.strong is None else {"model": self.strong[0], self.metric: self.strong[1]},
             "unscored": list(self.unscored),
         }
 

@@ -21,6 +21,7 @@ from piebald.report.callbacks import Callback
 from piebald.report.comparison import Comparison
 from piebald.report.tables import History, load
 from piebald.runs.finished_run import Run
+from piebald.runs.plain_models import PlainModels, score_beside
 from piebald.runs.prepare import Model, PreparedRun, check_repeats, prepare
 from piebald.runs.run import opened, resume, run
 from piebald.storage.schema import DATABASE
@@ -45,7 +46,9 @@ def compare(
 ) -> Comparison:
     """Run several recipes on the same clients and seeds, so that their results can be paired.
 
-    All recipes are prepared and checked before the first one trains.
+    All recipes are prepared and checked before the first one trains.  Where Local is among them and the rows are a
+    table, each client fits the plain models of scikit-learn alone as well, and whether training together pays is said
+    against the best of all that are alone.
 
     Args:
         methods: recipes or their names, by label or in a list.
@@ -78,14 +81,14 @@ def compare(
         ['fedavg', 'local']
     """
     if isinstance(clients, list) and clients and all(isinstance(division, HoldsRows) for division in clients):
-        runs: list[History] = []
+        divided: list[History] = []
         for title, division in [(_title(division), division) for division in clients]:
             place = None if out is None else Path(out) / folder_name(title)
-            runs += compare(
+            divided += compare(
                 methods, division, model, on_all_rows=on_all_rows, pooled=pooled, seeds=seeds, out=place,
                 start_from=start_from, progress=progress, settings=settings, callbacks=callbacks, **keywords,
             ).runs  # fmt: skip
-        return Comparison(runs)
+        return Comparison(divided)
     methods = recipes_by_label(methods)
     if out is not None and len({folder_name(label) for label in methods}) < len(methods):
         raise SettingError("two labels would share a run folder: choose labels that differ in letters or digits")
@@ -96,8 +99,16 @@ def compare(
     planned = list(_planned(methods, clients, model, on_all_rows, pooled, seeds, out))
     for run_plan in planned:
         run_plan.check(keywords, settings)
+    plain: dict[int, PlainModels] = {}
     of_call = {"start_from": start_from, "progress": progress, "settings": settings, "callbacks": callbacks}
-    return Comparison([run_plan.made(keywords, of_call) for run_plan in planned])
+    runs = list[Run]()
+    for run_plan in planned:
+        runs.append(made := run_plan.made(keywords, of_call))
+        if made.recipe == "local":  # the same rows under several seeds have the same plain models
+            score_beside(
+                made, plain.setdefault(id(run_plan.clients), PlainModels(run_plan.clients, made.work.objective))
+            )
+    return Comparison(runs)
 
 
 def dry_run(

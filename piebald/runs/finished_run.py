@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -367,6 +367,12 @@ class Run(History):
             )
         labels = pytree.single(targets, "a threshold")
         return (outputs[:, 1] - outputs[:, 0]).double().numpy(), (labels == 1).numpy()
+
+    def keep_row_scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Keep further rows of `row_scores` with the run, as of models that it is held against."""
+        with nullcontext(self._store) if self.path is None else RunStore.open(self.path) as store:
+            store.row_scores(rows)
+        self.__dict__.pop("row_scores", None)  # what was read before lacks them
 
     @checked
     def outputs(self, client: int | str, split: Split, *, by_global: bool = False) -> tuple[Tensor, Tree]:

@@ -134,8 +134,10 @@ def _results(comparison: Comparison) -> str:
         rows.append(cells)
         counts = [row["rounds"], *(done[label][name] for name in MEASURES), row["parameters"], row["seeds"]]
         worked.append([markup.key(labels, label), *map(wording.count, counts)])
-    for name, table in comparison.naive.items():
-        rows.append([f"always {name}", shown.value(table.mean), *[""] * (len(rows[0]) - 2)])
+    measures = {f"always {name}": table for name, table in comparison.naive.items()}
+    measures |= {f"{name} of each client alone": table for name, table in comparison.plain_alone.items()}
+    for name, table in measures.items():
+        rows.append([name, shown.value(table.mean), *[""] * (len(rows[0]) - 2)])
     head = ["Label", f"Mean {shown.name}", *([f"Difference to {base}"] if base else []), "Worst tenth", "SD of clients",
             "Common test set", *(["Unseen clients"] if unseen else []), "MB sent",
             _CLOCKS[clock]]  # fmt: skip

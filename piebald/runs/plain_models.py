@@ -9,6 +9,8 @@ Source: Ledoit and Wolf, *Honey, I shrunk the sample covariance matrix*, Journal
 
 from __future__ import annotations
 
+import itertools
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,14 +20,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from piebald.advice.tuning.trial_runs import Judged, TrialRuns
-from piebald.contracts import Clients, InMemory, Rows, Split
+from piebald.contracts import Clients, InMemory, Rows
 from piebald.core import pytree
 from piebald.core.objective import Objective
-from piebald.report.paired import Scores
+from piebald.engines.scoring import value_of, values_of_rows
+from piebald.report.row_noise import PLAIN
+from piebald.runs.finished_run import Run
 
 Floats = NDArray[np.float64]
 MOST_COLUMNS = 300  # of a table; pictures and signals as long rows of numbers are none
+MOST_CLIENTS = 100  # of a comparison: of more, fitting theirs would take longer than training
 _LEAST_SHARE = 1e-6  # of a class that a client has no row of
 
 
@@ -33,34 +37,24 @@ class PlainModels:
     """The plain models of each client, fitted when they are first asked for.
 
     Args:
-        runs: the settings of a search: its clients, without test rows for the fit.
+        clients: by whose training rows they are fitted.
         objective: by whose metric they are scored.
     """
 
-    def __init__(self, runs: TrialRuns, objective: Objective) -> None:
-        self.runs, self.objective = runs, objective
-        self.makers = _makers(runs.choosing, objective)
+    def __init__(self, clients: Clients, objective: Objective) -> None:
+        self.clients, self.objective = clients, objective
+        self.makers = _makers(clients, objective)
         self._fitted: dict[tuple[str, int], Any] = {}
 
-    def scores(self, clients: Clients, split: Split) -> dict[str, Scores]:
-        """The scores of each model by its name, on a split of these clients; of those that have any."""
-        tables = {name: self.scores_of(name, clients, split) for name in self.makers}
-        return {name: table for name, table in tables.items() if table.present}
-
-    def scores_of(self, name: str, clients: Clients, split: Split) -> Scores:
-        """The scores of the model of that name on a split of these clients, NaN for clients that have none."""
-
-        def judged(client: int) -> Judged | None:
-            rows = clients.rows(client, split)
-            outputs = self._outputs(name, client, rows) if len(rows) else None
-            return None if outputs is None else (self.objective, outputs, rows.y)
-
-        return self.runs.scored(map(judged, range(len(clients))), 0, split)
+    def judged(self, name: str, client: int, rows: Rows) -> tuple[Objective, Tensor, Any] | None:
+        """The objective, the outputs of a client's model on rows, and their targets; None where it has no model."""
+        outputs = self._outputs(name, client, rows) if len(rows) else None
+        return None if outputs is None else (self.objective, outputs, rows.y)
 
     def _outputs(self, name: str, client: int, judged: Rows) -> Tensor | None:
         """Return a client's outputs as a network has them; None where it has no rows to learn from."""
         if (name, client) not in self._fitted:
-            own = self.runs.choosing.rows(client, "train")
+            own = self.clients.rows(client, "train")
             self._fitted[name, client] = _fitted(self.makers[name], own) if len(own) else None
         model = self._fitted[name, client]
         if model is None:
@@ -68,9 +62,30 @@ class PlainModels:
         x, y = (pytree.single(part, "a plain model") for part in (judged.x, judged.y))
         if not hasattr(model, "predict_proba"):
             return torch.from_numpy(np.asarray(model.predict(x.numpy()), np.float32)).reshape(y.shape)
-        shares = np.full((len(x), len(self.runs.choosing.classes or ())), _LEAST_SHARE)
+        shares = np.full((len(x), len(self.clients.classes or ())), _LEAST_SHARE)
         shares[:, model.classes_] = np.maximum(model.predict_proba(x.numpy()), _LEAST_SHARE)
         return torch.from_numpy(shares).log().float()
+
+
+def score_beside(run: Run, models: PlainModels) -> None:
+    """Score the plain models on the rows that a run of Local was judged by, and keep the scores in its folder.
+
+    A run whose single rows were not scored, or whose noise hides rows, has none, nor has one with very many clients.
+    """
+    own = [row for row in run.row_scores if row["model"] == "rows" and row["metric"] == run.metric]
+    is_there = any(str(row["model"]).startswith(PLAIN) for row in run.row_scores)
+    if not own or is_there or run.spent or len(models.clients) > MOST_CLIENTS:
+        return
+    version, metric = max(row["version"] for row in own), models.objective.metrics[run.metric]
+    rows = []
+    for name, row in itertools.product(models.makers, [row for row in own if row["version"] == version]):
+        judged = models.judged(name, row["client"], models.clients.rows(row["client"], row["split"]))
+        if judged is None or not math.isfinite(value := float(value_of(metric, *judged[1:]))):
+            continue
+        single = values_of_rows(metric, *judged[1:]).double()
+        values = single.tolist() if bool(single.isfinite().all()) else None
+        rows.append({**row, "model": f"{PLAIN}{name}", "value": value, "row_values": values})
+    run.keep_row_scores(rows)
 
 
 def _makers(clients: Clients, objective: Objective) -> Mapping[str, Callable[[], Any]]:

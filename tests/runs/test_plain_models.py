@@ -1,0 +1,148 @@
+"""Plain models of each client's own rows: those of scikit-learn, and training together is held against them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import RidgeCV
+from sklearn.preprocessing import StandardScaler
+
+import piebald
+from piebald import models, partition
+from piebald.advice import advise
+from piebald.core.objective import objective_for
+from piebald.engines.scoring import value_of
+from piebald.report.paired import Scores
+from piebald.report.verdict import ScoreVerdict, compared
+from piebald.runs.plain_models import PlainModels
+
+
+def clients_of(rows: int, regression: bool = False, clients: int = 4) -> Any:
+    """Clients with a linear rule of their own each."""
+    rng, given = np.random.default_rng(0), {}
+    for number in range(clients):
+        x, rule = rng.normal(size=(rows, 5)).astype("float32"), rng.normal(size=5)
+        amount = x @ rule + 0.3 * rng.normal(size=rows)
+        given[f"s{number}"] = (x, amount.astype("float32") if regression else (amount > 0).astype(int))
+    return partition.clients_from(given, validation=0.2, test=0.3, seed=1)
+
+
+def plain(clients: Any) -> PlainModels:
+    return PlainModels(clients, objective_for(clients.rows(0, "train").y))
+
+
+def score(models_alone: PlainModels, name: str, client: int) -> float:
+    """The metric of a plain model on a client's test rows."""
+    judged = models_alone.judged(name, client, models_alone.clients.rows(client, "test"))
+    assert judged is not None
+    objective, outputs, targets = judged
+    return float(value_of(objective.metrics[objective.metric], outputs, targets))
+
+
+def test_shrunken_lda_is_that_of_scikit_learn_on_each_clients_training_rows() -> None:
+    clients = clients_of(60)
+    found = plain(clients)
+    assert set(found.makers) == {"shrunken LDA", "logistic regression", "boosted trees"}
+    for client in range(len(clients)):
+        train, test = (clients.rows(client, split) for split in ("train", "test"))
+        own = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(train.x.numpy(), train.y.numpy())
+        expected = own.score(test.x.numpy(), test.y.numpy())
+        assert score(found, "shrunken LDA", client) == pytest.approx(expected)
+
+
+def test_numbers_are_predicted_by_ridge_regression_in_their_unit() -> None:
+    clients = clients_of(60, regression=True)
+    models_alone = plain(clients)
+    metric = models_alone.objective.metrics[models_alone.objective.metric]
+    for client in range(len(clients)):
+        train, test = (clients.rows(client, split) for split in ("train", "test"))
+        scaler = StandardScaler().fit(train.x.numpy())
+        own = RidgeCV(np.logspace(-3, 3, 13)).fit(scaler.transform(train.x.numpy()), train.y.numpy().ravel())
+        said = torch.tensor(own.predict(scaler.transform(test.x.numpy())), dtype=torch.float32).reshape(test.y.shape)
+        assert score(models_alone, "ridge regression", client) == pytest.approx(
+            float(value_of(metric, said, test.y)), rel=1e-4
+        )
+
+
+def test_clients_with_one_class_or_no_rows_do_not_end_it() -> None:
+    rng = np.random.default_rng(0)
+    given = {
+        "one class": (rng.normal(size=(20, 3)), np.zeros(20, int)),
+        "both": (rng.normal(size=(20, 3)), rng.integers(0, 2, 20)),
+    }
+    clients = partition.clients_from(given, validation=0.2, test=0.3, classes=["no", "yes"])
+    assert score(plain(clients), "shrunken LDA", 0) == 1.0  # the only class that it knows
+
+
+def test_pictures_have_no_plain_models() -> None:
+    rng = np.random.default_rng(0)
+    clients = partition.clients_from({f"s{n}": (rng.normal(size=(20, 1, 4, 4)), rng.integers(0, 2, 20)) for n in "ab"},
+                                     validation=0.2)  # fmt: skip
+    assert not plain(clients).makers
+
+
+def test_whether_it_pays_is_said_against_the_best_of_those_alone() -> None:
+    """Each client has a linear rule of its own: one step of a network shows little of it."""
+    clients = clients_of(80)
+    found = advise(
+        clients, models.build_model("mlp", (5,), 2, hidden=(4,)), rounds=2, families=["fedavg"], seeds=(0,),
+        training={"batch": 40}, more_data=False,
+    )  # fmt: skip
+    assert found.plain_alone is not None
+    assert found.evidence.against == found.plain_alone.name
+    assert found.pays == "no"
+    test = found.plain_alone.test
+    assert test is not None
+    assert f"{found.plain_alone.name} of each client alone {100 * test.mean:.1f}%" in " ".join(found.text().split())
+
+
+def test_compare_keeps_plain_models_beside_local_and_holds_the_leader_against_the_best_that_is_alone(
+    tmp_path: Path,
+) -> None:
+    """Each client has a linear rule of its own, of which two rounds of a small network learn little."""
+    clients, model = clients_of(80), models.build_model("mlp", (5,), 2, hidden=(4,))
+    made = piebald.compare(["fedavg", "local"], clients, model, rounds=2, seeds=(0, 1), out=tmp_path / "runs")
+    assert set(made.plain_alone) == {"shrunken LDA", "logistic regression", "boosted trees"}
+    alone, table = plain(clients), made.plain_alone["shrunken LDA"]
+    assert table.values == pytest.approx(np.array([[score(alone, "shrunken LDA", x) for x in range(4)]] * 2))
+    verdict = made.verdict
+    assert verdict is not None
+    assert verdict.strong is not None
+    assert verdict.strong[1] == max(scores.mean for scores in made.plain_alone.values())
+    assert f"No method is clearly better than {verdict.strong[0]} of each client alone" in made.headline()
+    again = piebald.open(tmp_path / "runs")  # from the folders alone
+    assert again.headline() == made.headline()
+    assert len(made.by_label["local"][0].row_scores) == len(again.by_label["local"][0].row_scores)
+
+
+def test_the_leader_is_better_than_those_alone_only_if_it_is_better_than_each() -> None:
+    rng, clients = np.random.default_rng(0), [f"s{number}" for number in range(30)]
+    base = rng.uniform(0.4, 0.6, (3, 30))
+    noisy = Scores(base + 0.2 + rng.normal(0, 0.3, (3, 30)), clients)
+    scores = {"local": Scores(base, clients), "ditto": Scores(base + 0.25, clients)}
+    clear = ScoreVerdict.of(scores, "accuracy", True, "local")
+    both = ScoreVerdict.of(scores, "accuracy", True, "local", plain_alone={"boosted trees": noisy})
+    assert clear is not None
+    assert both is not None
+    assert (clear.strong, both.leader) == (None, "ditto")
+    gap = compared(scores["ditto"], noisy, both.comparisons)
+    assert gap is not None
+    assert clear.over_alone is not None
+    assert both.over_alone is not None
+    assert both.over_alone.p == max(gap.p, clear.over_alone.p)
+
+
+def test_where_a_plain_model_is_best_local_pays_no_more_than_it() -> None:
+    clients = [f"s{number}" for number in range(10)]
+    scores = {"local": Scores(np.full((3, 10), 0.7), clients), "fedavg": Scores(np.full((3, 10), 0.6), clients)}
+    better = {"shrunken LDA": Scores(np.full((3, 10), 0.8), clients)}
+    verdict = ScoreVerdict.of(scores, "accuracy", True, "local", plain_alone=better)
+    assert verdict is not None
+    assert verdict.strong == ("shrunken LDA", pytest.approx(0.8))
+    assert verdict.over_alone is not None
+    assert verdict.over_alone.mean == pytest.approx(-0.1)
