@@ -25,7 +25,7 @@ log = logging.getLogger("piebald.federation")
 _NAMED = 5  # sites that one line names, at most
 _STALLED = 60.0  # seconds without any progress of work that is under way, at least, after which a run is stalled
 _SLOWER = 3.0  # times the longest training task so far after which it is
-_FAILURES = 3  # failed tasks in a row, and one of each site, after which a run is failing
+_FAILURES = 3  # training tasks that failed in a row, and one of each site, after which a run is failing
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class FederationState:
         self.started = self.dismissed = self.closing = False
         self.began = self._opened = time.monotonic()
         self._moved = self.began  # when the work that is under way moved last
-        self._failed = 0  # tasks that failed one after another
+        self._failed = 0  # training tasks that failed, without a result in between
         self._activity = Activity(""), time.time()  # and since when it is so
         self._ready = 0  # sites that could be sent tasks then
         self._before = 0.0  # seconds of the run's clock before this process began
@@ -243,7 +243,8 @@ class FederationState:
 
     def add_result(self, one: OpenTask, update: Update | None, failure: str | None, refused: bool = False) -> None:
         """Add the outcome of a task."""
-        self._moved, self._failed = time.monotonic(), 0 if update is not None else self._failed + 1
+        # a question that a site's rules leave open is no failure: they may leave open each one of a sound run
+        self._moved, self._failed = time.monotonic(), 0 if update is not None else self._failed + one.trains
         free = one.task.free
         down = 0 if free else nbytes(self._cut(one.task).vectors)
         up = 0 if free or update is None else update.nbytes
