@@ -72,15 +72,21 @@ def processes(pid: int) -> dict[int, tuple[float, float]]:
     return found
 
 
-def trained(folder: Path, file: Path, *words: str) -> tuple[float, list[tuple[float, float]], list[dict[str, float]]]:
+def trained(
+    folder: Path, experiment: Path, *words: str
+) -> tuple[float, list[tuple[float, float]], list[dict[str, float]]]:
     """Run a command; return its seconds, the peaks of its processes in the order of their start, and its rounds."""
     out, began = folder / words[0], time.monotonic()
-    command = [sys.executable, "-m", "piebald.cli", *words, str(file), "--out", str(out)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        with Watch(lambda: processes(process.pid), 0.2) as watch:
-            process.wait()
-        if process.returncode:
-            raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}")
+    command = [sys.executable, "-m", "piebald.cli", *words, str(experiment), "--out", str(out)]
+    log = folder / "log.txt"
+    with (
+        log.open("w") as file,
+        subprocess.Popen(command, stdout=file, stderr=file) as process,
+        Watch(lambda: processes(process.pid), 0.2) as watch,
+    ):
+        process.wait()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}: {log.read_text()[-2000:]}")
     peaks: dict[int, tuple[float, float]] = {}
     for seen in watch.seen:
         for pid, now in seen.items():
@@ -107,7 +113,8 @@ def main() -> None:
         for name, words in (("simulation", ("run",)), ("federation", ("up", "--local", str(CLIENTS)))):
             seconds, peaks, rounds = trained(folder, file, *words)
             sent = rounds[-1]["bytes_up"] / CLIENTS / 1e6
-            roles = ["one process"] if name == "simulation" else ["server", *(f"site {n}" for n in range(1, len(peaks)))]
+            sites = [f"site {number}" for number in range(1, len(peaks))]
+            roles = ["server", *sites] if name == "federation" else ["one process"]
             for role, (own, mapped) in zip(roles, peaks, strict=True):
                 lines.append([name, role, f"{own:.0f}", f"{mapped:.0f}", f"{sent:.2f}", f"{seconds:.0f}"])
                 print(*lines[-1], sep=" | ", flush=True)
