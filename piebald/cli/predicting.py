@@ -63,6 +63,9 @@ def predict(
     calibrate: _Calibrate = False,
     threshold: _Threshold = None,
     pooled: _Pooled = False,
+    source_rows: Annotated[
+        Path | None, typer.Option(help="The source's table, for a simulated split model that is a transfer's.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="A CSV file; printed without it.")] = None,
 ) -> None:
     """Predict for the rows of a table: probabilities of the classes, or values in the target's unit."""
@@ -71,7 +74,7 @@ def predict(
         raise SettingError(f"--out must be a .csv file, got {out}")
     if out is not None and out.resolve() == rows.resolve():
         raise SettingError(f"--out would overwrite the rows {rows}: name another file")
-    model = _answerer(folder, options.plugins or (), client, cluster, calibrate, threshold, pooled)
+    model = _answerer(folder, options.plugins or (), client, cluster, calibrate, threshold, pooled, source_rows or True)
     predictions, about = model.about(rows)
     for sentence in about.get("warnings", ()):
         log.warning("%s", sentence)
@@ -123,14 +126,20 @@ def serve(
 
 def _answerer(
     folder: Path, plugins: Sequence[str], client: str | None, cluster: int | None, calibrate: bool,
-    threshold: str | None, pooled: bool,
+    threshold: str | None, pooled: bool, partner: Path | bool = False,
 ) -> Answerer:  # fmt: skip
-    """Return the model of a folder that the options choose."""
+    """Return the model of a folder that the options choose.
+
+    Args:
+        partner: the rows of the other party of a transfer, or whether it may be met, for each answer.
+    """
     from piebald.federation.operate.prediction_server import Answerer
 
+    kind = app.kind_of(folder)
+    if isinstance(partner, Path) and kind != "transfer":
+        raise SettingError(f"--source-rows are for the run of a transfer, and {folder} is none: leave them out")
     if pooled and threshold is None:
         raise SettingError("--pooled says on which rows a threshold is chosen: give --threshold as well")
-    kind = app.kind_of(folder)
     if kind == "site":
         if client is not None or cluster is not None or calibrate or threshold:
             raise SettingError(f"{folder} has one model, that of its site: give none of the options that choose one")
@@ -146,8 +155,15 @@ def _answerer(
     if kind == "transfer":
         if client is not None or cluster is not None or calibrate or threshold:
             raise SettingError(f"{folder} holds a transfer, with one model: give none of the options that choose one")
+        from piebald.vertical.party_store import read_settings
         from piebald.vertical.prediction import TransferPredictor
+        from piebald.vertical.prediction import predict as scores
 
+        if read_settings(folder).method.joint:
+            if not partner:
+                raise SettingError(f"{folder} holds a split model, which needs both parties: use piebald predict")
+            given = partner if isinstance(partner, Path) else None
+            return Answerer(lambda rows, tell: scores(folder, rows, given, tell), "both parties' model")
         transfer = TransferPredictor.of_run(folder)
         prepared = transfer.preparation
         return Answerer(transfer.predict, "the target's model", "", prepared.columns, prepared.features)

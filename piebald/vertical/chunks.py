@@ -120,7 +120,7 @@ def unknown_numbers(x: Tensor, rows: int, digits: int) -> float:
 
 def exposures(role: Role, data: PartyHolding, settings: TransferSettings) -> list[Exposure]:
     """Return the exposure of each kind of chunk of this party."""
-    terms, widths = settings.terms(role), settings.network.aligned
+    terms, widths = settings.terms(role), (1,) if settings.method.joint else settings.network.aligned
     alone, common = len(data.alone) // settings.batch, len(data.overlap) // settings.overlap_batch
 
     def uses(chunks: int, counted: Callable[[int], bool] = lambda step: True) -> int:
@@ -141,7 +141,7 @@ def exposures(role: Role, data: PartyHolding, settings: TransferSettings) -> lis
         exposure("own rows", settings.batch, own_uses, own_numbers, data.alone),
         exposure("co-occurring rows", settings.overlap_batch, common_uses, common_numbers, data.overlap),
     ]
-    if data.y is not None:
+    if data.y is not None and not settings.method.joint:
         share = float((data.y[data.alone] > 0).double().mean())
         fewer = int(settings.batch * min(share, 1 - share))
         numbers = own_uses * widths[-1]

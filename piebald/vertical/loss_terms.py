@@ -22,6 +22,7 @@ from piebald.vertical.party_network import Trace
 from piebald.vertical.protocol import Role
 
 TensorGradient = tuple[Tensor, Floats]  # a tensor, and the gradient of the loss with respect to it
+MOST_SCORE = 8.0  # of a party's share of a score, and of an input of it, in absolute value
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,7 @@ class PartyView:
         traces: of its network, for its own batch and for the co-occurring one.
         moments: statistics of each layer with noise, in place of the exact ones (`RowNoise`).
         signed: the translator without noise, through which gradients by it go on; `phi` itself without noise.
+        inputs, weight: of a split model, for the co-occurring batch [m, f] and [f], whose shares [m] are `common`.
     """
 
     layers: list[Tensor]
@@ -47,6 +49,8 @@ class PartyView:
     traces: tuple[Trace, Trace] = ([], [])
     moments: list[list[ProductStatistics]] | None = None
     signed: Tensor | None = None
+    inputs: Tensor | None = None
+    weight: Tensor | None = None
 
     @property
     def rows(self) -> Tensor:
@@ -298,6 +302,60 @@ class AlignmentTerm(LossTerm):
 
     def value(self, view: PartyView, results: list[Floats], probed: list[Floats], target_value: float) -> float:
         return float((results[0] * view.common.detach().numpy()).sum() / len(view.common))
+
+
+class ResidualTerm(LossTerm):
+    """The Taylor logistic loss of co-occurring rows that both parties score, z = z_source + z_target (`split_model`).
+
+        L = mean over i of log 2 - y_i z_i / 2 + z_i^2 / 8
+        dL/dw = mean of x_i (z_i / 4 - y_i / 2), of which the other party's part is X' S, under encryption
+
+    with S = z / 4 of the other party, at the source less y / 2.  No party sees the residual of a row.
+
+    Args:
+        role: role of this party.
+        rows: number of rows in a co-occurring batch.
+        inputs: rows of a product, whatever the number of features, which stays secret.
+    """
+
+    name = "loss"
+
+    def __init__(self, role: Role, rows: int, inputs: int) -> None:
+        self.role, self.rows, self.inputs = role, rows, inputs
+        # each row's S is at most MOST_SCORE / 4 + 1/2, each coefficient at most MOST_SCORE + 2, that of a probe
+        self.owned = self.requested = [ProductSize(inputs, rows, 1, (MOST_SCORE / 4 + 0.5) * (MOST_SCORE + 2))]
+        self.probes = [0]
+        self.disclosed_common, self.disclosed_watched = inputs, 2 if role == "target" else 1
+
+    def statistics(self, view: PartyView) -> list[ProductStatistics]:
+        part = _numpy(view.common) / 4 - (0.0 if view.labels is None else _numpy(view.labels) / 2)
+        return [ProductStatistics(part[:, None] / self.rows, np.zeros(1))]
+
+    def coefficients(self, view: PartyView) -> list[Floats]:
+        assert view.inputs is not None, "of a split model"
+        return [self._padded(_numpy(view.inputs).T)]
+
+    def _padded(self, matrix: Floats) -> Floats:
+        return np.pad(matrix, ((0, self.inputs - len(matrix)), (0, 0)))
+
+    def gradients(self, view: PartyView, results: list[Floats]) -> list[TensorGradient]:
+        assert view.weight is not None, "of a split model"
+        return [(view.weight, results[0][: len(view.weight), 0])]
+
+    def local(self, view: PartyView) -> Tensor:
+        z = view.common
+        own = (z**2).mean() / 8
+        return own if view.labels is None else own - (view.labels * z).mean() / 2
+
+    def probe(self, view: PartyView) -> list[Floats]:
+        # the mean of z_target (z_source / 4 - y / 2)
+        return [self._padded((_numpy(view.common) - 2 * _numpy(_of_source(view.labels)))[None])]
+
+    def target_value(self, view: PartyView) -> float:
+        return float(self.local(view).detach())
+
+    def value(self, view: PartyView, results: list[Floats], probed: list[Floats], target_value: float) -> float:
+        return math.log(2) + float(self.local(view).detach()) + float(probed[0][0, 0]) + target_value
 
 
 def _numpy(tensor: Tensor) -> Floats:

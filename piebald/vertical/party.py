@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from piebald.core.arguments import checked_class
 from piebald.core.errors import RuntimeFault
@@ -68,9 +68,9 @@ class Party:
     ) -> None:  # fmt: skip
         data.check(role, settings)
         self.role, self.data, self.settings = role, data, settings
-        shape = settings.network
-        self.network = PartyNetwork(data.x.shape[1], shape.hidden, shape.aligned, secret)
-        self.own = own_chunks(data, settings.batch, secret, by_label=not settings.method.hides_rows)
+        self.network = self._network(secret)
+        by_label = not settings.method.hides_rows
+        self.own = [] if settings.method.joint else own_chunks(data, settings.batch, secret, by_label)
         self.common = common_chunks(data.overlap, settings.overlap_batch, settings.seed)
         # beta/2 |w|^2 in the loss, so it goes through Adam like every other gradient
         make = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.SGD
@@ -82,6 +82,10 @@ class Party:
         self.done = 0
         self.phi: Tensor | None = None
         self.rate = 0.5
+
+    def _network(self, secret: PartySecret) -> nn.Module:
+        shape = self.settings.network
+        return PartyNetwork(self.data.x.shape[1], shape.hidden, shape.aligned, secret)
 
     def train(self, session: PartySession) -> Iterator[TransferStep]:
         """Take all remaining steps, then give the target what it needs to predict alone.
@@ -107,6 +111,10 @@ class Party:
             raise RuntimeFault("the target can predict only after training, with the source's translator")
         with torch.no_grad():
             return torch.sigmoid(self.network(x)[-1] @ self.phi)
+
+    def test_scores(self) -> Tensor:
+        """Return the target's scores of its held-out rows [n]."""
+        return self.predict(self.data.test)
 
     # ---------------------------------------------------------------------------------------------------------- a step
 
@@ -147,12 +155,15 @@ class Party:
 
     def _disclosed(self, view: PartyView) -> PartyView:
         """Return the data of the next step as it may be disclosed: counted, and with noise if the method adds it."""
-        step, chunk = self.done, self.done % len(self.own)
+        step = self.done
         # from the same weights and chunks follow the same sums, so that they are counted once
         weights = torch.cat([part.detach().ravel() for part in self.network.parameters()])
         content = step.to_bytes(8, "little") + weights.numpy().tobytes()
         # counted before any message is formed from it: a disclosure that the plan does not allow must not be sent
         self.ledger.count("common", step % len(self.common), step, content)
+        if not self.own:
+            return view
+        chunk = step % len(self.own)
         if self.noise is None:
             self.ledger.count("own", chunk, step, content)
             return view
@@ -226,17 +237,20 @@ class Party:
     # ------------------------------------------------------------------------------------------------------- at the end
 
     def _hand_over(self, session: PartySession) -> None:
-        """Give the target the translator of the source's rows, and its share of positives."""
-        width = self.settings.network.aligned[-1]
+        """Give the target what it needs of the source to predict, and the source's share of positives."""
         if self.role == "source":
             self.phi, self.rate = self.summary()
             send_numbers(session, MessageKind.HANDOVER, np.append(self.phi.numpy(), self.rate))
         else:
-            numbers = receive_numbers(session, MessageKind.HANDOVER, width + 1, most=1.0)  # means of units in (0, 1)
-            if numbers[-1] < 0:
-                raise MessageFault("the other party's HANDOVER message gives a negative share of positives")
-            self.phi, self.rate = torch.from_numpy(numbers[:-1]), float(numbers[-1])
+            self.phi, self.rate = self._receive_summary(session)
         session.finish()
+
+    def _receive_summary(self, session: PartySession) -> tuple[Tensor, float]:
+        width = self.settings.network.aligned[-1]
+        numbers = receive_numbers(session, MessageKind.HANDOVER, width + 1, most=1.0)  # means of units in (0, 1)
+        if numbers[-1] < 0:
+            raise MessageFault("the other party's HANDOVER message gives a negative share of positives")
+        return torch.from_numpy(numbers[:-1]), float(numbers[-1])
 
     def summary(self) -> tuple[Tensor, float]:
         """Return the translator of all chunks of the source's own rows, and their share of positives.

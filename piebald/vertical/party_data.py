@@ -35,6 +35,7 @@ from piebald.data.preparation.preparation import Preparation
 from piebald.data.sets.named import named
 from piebald.vertical.match_keys import keys_of
 from piebald.vertical.protocol import ROLES, Role
+from piebald.vertical.transfer_methods import Split
 from piebald.vertical.transfer_settings import PartyFile, PartyFiles, TransferData, TransferSettings
 
 if TYPE_CHECKING:
@@ -160,7 +161,13 @@ class PartyHolding:
 
     def check(self, role: Role, settings: TransferSettings) -> None:
         """Refuse batches larger than this party's data, and labels other than -1 and 1."""
-        if len(self.alone) < settings.batch:
+        method = settings.method
+        if isinstance(method, Split) and self.x.shape[1] >= method.inputs + (role == "target"):
+            raise SettingError(
+                f"the {role} has {self.x.shape[1]} inputs, got method.inputs = {method.inputs}: take more, at the "
+                "source one more than it has, or name fewer columns"
+            )
+        if len(self.alone) < settings.batch and not method.joint:
             raise SettingError(
                 f"batch must be at most {len(self.alone)}, the number of the {role}'s rows that are not co-occurring "
                 f"(those have batches of their own), got {settings.batch}"
@@ -254,7 +261,9 @@ def train_test_rows(data: DataSet, share: float, seed: int) -> tuple[Ints, Ints]
     return np.sort(order[cut:]), np.sort(order[:cut])
 
 
-def load_one(files: PartyFiles, role: Role, test: float, seed: int, public: bool = False) -> PartyHolding:
+def load_one(
+    files: PartyFiles, role: Role, test: float, seed: int, public: bool = False, joint: bool = False
+) -> PartyHolding:
     """Load one party's data, as `PartyPreparation` prepares it.
 
     Args:
@@ -265,6 +274,7 @@ def load_one(files: PartyFiles, role: Role, test: float, seed: int, public: bool
         seed: seed of that choice.
         public: whether all columns must be prepared by stated bounds and values, so that no value of a row changes
             how others are prepared, or whether the table can be used.
+        joint: whether both parties predict together, so that held-out rows are co-occurring ones, the same at both.
 
     Raises:
         SettingError: there is no such file, or a column is missing or holds unusable values.
@@ -277,26 +287,34 @@ def load_one(files: PartyFiles, role: Role, test: float, seed: int, public: bool
     owners = read_owners(Path(file.path))
     frame = owners[0].frame
     _check_columns(frame, file)
-    keys, place = _keys(frame, file)
+    keys, place = keys_in(frame, file.key, file.path)
     labels = None if file.label is None else _labels(frame, file, role, public)
-    held_out = scored = np.zeros(len(frame), dtype=bool)
-    if role == "target" and labels is not None:
+    held_out = np.zeros(len(frame), dtype=bool)
+    tested = np.zeros(0, dtype=np.int64)
+    if joint:  # by their places in the order of keys, which both know
+        last = np.sort(generator(seed, "transfer", "test").permutation(len(place))[: round(len(place) * test)])
+        place, tested = np.delete(place, last), place[last]
+        held_out[tested] = True
+    elif role == "target" and labels is not None:
         held_out[_held_out(keys, test, seed)] = True
         scored = _scored(held_out, labels, file, public)
+        tested = np.flatnonzero(scored)
     chosen = _features(frame, file)
     # fitted to training rows alone: held-out rows must not shape the inputs that they are scored by
     preparation = PartyPreparation.fitted(frame.loc[~held_out, chosen], file, role if public else None)
     x = preparation.inputs(frame)
+    # of co-occurring rows all are scored, or none, as the source does not know which of them have a label
+    known = role == "target" and labels is not None and {*labels[tested]} == {-1.0, 1.0}
     # held-out rows have no place among the training rows
     number = np.cumsum(~held_out) - 1  # position among the training rows
     nothing = torch.zeros(0, dtype=torch.float64)
     return PartyHolding(
         x=x[~held_out],
-        y=torch.from_numpy(labels) if role == "source" and labels is not None else None,
+        y=torch.from_numpy(labels[~held_out]) if role == "source" and labels is not None else None,
         overlap=number[place],
         features=preparation.features,
-        test=x[scored] if scored.any() else x if role == "target" else x[:0],
-        test_y=torch.from_numpy(labels[scored]) if scored.any() and labels is not None else nothing,
+        test=x[tested] if len(tested) or joint or role == "source" else x,
+        test_y=torch.from_numpy(labels[tested]) if len(tested) and labels is not None and known else nothing,
         # in the order of keys and not of rows, so that both parties' tables may be sorted in any way
         keys=hashlib.blake2b("\n".join(keys[place]).encode(), digest_size=16).hexdigest(),
         records=records_of(owners, role),
@@ -307,14 +325,14 @@ def load_one(files: PartyFiles, role: Role, test: float, seed: int, public: bool
 
 
 def load_files(
-    files: PartyFiles, roles: Sequence[Role], test: float, seed: int, public: bool = False
+    files: PartyFiles, roles: Sequence[Role], test: float, seed: int, public: bool = False, joint: bool = False
 ) -> dict[Role, PartyHolding]:
     """Load the data of parties whose files are on this machine.
 
     Raises:
         SettingError: as for `load_one`, or the tables do not name the same co-occurring rows.
     """
-    held = {role: load_one(files, role, test, seed, public) for role in roles}
+    held = {role: load_one(files, role, test, seed, public, joint) for role in roles}
     if len({one.keys for one in held.values()}) > 1:
         of_source, of_target = (len(held[role].overlap) for role in ROLES)
         same = of_source == of_target
@@ -337,15 +355,19 @@ def _check_columns(frame: DataFrame, file: PartyFile) -> None:
             raise SettingError(f"columns of {file.path} must not include the {role} {column!r}: leave it out")
 
 
-def _keys(frame: DataFrame, file: PartyFile) -> tuple[Texts, Ints]:
-    """Return the keys [n], "" for rows without one, and the positions of co-occurring rows in the order of keys."""
-    keys = np.array(keys_of(frame, [file.key], ["exact"]), dtype=np.str_)
+def keys_in(frame: DataFrame, column: str, where: str) -> tuple[Texts, Ints]:
+    """Return the keys [n], "" for rows without one, and the positions of co-occurring rows in the order of keys.
+
+    Raises:
+        SettingError: there is no such column, or two rows have the same key; `where` names the table.
+    """
+    keys = np.array(keys_of(frame, [column], ["exact"]), dtype=np.str_)
     place = np.flatnonzero(keys != "")
     place = place[np.argsort(keys[place], kind="stable")]
     twice = keys[place][:-1][keys[place][1:] == keys[place][:-1]]
     if len(twice):
         raise SettingError(
-            f"key {str(twice[0])!r} is in two rows of {file.path}: each co-occurring row needs a key of its own"
+            f"key {str(twice[0])!r} is in two rows of {where}: each co-occurring row needs a key of its own"
         )
     return keys, place
 

@@ -1,24 +1,46 @@
-"""Predictions of the target for new rows, from its run folder alone."""
+"""Predictions for new rows: of the target from its run folder alone, or of both parties together.
+
+The parties of a split model come with tables that name the same rows by their keys, over the link of their run.  The
+source sends its share of each row's score, in the order of keys, and learns how many rows are scored.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from piebald.core.arguments import PathLike, checked, checked_class
-from piebald.core.errors import RunFolderError
+from piebald.core.errors import RunFolderError, SettingError
+from piebald.data.clients.owner import read_owners, records_of
+from piebald.data.clients.row_identity import Digests
 from piebald.data.clients.table_files import read_table
 from piebald.data.preparation.preparation import Tell, warn
-from piebald.vertical.party_data import PartyPreparation
+from piebald.federation.credentials.provisioning import read as read_credentials
+from piebald.privacy.ledger import FOLDER, RowLedger
+from piebald.vertical.channel import open_channel
+from piebald.vertical.disclosure_ledger import counting
+from piebald.vertical.kernels import Floats
+from piebald.vertical.loss_terms import MOST_SCORE
+from piebald.vertical.party_data import Ints, PartyPreparation, Texts, keys_in
+from piebald.vertical.party_messages import MessageKind
 from piebald.vertical.party_network import PartyNetwork
-from piebald.vertical.party_store import opened, read_settings, weights_in
+from piebald.vertical.party_store import PartyStore, opened, read_settings, weights_in
+from piebald.vertical.protocol import ROLES, PartySession, Role, receive_numbers, send_numbers
+from piebald.vertical.split_model import LinearScore
+from piebald.vertical.transfer_settings import TransferSettings
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+SHARES = "shares"  # kind of entry in the ledger of the source's rows: each share of a score was told once
 
 
 @checked_class
@@ -46,15 +68,8 @@ class TransferPredictor:
             RunFolderError: the folder holds no target that has finished, or is damaged.
         """
         settings = read_settings(folder)
-        store = opened(folder, ("target",)).get("target")
-        if store is None or "translator" not in store.meta:
-            raise RunFolderError(
-                f"{folder} holds no target that has finished: predict where the target ran, and continue an "
-                f"interrupted run with piebald resume {folder}"
-            )
-        with store:
-            told, tensors = store.meta, store.server_checkpoint(settings.steps).tensors
-        try:
+        told, tensors = _kept(folder, "target", settings.steps)
+        with _whole(folder):
             preparation = PartyPreparation.model_validate(told["preparation"])
             shape = settings.network
             with torch.device("meta"):  # without memory: the settings may name another size than the weights have
@@ -65,8 +80,6 @@ class TransferPredictor:
             if translator.shape != (shape.aligned[-1],) or not translator.isfinite().all():
                 raise ValueError(f"the translator must be {shape.aligned[-1]} numbers")
             return cls(network, translator, float(told["rate"]), preparation)
-        except (RuntimeError, KeyError, ValueError, TypeError) as error:
-            raise RunFolderError(f"{folder} cannot be read, it may be damaged: {error}") from None
 
     def predict(self, rows: DataFrame | PathLike, tell: Tell = warn) -> DataFrame:
         """Return scores of the rows of a table.
@@ -82,29 +95,154 @@ class TransferPredictor:
         Raises:
             SettingError: the table cannot be read, a column is missing, or a value cannot be used.
         """
-        import pandas
-
-        key = self.preparation.key
-        frame: Any = rows if isinstance(rows, pandas.DataFrame) else read_table(Path(rows), key or None)
-        if self.preparation.columns is not None:
-            frame = self.preparation.columns.cleaned(frame, tell=tell)
+        frame = _table(self.preparation, rows, tell)
         with torch.no_grad():
             scores = torch.sigmoid(self.network(self.preparation.inputs(frame))[-1] @ self.translator)
-        columns: dict[str, Any] = {"row": range(1, len(frame) + 1)}
-        if key in frame.columns:
-            columns[key] = frame[key].to_numpy()
-        return pandas.DataFrame(columns | {"score": scores.numpy()})
+        return _listed(self.preparation, frame, score=scores.numpy())
 
 
 @checked
-def predict(run: PathLike, rows: Any) -> DataFrame:
-    """Return the target's scores of new rows.
+def predict(run: PathLike, rows: Any, source_rows: Any = None, tell: Tell = warn) -> DataFrame:
+    """Return scores of new rows.
 
     Args:
-        run: the run folder of a finished transfer, at the target.
-        rows: a pandas DataFrame with the target's columns, or the path of a CSV or Parquet file.
+        run: the run folder of a finished transfer, at the target.  Of a split model each party gives its own, at the
+            same time, and they meet as in the run.
+        rows: a pandas DataFrame with the party's columns, or the path of a CSV or Parquet file.
+        source_rows: the source's table, where a simulated split model is in the folder.
+        tell: takes sentences about how rows are unlike those of training.
 
     Returns:
-        See `TransferPredictor.predict`.
+        See `TransferPredictor.predict`.  Of a split model, rows without a key have no score, and at the source the rows
+        are those whose shares were sent, without scores.
+
+    Raises:
+        SettingError: a table cannot be used, or tables do not have the same keys.
+        RuntimeFault: the other party ended, or is not there.
     """
-    return TransferPredictor.of_run(Path(run)).predict(rows)
+    folder = Path(run)
+    settings = read_settings(folder)
+    if not settings.method.joint:
+        if source_rows is not None:
+            raise SettingError("source_rows are for a split model, and the target of this run predicts alone")
+        return TransferPredictor.of_run(folder).predict(rows, tell)
+    here = [role for role in ROLES if (folder / role).is_dir()]
+    if (len(here) == 2) != (source_rows is not None):
+        need = "source_rows, the source's table, beside the target's" if len(here) == 2 else "one table, its own"
+        raise SettingError(f"{folder} holds {' and '.join(here) or 'no party'} of a split model, which needs {need}")
+    if source_rows is None:
+        return _meet(folder, settings, here[0], _Shares.of(folder, settings, here[0], rows, tell))
+    ours = _Shares.of(folder, settings, "target", rows, tell)
+    theirs = _Shares.of(folder, settings, "source", source_rows, tell)
+    if ours.digest != theirs.digest:
+        raise SettingError("the two tables must have the same keys: leave the key empty in rows of one party only")
+    return ours.scored(theirs.in_order())
+
+
+@dataclass(frozen=True, eq=False)
+class _Shares:
+    """One party's shares [n] of the scores of its table's rows, and the rows' keys, or numbers where they have none."""
+
+    preparation: PartyPreparation
+    frame: DataFrame
+    keys: Texts
+    place: Ints
+    shares: Floats
+    records: Digests
+    places: list[Path]
+
+    @classmethod
+    def of(cls, folder: Path, settings: TransferSettings, role: Role, rows: Any, tell: Tell) -> Self:
+        told, tensors = _kept(folder, role, settings.steps)
+        with _whole(folder):
+            preparation = PartyPreparation.model_validate(told["preparation"])
+            network = LinearScore(len(preparation.features), bias=role == "source")
+            network.load_state_dict(weights_in(tensors), assign=True)
+            network.double()
+        frame = _table(preparation, rows, tell)
+        if preparation.key:
+            keys, place = keys_in(frame, preparation.key, "the rows")
+        else:
+            place = np.arange(len(frame))
+            keys = place.astype(np.str_)
+        with torch.no_grad():
+            shares: Floats = network(preparation.inputs(frame)).numpy()
+        places = [Path(rows).resolve().parent / FOLDER] if isinstance(rows, str | Path) else []
+        return cls(preparation, frame, keys, place, shares, records_of(read_owners(rows), role), places)
+
+    @property
+    def digest(self) -> str:
+        """Digest of the keys, the same at both parties."""
+        return hashlib.blake2b("\n".join(self.keys[self.place]).encode(), digest_size=16).hexdigest()
+
+    def in_order(self) -> Floats:
+        """The shares in the order of keys."""
+        return self.shares[self.place]
+
+    def scored(self, others: Floats | None) -> DataFrame:
+        """Return the rows with their scores; None for `others` leaves the scores out."""
+        if others is None:
+            return _listed(self.preparation, self.frame)
+        scores = np.full(len(self.frame), np.nan)
+        scores[self.place] = torch.sigmoid(torch.from_numpy(self.in_order() + others)).numpy()
+        return _listed(self.preparation, self.frame, score=scores)
+
+
+def _meet(folder: Path, settings: TransferSettings, role: Role, own: _Shares) -> DataFrame:
+    """Return the target's scores, with the shares that the source sends over the link of the run."""
+    runtime = settings.runtime
+    credentials = read_credentials(Path(runtime.credentials or "no folder of credentials"))
+    with PartyStore.open_read_only(folder / role) as store:
+        partner, last = store.meta.get("partner"), store.steps()[-1]["losses"]
+    session = PartySession(open_channel(credentials, runtime.timeout, partner), role, runtime.timeout)
+    with session.closing():
+        # the losses of the last step are known to both, and to no other run
+        session.handshake({"predict": settings.agreed(), "losses": last, "keys": own.digest})
+        shares = None
+        if role == "target":
+            shares = receive_numbers(session, MessageKind.HANDOVER, len(own.place), most=MOST_SCORE)
+        else:
+            ledger = RowLedger(own.records, [credentials.folder / "state", *own.places], credentials.party)
+            with counting(ledger):  # before anything is sent
+                ledger.count(SHARES, hashlib.blake2b(own.in_order().tobytes(), digest_size=16).hexdigest())
+            send_numbers(session, MessageKind.HANDOVER, own.in_order())
+        session.finish()
+    return own.scored(shares)
+
+
+def _kept(folder: Path, role: Role, steps: int) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    """Return what a party that has finished keeps to predict with, and its last checkpoint."""
+    store = opened(folder, (role,)).get(role)
+    if store is None or "preparation" not in store.meta:
+        raise RunFolderError(
+            f"{folder} holds no {role} that has finished: predict where the {role} ran, and continue an "
+            f"interrupted run with piebald resume {folder}"
+        )
+    with store:
+        return store.meta, store.server_checkpoint(steps).tensors
+
+
+@contextmanager
+def _whole(folder: Path) -> Iterator[None]:
+    """Turn what a damaged folder leads to into a sentence."""
+    try:
+        yield
+    except (RuntimeError, KeyError, ValueError, TypeError) as error:
+        raise RunFolderError(f"{folder} cannot be read, it may be damaged: {error}") from None
+
+
+def _table(preparation: PartyPreparation, rows: DataFrame | PathLike, tell: Tell) -> DataFrame:
+    import pandas
+
+    frame: Any = rows if isinstance(rows, pandas.DataFrame) else read_table(Path(rows), preparation.key or None)
+    return frame if preparation.columns is None else preparation.columns.cleaned(frame, tell=tell)
+
+
+def _listed(preparation: PartyPreparation, frame: DataFrame, **columns: Floats) -> DataFrame:
+    """Return the number of each row, from 1, its key, where the table has the column of keys, and further columns."""
+    import pandas
+
+    listed: dict[str, Any] = {"row": range(1, len(frame) + 1)}
+    if preparation.key in frame.columns:
+        listed[preparation.key] = frame[preparation.key].to_numpy()
+    return pandas.DataFrame(listed | columns)

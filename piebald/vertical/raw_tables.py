@@ -117,7 +117,7 @@ def check(
 def _facts(settings: TransferSettings, role: Role, columns: Sequence[str], kinds: Sequence[str]) -> dict[str, str]:
     file, test, noise = _file(settings, role), settings.data.test, settings.method.hides_rows
     if not columns:
-        held = load_one(PartyFiles(**{role: file}), role, test, settings.seed, noise)
+        held = load_one(PartyFiles(**{role: file}), role, test, settings.seed, noise, settings.method.joint)
         held.check(role, settings)
         told = {f"{role}, of both": f"{len(held.overlap):,} rows"}
         said = warning(role, exposures(role, held, settings))

@@ -1,4 +1,4 @@
-"""Methods that align the two parties' hidden layers, and the noise that hides a party's rows in what it tells.
+"""Methods that align the parties' hidden layers or add up their scores, and the noise that hides a party's rows.
 
 An attacker who knows everything else, except the noise, learns little about one of a party's own rows: another row
 could be in its place, with other features and the other label.  A step uses the rows of one chunk, and the chunk of a
@@ -36,20 +36,25 @@ from piebald.core.errors import SettingError
 from piebald.privacy.accounting import gaussian_epsilon
 from piebald.vertical.disclosure_ledger import DisclosureKind, DisclosureLedger
 from piebald.vertical.kernels import Floats, GaussianKernel, Kernel, PolynomialKernel, ProductStatistics
-from piebald.vertical.loss_terms import AlignmentTerm, DiscrepancyTerm, LossTerm, PartyView
+from piebald.vertical.loss_terms import AlignmentTerm, DiscrepancyTerm, LossTerm, PartyView, ResidualTerm
 from piebald.vertical.party_network import row_gradients
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import Role
 
 
 class Method(Component):
-    """The alignment term of the loss."""
+    """How the two parties' models belong together: a term of the loss."""
 
     axis = "method"
 
     def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> LossTerm:
         """Return the term at one party, for these batch sizes and widths of aligned layers."""
         raise NotImplementedError
+
+    @property
+    def joint(self) -> bool:
+        """True if both parties' features make one score, so that the target cannot predict alone."""
+        return False
 
     @property
     def unit(self) -> bool:
@@ -171,6 +176,33 @@ class Ftl(Method):
 
     def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> LossTerm:
         return AlignmentTerm(role, self.kappa, overlap_batch, widths[-1])
+
+
+class Split(Method):
+    """Vertically split logistic regression (Hardy et al. 2017): both parties' features add up to one score.
+
+    It is trained on co-occurring rows alone, and a prediction needs the source's share of the score of the same row.
+
+    Attributes:
+        inputs: most inputs of a party, one more at the source; messages are as long as for so many.
+    """
+
+    inputs: int = Field(default=128, ge=1)
+
+    @property
+    def joint(self) -> bool:
+        return True
+
+    @property
+    def disclosure(self) -> str:
+        return (
+            "each party learns sums of the other's shares of the score of co-occurring rows, weighted by its own "
+            "inputs; the target can compute these rows' labels from them with effort, and learns the source's share of "
+            "each row that is scored"
+        )
+
+    def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> LossTerm:
+        return ResidualTerm(role, overlap_batch, self.inputs)
 
 
 LEAST_SHARE = 0.05  # of a label, for its weight in the translator: a rare one's rows would need more noise

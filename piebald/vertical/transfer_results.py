@@ -175,7 +175,7 @@ def score_rows(target: Party) -> list[dict[str, Any]]:
     """
     if not len(labels := target.data.test_y):
         return []
-    score = asdict(transfer_score(target.predict(target.data.test), labels, target.rate))
+    score = asdict(transfer_score(target.test_scores(), labels, target.rate))
     row = {"version": target.done, "model": "target", "split": "test", "examples": len(labels)}
     return [{**row, "metric": name, "value": value} for name, value in score.items()]
 
@@ -293,9 +293,10 @@ def write_page(run: Path, out: Path | None = None) -> list[Path]:
 
 def _page(run: Path, transfer: TransferResult) -> str:
     settings, score = read_settings(run), transfer.score
-    title = "The target predicts alone, no label of its rows is known"
+    who = "Both parties predict together" if settings.method.joint else "The target predicts alone"
+    title = f"{who}, no label of its rows is known"
     if score is not None:
-        title = f"The target predicts alone with an AUC of {score.auc:.3f}"
+        title = f"{who} with an AUC of {score.auc:.3f}"
     facts = [[row["name"], row["value"]] for row in transfer.table()]
     sections = [
         ("result", "Result", markup.section("result", "Result", "", markup.table("Result", ["", ""], facts))),

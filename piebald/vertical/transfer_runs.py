@@ -31,6 +31,7 @@ from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.party_store import SCORES, PartyStore, read_settings, write_settings
 from piebald.vertical.prediction import predict
 from piebald.vertical.protocol import ROLES, PartySession, Role
+from piebald.vertical.split_model import party_class
 from piebald.vertical.transfer_methods import Ftl, Method, Smmd
 from piebald.vertical.transfer_results import TransferComparison, TransferResult, result_of, score_rows
 from piebald.vertical.transfer_settings import TransferSettings
@@ -195,7 +196,8 @@ def _load(settings: TransferSettings, roles: Sequence[Role]) -> Mapping[Role, Pa
     """Load the data of parties; of files, those of these parties alone."""
     if settings.files is None:
         return party_data.load(settings.data, settings.seed)
-    return party_data.load_files(settings.files, roles, settings.data.test, settings.seed, settings.method.hides_rows)
+    method, test = settings.method, settings.data.test
+    return party_data.load_files(settings.files, roles, test, settings.seed, method.hides_rows, method.joint)
 
 
 def _spending(credentials: Credentials, data: PartyHolding) -> Callable[[float], None]:
@@ -238,7 +240,8 @@ def train_party(
     """
     session = PartySession(channel, role, settings.runtime.timeout)
     with session.closing():
-        party = Party(role, data, settings, secret or PartySecret.simulated(settings.seed, role), store, spend)
+        secret = secret or PartySecret.simulated(settings.seed, role)
+        party = party_class(settings.method)(role, data, settings, secret, store, spend)
         party.ledger.check_aborts()
         # co-occurring rows are matched by their positions alone, so both tables must have the same keys
         keys = {"keys": data.keys} if data.keys else {}
@@ -282,14 +285,16 @@ def one_thread() -> Iterator[None]:
 
 
 def _finish(party: Party, store: PartyStore) -> None:
-    """Record what remains of a finished run: at the target all that it predicts with, and scores of its own rows."""
-    if party.phi is not None and party.role == "target":
+    """Record what remains of a finished run: all that a party predicts with, and at the target scores of its rows."""
+    joint = party.settings.method.joint
+    if party.phi is not None and (joint or party.role == "target"):
         preparation = party.data.preparation or PartyPreparation(features=party.data.features)
-        told = {"translator": party.phi.tolist(), "rate": party.rate}
+        told = {} if joint else {"translator": party.phi.tolist(), "rate": party.rate}
         store.set_meta(preparation=preparation.model_dump(mode="json"), **told)
+    if party.phi is not None and party.role == "target":
         store.scores(score_rows(party))
         files = party.settings.files
-        if store.path is not None and files is not None and files.target is not None:
+        if store.path is not None and files is not None and files.target is not None and not joint:
             scores = csv_text(predict(store.path.parent, files.target.path))
             write_private(store.path / SCORES, scores)
     store.finish("finished")
@@ -301,21 +306,25 @@ def _compare(target: Party, data: Mapping[Role, PartyHolding], store: PartyStore
     # those of a run that was finished before are not trained again
     if not len(labels := target.data.test_y) or any(row["version"] == target.done for row in judged):
         return
-    found = {baselines.TRANSFER: target.predict(target.data.test)} | baselines.plain_models(data)
+    found = {baselines.TRANSFER: target.test_scores()} | baselines.plain_models(data)
     others = target.settings.runtime.compare and len(data) == len(ROLES)
+    # a split model needs no rows of a party's own, which all others need
+    others = others and all(len(one.alone) >= target.settings.batch for one in data.values())
     for name, method in _other_methods(target.settings.method).items() if others else ():
         # the same bits as under encryption, and nobody watches
         changes = {"method": method, "backend": FixedBackend(), "watch_every": target.settings.steps}
         stores = {role: PartyStore.of(None, role) for role in ROLES}
         again = _two_threads(target.settings.model_copy(update=changes), data, stores, None)
-        found[name] = again.predict(target.data.test)
+        found[name] = again.test_scores()
     store.row_scores(baselines.scored(found, labels, target.done))
 
 
 def _other_methods(method: Method) -> dict[str, Method]:
     others: dict[str, Method] = {} if isinstance(method, Ftl) else {"FTL": Ftl()}
-    if isinstance(method, Smmd) and method.alpha:
-        others["alpha = 0"] = method.model_copy(update={"alpha": 0.0})
+    aligning = Smmd() if method.joint else method
+    if isinstance(aligning, Smmd) and aligning.alpha:
+        others |= {"SMMD": aligning} if method.joint else {}
+        others["alpha = 0"] = aligning.model_copy(update={"alpha": 0.0})
     return others
 
 

@@ -18,7 +18,7 @@ from piebald.vertical import encryption as backends
 from piebald.vertical.encryption.backend import Backend
 from piebald.vertical.loss_terms import LabelTerm, LossTerm
 from piebald.vertical.protocol import Role
-from piebald.vertical.transfer_methods import Method, Smmd
+from piebald.vertical.transfer_methods import Method, Smmd, Split
 
 
 class TransferSection(BaseModel):
@@ -42,7 +42,7 @@ class TransferData(TransferSection):
         common: names of the source's features that the target has, too.
         source_share: share of the other rows that the source holds.
         test: share of held-out rows, if the data set has no published test part; with `files`, the share of the
-            target's rows without a key.
+            target's rows without a key, or of the co-occurring ones where both parties predict together.
     """
 
     name: str = "credit"
@@ -172,8 +172,8 @@ class TransferSettings(TransferSection):
         batch: number of each party's own rows in a step, whose moments are compared.  Rows are divided once into
             chunks of this size, a row is always together with the same others, and rows left over are not used.
         overlap_batch: number of co-occurring rows in a step, divided in the same way.
-        few_rows: allow `batch` and `overlap_batch` below twice the units of the widest aligned layer, although moments
-            of so few rows reveal single rows to the other party.
+        few_rows: allow `batch` and `overlap_batch` below twice the units of the widest aligned layer, or twice the
+            inputs of a split model, although sums of so few rows reveal single rows to the other party.
         balanced: whether the translator gives both classes the same weight.
         own: weight of the source's own loss, on its own batch with its own translator; it stays at the source.
         watch_every: steps between two computations of the losses, each of which costs about as much as a step.
@@ -272,19 +272,19 @@ class TransferSettings(TransferSection):
     def terms(self, role: Role) -> list[LossTerm]:
         """The terms of the loss, from one party's side."""
         widths = self.network.aligned
-        return [
-            LabelTerm(role, self.overlap_batch, widths[-1]),
-            self.method.term(role, self.batch, self.overlap_batch, widths),
-        ]
+        term = self.method.term(role, self.batch, self.overlap_batch, widths)
+        return [term] if self.method.joint else [LabelTerm(role, self.overlap_batch, widths[-1]), term]
 
     def _check(self) -> None:
         """Refuse settings that would reveal rows, and settings that cannot be computed."""
-        least = 2 * max(self.network.aligned)
-        for name in ("batch", "overlap_batch"):
+        least, what = 2 * max(self.network.aligned), "the units of the widest aligned layer"
+        if isinstance(self.method, Split):
+            least, what = 2 * self.method.inputs, "method.inputs"
+        for name in ("overlap_batch",) if self.method.joint else ("batch", "overlap_batch"):
             rows = getattr(self, name)
             if rows < least and not self.few_rows:
                 raise SettingError(
-                    f"{name} must be at least {least}, twice the units of the widest aligned layer, got {rows}: "
+                    f"{name} must be at least {least}, twice {what}, got {rows}: "
                     "gradients reveal the other party's moments, and moments of so few rows reveal single rows; "
                     "few_rows = true allows it"
                 )

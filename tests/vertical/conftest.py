@@ -22,6 +22,7 @@ from piebald.vertical.party_data import PartyHolding, load
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.party_store import PartyStore
 from piebald.vertical.protocol import ROLES, PartySession, Role
+from piebald.vertical.split_model import party_class
 from piebald.vertical.transfer_settings import TransferSettings
 
 LIBRARY = {"bfv": "tenseal"}
@@ -104,7 +105,7 @@ Trained = tuple[dict[Role, Party], dict[Role, list[TransferStep]]]
 
 def party(role: Role, data: PartyHolding, settings: TransferSettings) -> Party:
     """A party whose secret follows from the seed, so that two runs can be compared."""
-    return Party(role, data, settings, PartySecret.simulated(settings.seed, role))
+    return party_class(settings.method)(role, data, settings, PartySecret.simulated(settings.seed, role))
 
 
 def train_both(
