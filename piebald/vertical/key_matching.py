@@ -2,7 +2,7 @@
 
     H(k)                 a point of ed25519, uniform: two of Elligator's, added, of the hash of the session and the key
                          (RFC 9380, hash_to_curve)
-    a H(k)               sent by each party for its own keys in random order; a is drawn for this run alone
+    a H(k)               sent by each party for its own keys in random order; a is drawn for this match alone
     b a H(k)             sent back for the other party's points, in their order; sorted where only the size is learnt
 
 Two keys are the same if their points under both scalars are (Meadows 1986; Huberman, Franklin, Hogg 1999).  Who knows
@@ -14,23 +14,28 @@ them which ones came back, although they are sorted.  All curve operations are l
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import itertools
+import json
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from piebald.core.arguments import PathLike, checked
 from piebald.core.errors import RunFolderError, SettingError, import_extra
+from piebald.core.files import read_text
 from piebald.core.private_files import write_private
 from piebald.data.clients.owner import read_owners, records_of
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.federation.link.messaging import SERVER
 from piebald.privacy.ledger import FOLDER, RowLedger
+from piebald.storage.schema import explained
 from piebald.vertical.channel import open_channel
 from piebald.vertical.disclosure_ledger import counting
 from piebald.vertical.encryption.backend import MessageLength
@@ -42,7 +47,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Learns = Literal["both", "source", "target", "size"]
-POINT = 32  # bytes
+POINT = SEED = 32  # bytes
 MOST_KEYS = 1 << 22  # of a party
 _NO_TEXT = dict.fromkeys([*range(9), *range(14, 32)])  # characters that the reader of tables refuses
 MATCH = "match"  # kind of entry in the ledger of the rows
@@ -75,7 +80,10 @@ def sodium() -> Any:
     return bindings
 
 
-def match_keys(session: PartySession, keys: Sequence[str], learns: Learns, floor: int = 1) -> Matched:
+def match_keys(
+    session: PartySession, keys: Sequence[str], learns: Learns, floor: int = 1, seed: bytes | None = None,
+    count: Callable[[str], None] = lambda points: None,
+) -> Matched:  # fmt: skip
     """Match the keys of this party with those of the other one.
 
     Args:
@@ -83,12 +91,15 @@ def match_keys(session: PartySession, keys: Sequence[str], learns: Learns, floor
         keys: different keys, none of them empty.
         learns: who learns the keys in common: "both", the "source", the "target", or nobody, but both their "size".
         floor: the least size that is shown, where nobody learns the keys.
+        seed: what the scalar and the order are drawn from; fresh by default.
+        count: called with a digest of the other party's points before anything is told about them.
 
     Raises:
         MessageFault: the other party sent what is no point of the large subgroup of the curve, or a point twice.
     """
-    curve, own = sodium(), sorted(keys, key=lambda _: secrets.token_bytes(16))  # in random order
-    scalar = curve.crypto_core_ed25519_scalar_reduce(secrets.token_bytes(64))
+    curve, seed = sodium(), seed or secrets.token_bytes(SEED)
+    own = sorted(keys, key=lambda key: _drawn(seed, f"place {key}"))  # in random order
+    scalar = curve.crypto_core_ed25519_scalar_reduce(_drawn(seed, "scalar"))
 
     def blinded(key: str) -> bytes:
         digest = hashlib.blake2b(key.encode(), key=session.id, person=b"piebald match").digest()
@@ -103,6 +114,7 @@ def match_keys(session: PartySession, keys: Sequence[str], learns: Learns, floor
     with session.reading(MessageKind.POINTS):
         if not all(_parallel(curve.crypto_core_ed25519_is_valid_point, theirs)):
             raise MessageFault("the other party's POINTS message holds what is no point of the curve")
+    count(hashlib.blake2b(b"".join(theirs), digest_size=16).hexdigest())
     twice = list(_parallel(times, theirs))
     if learns in ("both", "size") or learns != session.role:
         session.send(MessageKind.RETURNED, [b"".join(sorted(twice) if learns == "size" else twice)])
@@ -114,6 +126,56 @@ def match_keys(session: PartySession, keys: Sequence[str], learns: Learns, floor
         return Matched(len(common) if len(common) >= floor else None, {})
     names = {key: _name(point) for key, point in zip(own, returned, strict=True) if point in common}
     return Matched(len(names), names)
+
+
+def _drawn(seed: bytes, purpose: str, count: int = 64) -> bytes:
+    """Return so many uniform bytes, others for each purpose."""
+    return hashlib.blake2b(purpose.encode(), key=seed, digest_size=count, person=b"piebald drawn").digest()
+
+
+class _Begun:
+    """A match that has begun: it goes on as the same after an interruption, and tells nothing more.
+
+    Args:
+        path: a file beside the result, until both parties have theirs; None keeps it in memory.
+        of: digest of all that the match is of: with other keys or terms it is another one.
+
+    Attributes:
+        seed: what the match is drawn from.
+    """
+
+    def __init__(self, path: Path | None, of: str) -> None:
+        self.path, self._kept = path, {"of": of, "seed": secrets.token_bytes(SEED).hex(), "told": list[str]()}
+        with suppress(OSError, ValueError):  # none there, or a damaged one, which nothing can go on from
+            kept = json.loads("" if path is None else read_text(path))
+            if isinstance(kept, dict) and kept.keys() == self._kept.keys() and kept["of"] == of:
+                self._kept = kept
+        self.seed = bytes.fromhex(str(self._kept["seed"]))
+
+    def count(self, points: str, ledger: RowLedger | None) -> None:
+        """Count what is about to be told of the other party's points, unless it was told before."""
+        told = list(self._kept["told"])
+        if ledger is not None and points not in told:
+            with counting(ledger):
+                ledger.count(MATCH, "match", MOST_MATCHES)
+        self._kept["told"] = [*told, points]
+        self.keep()
+
+    def keep(self) -> None:
+        """Write it, before anything is sent."""
+        if self.path is not None:
+            with explained(f"{self.path} cannot be written"):
+                write_private(self.path, json.dumps(self._kept))
+
+    def end(self) -> None:
+        """Forget it, once both parties have their results."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def begun(out: Path) -> Path:
+    """Return the file beside a result that is there while its match has not ended."""
+    return out.with_name(f"{out.name}.match")
 
 
 def _name(point: bytes) -> str:
@@ -148,7 +210,8 @@ def match(
         columns: the columns of the key, in the order that both parties have agreed on.
         credentials: the folder of this party's credentials; the party that has the server's listens, and is the target.
         out: a CSV file for the rows with one more column, `shared_id`: the same name at both parties for rows of the
-            same key, and empty in all others.
+            same key, and empty in all others.  A file beside it is there until both parties have theirs, so
+            that a match that was interrupted goes on where both start it again.
         kinds: of the columns, as of `match_keys.keys_of`; both parties must give the same.
         learns: who learns which keys both have: "both", the "source", the "target", or nobody, but both their "size".
         floor: the least size that is shown, where nobody learns the keys.
@@ -159,7 +222,7 @@ def match(
 
     Raises:
         SettingError: the table or the settings cannot be used.
-        RuntimeFault: the other party ended, or has other settings; both can start again.
+        RuntimeFault: the other party ended, or has other settings; both can start again, and the match goes on.
     """
     owners, given = read_owners(Path(rows) if isinstance(rows, str) else rows), read_credentials(Path(credentials))
     if len(owners) != 1 or not owners[0].is_table:
@@ -178,17 +241,19 @@ def match(
     if isinstance(rows, str | Path):
         folders = [given.folder / "state", Path(rows).resolve().parent / FOLDER]
         ledger = RowLedger(records_of(owners, role), folders, given.party)
+    terms = {"kinds": list(kinds), "learns": learns, "floor": floor, "country": country}
     session = PartySession(open_channel(given, timeout, partner), role, timeout)
     with session.closing():
-        terms = {"kinds": list(kinds), "learns": learns, "floor": floor, "country": country}
-        session.handshake({"match": terms})
-        if ledger is not None:  # nothing of a key has left so far: who was not there, or has other settings, costs none
-            with counting(ledger):
-                ledger.count(MATCH, "match", MOST_MATCHES)
-        matched = match_keys(session, list(counts), learns, floor)
+        content = json.dumps([role, terms, sorted(counts)]).encode()
+        kept = _Begun(None if out is None else begun(Path(out)), hashlib.blake2b(content, digest_size=16).hexdigest())
+        kept.keep()
+        session.handshake({"match": terms}, nonce=_drawn(kept.seed, "nonce", 16))
+        count = functools.partial(kept.count, ledger=ledger)
+        matched = match_keys(session, list(counts), learns, floor, kept.seed, count)
+        if out is not None and learns in ("both", role):  # before the other party may forget the match
+            write_named(frame, [matched.names.get(key, "") for key in keys], Path(out))
         session.finish()
-    if out is not None and learns in ("both", role):
-        write_named(frame, [matched.names.get(key, "") for key in keys], Path(out))
+    kept.end()
     return matched
 
 

@@ -95,19 +95,22 @@ class PartySession:
         except InvalidMessage as error:
             raise MessageFault(f"the other party's {kind.name} message is refused: {error}") from None
 
-    def handshake(self, settings: Mapping[str, Any], steps: tuple[int, int] = (0, 0)) -> int:
+    def handshake(
+        self, settings: Mapping[str, Any], steps: tuple[int, int] = (0, 0), nonce: bytes | None = None
+    ) -> int:
         """Agree on settings, and on the step to start from.
 
         Args:
             settings: all settings that must be the same on both sides.
             steps: the last two steps that this party can resume.
+            nonce: 16 bytes, by which a session is the same again where both parties repeat it; fresh by default.
 
         Returns:
             The last step that both can resume.
         """
         # sorted, so that the digest does not depend on the order in which settings were written
         text = json.dumps(settings, sort_keys=True).encode()
-        digest, nonce = hashlib.blake2b(text, digest_size=32).digest(), secrets.token_bytes(16)
+        digest, nonce = hashlib.blake2b(text, digest_size=32).digest(), nonce or secrets.token_bytes(16)
         role = bytes([ROLES.index(self.role)])
         self.send(MessageKind.HELLO, [struct.pack("<H", VERSION), role, digest, nonce, struct.pack("<2q", *steps)])
         version, partner_role, partner_digest, partner_nonce, resumable = self.receive(MessageKind.HELLO, HELLO)

@@ -16,7 +16,7 @@ from piebald.data.clients.owner import read_owners, records_of
 from piebald.data.clients.row_identity import SHARED_ID
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.vertical.chunks import exposures, warning
-from piebald.vertical.key_matching import match, sodium, write_named
+from piebald.vertical.key_matching import begun, match, sodium, write_named
 from piebald.vertical.match_keys import keys_of
 from piebald.vertical.party_data import PartyHolding, load_one
 from piebald.vertical.party_store import is_transfer, private_folder
@@ -54,7 +54,7 @@ def named(
                 )
     else:
         for path in paths.values():  # a table of somebody else's must be neither trained on nor replaced
-            if not is_transfer(folder) and (path.exists() or path.is_symlink()):
+            if not is_transfer(folder) and (path.exists() or path.is_symlink()) and not begun(path).exists():
                 raise SettingError(
                     f"{path} is there, and {folder} holds no transfer that it was matched for: remove it, or give "
                     "another folder with --out"
@@ -64,10 +64,19 @@ def named(
             runtime = settings.runtime
             if runtime.credentials is None:
                 raise SettingError("a party alone needs credentials: --set runtime.credentials=FOLDER")
+            private_folder(folder)
             names = match(
-                files[roles[0]].path, columns, runtime.credentials, kinds=kinds, partner=runtime.partner,
-                timeout=runtime.timeout, tell=tell,
-            ).names  # fmt: skip
+                files[roles[0]].path,
+                columns,
+                runtime.credentials,
+                paths[roles[0]],
+                kinds=kinds,
+                partner=runtime.partner,
+                timeout=runtime.timeout,
+                tell=tell,
+            ).names
+            if not names:
+                paths[roles[0]].unlink(missing_ok=True)
         else:
             both = sorted(set.intersection(*map(set, keys.values())) - {""})
             names = {key: str(number) for number, key in enumerate(both, 1)}
@@ -77,7 +86,7 @@ def named(
                 "with --key, in the same order, and how they are written alike with --kind"
             )
         private_folder(folder)
-        for role in roles:
+        for role in roles if len(roles) > 1 else ():  # a match of two has written its own
             write_named(owners[role][0].frame, [names.get(key, "") for key in keys[role]], paths[role])
     changes: dict[str, PartyFile] = {role: _features(files[role], columns, paths[role], SHARED_ID) for role in roles}
     return settings.model_copy(update={"files": (settings.files or PartyFiles()).model_copy(update=changes)})

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
+import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -25,6 +28,7 @@ from piebald.vertical.encryption.backend import MessageLength
 from piebald.vertical.key_matching import MOST_MATCHES, Matched, match_keys
 from piebald.vertical.match_keys import keys_of
 from piebald.vertical.party_messages import HEADER, TAG, MessageFault, MessageKind, PartyEnded, pack_frame
+from tests import processes
 
 from .conftest import credentials, talk
 from .tampered import Tampered
@@ -413,13 +417,178 @@ def test_a_match_that_tells_nothing_is_not_counted(folder, capsys):
     assert counted(folder) == 0
 
 
-def test_a_ledger_that_cannot_be_written_is_one_sentence_and_sends_no_point(folder, capfd, monkeypatch):
+def test_a_ledger_that_cannot_be_written_is_one_sentence_and_nothing_is_told(folder, capfd, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("piebald.vertical.key_matching.RowLedger.count", full)
     assert 2 in commands().values()
     assert "cannot be written, so nothing is sent: no space left" in capfd.readouterr().err
+
+
+class Killed(BaseException):
+    """The end of a process at once: nothing more is sent, nobody is told."""
+
+
+class Mortal(InMemoryChannel):
+    """A channel whose owner dies after so many messages, sent or received."""
+
+    life = math.inf
+
+    def _live(self) -> None:
+        self.life -= 1
+        if self.life < 0:
+            raise Killed
+
+    def send(self, frame):
+        self._live()
+        super().send(frame)
+
+    def receive(self, most, timeout):
+        frame = super().receive(most, timeout)
+        self._live()
+        return frame
+
+
+def meet(monkeypatch, lives: dict[str, float]) -> dict[str, BaseException | None]:
+    """Both parties match over channels of such lives; how each ended."""
+    ends = dict(zip(("bank", "server"), Mortal.pair(), strict=True))
+    for party, channel in ends.items():
+        channel.life = lives.get(party, math.inf)
+    monkeypatch.setattr("piebald.vertical.key_matching.open_channel", lambda given, *_: ends[given.party])
+    ended: dict[str, BaseException | None] = {}
+
+    def act(table: str, party: str) -> None:
+        try:
+            vertical.match(f"{table}.csv", ["name"], f"kit/{party}", f"{table} matched.csv", kinds=["text"],
+                           timeout=20, tell=lambda _: None)  # fmt: skip
+            ended[party] = None
+        except (PiebaldError, Killed) as error:
+            ended[party] = error
+            ends[party].close()
+
+    threads = [threading.Thread(target=act, args=given) for given in (("bank", "bank"), ("shop", "server"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ended
+
+
+@pytest.mark.parametrize("victim", ["bank", "server"])
+@pytest.mark.parametrize("life", range(8))
+def test_a_match_goes_on_after_the_end_of_either_party_at_any_message_and_tells_nothing_more(
+    folder, monkeypatch, victim, life
+):
+    credentials(Path("kit"))
+    ended = meet(monkeypatch, {victim: life})
+    assert isinstance(ended[victim], Killed)
+    written = {name: path.read_bytes() for name in ("bank", "shop") if (path := Path(f"{name} matched.csv")).exists()}
+    other = "bank" if victim == "server" else "server"
+    if ended[other] is None:  # all was done but for the victim's last message, and its table is there
+        assert set(written) == {"bank", "shop"}
+    else:
+        assert meet(monkeypatch, {}) == {"bank": None, "server": None}
+        assert not list(Path().glob("*.match"))
+    for name, before in written.items():
+        assert Path(f"{name} matched.csv").read_bytes() == before  # the same names as before
+    bank, shop = (pandas.read_csv(f"{name} matched.csv").dropna(subset="shared_id") for name in ("bank", "shop"))
+    assert set(bank["shared_id"]) == set(shop["shared_id"])
+    assert bank["shared_id"].nunique() == 10
+    assert counted(folder) == 2  # once for each table, however often it was begun
+
+
+def test_other_keys_after_an_interruption_are_another_match_and_counted(folder, monkeypatch):
+    credentials(Path("kit"))
+    meet(monkeypatch, {"bank": 5})
+    assert counted(folder) == 2  # the shop has told of the bank's points, and the bank was about to
+    table = pandas.read_csv("bank.csv")
+    table[table["name"].isna() | (table["name"] != table["name"].iloc[0])].to_csv("bank.csv", index=False)
+    assert meet(monkeypatch, {}) == {"bank": None, "server": None}
+    assert counted(folder) == 4
+
+
+def test_what_is_kept_of_a_match_is_its_owners_alone_and_a_damaged_file_begins_another(folder, monkeypatch):
+    credentials(Path("kit"))
+    meet(monkeypatch, {"bank": 5})
+    kept = Path("shop matched.csv.match")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert not any(f"person {number}" in kept.read_text().casefold() for number in range(40))
+    kept.write_text("{")
+    assert meet(monkeypatch, {}) == {"bank": None, "server": None}
+    assert counted(folder) == 4
+
+
+DYING = """
+import os, signal, sys
+from piebald import cli
+from piebald.vertical.channel import SecureChannel
+
+left, send, receive = int(sys.argv.pop(1)), SecureChannel._put, SecureChannel.receive
+
+def live():
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def dying_send(self, frame):
+    live()
+    send(self, frame)
+
+def dying_receive(self, *given):
+    frame = receive(self, *given)
+    live()
+    return frame
+
+SecureChannel._put, SecureChannel.receive = dying_send, dying_receive
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def begin(name: str, party: str, life: int = 1000) -> subprocess.Popen[str]:
+    words = [
+        "match",
+        f"{name}.csv",
+        "--key",
+        "name",
+        "--kind",
+        "text",
+        "--credentials",
+        f"kit/{party}",
+        "--timeout",
+        "60",
+    ]
+    return processes.Popen([sys.executable, "-c", DYING, str(life), *words, "--out", f"{name} matched.csv"],
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "kills",
+    [[("server", 4)], pytest.param([(party, life) for life in range(1, 6) for party in ("bank", "server")],
+                                   marks=pytest.mark.long)],
+    ids=["one", "ten"],
+)  # fmt: skip
+def test_processes_that_are_killed_go_on_with_their_match(folder, kills):
+    credentials(Path("kit"))
+    tables = {"bank": "bank", "server": "shop"}
+    for victim, life in kills:
+        running = {
+            party: begin(name, party, life if party == victim else 1000) for party, name in tables.items()
+        }  # fmt: skip
+        said = {party: process.communicate(timeout=300)[1] for party, process in running.items()}
+        assert running[victim].returncode == -signal.SIGKILL, said
+        left = "bank" if victim == "server" else "server"
+        assert running[left].returncode == 1, said
+        assert "the other party" in said[left]
+    running = {party: begin(name, party) for party, name in tables.items()}
+    said = {party: process.communicate(timeout=300)[1] for party, process in running.items()}
+    assert [process.returncode for process in running.values()] == [0, 0], said
+    bank, shop = (pandas.read_csv(f"{name} matched.csv").dropna(subset="shared_id") for name in ("bank", "shop"))
+    assert set(bank["shared_id"]) == set(shop["shared_id"])
+    assert bank["shared_id"].nunique() == 10
+    assert counted(folder) == 2
 
 
 def test_the_names_of_a_match_make_no_other_rows_for_any_ledger(folder):
