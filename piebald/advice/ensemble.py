@@ -31,7 +31,7 @@ from piebald.advice.race import Runner
 from piebald.advice.tuning.space import Budget, Cost
 from piebald.advice.tuning.trial_runs import Judged, TrialRuns, cost_of
 from piebald.contracts import Split
-from piebald.core.errors import SettingError
+from piebald.core.errors import PiebaldError, SettingError
 from piebald.methods.recipe import Recipe
 from piebald.models.prediction import AnswerKind, mean_outputs
 from piebald.report.paired import Difference, Scores
@@ -206,7 +206,9 @@ class Refit:
             return None
         try:
             run = runs.train(runner.recipe, folder, runner.label, runner.last.seeds[0], runs.rungs[-1])
-        except SettingError as error:  # such as a recipe that weights clients by their validation rows
+        except (
+            PiebaldError
+        ) as error:  # a recipe that weights clients by validation rows, or steps that grow without end
             self._say(f"{runner.name} on all rows: {error}")
             return None
         self._say(f"{runner.name} on all rows, those of validation among them: trained")

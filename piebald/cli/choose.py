@@ -28,6 +28,7 @@ log = logging.getLogger("piebald.cli")
 _Settings = TypeVar("_Settings", bound="ExperimentSettings")
 _CLIENT = typer.Option("--client", help="The column of a table that names the client of each row.")
 _TARGET = typer.Option("--target", help="The column of a table to predict.")
+_UNNAMED = "{} is a table: name its columns with --client COLUMN --target COLUMN"
 _Regression = Annotated[bool, typer.Option("--regression", help="The target has amounts and no classes.")]
 
 
@@ -37,8 +38,8 @@ def look(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="A .csv, .tsv, .parquet or .sql table, or '*/patients.csv'.")
     ],
-    client: Annotated[str, _CLIENT],
-    target: Annotated[str, _TARGET],
+    client: Annotated[str | None, _CLIENT] = None,
+    target: Annotated[str | None, _TARGET] = None,
     regression: _Regression = False,
     write: Annotated[
         Path | None,
@@ -47,7 +48,12 @@ def look(
 ) -> None:
     """Look at a table before training: sites, columns, what may mislead, and an experiment file that runs."""
     from piebald.advice.table_look import look_at_table
+    from piebald.data.clients.table_files import is_table
 
+    if not is_table(file):
+        raise SettingError(f"piebald look reads a table, and {file} is none: name the file of its rows")
+    if client is None or target is None:
+        raise SettingError(_UNNAMED.format(file))
     seen = look_at_table(file, client=client, target=target, regression=regression, clean=write is not None)
     if write is not None and seen.experiment:
         write_new(write, seen.experiment)
@@ -134,7 +140,7 @@ def _experiment_of_table(
             )
         return None
     if client is None or target is None:
-        raise SettingError(f"{file} is a table: name its columns with --client COLUMN --target COLUMN")
+        raise SettingError(_UNNAMED.format(file))
     seen = look_at_table(file, client=client, target=target, regression=regression, clients=False)
     if not seen.experiment:
         raise SettingError(f"{file}: no column can be trained on as it is; piebald look says why of each")

@@ -176,7 +176,8 @@ def _bound(
         open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
         if strange is not None and not open_ended:
             its = f"it belongs to the recipe: piebald.recipes.fedavg({strange}=...)"
-            of_recipes = dict.fromkeys(_OF_RECIPES, its) if "recipe" in names or "recipes" in names else None
+            of_recipes = {**dict.fromkeys(_OF_RECIPES, its), "strategy": "a method is a recipe here"}
+            of_recipes = of_recipes if "recipe" in names or "recipes" in names else {}
             raise unknown(f"argument of {called} called", strange, names, of_recipes) from None
         raise SettingError(f"{called} was called with arguments that do not fit: {error}") from None
 

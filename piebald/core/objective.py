@@ -252,14 +252,16 @@ OBJECTIVES = {
 
 
 def speaks_in_unit(loss: Any) -> bool:
-    """Return whether a loss, as given to a run, takes targets as they are: one of the user's own, or of survival.
+    """Return whether a loss, as given to a run, takes targets as they are: one's own, and those of labels and survival.
 
     Examples:
         >>> speaks_in_unit(torch.nn.functional.poisson_nll_loss), speaks_in_unit({"name": "huber", "delta": 2.0})
         (True, False)
     """
     named = loss.get("name") if isinstance(loss, Mapping) else loss
-    return named is not None and (named == "survival" or not (isinstance(named, str) and named in OBJECTIVES))
+    return named is not None and (
+        named in ("survival", "multilabel") or not (isinstance(named, str) and named in OBJECTIVES)
+    )
 
 
 _OF_NUMBERS = ("regression", "l1", "huber")

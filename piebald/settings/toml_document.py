@@ -421,6 +421,13 @@ def _writable(value: Any) -> Any:
     return [_writable(entry) for entry in value] if _is_list(value) else value
 
 
+OF_OTHERS = {  # names of other programs, without "_"
+    "strategy": "a method is a recipe here, such as recipe = { name = 'fedavg' }",
+    "batchsize": "it is recipe.batch here",
+    "learningrate": "it is recipe.lr here",
+    "numrounds": "it is rounds here",
+    "localepochs": "it is recipe.epochs here",
+}
 LOCAL_TRAINING = ("epochs", "batch", "lr", "steps", "momentum", "cohort", "mu", "optimizer", "weight_decay")
 
 
@@ -437,9 +444,8 @@ def of_document(error: ValidationError, document: Document, model: type[BaseMode
     place, text = document.origin(key), complaint(problem)
     if problem["type"] == "extra_forbidden":
         subject = "setting or section called" if len(key) == 1 else f"setting of [{dotted(key[:-1])}] called"
-        elsewhere = {str(key[-1]).replace("_", ""): f"it belongs to the recipe, as recipe.{key[-1]}"}
-        of_recipe = elsewhere if len(key) == 1 and key[-1] in LOCAL_TRAINING else None
-        return SettingError(f"{place}: {unknown(subject, key[-1], section.model_fields, of_recipe)}")
+        elsewhere = {str(key[-1]).replace("_", ""): at} if len(key) == 1 and (at := _home(model, str(key[0]))) else None
+        return SettingError(f"{place}: {unknown(subject, key[-1], section.model_fields, elsewhere)}")
     if problem["type"] == "value_error":  # a sentence of ours
         return SettingError(f"{place}: {dotted(key)} {text}" if text.startswith("must ") else f"{place}: {text}")
     if problem["type"] == "missing" and len(key) == 1:
@@ -452,6 +458,16 @@ def of_document(error: ValidationError, document: Document, model: type[BaseMode
     if problem["type"] in ("model_type", "model_attributes_type"):
         text = f"must be a table, like [{dotted(key)}], got {shown(problem['input'])}"
     return SettingError(f"{place}: {dotted(key)} {text}")
+
+
+def _home(model: type[BaseModel], name: str) -> str | None:
+    """Return where a setting belongs that stands outside of any section, None where no section has one of its name."""
+    if name in LOCAL_TRAINING:
+        return f"it belongs to the recipe, as recipe.{name}"
+    homes = [title for title, field in model.model_fields.items()
+             if any(name in section.model_fields for section in _sections(field.annotation))]  # fmt: skip
+    where = f"it belongs to {' or '.join(f'[{home}]' for home in homes)}, as {homes[0]}.{name}" if homes else None
+    return OF_OTHERS.get(name.replace("_", ""), where)
 
 
 def _place(model: type[BaseModel], document: Document, path: Key) -> tuple[type[BaseModel], Key]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from torch import nn
 
 from piebald import models, partition
 from piebald.advice import Advice, advise
-from piebald.advice.ensemble import _with_all_rows
+from piebald.advice.ensemble import Refit, _with_all_rows
+from piebald.advice.tuning.space import Cost
 from piebald.advice.tuning.trial_runs import without_test_rows
 from piebald.contracts import Clients, Split
+from piebald.core.errors import RuntimeFault
 from piebald.models.prediction import mean_outputs
 from piebald.report.tables import History
 from piebald.runs.run import opened
@@ -120,6 +123,19 @@ def test_what_cannot_be_trained_again_keeps_its_share() -> None:
     joined = _with_all_rows(members, lambda member: of_b if member.name == "b" else None)  # type: ignore[arg-type]
     assert joined == [SimpleMember("a", 6), members[1], of_b]
     assert _with_all_rows(members, lambda member: None) == members
+
+
+def test_a_member_whose_steps_have_no_bounds_on_all_rows_is_not_trained_again(tmp_path: Path) -> None:
+    def diverge(*_: Any) -> Any:
+        raise RuntimeFault("training failed on 2 of 3 clients in round 7")
+
+    runs: Any = SimpleNamespace(train=diverge, rungs=(1,))
+    runs.on_all_rows = lambda: runs
+    runner = SimpleNamespace(name="fedavg", label="fedavg", recipe=None, last=SimpleNamespace(seeds=[0]))
+    said, budget = list[str](), SimpleNamespace(has_room=lambda *_: True)
+    refit = Refit(runs, tmp_path, budget, Cost(), said.append)  # type: ignore[arg-type]
+    assert refit(SimpleNamespace(runner=runner)) is None  # type: ignore[arg-type]
+    assert said == ["fedavg on all rows: training failed on 2 of 3 clients in round 7"]
 
 
 def test_it_is_saved_as_runs_of_which_each_is_there_as_often_as_it_counts(

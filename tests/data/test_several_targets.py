@@ -30,7 +30,7 @@ HERE = piebald.Simulator(engine="batched")
 def trained(targets: list[str], rounds: int = 40, **options: Any) -> tuple[piebald.Run, Any]:
     table = TABLE[["plant", "a", "b", *targets]]
     clients = piebald.clients_from(table, client="plant", target=targets, prepare="federated")
-    model = build_model("mlp", (2,), 2, hidden=[])
+    model = build_model("mlp", (2,), len(targets), hidden=[])
     recipe = piebald.recipes.fedavg(lr=0.1)
     return piebald.run(recipe, clients, model, rounds=rounds, runtime=HERE, evaluate_every=rounds, **options), clients
 
@@ -79,6 +79,26 @@ def test_rows_without_one_of_several_numbers_are_left_out(caplog: pytest.LogCapt
     made = piebald.clients_from(table, client="plant", target=LOADS, test=0.0, prepare="federated")
     assert sum(made.size(client, "train") for client in range(3)) == 118
     assert "in 2 of 120 rows" in caplog.text
+
+
+def test_a_list_of_one_target_is_that_target() -> None:
+    run, clients = trained(["load_1"], rounds=10)
+    assert clients.rows(0, "train").y.dim() == 1
+    assert list(run.predictor().predict(TABLE)) == ["load_1"]
+
+
+@pytest.mark.parametrize("target", [LABELS, {"time": "load_1", "event": "hot"}])
+def test_a_client_that_codes_labels_or_events_otherwise_is_named_with_its_own_values(
+    target: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    columns = [*(target.values() if isinstance(target, dict) else target)]
+    table = TABLE[["plant", "a", "b", *columns]]
+    table = table.assign(hot=table.hot + (table.plant == "south"))
+    clients = piebald.clients_from(table, client="plant", target=target, prepare="federated")
+    assert "'hot': south has the classes '1, 2', and east, north have '0, 1'" in caplog.text
+    loss = "survival" if isinstance(target, dict) else "multilabel"
+    with pytest.raises(SettingError, match=r"client 'south', train rows: targets must be .* got 2 in "):
+        piebald.run("fedavg", clients, build_model("mlp", (2,), 2 - isinstance(target, dict)), rounds=1, loss=loss)
 
 
 def test_an_experiment_file_names_several_targets(tmp_path: Path) -> None:

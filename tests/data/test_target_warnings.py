@@ -45,6 +45,20 @@ def test_what_is_usual_is_not(y: Any, options: dict[str, Any], caplog: pytest.Lo
     assert not caplog.records
 
 
+@pytest.mark.parametrize(("kind", "shape", "most"), [
+    ("uint16", (1, 2, 2), 4095), ("int16", (1, 2, 2, 2), 1200), ("int32", (2, 2), 255), ("uint8", (3,), 255),
+])  # fmt: skip
+def test_intensities_that_are_not_scaled_are_said(
+    kind: str, shape: tuple[int, ...], most: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    clients = piebald.clients_from((np.full((12, *shape), most, kind), np.arange(12) % 2, OWNER))
+    assert float(clients.rows(0, "train").x.max()) == most
+    assert f"are taken as numbers up to {most}: divide them by" in caplog.text
+    caplog.clear()
+    piebald.clients_from((np.full((12, *shape), 100, kind), np.arange(12) % 2, OWNER))
+    assert not caplog.text
+
+
 def test_two_classes_of_one_name_are_refused() -> None:
     with pytest.raises(piebald.SettingError, match="classes must be different names, got 'a' twice"):
         piebald.clients_from((X, np.arange(12) % 2, OWNER), classes=["a", "a"])

@@ -125,6 +125,14 @@ def test_an_attribute_that_is_no_recipe_and_a_setting_beside_the_recipe_say_wher
         _ = recipes.fedper
     assert main(["run", "--set", "epochs=3"]) == 2
     assert "it belongs to the recipe, as recipe.epochs" in capsys.readouterr().err
+    for name, home in (
+        ("metrics", "[evaluate]"),
+        ("patience", "[stop]"),
+        ("weights", "[data]"),
+        ("strategy", "a recipe here"),
+    ):
+        assert main(["run", "--set", f"{name}=3"]) == 2
+        assert home in capsys.readouterr().err
 
 
 def test_a_model_that_does_not_fit_is_told_in_words_of_ours() -> None:

@@ -138,13 +138,14 @@ class TimeAndEvent(list[str]):
 
 
 def target_columns(target: Any) -> Any:
-    """Return the columns to predict, those of {"time": ..., "event": ...} in this order.
+    """Return the columns to predict, those of {"time": ..., "event": ...} in this order, or one column by its name.
 
     Raises:
         SettingError: it is another mapping.
     """
     if not isinstance(target, Mapping):
-        return target
+        alone = isinstance(target, list | tuple) and not isinstance(target, TimeAndEvent) and len(target) == 1
+        return target[0] if alone else target
     if target.keys() != {"time", "event"} or not all(isinstance(name, str) for name in target.values()):
         raise SettingError(
             "target must be a column, a list of columns, or { time = 'a column', event = 'a column' } of survival, got "

@@ -123,10 +123,11 @@ def inputs(value: Any, who: str, tokens: bool = False) -> Array:
                 f"{who}: images must be [n, {axes}], got {list(x.shape)}: move the channels with np.moveaxis(x, -1, 1)"
             )
         return np.require(x, requirements=["C", "W"])
-    if x.dtype == np.uint8 and x.size and int(x.max()) > _INTENSE:
+    if x.size and x.dtype.kind in "iu" and (x.dtype == np.uint8 or x.ndim > 2) and int(x.max()) > _INTENSE:
         _log.warning(
-            "%s: bytes %s are taken as numbers up to %d: divide them by 255 if they are intensities of pixels",
-            who, list(x.shape), x.max(),
+            "%s: %s %s are taken as numbers up to %d: divide them by %s if they are intensities of pixels",
+            who, "bytes" if x.dtype == np.uint8 else f"{x.dtype} numbers", list(x.shape), x.max(),
+            255 if x.dtype == np.uint8 else "the largest that there may be",
         )  # fmt: skip
     with np.errstate(over="ignore"):  # values that do not fit are refused below
         x = np.require(x, dtype=np.float32, requirements=["C", "W"])

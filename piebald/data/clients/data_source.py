@@ -117,7 +117,7 @@ class DataSource(BaseModel):
     def _check_target(cls, target: Any, checked: ValidatorFunctionWrapHandler) -> Any:
         # as it is: pydantic would make a plain list of the columns of survival
         columns = target_columns(target)
-        return columns if isinstance(columns, TimeAndEvent) else checked(target)
+        return columns if isinstance(columns, TimeAndEvent) else checked(columns)
 
     @field_serializer("target")
     def _told_target(self, target: str | list[str] | None) -> Any:

@@ -381,7 +381,7 @@ def _agreed(
     own = [settings.scale[name] for name in target if name in settings.scale]
     columns = {name: scale for name, scale in settings.scale.items() if name not in target}
     agreed = agree(ask, settings.model_copy(update={"scale": columns}), target[0], None, lambda: names)
-    return agreed.model_copy(update={"target": targets_together(target, targets, own)})
+    return agreed.model_copy(update={"target": targets_together(target, targets, own, names)})
 
 
 def in_own_unit(objective: Objective, preparation: Preparation | None) -> Objective:

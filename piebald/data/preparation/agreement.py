@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.moments import Floats, Moments, merged
+from piebald.core.targets import IGNORED
 from piebald.data.preparation.answers import (
     CountsQuestion,
     KindsAnswer,
@@ -48,7 +49,7 @@ from piebald.data.preparation.column_models import (
     NumericColumn,
     Scale,
 )
-from piebald.data.preparation.columns import are_labels, classes_of, in_order, numbers_of
+from piebald.data.preparation.columns import are_classes, are_labels, classes_of, in_order, numbers_of
 from piebald.data.preparation.preparation import Preparation, PrepareSettings
 from piebald.data.preparation.tokens import text_column
 from piebald.data.preparation.units import LEVELS as COMPARED
@@ -266,14 +267,24 @@ def _target_scale(chosen: str | None, name: str) -> Literal["standard", "none"] 
     )
 
 
-def targets_together(names: Sequence[str], numbers: Sequence[Floats], scales: Sequence[str]) -> NumberTarget:
+def targets_together(
+    names: Sequence[str], numbers: Sequence[Floats], scales: Sequence[str], clients: Sequence[str]
+) -> NumberTarget:
     """Return targets that are predicted together: labels as they are, and amounts as standard scores.
 
     Args:
         names: of their columns [k].
         numbers: of each client [n, k].
         scales: what [prepare] says of columns, which must be the same for all that it names.
+        clients: the names of the clients, of whom some may code a label or an event in another way than the others.
     """
+    for at, name in enumerate(names):
+        values = {client: np.unique(rows[:, at]) for client, rows in zip(clients, numbers, strict=True)}
+        if all(are_classes(own) for own in values.values()):
+            coded = {
+                client: [f"{x:g}" for x in own[np.isfinite(own) & (own != IGNORED)]] for client, own in values.items()
+            }
+            warn_of_unlike_classes(coded, name)
     if len({*scales}) > 1:
         raise SettingError(f"scale in [prepare] must be the same for all targets, got {', '.join(scales)}")
     scale = _target_scale(next(iter(scales), None), names[0])

@@ -501,4 +501,5 @@ def _target(asked: ModelColumns, family: str, name: str, event: str | None) -> T
     got = f"text with {len(values)} categories, like {shown(values[0], 30) if values else 'none'}"
     raise SettingError(
         f"the target {name!r} must hold numbers, or two categories or a stated event under 'binomial', got {got}"
+        + (": choose the family 'multinomial', or 'ordinal' where they have an order" if len(values) > 2 else "")
     )
