@@ -90,7 +90,7 @@ class PartyPreparation(BaseModel):
         columns: list[Column] = [_stated(name, file) for name in stated]
         if others:
             columns += fitted(frame[others], one_hot=MOST_VALUES, columns=_kinds(frame[others])).columns
-        prepared = Preparation(columns=columns)
+        prepared = Preparation(columns=columns, cleaning=file.cleaning)
         if prepared.embedded:
             many = next(
                 column.name for column in columns if isinstance(column, CategoryColumn) and column.coding == "embedding"
@@ -284,8 +284,12 @@ def load_one(
         raise SettingError(f"files.{role} is missing: give path and key of the {role}'s table under [files.{role}]")
     if role == "source" and file.label is None:
         raise SettingError("files.source.label is missing: name the column of the source's table to predict")
-    owners = read_owners(Path(file.path))
-    frame = owners[0].frame
+    if public and file.prepare is not None and (file.prepare.parse or file.prepare.unit):
+        raise SettingError(
+            f"files.{role}.prepare: with method.noise, no row may say whether the table can be read: leave out parse "
+            "and unit"
+        )
+    frame = read_owners(Path(file.path), cleaning=file.cleaning)[0].frame
     _check_columns(frame, file)
     keys, place = keys_in(frame, file.key, file.path)
     labels = None if file.label is None else _labels(frame, file, role, public)
@@ -317,11 +321,19 @@ def load_one(
         test_y=torch.from_numpy(labels[tested]) if len(tested) and labels is not None and known else nothing,
         # in the order of keys and not of rows, so that both parties' tables may be sorted in any way
         keys=hashlib.blake2b("\n".join(keys[place]).encode(), digest_size=16).hexdigest(),
-        records=records_of(owners, role),
+        records=_records(file, role),
         place=Path(file.rows or file.path).resolve().parent,
         preparation=preparation,
         own_y=None if role == "source" or labels is None else torch.from_numpy(labels)[~held_out],
     )
+
+
+def _records(file: PartyFile, role: Role) -> Digests:
+    """Return the digests of rows as they are read without rules: no rule makes them others for the ledger."""
+    try:
+        return records_of(read_owners(Path(file.path)), role)
+    except SettingError:  # only the rules say how it is read
+        return records_of(read_owners(Path(file.path), cleaning=file.cleaning), role)
 
 
 def load_files(

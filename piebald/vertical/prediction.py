@@ -234,8 +234,12 @@ def _whole(folder: Path) -> Iterator[None]:
 def _table(preparation: PartyPreparation, rows: DataFrame | PathLike, tell: Tell) -> DataFrame:
     import pandas
 
-    frame: Any = rows if isinstance(rows, pandas.DataFrame) else read_table(Path(rows), preparation.key or None)
-    return frame if preparation.columns is None else preparation.columns.cleaned(frame, tell=tell)
+    columns = preparation.columns
+    as_written = frozenset[str]() if columns is None else columns.as_written
+    frame: Any = (
+        rows if isinstance(rows, pandas.DataFrame) else read_table(Path(rows), preparation.key or None, as_written)
+    )
+    return frame if columns is None else columns.cleaned(frame, tell=tell)
 
 
 def _listed(preparation: PartyPreparation, frame: DataFrame, **columns: Floats) -> DataFrame:

@@ -13,6 +13,7 @@ from piebald.core.arguments import STRICT, settled
 from piebald.core.errors import SettingError
 from piebald.core.files import settings_text
 from piebald.core.wording import sentence
+from piebald.data.preparation.cleaning import Cleaning, Rules
 from piebald.settings.toml_document import Document, dumps, of_document
 from piebald.vertical import encryption as backends
 from piebald.vertical.encryption.backend import Backend
@@ -66,6 +67,8 @@ class PartyFile(TransferSection):
             beyond counts as the bound.  Without, a column's mean and deviation are taken from the rows.
         rows: the table that `path` was made from by a match of keys, beside which the ledger of its rows lies.
         values: the values of columns of text; any other one counts as none of them.  Without, the rows say them.
+        prepare: how columns are cleaned before all else, as `map`, `unit`, `absent` and `parse` of an experiment's
+            [prepare] say.
     """
 
     path: str
@@ -76,6 +79,21 @@ class PartyFile(TransferSection):
     bounds: dict[str, tuple[float, float]] = Field(default_factory=dict)
     values: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     rows: str | None = None
+    prepare: Rules | None = None
+
+    @property
+    def cleaning(self) -> Cleaning | None:
+        """The rules of `prepare`, None for none."""
+        return None if self.prepare is None else Cleaning(**self.prepare.model_dump())
+
+    @field_validator("prepare", mode="before")
+    @classmethod
+    def _as_lists(cls, value: Any) -> Any:
+        absent = value.get("absent") if isinstance(value, Mapping) else None
+        if not isinstance(absent, Mapping):
+            return value
+        # lists of settings are tuples here, which strict rules refuse
+        return {**value, "absent": {k: [*words] if isinstance(words, tuple) else words for k, words in absent.items()}}
 
     @field_validator("bounds")
     @classmethod

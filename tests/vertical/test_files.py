@@ -13,15 +13,17 @@ import pandas
 import pytest
 import torch
 
+from piebald import vertical
 from piebald.cli import main
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.privacy.accounting import gaussian_epsilon
 from piebald.privacy.ledger import FOLDER, TRANSFER, RowLedger
+from piebald.settings.toml_document import Document
 from piebald.vertical import party_data as files
 from piebald.vertical.chunks import own_chunks
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.transfer_runs import run, run_party
-from piebald.vertical.transfer_settings import PartyFile, PartyFiles, TransferRuntime
+from piebald.vertical.transfer_settings import PartyFile, PartyFiles, TransferRuntime, TransferSettings
 
 from .conftest import credentials, inject_secrets, small, told
 
@@ -107,6 +109,67 @@ def test_gaps_are_filled_and_shown_in_a_column_of_their_own(folder):
     assert held.features == ("basket", "visits", "visits is missing", "town=Bern", "town=Ulm")
     assert torch.isfinite(held.x).all()
     assert held.x[:3, 2].tolist() == [1, 1, 0]
+
+
+RULES = {
+    "map": {"town": {"ulm": "Ulm", "ULM a.d.D.": "Ulm", "bern": "Bern"}},
+    "absent": {"visits": ["-9.0"]},
+    "parse": {"basket": "decimal comma"},
+    "unit": {"visits": {"factor": 2.0}},
+}
+
+
+def test_a_partys_own_rules_clean_its_rows_before_training_and_at_prediction(folder):
+    """The same model and scores as of rows that were clean before; the ledger knows them as the rows of the file."""
+    _, shop = people()
+    shop = shop.reset_index(drop=True)
+    dirty = shop.assign(
+        town=[
+            {"Ulm": "ULM a.d.D.", "Bern": " bern"}[town] if place % 3 else town
+            for place, town in enumerate(shop["town"])
+        ],
+        basket=[f"{value:.4f}".replace(".", ",") for value in shop["basket"]],
+        visits=[-9.0 if place % 7 == 0 else value / 2 for place, value in enumerate(shop["visits"])],
+    )
+    clean = shop.assign(
+        basket=shop["basket"].round(4),
+        visits=[math.nan if place % 7 == 0 else value / 2 * 2 for place, value in enumerate(shop["visits"])],
+    )
+    dirty.to_csv("dirty.csv", index=False, sep=";")
+    clean.to_csv("clean.csv", index=False)
+    ruled = {**TARGET, "path": "dirty.csv", "prepare": RULES}
+    made = [own(target=target, steps=2) for target in (ruled, {**TARGET, "path": "clean.csv"})]
+    one, other = (files.load_one(settings.files, "target", test=0.5, seed=0) for settings in made)
+    assert one.features == other.features
+    torch.testing.assert_close(one.x, other.x)
+    for name, settings in zip(("ruled", "plain"), made, strict=True):
+        run(settings, out=name)
+    found = [vertical.predict(*words) for words in (("ruled", "dirty.csv"), ("plain", "clean.csv"))]
+    np.testing.assert_allclose(found[0]["score"], found[1]["score"], rtol=1e-6)
+    without = files.load_one(own(target={**ruled, "prepare": None, "columns": ["visits"]}).files, "target", 0.5, 0)
+    assert one.records.tolist() == without.records.tolist() != []
+    assert TransferSettings.of(Document(made[0].text(), "its text")).files == made[0].files
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ({"parse": {"basket": "hexadecimal"}}, "form"),
+        ({"map": {"twon": {"ulm": "Ulm"}}}, "did you mean 'town'"),
+    ],
+)
+def test_rules_that_cannot_be_used_are_one_sentence(folder, rules, said):
+    with pytest.raises(SettingError, match=said):
+        files.load_one(own(target={**TARGET, "prepare": rules}).files, "target", 0.5, 0)
+
+
+def test_with_noise_no_rule_may_say_that_a_row_cannot_be_read(folder):
+    made = own(target={**STATED_TARGET, "prepare": {"parse": {"basket": "number"}}})
+    with pytest.raises(SettingError, match="no row may say whether the table can be read"):
+        files.load_one(made.files, "target", 0.5, 0, public=True)
+    files.load_one(
+        own(target={**STATED_TARGET, "prepare": {"absent": {"visits": ["-9"]}}}).files, "target", 0.5, 0, True
+    )
 
 
 @pytest.mark.full
